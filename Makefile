@@ -3,6 +3,7 @@
 # make docs  the documentation as a site: build/site/index.html, opens without a server
 # make wheel into dist/: the sources, a wheel for Linux on x86-64 with the libraries in C, and one for any platform
 # make test-versions  does the wheel work with each Python found here and each torch release? Gigabytes and an hour.
+# make rehearse  unmodified GPU scripts with torch's CUDA builds on a mock GPU: tens of gigabytes and hours, once
 # make setup only the environment; `make clean` leaves what it downloads into ~/.cache/zerotune
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 # The suite starts hundreds of processes: without bytecode each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test docs wheel test-versions setup clean
+.PHONY: run test rehearse docs wheel test-versions setup clean
 
 run: .venv/.run-ready
 	$(BIN)/zerotune demo --out run
@@ -29,6 +30,11 @@ test: .venv/.test-ready
 test-releases: .venv/.test-ready
 	$(BIN)/python -m benchmarks.lib.nccl_releases --all
 	ZEROTUNE_NCCL_RELEASES=all $(BIN)/python -m pytest -m "not gpu" tests/real_nccl
+
+# Unmodified GPU scripts on GPUs that are not there; installs torch's CUDA builds outside of the repository, kept.
+# REHEARSE="--releases 2.9.1 --only fsdp2": only these.
+rehearse: .venv/.test-ready
+	$(BIN)/python -m benchmarks rehearse $(REHEARSE)
 
 docs: .venv/.test-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -151,8 +151,8 @@ EMULATED_NCCL: Final = SharedLibrary(
 MOCK_CUDA: Final = SharedLibrary(
     "the mock CUDA",
     "mock_cuda/libzerotune-mock-cuda.so",
-    ("mock_cuda/library/*.c", "plugin/version.c"),
+    ("mock_cuda/library/*/*.c", "plugin/version.c"),
     flags=("-Wl,-soname,libnvidia-ml.so.1",),
-    headers=("mock_cuda/library/*.h", "plugin/**/*.h"),
+    headers=("mock_cuda/library/**/*.h", "plugin/**/*.h"),
 )
 """Its SONAME is NVML's, so that NCCL and pynvml find it once it is loaded."""

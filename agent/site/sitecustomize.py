@@ -44,9 +44,10 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 def _run_shadowed_sitecustomize() -> None:
-    others = [entry for entry in sys.path if os.path.abspath(entry or os.getcwd()) != _HERE]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None and spec.origin != __file__:
+    entries = [os.path.abspath(entry or os.getcwd()) for entry in sys.path]
+    behind = entries[entries.index(_HERE) + 1 :] if _HERE in entries else []  # one before ours has run, and found us
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
+    if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
 

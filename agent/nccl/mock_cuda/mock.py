@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,11 +15,16 @@ from numpy.typing import NDArray
 from zerotune.agent.nccl.compiled import MOCK_CUDA
 from zerotune.agent.nccl.mock_cuda.layouts import LayoutFields, layout_of
 from zerotune.agent.nccl.mock_cuda.machine import MAX_DEVICES, Machine
-from zerotune.agent.nccl.mock_cuda.symbols import functions
+from zerotune.agent.nccl.mock_cuda.symbols import Symbol, exported_functions, functions
 from zerotune.store.errors import PluginError, UserError
 
 CUDA_VERSION: Final = 12090
 """CUDA 12.9, which every release from 2.21 on takes for new enough."""
+Price = Callable[[int, int, int, int, int, int], float]
+"""Microseconds of a collective, `mock_price` in mock_cuda.h."""
+_PRICE: Final = ctypes.CFUNCTYPE(
+    ctypes.c_double, ctypes.c_int, ctypes.c_int, ctypes.c_uint32, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64
+)
 RING_WORKS: Final = 65536
 """As in launch.c: far more collectives than all ranks of a node launch between two drains."""
 MAX_OWN_WORKS: Final = 4096
@@ -32,6 +38,14 @@ FORCE: Final = "ZEROTUNE_MOCK_CUDA"
 """Variable that lets the mock load beside a CUDA driver, by the value `force`."""
 DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")
 """Devices of NVIDIA's driver on Linux, and below Windows."""
+
+
+class Patched(IntEnum):
+    """What a library is to the mock; as in mock_cuda.h."""
+
+    runtime_of_nccl = 0
+    runtime = 1
+    blas = 2
 
 
 class _Device(ctypes.Structure):
@@ -69,21 +83,24 @@ class _Machine(ctypes.Structure):
 class MockCuda:
     """The mock in this process; make one before libnccl is opened, since it also stands in for NVML.
 
+    Args:
+        in_front: of NCCL's API and the CUDA driver, for all libraries that are loaded later.
+
     Raises:
         PluginError: it cannot be built or loaded.
         UserError: a CUDA driver is in use on this machine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_front: bool = False) -> None:
         refuse_beside_a_driver()
         path = MOCK_CUDA.build()
         try:
-            self._library = ctypes.CDLL(str(path))
+            self._library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL if in_front else ctypes.DEFAULT_MODE)
         except OSError as error:
             raise PluginError(f"the mock CUDA cannot be loaded: {error}") from error
         self.path: Final = path
         pointer, count = ctypes.c_void_p, ctypes.c_size_t
-        self._patch = self._bind("patch", ctypes.c_int, pointer, pointer, pointer, count)
+        self._patch = self._bind("patch", ctypes.c_int, pointer, pointer, pointer, count, ctypes.c_int)
         self._take_calls = self._bind("take_calls", ctypes.c_int, pointer)
         self._set_machine = self._bind("set_machine", None, pointer)
         self._set_layout = self._bind("set_layout", None, pointer)
@@ -95,6 +112,11 @@ class MockCuda:
         self._drained = np.empty(RING_WORKS, WORK)
         self._set_waiting = self._bind("set_waiting", None, ctypes.c_int)
         self._take = self._bind("take", count, pointer, count)
+        self._set_prices = self._bind("set_prices", None, _PRICE, *[ctypes.c_double] * 3)
+        self._set_nccl = self._bind("set_nccl", None, pointer)
+        self._set_node = self._bind("set_node", None, ctypes.c_int)
+        self._set_most_bytes = self._bind("set_most_bytes", None, ctypes.c_uint64)
+        self._price: Any = None  # as long as the library may call it
         self._finish = self._bind("finish", ctypes.c_int, ctypes.c_uint64, pointer, pointer, count)
 
     def _bind(self, name: str, result: Any, *arguments: Any) -> Any:
@@ -103,12 +125,13 @@ class MockCuda:
         function.argtypes = arguments
         return function
 
-    def lend(self, machine: Machine, node: str) -> None:
+    def lend(self, machine: Machine, node: str, cuda_version: int = CUDA_VERSION) -> None:
         """Describe the node whose GPUs and network adapters this process sees; NCCL reads the rest in the environment.
 
         Args:
             machine: the node's kind; its file must stay where it is.
             node: its name: NCCL takes ranks on one node for neighbours.
+            cuda_version: 12090 = 12.9.
         """
         os.environ.update(
             NCCL_TOPO_FILE=str(machine.path),
@@ -118,7 +141,7 @@ class MockCuda:
             # 2.28 and newer unload it with the last communicator, and 2.29 then forgets its name.
             NCCL_NET_PLUGIN_REF_COUNT="1",
         )
-        fields = _Machine(len(machine.gpus), len(machine.nics), CUDA_VERSION, int(machine.multicast))
+        fields = _Machine(len(machine.gpus), len(machine.nics), cuda_version, int(machine.multicast))
         for i, gpu in enumerate(machine.gpus):
             name = f"mock sm{gpu.capability}".encode()
             fields.devices[i] = (gpu.bus_id.encode(), name, gpu.capability, gpu.n_multiprocessors, gpu.memory_bytes)
@@ -147,18 +170,68 @@ class MockCuda:
         layout = layout_of(version)
         found = functions(path)
         origin = next((each.address for each in found if each.name == "ncclGetVersion"), None)
-        cuda = [each for each in found if each.name.startswith("cuda") and each.name[4:5].isupper()]
+        cuda = [each for each in found if _is_of(each.name, "cuda")]
         if origin is None or not cuda:
             raise UserError(f"{path} does not hold NCCL and CUDA's runtime", "take the library of NVIDIA's wheel")
         base = (ctypes.cast(library.ncclGetVersion, ctypes.c_void_p).value or 0) - origin
-        names = (ctypes.c_char_p * len(cuda))(*(each.name.encode() for each in cuda))
-        addresses = (ctypes.c_void_p * len(cuda))(*(base + each.address for each in cuda))
-        sizes = (ctypes.c_uint64 * len(cuda))(*(each.n_bytes for each in cuda))
-        if self._patch(names, addresses, sizes, len(cuda)) != 0:
-            raise PluginError(f"the mock CUDA cannot be put into {path}: its code cannot be written to")
-        self._take_calls(addresses[0])  # where they cannot be found, it only takes longer and leaves files
+        self._replace(path, base, cuda, Patched.runtime_of_nccl)
+        self._take_calls(base + cuda[0].address)  # where they cannot be found, it only takes longer and leaves files
         self._set_layout(ctypes.byref(LayoutFields(*layout)))
         return base
+
+    def replace_exports(self, path: Path, library: ctypes.CDLL, prefix: str, kind: Patched) -> int:
+        """Put the mock in place of what a loaded library exports.
+
+        Args:
+            path: the library's file.
+            library: the same, opened.
+            prefix: of the functions' names.
+            kind: what the library is.
+
+        Returns:
+            How many functions.
+
+        Raises:
+            UserError: it has none.
+            PluginError: its code cannot be replaced.
+        """
+        found = [each for each in exported_functions(path) if _is_of(each.name, prefix)]
+        if not found:
+            raise UserError(f"{path} has no functions {prefix}*", "install NVIDIA's wheel again")
+        base = (ctypes.cast(library[found[0].name], ctypes.c_void_p).value or 0) - found[0].address
+        self._replace(path, base, found, kind)
+        return len(found)
+
+    def _replace(self, path: Path, base: int, found: Sequence[Symbol], kind: Patched) -> None:
+        names = (ctypes.c_char_p * len(found))(*(each.name.encode() for each in found))
+        addresses = (ctypes.c_void_p * len(found))(*(base + each.address for each in found))
+        sizes = (ctypes.c_uint64 * len(found))(*(each.n_bytes for each in found))
+        if self._patch(names, addresses, sizes, len(found), int(kind)) != 0:
+            raise PluginError(f"the mock CUDA cannot be put into {path}: its code cannot be written to")
+
+    def stand_in_front_of(self, nccl: ctypes.CDLL) -> None:
+        """From now on the collectives that torch calls come by here."""
+        self._set_nccl(nccl._handle)
+
+    def set_node(self, node: int) -> None:
+        """Which node of the cluster this process is on."""
+        self._set_node(node)
+
+    def set_most_bytes(self, n_bytes: int) -> None:
+        """From now on nothing travels that is larger than this on each rank."""
+        self._set_most_bytes(n_bytes)
+
+    def set_prices(self, price: Price, noise: float, kernel_us: float, flops_per_ns: float) -> None:
+        """Let kernels run in their streams, for their time.
+
+        Args:
+            price: what a collective takes, by ranks, nodes, device function, channels, count and bytes per element.
+            noise: standard deviation of a collective's time, relative.
+            kernel_us: of a kernel that is no collective.
+            flops_per_ns: rate of matrix products.
+        """
+        self._price = _PRICE(price)
+        self._set_prices(self._price, noise, kernel_us, flops_per_ns)
 
     def set_device(self, device: int) -> None:
         """Which GPU the calling thread uses."""
@@ -208,9 +281,13 @@ class MockCuda:
         Raises:
             PluginError: no such kernel waits, or it has more works.
         """
-        times = (ctypes.c_uint64 * len(start_ns))
+        times = ctypes.c_uint64 * len(start_ns)
         if self._finish(launch, times(*start_ns), times(*end_ns), len(start_ns)) != 0:
             raise PluginError(f"no kernel of the mock GPU waits as launch {launch} with {len(start_ns)} works")
+
+
+def _is_of(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and (prefix != "cuda" or name[4:5].isupper())
 
 
 def refuse_beside_a_driver() -> None:

@@ -1,6 +1,7 @@
-"""Functions and variables of a shared library by its ELF symbol table.
+"""Functions and variables of a shared library by its ELF symbol tables.
 
-cudart is linked into libnccl statically, so that its functions can be found by `.symtab` alone.
+cudart is linked into libnccl statically, so that its functions can be found by `.symtab` alone; what a library
+exports is in `.dynsym`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from zerotune.store.errors import UserError
 
 _SYMTAB: Final = 2
+_DYNSYM: Final = 11
 _VARIABLE: Final = 1
 _FUNCTION: Final = 2
 _HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -43,28 +45,33 @@ def functions(path: Path) -> list[Symbol]:
     Raises:
         UserError: the file cannot be read, is no 64-bit ELF library, or is stripped.
     """
-    return _symbols(path, _FUNCTION)
+    return _symbols(path, _FUNCTION, _SYMTAB)
+
+
+def exported_functions(path: Path) -> list[Symbol]:
+    """Every function that the library exports; raises as `functions`."""
+    return _symbols(path, _FUNCTION, _DYNSYM)
 
 
 def variables(path: Path) -> list[Symbol]:
     """Every variable of the library's symbol table; raises as `functions`."""
-    return _symbols(path, _VARIABLE)
+    return _symbols(path, _VARIABLE, _SYMTAB)
 
 
-def _symbols(path: Path, kind: int) -> list[Symbol]:
+def _symbols(path: Path, kind: int, table: int) -> list[Symbol]:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _read(path, content, kind)
+            return _read(path, content, kind, table)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}", "name a libnccl.so.2") from error
 
 
-def _read(path: Path, content: mmap.mmap, kind: int) -> list[Symbol]:
+def _read(path: Path, content: mmap.mmap, kind: int, table_type: int) -> list[Symbol]:
     if len(content) < _HEADER.size or content[:6] != b"\x7fELF\x02\x01":
         raise UserError(f"{path} is no 64-bit shared library", "name a libnccl.so.2")
     header = _HEADER.unpack_from(content)
     sections = _array(path, content, header[6], header[12], _SECTION)
-    tables = sections[sections["type"] == _SYMTAB]
+    tables = sections[sections["type"] == table_type]
     if len(tables) == 0:
         raise UserError(f"{path} is stripped: it has no symbol table", "take the library of NVIDIA's wheel")
     table = tables[0]

@@ -12,6 +12,10 @@ enum {
   CUDA_ERROR_INVALID_VALUE = 1,
   CUDA_ERROR_OUT_OF_MEMORY = 2,
   CUDA_ERROR_INVALID_DEVICE = 101,
+  CUDA_ERROR_INVALID_HANDLE = 400,
+  CUDA_ERROR_ILLEGAL_STATE = 401,
+  CUDA_ERROR_NOT_FOUND = 500,
+  CUDA_ERROR_NOT_READY = 600,
   CUDA_ERROR_NOT_SUPPORTED = 801
 };
 
@@ -54,23 +58,6 @@ typedef struct {
   int max_threads_per_block, n_registers;
   int rest[16];
 } cuda_function_attributes;
-
-/* cudaDeviceProp of CUDA 12 and later: NCCL reads the name, the capability and few counts. */
-typedef struct {
-  char name[256];
-  char uuid[16], luid[8];
-  unsigned luid_device_mask;
-  size_t total_global_bytes, shared_bytes_per_block;
-  int registers_per_block, warp_size;
-  size_t pitch_bytes;
-  int max_threads_per_block, max_threads_dim[3], max_grid[3], clock_khz;
-  size_t const_bytes;
-  int major, minor;
-  size_t texture_alignment, texture_pitch_alignment;
-  int device_overlap, n_multiprocessors, kernel_timeout, integrated, can_map_host_memory, compute_mode;
-  /* textures and more follow */
-} cuda_device_properties_head;
-enum { DEVICE_PROPERTIES_BYTES = 1008 };
 
 /* CUlaunchConfig and cudaLaunchConfig_t */
 typedef struct {

@@ -1,7 +1,7 @@
 /* A machine with GPUs for an unmodified libnccl, on one without: what Python calls, and what the files share.
  *
- * Device memory is shared host memory, streams and events have always finished, and a kernel "runs" when its
- * times are told to NCCL's profiler counters. Nothing is computed.
+ * Device memory is shared host memory, and a kernel "runs" when its time is reckoned and told to NCCL's profiler
+ * counters. Collectives move their bytes where ranks know each other (nccl/ranks.c); nothing else is computed.
  */
 #ifndef ZEROTUNE_MOCK_CUDA_H
 #define ZEROTUNE_MOCK_CUDA_H
@@ -73,8 +73,9 @@ MOCK_API void mock_cuda_set_layout(const mock_layout *layout);
 MOCK_API void mock_cuda_set_device(int device); /* the calling thread's */
 /* Overwrite the beginning of each function with a jump to ours; those that the mock lacks say so when they are called.
  * Returns 0, -1 = the code cannot be written to. */
+enum { MOCK_RUNTIME_OF_NCCL, MOCK_RUNTIME, MOCK_BLAS };
 MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes,
-                             size_t n_functions);
+                             size_t n_functions, int kind);
 /* Let the library that holds this address wait for its sockets without spinning, and share memory by anonymous files.
  * Returns 0, -1 = its calls cannot be found. */
 MOCK_API int mock_cuda_take_calls(const void *within);
@@ -88,24 +89,46 @@ MOCK_API size_t mock_cuda_take(mock_work *out, size_t max_works); /* forgets wha
 /* Times for each work of a launch, at least one; 0, or -1 = no such launch waits, or it has more works. */
 MOCK_API int mock_cuda_finish(uint64_t launch, const uint64_t *start_ns, const uint64_t *end_ns, size_t n_works);
 
+/* Microseconds of a collective; `function_id` UINT32_MAX: of messages between ranks. */
+typedef double (*mock_price)(int n_ranks, int n_nodes, uint32_t function_id, int n_channels, uint64_t count,
+                             uint64_t element_bytes);
+/* Kernels run in their streams from now on: collectives for their price, each disturbed by this standard deviation, others
+ * for `kernel_us`, and products of matrices for their arithmetic. */
+MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns);
+MOCK_API void mock_cuda_set_nccl(void *handle); /* whose API this library stands in front of, from dlopen() */
+/* What a call takes from one rank stays away where it is larger: for hosts too slow to copy it. */
+MOCK_API void mock_cuda_set_most_bytes(uint64_t n_bytes);
+MOCK_API void mock_cuda_set_node(int node);     /* which node of the cluster this process is on */
+
 /* ---- between the files ---- */
 
 extern mock_machine mock_the_machine;
 extern mock_layout mock_the_layout;
 int mock_current_device(void);
 uint64_t mock_allocated_bytes(int device);
-void *mock_runtime_function(const char *name); /* NULL = the mock has none of this name */
-void *mock_driver_function(const char *name);
 int mock_memory_file(const char *name); /* -1 = none */
+extern uint64_t mock_kernel_ns; /* duration of a kernel that is no collective */
+extern double mock_flops_per_ns;
+cu_uuid mock_uuid(int device);
+void *mock_runtime_function(const char *name, bool of_nccl); /* NULL = the mock has none of this name */
+void *mock_register_function(void);
+cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream);
+void *mock_stream_function(const char *name);
+void *mock_graph_function(const char *name);
+void *mock_blas_function(const char *name);
+void *mock_driver_function(const char *name, bool of_nccl);
 cuda_error mock_allocate(void **pointer, size_t n_bytes);
+cuda_error mock_allocate_host(void **pointer, size_t n_bytes);
 cuda_error mock_free(void *pointer);
 void mock_clear(void *at, size_t n_bytes);
 bool mock_find(const void *pointer, void **base, size_t *n_bytes);
+bool mock_locate(const void *pointer, int *file, uint64_t *offset);
+void mock_describe_pointer(cuda_pointer_attributes *attributes, const void *pointer);
 cuda_error mock_ipc_handle(cuda_ipc_handle *handle, void *pointer);
 cuda_error mock_ipc_open(void **pointer, cuda_ipc_handle handle);
 cuda_error mock_ipc_close(void *pointer);
 void *mock_memory_function(const char *name); /* cuMem and cuMulticast */
-void mock_on_launch(void **parameters, void **extra, void *stream);
+cuda_error mock_on_launch(void **parameters, void **extra, void *stream);
 void mock_let_proxies_run(const char *communicator, uint64_t channel_mask);
 void mock_forget_proxies(const void *base, size_t n_bytes); /* memory that is about to go */
 void mock_forget_kernels(const void *base, size_t n_bytes);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from pathlib import Path
 from typing import Final
@@ -13,12 +12,12 @@ from zerotune.agent.nccl.libnccl import Libnccl
 from zerotune.agent.nccl.mock_cuda.device_functions import DeviceFunction, device_functions
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import MockCuda
+from zerotune.agent.nccl.mock_cuda.timing_source import records_say_emulated
 from zerotune.agent.nccl.release import Release
-from zerotune.store.records import Algorithm, TimingSource
+from zerotune.store.records import Algorithm
 
 _MULTICAST: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
 """What a described machine may have and a fabric's file may leave out, in NCCL_ALGO's words."""
-_SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
 
 
 class LibraryProcess:
@@ -46,19 +45,7 @@ class LibraryProcess:
         self.functions: Final[dict[int, DeviceFunction]] = device_functions(path, base)
         self.release: Final = Release(self.nccl.version)
         self.mock.set_waiting(True)
-        _records_say_emulated(os.environ.get("NCCL_PROFILER_PLUGIN", ""))
-
-
-def _records_say_emulated(plugin: str) -> None:
-    """Our own plugin's records must never pass for measurements on a GPU."""
-    if not plugin.endswith(".so"):
-        return
-    try:
-        library = ctypes.CDLL(plugin)
-    except OSError:
-        return  # NCCL will say so, and run without it
-    if hasattr(library, _SAY_WHOSE_CLOCK):
-        getattr(library, _SAY_WHOSE_CLOCK)(ctypes.c_uint32(TimingSource.emulated))
+        records_say_emulated(os.environ.get("NCCL_PROFILER_PLUGIN", ""))
 
 
 _process: LibraryProcess | None = None

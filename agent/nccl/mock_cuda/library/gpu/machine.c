@@ -1,9 +1,10 @@
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #include <string.h>
 
 mock_machine mock_the_machine;
 mock_layout mock_the_layout;
+uint64_t mock_kernel_ns;
 static __thread int current_device;
 
 void mock_cuda_set_machine(const mock_machine *machine) { mock_the_machine = *machine; }

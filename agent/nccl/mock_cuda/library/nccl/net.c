@@ -2,7 +2,7 @@
  * NCCL's search keeps them. A request is over when it is made, and carries nothing. */
 #include <string.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #define UNUSED __attribute__((unused))
 

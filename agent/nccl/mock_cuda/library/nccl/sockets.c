@@ -4,7 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 enum {
   MOMENT_MS = 1,      /* poll()'s shortest; a rank that is waited for needs many */

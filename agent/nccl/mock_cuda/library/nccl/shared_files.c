@@ -11,7 +11,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 static const char PREFIX[] = "/dev/shm/nccl-"; /* ncclShmOpen: the same from 2.21 to 2.32 */
 static const char DIGITS[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";

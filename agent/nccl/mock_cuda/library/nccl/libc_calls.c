@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #if defined(__x86_64__)
 enum { RELOCATION_OF_CALLS = R_X86_64_JUMP_SLOT };

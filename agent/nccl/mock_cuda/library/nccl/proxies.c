@@ -8,7 +8,7 @@
 #include <sys/types.h>
 #include <time.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__)
 /* Newer glibc has both names; a wheel is for 2.17 and newer. */

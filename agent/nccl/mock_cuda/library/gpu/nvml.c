@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #define UNUSED __attribute__((unused))
 #define NVML MOCK_API int
@@ -52,6 +52,26 @@ NVML nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, mock_device **device) 
 NVML nvmlDeviceGetHandleByPciBusId(const char *bus_id, mock_device **device);
 NVML nvmlDeviceGetHandleByPciBusId(const char *bus_id, mock_device **device) {
   return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
+}
+
+/* As torch writes a GPU's bytes. */
+NVML nvmlDeviceGetHandleByUUID(const char *uuid, mock_device **device);
+NVML nvmlDeviceGetHandleByUUID(const char *uuid, mock_device **device) {
+  for (unsigned i = 0; i < mock_the_machine.n_devices; i++) {
+    const unsigned char *const b = mock_uuid((int)i).bytes;
+    char text[48];
+    int at = snprintf(text, sizeof text, "GPU-");
+    for (int k = 0; k < 16; k++)
+      at += snprintf(text + at, sizeof text - (size_t)at, k == 4 || k == 6 || k == 8 || k == 10 ? "-%02x" : "%02x", b[k]);
+    if (strcasecmp(uuid, text) == 0) return nvmlDeviceGetHandleByIndex_v2(i, device);
+  }
+  return NVML_ERROR_NOT_FOUND;
+}
+
+NVML nvmlSystemGetDriverVersion(char *version, unsigned n_bytes);
+NVML nvmlSystemGetDriverVersion(char *version, unsigned n_bytes) {
+  snprintf(version, n_bytes, "mock");
+  return NVML_SUCCESS;
 }
 
 NVML nvmlDeviceGetIndex(const mock_device *device, unsigned *index);

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "mock_cuda.h"
+#include "launch.h"
 
 #define RING_WORKS 65536u
 #define OWN_WORKS 4096u /* of one group */
@@ -30,13 +30,13 @@ typedef struct {
   uint32_t work; /* number within the launch, NO_WORK for what is no collective */
 } step;
 
-typedef struct kernel {
+struct kernel {
   uint64_t launch;
   char *communicator;
   uint32_t n_works, n_steps, room;
   step *steps; /* of each channel in the order in which it runs them */
-  struct kernel *next;
-} kernel;
+  kernel *next;
+};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static mock_work ring[RING_WORKS];
@@ -112,7 +112,7 @@ static batch batch_at(const char *args, uint32_t index) {
 /* ---- what was launched ---- */
 
 static void record(const mock_work *work) {
-  if (waiting) {
+  if (waiting || mock_is_priced()) {
     if (n_own < OWN_WORKS) own[n_own++] = *work;
     return;
   }
@@ -253,6 +253,28 @@ void mock_forget_kernels(const void *base, size_t n_bytes) {
   pthread_mutex_unlock(&lock);
 }
 
+uint32_t mock_kernel_works(const kernel *one) { return one->n_works; }
+
+void mock_kernel_ran(const kernel *one, const uint64_t *start_ns, const uint64_t *end_ns) {
+  pthread_mutex_lock(&lock);
+  finish(one, start_ns, end_ns);
+  pthread_mutex_unlock(&lock);
+}
+
+kernel *mock_kernel_copy(const kernel *one) {
+  kernel *const made = malloc(sizeof *made);
+  step *const steps = malloc((one->n_steps + 1) * sizeof *steps);
+  if (made == NULL || steps == NULL) return NULL;
+  *made = *one;
+  made->steps = memcpy(steps, one->steps, one->n_steps * sizeof *steps);
+  return made;
+}
+
+void mock_kernel_free(kernel *one) {
+  free(one->steps);
+  free(one);
+}
+
 /* An end that nobody else tells. */
 static void finish_now(const kernel *launch) {
   uint64_t start_ns[OWN_WORKS], end_ns[OWN_WORKS];
@@ -286,7 +308,17 @@ static void read_launch(const char *args, kernel *launch, mock_work *work) {
   mock_let_proxies_run(launch->communicator, mask);
 }
 
-void mock_on_launch(void **parameters, void **extra, void *stream) {
+/* Its works are what this thread has recorded since the last. */
+static cuda_error enqueue_priced(void *stream, const kernel *read) {
+  kernel *const launched = malloc(sizeof *launched);
+  const size_t n_works = n_own;
+  n_own = 0;
+  if (launched == NULL || n_works != read->n_works) return CUDA_ERROR_OUT_OF_MEMORY;
+  *launched = *read;
+  return mock_enqueue_launch(stream, launched, own, launched->communicator);
+}
+
+cuda_error mock_on_launch(void **parameters, void **extra, void *stream) {
   const char *const args = arguments_of(parameters, extra);
   pthread_mutex_lock(&lock);
   if (!mock_the_layout.batches && parameters != NULL) /* 2.21: {&communicator, &channelMask, &works} */
@@ -298,6 +330,10 @@ void mock_on_launch(void **parameters, void **extra, void *stream) {
                       .stream = (uint64_t)(uintptr_t)stream,
                       .device = (uint32_t)mock_current_device()};
     read_launch(args, &launch, &work);
+    if (mock_is_priced()) {
+      pthread_mutex_unlock(&lock);
+      return enqueue_priced(stream, &launch);
+    }
     kernel *const kept = waiting && launch.n_works != 0 ? malloc(sizeof *kept) : NULL;
     if (kept != NULL) {
       launch.next = kernels;
@@ -309,4 +345,5 @@ void mock_on_launch(void **parameters, void **extra, void *stream) {
     }
   }
   pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
 }

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #if defined(__x86_64__)
 /* mov rax, target; jmp rax */
@@ -40,7 +40,7 @@ static void write_stub(unsigned char *at, const void *argument, const void *targ
 #endif
 
 static cuda_error say_missing(const char *name) {
-  fprintf(stderr, "zerotune: the mock CUDA has no %s; NCCL is told that it is not supported\n", name);
+  fprintf(stderr, "zerotune: the mock CUDA has no %s, and says that it is not supported\n", name);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -51,8 +51,10 @@ static int protect(const void *at, size_t n_bytes, int protection) {
 }
 
 /* "cudaMalloc_ptsz" does what "cudaMalloc" does: streams of their own per thread mean nothing here. */
-static void *function_for(const char *name) {
-  char base[96];
+static void *function_for(const char *name, int kind) {
+  if (kind == MOCK_BLAS) return mock_blas_function(name);
+  if (strcmp(name, "__cudaRegisterFunction") == 0) return mock_register_function();
+  char base[128];
   const size_t length = strlen(name);
   if (length >= sizeof base) return NULL;
   memcpy(base, name, length + 1);
@@ -60,16 +62,17 @@ static void *function_for(const char *name) {
     const char *suffix = i == 0 ? "_ptsz" : "_ptds";
     if (length > 5 && strcmp(base + length - 5, suffix) == 0) base[length - 5] = '\0';
   }
-  return mock_runtime_function(base);
+  return mock_runtime_function(base, kind == MOCK_RUNTIME_OF_NCCL);
 }
 
-int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes, size_t n_functions) {
+int mock_cuda_patch(const char *const *names, void *const *addresses, const uint64_t *sizes, size_t n_functions,
+                    int kind) {
   unsigned char *stubs = mmap(NULL, n_functions * STUB_BYTES + 1, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (stubs == MAP_FAILED) return -1;
   for (size_t i = 0; i < n_functions; i++) {
     if (sizes[i] < JUMP_BYTES) continue; /* returns a constant: CUDA 13 has such where it took a function away */
-    void *target = function_for(names[i]);
+    void *target = function_for(names[i], kind);
     if (target == NULL) {
       target = stubs + i * STUB_BYTES;
       write_stub(target, strdup(names[i]), (const void *)say_missing);

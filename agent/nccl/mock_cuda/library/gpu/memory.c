@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "mock_cuda.h"
+#include "../mock_cuda.h"
 
 #define ARENA_BYTES (UINT64_C(1) << 42) /* address space, not memory */
 #define GRANULARITY 4096u
@@ -22,7 +22,7 @@ typedef struct slice {
   char *base;
   size_t n_bytes;
   int device;
-  bool imported, counted;
+  bool imported, counted, host;
   struct slice *next;
 } slice;
 
@@ -37,7 +37,7 @@ typedef struct handle {
 typedef struct mapping {
   char *base;
   size_t n_bytes;
-  off_t offset; /* within the handle's file */
+  uint64_t offset; /* in the handle's file */
   handle *of;
   struct mapping *next;
 } mapping;
@@ -129,9 +129,13 @@ cuda_error mock_allocate(void **pointer, size_t n_bytes) {
   return made != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* Memory that is about to go; called without our lock, since those who launch hold theirs when they ask us. */
+static void forget(const void *base, size_t n_bytes) {
+  mock_forget_proxies(base, n_bytes);
+  mock_forget_kernels(base, n_bytes);
+}
+
 static void give_back(slice *gone) {
-  mock_forget_proxies(gone->base, gone->n_bytes);
-  mock_forget_kernels(gone->base, gone->n_bytes);
   if (gone->counted) count(gone->device, -(int64_t)gone->n_bytes);
   if (gone->imported) {
     munmap(gone->base, gone->n_bytes);
@@ -145,6 +149,9 @@ static void give_back(slice *gone) {
 
 cuda_error mock_free(void *pointer) {
   if (pointer == NULL) return CUDA_SUCCESS;
+  void *base;
+  size_t n_bytes;
+  if (mock_find(pointer, &base, &n_bytes) && base == pointer) forget(base, n_bytes);
   pthread_mutex_lock(&lock);
   slice **const at = place_of(pointer);
   const bool known = at != NULL && (*at)->base == (char *)pointer;
@@ -155,6 +162,55 @@ cuda_error mock_free(void *pointer) {
   }
   pthread_mutex_unlock(&lock);
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Memory of the host that the GPU reaches: no other process does. */
+cuda_error mock_allocate_host(void **pointer, size_t n_bytes) {
+  *pointer = NULL;
+  if (n_bytes == 0) return CUDA_SUCCESS;
+  n_bytes = round_up(n_bytes, GRANULARITY);
+  char *const base = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  slice *const made = base != MAP_FAILED ? calloc(1, sizeof *made) : NULL;
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  made->base = base, made->n_bytes = n_bytes, made->device = mock_current_device(), made->imported = made->host = true;
+  pthread_mutex_lock(&lock);
+  add(made);
+  pthread_mutex_unlock(&lock);
+  *pointer = base;
+  return CUDA_SUCCESS;
+}
+
+void mock_describe_pointer(cuda_pointer_attributes *attributes, const void *pointer) {
+  pthread_mutex_lock(&lock);
+  slice **const at = place_of(pointer);
+  const slice *const found = at != NULL ? *at : NULL;
+  *attributes = (cuda_pointer_attributes){
+      .type = found == NULL ? MEMORY_TYPE_UNREGISTERED : found->host ? MEMORY_TYPE_HOST : MEMORY_TYPE_DEVICE,
+      .device = found != NULL && found->device >= 0 ? found->device : mock_current_device(),
+      .device_pointer = found != NULL ? (void *)(uintptr_t)pointer : NULL,
+      .host_pointer = found != NULL && found->host ? (void *)(uintptr_t)pointer : NULL,
+  };
+  pthread_mutex_unlock(&lock);
+}
+
+/* Where another process finds this memory: a file of ours, and an offset in it. */
+bool mock_locate(const void *pointer, int *file, uint64_t *offset) {
+  bool found = false;
+  pthread_mutex_lock(&lock);
+  const char *const at = pointer;
+  if (arena != NULL && at >= arena && at < arena + ARENA_BYTES) {
+    *file = arena_file;
+    *offset = (uint64_t)(at - arena);
+    found = true;
+  }
+  for (const mapping *one = mappings; one != NULL && !found; one = one->next)
+    if (at >= one->base && at < one->base + one->n_bytes) {
+      *file = one->of->file;
+      *offset = (uint64_t)(at - one->base) + one->offset;
+      found = true;
+    }
+  pthread_mutex_unlock(&lock);
+  return found;
 }
 
 bool mock_find(const void *pointer, void **base, size_t *n_bytes) {
@@ -168,32 +224,16 @@ bool mock_find(const void *pointer, void **base, size_t *n_bytes) {
   return at != NULL;
 }
 
-/* Where in which file an address lies; -1 = in none of this process. */
-static int file_of(const char *at, size_t n_bytes, off_t *offset) {
-  if (arena != NULL && at >= arena && at < arena + ARENA_BYTES) {
-    *offset = at - arena;
-    return arena_file;
-  }
-  for (const mapping *one = mappings; one != NULL; one = one->next)
-    if (at >= one->base && at + n_bytes <= one->base + one->n_bytes) {
-      *offset = one->offset + (at - one->base);
-      return one->of->file;
-    }
-  return -1;
-}
-
 /* Pages that hold nothing are zero and take no memory: NCCL clears all that it allocates and fills little of it. */
 void mock_clear(void *from, size_t n_bytes) {
   char *const at = from;
   char *const first = (char *)(uintptr_t)round_up((uintptr_t)at, GRANULARITY);
   if (n_bytes >= 2 * GRANULARITY) {
     const size_t n_whole = (size_t)(at + n_bytes - first) / GRANULARITY * GRANULARITY;
-    off_t offset;
-    pthread_mutex_lock(&lock);
-    const int file = file_of(first, n_whole, &offset);
-    const bool cleared =
-        file >= 0 && fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, (off_t)n_whole) == 0;
-    pthread_mutex_unlock(&lock);
+    int file;
+    uint64_t offset;
+    const bool cleared = mock_locate(first, &file, &offset) &&
+                         fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)n_whole) == 0;
     if (cleared) {
       memset(at, 0, (size_t)(first - at));
       memset(first + n_whole, 0, n_bytes - n_whole - (size_t)(first - at));
@@ -339,7 +379,7 @@ static cuda_error map(uint64_t address, size_t n_bytes, size_t offset, uint64_t 
     return CUDA_ERROR_INVALID_VALUE;
   }
   seen->base = base, seen->n_bytes = n_bytes, seen->device = of->device, seen->imported = true;
-  made->base = base, made->n_bytes = n_bytes, made->offset = (off_t)offset, made->of = of;
+  made->base = base, made->n_bytes = n_bytes, made->offset = offset, made->of = of;
   pthread_mutex_lock(&lock);
   of->n_references++;
   made->next = mappings;
@@ -351,8 +391,7 @@ static cuda_error map(uint64_t address, size_t n_bytes, size_t offset, uint64_t 
 
 static cuda_error unmap(uint64_t address, size_t n_bytes) {
   char *const base = (char *)(uintptr_t)address;
-  mock_forget_proxies(base, n_bytes);
-  mock_forget_kernels(base, n_bytes);
+  forget(base, n_bytes);
   pthread_mutex_lock(&lock);
   mmap(base, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   for (mapping **at = &mappings; *at != NULL; at = &(*at)->next)

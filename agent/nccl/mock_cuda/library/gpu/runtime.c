@@ -1,0 +1,468 @@
+/* cudart as NCCL and torch call it. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "streams.h"
+
+#define UNUSED __attribute__((unused))
+
+/* ---- memory ---- */
+
+static cuda_error cudaMalloc(void **pointer, size_t n_bytes) { return mock_allocate(pointer, n_bytes); }
+
+static cuda_error cudaMallocAsync(void **pointer, size_t n_bytes, UNUSED void *stream) {
+  return mock_allocate(pointer, n_bytes);
+}
+
+static cuda_error cudaMallocFromPoolAsync(void **pointer, size_t n_bytes, UNUSED void *pool, UNUSED void *stream) {
+  return mock_allocate(pointer, n_bytes);
+}
+
+/* As on a GPU, nothing may use the memory any more. */
+static cuda_error cudaFree(void *pointer) {
+  if (pointer != NULL) mock_wait_for_stream(NULL, true, false);
+  return mock_free(pointer);
+}
+
+static cuda_error cudaFreeAsync(void *pointer, void *stream) {
+  mock_wait_for_stream(stream, false, false);
+  return mock_free(pointer);
+}
+
+static cuda_error cudaHostAlloc(void **pointer, size_t n_bytes, UNUSED unsigned flags) {
+  return mock_allocate_host(pointer, n_bytes);
+}
+
+static cuda_error cudaFreeHost(void *pointer) { return mock_free(pointer); }
+
+static cuda_error cudaHostGetDevicePointer(void **device, void *host, UNUSED unsigned flags) {
+  *device = host;
+  return CUDA_SUCCESS;
+}
+
+/* Copies take the place in their stream that they have on a GPU. Memory of the program itself may change as soon as the
+ * call returns, so such a copy waits for its turn. */
+typedef struct {
+  operation base;
+  void *to;
+  const void *from; /* NULL = set */
+  int value;
+  size_t n_bytes, n_rows, to_pitch, from_pitch;
+} copy_operation;
+
+static bool run_copy(operation *self, UNUSED uint64_t *ready_ns) {
+  const copy_operation *const copy = (copy_operation *)self;
+  for (size_t row = 0; row < copy->n_rows; row++) {
+    char *const to = (char *)copy->to + row * copy->to_pitch;
+    if (copy->from != NULL) memmove(to, (const char *)copy->from + row * copy->from_pitch, copy->n_bytes);
+    else if (copy->value == 0) mock_clear(to, copy->n_bytes);
+    else memset(to, copy->value, copy->n_bytes);
+  }
+  return true;
+}
+
+static operation *copy_copy(const operation *self) {
+  copy_operation *const made = malloc(sizeof *made);
+  if (made != NULL) memcpy(made, self, sizeof *made);
+  return made != NULL ? &made->base : NULL;
+}
+
+static const operation_kind COPY = {run_copy, NULL, copy_copy, NULL};
+
+static bool is_ours(const void *pointer) {
+  void *base;
+  size_t n_bytes;
+  return mock_find(pointer, &base, &n_bytes);
+}
+
+static cuda_error enqueue_copy(copy_operation asked, void *stream, bool wait) {
+  if (asked.n_bytes == 0 || asked.n_rows == 0) return CUDA_SUCCESS;
+  copy_operation *const made = malloc(sizeof *made);
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  *made = asked;
+  made->base.kind = &COPY;
+  const cuda_error error = mock_enqueue(stream, &made->base);
+  if (wait || !is_ours(asked.to) || (asked.from != NULL && !is_ours(asked.from)))
+    mock_wait_for_stream(stream, false, wait);
+  return error;
+}
+
+static cuda_error cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, UNUSED int kind, void *stream) {
+  return enqueue_copy((copy_operation){.to = to, .from = from, .n_bytes = n_bytes, .n_rows = 1}, stream, false);
+}
+
+static cuda_error cudaMemcpy(void *to, const void *from, size_t n_bytes, UNUSED int kind) {
+  return enqueue_copy((copy_operation){.to = to, .from = from, .n_bytes = n_bytes, .n_rows = 1}, NULL, true);
+}
+
+static cuda_error cudaMemcpyPeerAsync(void *to, UNUSED int to_device, const void *from, UNUSED int from_device,
+                                      size_t n_bytes, void *stream) {
+  return cudaMemcpyAsync(to, from, n_bytes, 0, stream);
+}
+
+static cuda_error cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t n_bytes,
+                                    size_t n_rows, UNUSED int kind, void *stream) {
+  const copy_operation asked = {.to = to, .from = from, .n_bytes = n_bytes, .n_rows = n_rows, .to_pitch = to_pitch,
+                                .from_pitch = from_pitch};
+  return enqueue_copy(asked, stream, false);
+}
+
+static cuda_error cudaMemsetAsync(void *at, int value, size_t n_bytes, void *stream) {
+  return enqueue_copy((copy_operation){.to = at, .value = value, .n_bytes = n_bytes, .n_rows = 1}, stream, false);
+}
+
+static cuda_error cudaMemset(void *at, int value, size_t n_bytes) {
+  return enqueue_copy((copy_operation){.to = at, .value = value, .n_bytes = n_bytes, .n_rows = 1}, NULL, true);
+}
+
+static cuda_error cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
+  const int device = mock_current_device();
+  if (device < 0 || device >= (int)mock_the_machine.n_devices) return CUDA_ERROR_INVALID_DEVICE;
+  *total_bytes = mock_the_machine.devices[device].memory_bytes;
+  *free_bytes = *total_bytes - mock_allocated_bytes(device);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaIpcGetMemHandle(cuda_ipc_handle *handle, void *pointer) {
+  return mock_ipc_handle(handle, pointer);
+}
+
+static cuda_error cudaIpcOpenMemHandle(void **pointer, cuda_ipc_handle handle, UNUSED unsigned flags) {
+  return mock_ipc_open(pointer, handle);
+}
+
+static cuda_error cudaIpcCloseMemHandle(void *pointer) { return mock_ipc_close(pointer); }
+
+static cuda_error cudaPointerGetAttributes(cuda_pointer_attributes *attributes, const void *pointer) {
+  mock_describe_pointer(attributes, pointer);
+  return CUDA_SUCCESS;
+}
+
+/* ---- devices ---- */
+
+static const mock_device *device_at(int device) {
+  return device >= 0 && device < (int)mock_the_machine.n_devices ? &mock_the_machine.devices[device] : NULL;
+}
+
+static cuda_error cudaGetDeviceCount(int *n_devices) {
+  *n_devices = (int)mock_the_machine.n_devices;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaGetDevice(int *device) {
+  *device = mock_current_device();
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaSetDevice(int device) {
+  if (device_at(device) == NULL) return CUDA_ERROR_INVALID_DEVICE;
+  mock_cuda_set_device(device);
+  return CUDA_SUCCESS;
+}
+
+static int bus_of(int device) {
+  return (int)strtol(mock_the_machine.devices[device].bus_id + strlen("0000:"), NULL, 16);
+}
+
+static cuda_error cudaDeviceGetByPCIBusId(int *device, const char *bus_id) {
+  for (int i = 0; i < (int)mock_the_machine.n_devices; i++)
+    if (strcasecmp(bus_id, mock_the_machine.devices[i].bus_id) == 0) {
+      *device = i;
+      return CUDA_SUCCESS;
+    }
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+static cuda_error cudaDeviceGetPCIBusId(char *bus_id, int n_bytes, int device) {
+  const mock_device *found = device_at(device);
+  if (found == NULL) return CUDA_ERROR_INVALID_DEVICE;
+  snprintf(bus_id, (size_t)n_bytes, "%s", found->bus_id);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaDeviceGetAttribute(int *value, int attribute, int device) {
+  const mock_device *found = device_at(device);
+  if (found == NULL) return CUDA_ERROR_INVALID_DEVICE;
+  switch (attribute) {
+  case ATTRIBUTE_CAPABILITY_MAJOR:
+    *value = found->capability / 10;
+    break;
+  case ATTRIBUTE_CAPABILITY_MINOR:
+    *value = found->capability % 10;
+    break;
+  case ATTRIBUTE_MULTIPROCESSOR_COUNT:
+    *value = found->n_multiprocessors;
+    break;
+  case ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+    *value = 227 << 10;
+    break;
+  case ATTRIBUTE_WARP_SIZE:
+    *value = 32;
+    break;
+  case ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+    *value = 1024;
+    break;
+  case ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
+    *value = 2048;
+    break;
+  case ATTRIBUTE_UNIFIED_ADDRESSING:
+  case ATTRIBUTE_GPU_DIRECT_RDMA:
+    *value = 1;
+    break;
+  default:
+    *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+/* cudaDeviceProp, by CUDA 12's name of the function and by CUDA 13's. */
+static cuda_error give_properties(char *properties, int device, bool since_13) {
+  const mock_device *found = device_at(device);
+  if (found == NULL) return CUDA_ERROR_INVALID_DEVICE;
+  memset(properties, 0, since_13 ? 1008 : 1032);
+  const struct {
+    int at_12, at_13;
+    int64_t value;
+    size_t n_bytes;
+  } fields[] = {
+      {288, 288, (int64_t)found->memory_bytes, 8}, /* totalGlobalMem */
+      {296, 296, 48 << 10, 8},                     /* sharedMemPerBlock */
+      {304, 304, 65536, 4},                        /* regsPerBlock */
+      {308, 308, 32, 4},                           /* warpSize */
+      {320, 320, 1024, 4},                         /* maxThreadsPerBlock */
+      {324, 324, 1024, 4},                         /* maxThreadsDim */
+      {328, 328, 1024, 4},
+      {332, 332, 64, 4},
+      {336, 336, INT32_MAX, 4}, /* maxGridSize */
+      {340, 340, 65535, 4},
+      {344, 344, 65535, 4},
+      {360, 360, found->capability / 10, 4},
+      {364, 364, found->capability % 10, 4},
+      {388, 384, found->n_multiprocessors, 4},
+      {400, 392, 1, 4},         /* canMapHostMemory */
+      {576, 560, 1, 4},         /* concurrentKernels */
+      {584, 568, bus_of(device), 4},
+      {600, 584, 3, 4},         /* asyncEngineCount */
+      {604, 588, 1, 4},         /* unifiedAddressing */
+      {612, 592, 5120, 4},      /* memoryBusWidth */
+      {616, 596, 50 << 20, 4},  /* l2CacheSize */
+      {624, 604, 2048, 4},      /* maxThreadsPerMultiProcessor */
+      {640, 624, 228 << 10, 8}, /* sharedMemPerMultiprocessor */
+      {648, 632, 65536, 4},     /* regsPerMultiprocessor */
+      {652, 636, 1, 4},         /* managedMemory */
+      {688, 668, 1, 4},         /* cooperativeLaunch */
+      {696, 672, 227 << 10, 8}, /* sharedMemPerBlockOptin */
+      {712, 688, 32, 4},        /* maxBlocksPerMultiProcessor */
+      {720, 696, 1024, 8},      /* reservedSharedMemPerBlock */
+  };
+  snprintf(properties, 256, "%s", found->name);
+  const cu_uuid uuid = mock_uuid(device);
+  memcpy(properties + 256, &uuid, sizeof uuid);
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    memcpy(properties + (since_13 ? fields[i].at_13 : fields[i].at_12), &fields[i].value, fields[i].n_bytes);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaGetDeviceProperties_v2(char *properties, int device) {
+  return give_properties(properties, device, false);
+}
+
+static cuda_error cudaGetDeviceProperties(char *properties, int device) {
+  return give_properties(properties, device, true);
+}
+
+static cuda_error cudaDeviceCanAccessPeer(int *can, UNUSED int device, UNUSED int peer) {
+  *can = 1;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error give_version(int *version) {
+  *version = mock_the_machine.cuda_version;
+  return CUDA_SUCCESS;
+}
+
+static const char *cudaGetErrorString(UNUSED cuda_error error) { return "an error of the mock CUDA"; }
+
+static const char *cudaGetErrorName(UNUSED cuda_error error) { return "mockCudaError"; }
+
+/* ---- memory pools ---- */
+
+static cuda_error make_token(void **token) {
+  *token = calloc(1, 16);
+  return *token != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static cuda_error drop_token(void *token) {
+  free(token);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaDeviceGetDefaultMemPool(void **pool, UNUSED int device) {
+  static char the_pool;
+  *pool = &the_pool;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaMemPoolGetAttribute(UNUSED void *pool, UNUSED int attribute, uint64_t *value) {
+  *value = 0;
+  return CUDA_SUCCESS;
+}
+
+/* ---- kernels ---- */
+
+static cuda_error cudaFuncGetAttributes(cuda_function_attributes *attributes, UNUSED const void *function) {
+  memset(attributes, 0, sizeof *attributes);
+  attributes->max_threads_per_block = 1024;
+  attributes->n_registers = 96;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaGetFuncBySymbol(void **function, void *symbol) {
+  *function = symbol;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaOccupancyMaxActiveBlocks(int *n_blocks, UNUSED const void *function, UNUSED int block_size,
+                                               UNUSED size_t shared_bytes, UNUSED unsigned flags) {
+  *n_blocks = 8;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaLaunchKernel(const void *function, cuda_dim3 grid, UNUSED cuda_dim3 block,
+                                   void **parameters, UNUSED size_t shared_bytes, void *stream) {
+  const cuda_error error = mock_compute(function, grid, parameters, stream);
+  return error != CUDA_SUCCESS ? error : mock_enqueue_kernel(stream, mock_kernel_ns);
+}
+
+static cuda_error cudaLaunchKernelExC(const cuda_launch_config *config, UNUSED const void *function,
+                                      UNUSED void **parameters) {
+  return mock_enqueue_kernel(config->stream, mock_kernel_ns);
+}
+
+/* ---- the driver behind it ---- */
+
+static cuda_error find_driver(const char *name, bool of_nccl, void **function, int *result) {
+  *function = mock_driver_function(name, of_nccl);
+  if (result != NULL) *result = *function != NULL ? 0 : 1; /* success, symbol not found */
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaGetDriverEntryPoint(const char *name, void **function, UNUSED unsigned long long flags,
+                                          int *result) {
+  return find_driver(name, false, function, result);
+}
+
+static cuda_error cudaGetDriverEntryPointByVersion(const char *name, void **function, UNUSED unsigned version,
+                                                   UNUSED unsigned long long flags, int *result) {
+  return find_driver(name, false, function, result);
+}
+
+static cuda_error succeed(void) { return CUDA_SUCCESS; }
+
+#define ENTRY(name) {#name, (void *)name}
+#define SUCCEEDS(name) {#name, (void *)succeed}
+static const struct {
+  const char *name;
+  void *function;
+} functions[] = {
+    ENTRY(cudaMalloc),
+    ENTRY(cudaMallocAsync),
+    ENTRY(cudaMallocFromPoolAsync),
+    ENTRY(cudaFree),
+    ENTRY(cudaFreeAsync),
+    ENTRY(cudaHostAlloc),
+    ENTRY(cudaFreeHost),
+    SUCCEEDS(cudaHostRegister),
+    SUCCEEDS(cudaHostUnregister),
+    ENTRY(cudaHostGetDevicePointer),
+    ENTRY(cudaMemcpy),
+    ENTRY(cudaMemcpyAsync),
+    ENTRY(cudaMemcpyPeerAsync),
+    ENTRY(cudaMemcpy2DAsync),
+    ENTRY(cudaMemset),
+    ENTRY(cudaMemsetAsync),
+    ENTRY(cudaMemGetInfo),
+    ENTRY(cudaIpcGetMemHandle),
+    ENTRY(cudaIpcOpenMemHandle),
+    ENTRY(cudaIpcCloseMemHandle),
+    ENTRY(cudaPointerGetAttributes),
+    {"cudaMemPoolCreate", (void *)make_token},
+    {"cudaMemPoolDestroy", (void *)drop_token},
+    SUCCEEDS(cudaMemPoolSetAttribute),
+    SUCCEEDS(cudaMemPoolSetAccess),
+    SUCCEEDS(cudaMemPoolTrimTo),
+    ENTRY(cudaMemPoolGetAttribute),
+    ENTRY(cudaDeviceGetDefaultMemPool),
+    ENTRY(cudaGetDeviceCount),
+    ENTRY(cudaGetDevice),
+    ENTRY(cudaSetDevice),
+    ENTRY(cudaDeviceGetPCIBusId),
+    ENTRY(cudaDeviceGetByPCIBusId),
+    ENTRY(cudaDeviceGetAttribute),
+    ENTRY(cudaGetDeviceProperties_v2),
+    ENTRY(cudaGetDeviceProperties),
+    ENTRY(cudaDeviceCanAccessPeer),
+    SUCCEEDS(cudaDeviceEnablePeerAccess),
+    SUCCEEDS(cudaProfilerStart),
+    SUCCEEDS(cudaProfilerStop),
+    SUCCEEDS(cudaFuncSetCacheConfig),
+    SUCCEEDS(cudaSetDeviceFlags),
+    SUCCEEDS(cudaInitDevice),
+    SUCCEEDS(cudaDeviceSetLimit),
+    {"cudaDriverGetVersion", (void *)give_version},
+    {"cudaRuntimeGetVersion", (void *)give_version},
+    SUCCEEDS(cudaGetLastError),
+    SUCCEEDS(cudaPeekAtLastError),
+    ENTRY(cudaGetErrorString),
+    ENTRY(cudaGetErrorName),
+    ENTRY(cudaFuncGetAttributes),
+    SUCCEEDS(cudaFuncSetAttribute),
+    ENTRY(cudaGetFuncBySymbol),
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", (void *)cudaOccupancyMaxActiveBlocks},
+    {"cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", (void *)cudaOccupancyMaxActiveBlocks},
+    ENTRY(cudaLaunchKernel),
+    ENTRY(cudaLaunchKernelExC),
+    ENTRY(cudaGetDriverEntryPoint),
+    ENTRY(cudaGetDriverEntryPointByVersion),
+};
+
+/* ---- of the copy that NCCL links: its kernels are collectives ---- */
+
+static cuda_error launch_of_nccl(UNUSED const void *function, UNUSED cuda_dim3 grid, UNUSED cuda_dim3 block,
+                                 void **parameters, UNUSED size_t shared_bytes, void *stream) {
+  return mock_on_launch(parameters, NULL, stream);
+}
+
+static cuda_error configured_launch_of_nccl(const cuda_launch_config *config, UNUSED const void *function,
+                                            void **parameters) {
+  return mock_on_launch(parameters, NULL, config->stream);
+}
+
+static cuda_error driver_of_nccl(const char *name, void **function, UNUSED unsigned long long flags, int *result) {
+  return find_driver(name, true, function, result);
+}
+
+static cuda_error versioned_driver_of_nccl(const char *name, void **function, UNUSED unsigned version,
+                                           UNUSED unsigned long long flags, int *result) {
+  return find_driver(name, true, function, result);
+}
+
+static const struct {
+  const char *name;
+  void *function;
+} functions_of_nccl[] = {
+    {"cudaLaunchKernel", (void *)launch_of_nccl},
+    {"cudaLaunchKernelExC", (void *)configured_launch_of_nccl},
+    {"cudaGetDriverEntryPoint", (void *)driver_of_nccl},
+    {"cudaGetDriverEntryPointByVersion", (void *)versioned_driver_of_nccl},
+};
+
+void *mock_runtime_function(const char *name, bool of_nccl) {
+  for (size_t i = 0; of_nccl && i < sizeof functions_of_nccl / sizeof *functions_of_nccl; i++)
+    if (strcmp(functions_of_nccl[i].name, name) == 0) return functions_of_nccl[i].function;
+  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
+    if (strcmp(functions[i].name, name) == 0) return functions[i].function;
+  void *const of_streams = mock_stream_function(name);
+  return of_streams != NULL ? of_streams : mock_graph_function(name);
+}

@@ -1,0 +1,591 @@
+#include "streams.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+/* Newer glibc has both names; a wheel is for 2.17 and newer. */
+__asm__(".symver pthread_create,pthread_create@GLIBC_2.2.5");
+__asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
+#endif
+
+#define UNUSED __attribute__((unused))
+#define N_AHEAD 1024u /* kernels that a stream takes before the host has to wait, as on a real GPU */
+#define MOMENT_NS 100000 /* between looks of a thread of the program that waits */
+#define SELDOM_NS 400000 /* of the worker: what it finds late has its times all the same */
+#define N_DEFAULTS MOCK_MAX_DEVICES
+enum { LEGACY_STREAM = 1, THREAD_STREAM = 2 }; /* cudaStreamLegacy, cudaStreamPerThread: as NULL */
+
+struct stream {
+  operation *first, *last;
+  uint64_t ready_ns; /* when all that was carried out ends */
+  uint64_t ends_ns[N_AHEAD];  /* of the kernels carried out last */
+  uint64_t n_kernels, n_ended; /* that the program launched, and that were carried out */
+  uint64_t id;
+  int priority;
+  bool running; /* its first operation is a host function that runs */
+  capture *captures;
+  stream *next; /* of all streams */
+};
+
+typedef struct event {
+  mark *latest; /* NULL = never recorded */
+  capture *captured;
+  struct event *next; /* of all events: only to forget captures */
+} event;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t something_to_do = PTHREAD_COND_INITIALIZER;
+static stream defaults[N_DEFAULTS];
+static stream *streams;
+static event *events;
+static uint64_t n_streams;
+static uint32_t n_waiting; /* streams with operations that could not be carried out yet */
+static pid_t worker_of;
+
+void mock_streams_lock(void) { pthread_mutex_lock(&lock); }
+void mock_streams_unlock(void) { pthread_mutex_unlock(&lock); }
+
+uint64_t mock_now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void sleep_until(uint64_t time_ns) {
+  if (time_ns <= mock_now_ns()) return;
+  const struct timespec until = {(time_t)(time_ns / 1000000000u), (long)(time_ns % 1000000000u)};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) continue;
+}
+
+static void sleep_for(long n_ns) {
+  const struct timespec pause = {0, n_ns};
+  nanosleep(&pause, NULL);
+}
+
+static void sleep_a_moment(void) { sleep_for(MOMENT_NS); }
+
+static stream *stream_of(void *handle) {
+  if ((uintptr_t)handle > THREAD_STREAM) return handle;
+  stream *const one = &defaults[mock_current_device() % N_DEFAULTS];
+  if (one->id == 0) {
+    one->id = ++n_streams;
+    one->next = streams;
+    streams = one;
+  }
+  return one;
+}
+
+/* ---- carrying out ---- */
+
+static const operation_kind KERNEL;
+
+static void remove_first(stream *one) {
+  operation *const gone = one->first;
+  one->first = gone->next;
+  if (one->first == NULL) {
+    one->last = NULL;
+    n_waiting--;
+  }
+  if (gone->kind->drop != NULL) gone->kind->drop(gone);
+  free(gone);
+}
+
+static bool run_one(stream *one, operation *next) {
+  uint64_t ready_ns = one->ready_ns > next->issued_ns ? one->ready_ns : next->issued_ns;
+  if (!next->kind->run(next, &ready_ns)) return false;
+  one->ready_ns = ready_ns;
+  if (next->kind == &KERNEL) one->ends_ns[one->n_ended++ % N_AHEAD] = ready_ns;
+  return true;
+}
+
+void mock_streams_advance(void) {
+  for (bool any = n_waiting > 0; any;) {
+    any = false;
+    for (stream *one = streams; one != NULL && n_waiting > 0; one = one->next)
+      while (one->first != NULL && !one->running && run_one(one, one->first)) {
+        remove_first(one);
+        any = true;
+      }
+  }
+}
+
+/* ---- host functions ---- */
+
+typedef struct {
+  operation base;
+  void (*function)(void *);
+  void *argument;
+} host_operation;
+
+/* Functions of the program run without the lock: run() leaves them to call_host_functions(). */
+static bool run_host(UNUSED operation *self, UNUSED uint64_t *ready_ns) { return false; }
+
+static operation *copy_host(const operation *self) {
+  host_operation *const made = malloc(sizeof *made);
+  if (made != NULL) memcpy(made, self, sizeof *made);
+  return made != NULL ? &made->base : NULL;
+}
+
+static const operation_kind HOST = {run_host, NULL, copy_host, NULL};
+
+static void call_host_functions(void) {
+  for (stream *one = streams; one != NULL; one = one->next)
+    while (one->first != NULL && !one->running && one->first->kind == &HOST) {
+      const host_operation called = *(host_operation *)one->first;
+      one->running = true;
+      pthread_mutex_unlock(&lock);
+      called.function(called.argument);
+      pthread_mutex_lock(&lock);
+      one->running = false;
+      remove_first(one);
+      mock_streams_advance();
+    }
+}
+
+/* Carries out what waits for other processes, when no thread of the program asks. */
+static void *work(void *nothing) {
+  pthread_mutex_lock(&lock);
+  for (;;) {
+    while (n_waiting == 0) pthread_cond_wait(&something_to_do, &lock);
+    mock_streams_advance();
+    call_host_functions();
+    pthread_mutex_unlock(&lock);
+    sleep_for(SELDOM_NS);
+    pthread_mutex_lock(&lock);
+  }
+  return nothing;
+}
+
+static void wake_worker(void) {
+  if (worker_of != getpid()) {
+    pthread_t thread;
+    worker_of = getpid();
+    if (pthread_create(&thread, NULL, work, NULL) == 0) pthread_detach(thread);
+  }
+  pthread_cond_signal(&something_to_do);
+}
+
+cuda_error mock_enqueue(void *handle, operation *one) {
+  if (one == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_lock(&lock);
+  stream *const to = stream_of(handle);
+  one->issued_ns = mock_now_ns();
+  one->next = NULL;
+  if (to->captures != NULL) {
+    mock_capture_add(to->captures, one);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+  }
+  if (one->kind->issue != NULL) one->kind->issue(one);
+  if (to->first == NULL && run_one(to, one)) {
+    if (one->kind->drop != NULL) one->kind->drop(one);
+    free(one);
+    mock_streams_advance();
+  } else {
+    if (to->first == NULL) n_waiting++;
+    if (to->last != NULL) to->last->next = one;
+    else to->first = one;
+    to->last = one;
+    mock_streams_advance();
+    wake_worker();
+  }
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+
+/* ---- kernels ---- */
+
+typedef struct {
+  operation base;
+  uint64_t duration_ns;
+} kernel_operation;
+
+static bool run_kernel(operation *self, uint64_t *ready_ns) {
+  *ready_ns += ((kernel_operation *)self)->duration_ns;
+  return true;
+}
+
+static operation *copy_kernel(const operation *self) {
+  kernel_operation *const made = malloc(sizeof *made);
+  if (made != NULL) memcpy(made, self, sizeof *made);
+  return made != NULL ? &made->base : NULL;
+}
+
+static const operation_kind KERNEL = {run_kernel, NULL, copy_kernel, NULL};
+
+/* A full launch queue makes the host wait: for the kernel that was launched N_AHEAD before. */
+static void keep_within_queue(void *handle) {
+  pthread_mutex_lock(&lock);
+  stream *const one = stream_of(handle);
+  uint64_t end_ns = 0;
+  if (one->captures == NULL) {
+    const uint64_t number = one->n_kernels++;
+    while (number >= N_AHEAD && one->n_ended <= number - N_AHEAD) {
+      pthread_mutex_unlock(&lock);
+      sleep_a_moment();
+      pthread_mutex_lock(&lock);
+      mock_streams_advance();
+    }
+    if (number >= N_AHEAD && one->n_ended - (number - N_AHEAD) <= N_AHEAD) end_ns = one->ends_ns[number % N_AHEAD];
+  }
+  pthread_mutex_unlock(&lock);
+  sleep_until(end_ns);
+}
+
+cuda_error mock_enqueue_kernel(void *handle, uint64_t duration_ns) {
+  kernel_operation *const made = malloc(sizeof *made);
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  *made = (kernel_operation){.base.kind = &KERNEL, .duration_ns = duration_ns};
+  const cuda_error error = mock_enqueue(handle, &made->base);
+  keep_within_queue(handle);
+  return error;
+}
+
+/* ---- streams ---- */
+
+static cuda_error cudaStreamCreateWithPriority(void **out, UNUSED unsigned flags, int priority) {
+  stream *const made = calloc(1, sizeof *made);
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  made->priority = priority;
+  pthread_mutex_lock(&lock);
+  made->id = ++n_streams;
+  made->next = streams;
+  streams = made;
+  pthread_mutex_unlock(&lock);
+  *out = made;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaStreamCreateWithFlags(void **out, unsigned flags) {
+  return cudaStreamCreateWithPriority(out, flags, 0);
+}
+
+static cuda_error cudaStreamCreate(void **out) { return cudaStreamCreateWithPriority(out, 0, 0); }
+
+static cuda_error cudaStreamDestroy(void *handle) {
+  if ((uintptr_t)handle <= THREAD_STREAM) return CUDA_ERROR_INVALID_VALUE;
+  pthread_mutex_lock(&lock);
+  stream *const gone = handle;
+  while (gone->first != NULL && gone->running) { /* a host function is using it */
+    pthread_mutex_unlock(&lock);
+    sleep_a_moment();
+    pthread_mutex_lock(&lock);
+  }
+  while (gone->first != NULL) remove_first(gone);
+  stream **at = &streams;
+  while (*at != NULL && *at != gone) at = &(*at)->next;
+  if (*at != NULL) *at = gone->next;
+  pthread_mutex_unlock(&lock);
+  free(gone);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaStreamGetId(void *handle, unsigned long long *id) {
+  pthread_mutex_lock(&lock);
+  *id = stream_of(handle)->id;
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaStreamGetPriority(void *handle, int *priority) {
+  pthread_mutex_lock(&lock);
+  *priority = stream_of(handle)->priority;
+  pthread_mutex_unlock(&lock);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaStreamGetFlags(UNUSED void *handle, unsigned *flags) {
+  *flags = 1; /* non-blocking */
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  *least = 0;
+  *greatest = -5;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error state_of(bool carried_out, uint64_t end_ns) {
+  return carried_out && end_ns <= mock_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static cuda_error cudaStreamQuery(void *handle) {
+  pthread_mutex_lock(&lock);
+  mock_streams_advance();
+  const stream *const one = stream_of(handle);
+  const cuda_error state = state_of(one->first == NULL, one->ready_ns);
+  pthread_mutex_unlock(&lock);
+  return state;
+}
+
+void mock_wait_for_stream(void *handle, bool all, bool ended) {
+  pthread_mutex_lock(&lock);
+  uint64_t end_ns = 0;
+  for (;;) {
+    mock_streams_advance();
+    const stream *const asked = all ? NULL : stream_of(handle);
+    if (all ? n_waiting == 0 : asked->first == NULL) {
+      for (const stream *one = streams; one != NULL; one = one->next)
+        if ((all || one == asked) && one->ready_ns > end_ns) end_ns = one->ready_ns;
+      break;
+    }
+    pthread_mutex_unlock(&lock);
+    sleep_a_moment();
+    pthread_mutex_lock(&lock);
+  }
+  pthread_mutex_unlock(&lock);
+  if (ended) sleep_until(end_ns);
+}
+
+static cuda_error cudaStreamSynchronize(void *handle) {
+  mock_wait_for_stream(handle, false, true);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaDeviceSynchronize(void) {
+  mock_wait_for_stream(NULL, true, true);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaLaunchHostFunc(void *handle, void (*function)(void *), void *argument) {
+  pthread_mutex_lock(&lock);
+  const stream *const to = stream_of(handle);
+  const bool at_once = to->first == NULL && to->captures == NULL;
+  pthread_mutex_unlock(&lock);
+  if (at_once) { /* nothing is before it, and its end is reckoned */
+    function(argument);
+    return CUDA_SUCCESS;
+  }
+  host_operation *const made = malloc(sizeof *made);
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  *made = (host_operation){.base.kind = &HOST, .function = function, .argument = argument};
+  return mock_enqueue(handle, &made->base);
+}
+
+typedef struct {
+  void *stream;
+  void (*function)(void *, cuda_error, void *);
+  void *argument;
+} callback;
+
+static void call_back(void *argument) {
+  const callback called = *(callback *)argument;
+  free(argument);
+  called.function(called.stream, CUDA_SUCCESS, called.argument);
+}
+
+static cuda_error cudaStreamAddCallback(void *handle, void (*function)(void *, cuda_error, void *), void *argument,
+                                        UNUSED unsigned flags) {
+  callback *const made = malloc(sizeof *made);
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  *made = (callback){handle, function, argument};
+  return cudaLaunchHostFunc(handle, call_back, made);
+}
+
+/* ---- events ---- */
+
+static void let_go(mark *one) {
+  if (one != NULL && --one->n_references == 0) free(one);
+}
+
+typedef struct {
+  operation base;
+  mark *at;
+} mark_operation;
+
+static bool run_record(operation *self, uint64_t *ready_ns) {
+  mark *const at = ((mark_operation *)self)->at;
+  at->reached = true;
+  at->time_ns = *ready_ns;
+  return true;
+}
+
+static bool run_wait(operation *self, uint64_t *ready_ns) {
+  const mark *const at = ((mark_operation *)self)->at;
+  if (at->reached && at->time_ns > *ready_ns) *ready_ns = at->time_ns;
+  return at->reached;
+}
+
+static void drop_mark(operation *self) { let_go(((mark_operation *)self)->at); }
+
+static operation *copy_mark(const operation *self) {
+  mark_operation *const made = malloc(sizeof *made);
+  if (made == NULL) return NULL;
+  memcpy(made, self, sizeof *made);
+  made->at->n_references++;
+  return &made->base;
+}
+
+static const operation_kind RECORD = {run_record, drop_mark, copy_mark, NULL};
+static const operation_kind WAIT = {run_wait, drop_mark, copy_mark, NULL};
+
+static operation *new_mark_operation(const operation_kind *kind, mark *at) {
+  mark_operation *const made = malloc(sizeof *made);
+  if (made == NULL) return NULL;
+  *made = (mark_operation){.base.kind = kind, .at = at};
+  at->n_references++;
+  return &made->base;
+}
+
+static cuda_error cudaEventCreateWithFlags(void **out, UNUSED unsigned flags) {
+  event *const made = calloc(1, sizeof *made);
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  pthread_mutex_lock(&lock);
+  made->next = events;
+  events = made;
+  pthread_mutex_unlock(&lock);
+  *out = made;
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaEventCreate(void **out) { return cudaEventCreateWithFlags(out, 0); }
+
+static cuda_error cudaEventDestroy(void *handle) {
+  event *const gone = handle;
+  pthread_mutex_lock(&lock);
+  event **at = &events;
+  while (*at != NULL && *at != gone) at = &(*at)->next;
+  if (*at != NULL) *at = gone->next;
+  let_go(gone->latest);
+  pthread_mutex_unlock(&lock);
+  free(gone);
+  return CUDA_SUCCESS;
+}
+
+operation *mock_record_operation(void *handle, void *stream_handle) {
+  event *const one = handle;
+  mark *const made = calloc(1, sizeof *made);
+  if (made == NULL) return NULL;
+  made->n_references = 1;
+  pthread_mutex_lock(&lock);
+  one->captured = stream_handle != NULL ? stream_of(stream_handle)->captures : NULL;
+  let_go(one->latest);
+  one->latest = made;
+  operation *const recorded = new_mark_operation(&RECORD, made);
+  pthread_mutex_unlock(&lock);
+  return recorded;
+}
+
+static cuda_error cudaEventRecord(void *handle, void *stream_handle) {
+  void *const named = stream_handle != NULL ? stream_handle : (void *)LEGACY_STREAM;
+  return mock_enqueue(stream_handle, mock_record_operation(handle, named));
+}
+
+static cuda_error cudaEventRecordWithFlags(void *handle, void *stream_handle, UNUSED unsigned flags) {
+  return cudaEventRecord(handle, stream_handle);
+}
+
+operation *mock_wait_operation(void *handle) {
+  const event *const one = handle;
+  pthread_mutex_lock(&lock);
+  operation *const waits = one->latest != NULL ? new_mark_operation(&WAIT, one->latest) : NULL;
+  pthread_mutex_unlock(&lock);
+  return waits;
+}
+
+static cuda_error cudaStreamWaitEvent(void *stream_handle, void *handle, UNUSED unsigned flags) {
+  event *const one = handle;
+  pthread_mutex_lock(&lock);
+  if (one->captured != NULL) { /* the stream joins the capture, in which operations are in one order already */
+    stream_of(stream_handle)->captures = one->captured;
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+  }
+  const bool never_recorded = one->latest == NULL;
+  pthread_mutex_unlock(&lock);
+  return never_recorded ? CUDA_SUCCESS : mock_enqueue(stream_handle, mock_wait_operation(handle));
+}
+
+static cuda_error cudaEventQuery(void *handle) {
+  const event *const one = handle;
+  pthread_mutex_lock(&lock);
+  mock_streams_advance();
+  const cuda_error state = one->latest == NULL ? CUDA_SUCCESS : state_of(one->latest->reached, one->latest->time_ns);
+  pthread_mutex_unlock(&lock);
+  return state;
+}
+
+static cuda_error cudaEventSynchronize(void *handle) {
+  const event *const one = handle;
+  pthread_mutex_lock(&lock);
+  mark *const at = one->latest;
+  if (at != NULL) at->n_references++;
+  uint64_t end_ns = 0;
+  while (at != NULL) {
+    mock_streams_advance();
+    if (at->reached) break;
+    pthread_mutex_unlock(&lock);
+    sleep_a_moment();
+    pthread_mutex_lock(&lock);
+  }
+  if (at != NULL) end_ns = at->time_ns;
+  let_go(at);
+  pthread_mutex_unlock(&lock);
+  sleep_until(end_ns);
+  return CUDA_SUCCESS;
+}
+
+static cuda_error cudaEventElapsedTime(float *elapsed_ms, void *start, void *end) {
+  pthread_mutex_lock(&lock);
+  mock_streams_advance();
+  const mark *const from = ((event *)start)->latest, *const to = ((event *)end)->latest;
+  cuda_error state = CUDA_ERROR_INVALID_HANDLE;
+  if (from != NULL && to != NULL) {
+    state = from->reached ? state_of(to->reached, to->time_ns) : CUDA_ERROR_NOT_READY;
+    if (state == CUDA_SUCCESS) *elapsed_ms = (float)((double)(int64_t)(to->time_ns - from->time_ns) / 1e6);
+  }
+  pthread_mutex_unlock(&lock);
+  return state;
+}
+
+/* ---- captures ---- */
+
+capture *mock_stream_capture(void *handle) { return stream_of(handle)->captures; }
+
+void mock_stream_set_capture(void *handle, capture *now) { stream_of(handle)->captures = now; }
+
+void mock_capture_ended(capture *gone) {
+  for (stream *one = streams; one != NULL; one = one->next)
+    if (one->captures == gone) one->captures = NULL;
+  for (event *one = events; one != NULL; one = one->next)
+    if (one->captured == gone) one->captured = NULL;
+}
+
+#define ENTRY(name) {#name, (void *)name}
+static const struct {
+  const char *name;
+  void *function;
+} functions[] = {
+    ENTRY(cudaStreamCreate),
+    ENTRY(cudaStreamCreateWithFlags),
+    ENTRY(cudaStreamCreateWithPriority),
+    ENTRY(cudaStreamDestroy),
+    ENTRY(cudaStreamGetId),
+    ENTRY(cudaStreamGetPriority),
+    ENTRY(cudaStreamGetFlags),
+    ENTRY(cudaDeviceGetStreamPriorityRange),
+    ENTRY(cudaStreamQuery),
+    ENTRY(cudaStreamSynchronize),
+    ENTRY(cudaDeviceSynchronize),
+    ENTRY(cudaLaunchHostFunc),
+    ENTRY(cudaStreamAddCallback),
+    ENTRY(cudaEventCreate),
+    ENTRY(cudaEventCreateWithFlags),
+    ENTRY(cudaEventDestroy),
+    ENTRY(cudaEventRecord),
+    ENTRY(cudaEventRecordWithFlags),
+    ENTRY(cudaStreamWaitEvent),
+    ENTRY(cudaEventQuery),
+    ENTRY(cudaEventSynchronize),
+    ENTRY(cudaEventElapsedTime),
+};
+
+void *mock_stream_function(const char *name) {
+  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
+    if (strcmp(functions[i].name, name) == 0) return functions[i].function;
+  return NULL;
+}

@@ -1,0 +1,63 @@
+/* Streams: operations in order, each of which takes its time or waits for something.
+ *
+ * An operation is carried out as soon as all before it in its stream are; when it *ends* is reckoned: streams keep the
+ * time at which their work is over, and who synchronises waits for that. So the host runs ahead of the mock GPU as it
+ * does of a real one. By default nothing takes any time. */
+#ifndef ZEROTUNE_MOCK_STREAMS_H
+#define ZEROTUNE_MOCK_STREAMS_H
+
+#include "../mock_cuda.h"
+
+/* The moment at which an event is reached, shared by the event, its record and those who wait for it. */
+typedef struct {
+  uint32_t n_references;
+  bool reached;
+  uint64_t time_ns;
+} mark;
+
+typedef struct operation operation;
+typedef struct {
+  /* Whether it could be carried out; false: ask again. Called with the lock held; `ready_ns` is when all before it
+   * ends, and becomes when it ends. */
+  bool (*run)(operation *self, uint64_t *ready_ns);
+  void (*drop)(operation *self);                   /* what it holds, not itself; NULL = nothing */
+  operation *(*copy)(const operation *self);       /* for one more launch of a graph; NULL = cannot be captured */
+  void (*issue)(operation *self);                  /* it is now in a stream; NULL = nothing to do */
+} operation_kind;
+
+struct operation {
+  const operation_kind *kind;
+  uint64_t issued_ns;
+  operation *next;
+};
+
+typedef struct stream stream;
+
+void mock_streams_lock(void);
+void mock_streams_unlock(void);
+/* Put an operation, made with malloc(), at a stream's end, or into the graph that it captures; takes the lock. */
+cuda_error mock_enqueue(void *stream_handle, operation *one);
+/* A kernel of this duration. */
+cuda_error mock_enqueue_kernel(void *stream_handle, uint64_t duration_ns);
+/* Until all that is in the stream (NULL and `all`: in every stream) is carried out, and, with `ended`, over. */
+void mock_wait_for_stream(void *stream_handle, bool all, bool ended);
+uint64_t mock_now_ns(void);
+/* Something that operations wait for may have changed; with the lock held. */
+void mock_streams_advance(void);
+
+/* ---- graphs.c ---- */
+
+typedef struct capture capture;
+void mock_capture_add(capture *into, operation *one); /* with the lock held */
+
+/* What graphs take of events, which the program hands to them: a new operation, or NULL; without the lock held. */
+operation *mock_record_operation(void *event_handle, void *stream_handle);
+operation *mock_wait_operation(void *event_handle);
+
+/* ---- the stream as graphs.c needs it; with the lock held ---- */
+
+capture *mock_stream_capture(void *stream_handle);
+void mock_stream_set_capture(void *stream_handle, capture *now);
+void mock_capture_ended(capture *gone); /* streams and events that belong to it no longer do */
+
+#endif

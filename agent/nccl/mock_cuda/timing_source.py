@@ -1,0 +1,22 @@
+"""Our plugin's records of kernels on the mock must never pass for measurements on a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+from zerotune.store.records import TimingSource
+
+_SAY_WHOSE_CLOCK: Final = "zerotune_set_timing_source_override"
+
+
+def records_say_emulated(plugin: str) -> None:
+    """Tell the profiler plugin of this path, if it is ours."""
+    if not plugin.endswith(".so"):
+        return
+    try:
+        library = ctypes.CDLL(plugin)
+    except OSError:
+        return  # NCCL will say so, and run without it
+    if hasattr(library, _SAY_WHOSE_CLOCK):
+        getattr(library, _SAY_WHOSE_CLOCK)(ctypes.c_uint32(TimingSource.emulated))

@@ -1,0 +1,53 @@
+"""Run a command whose Python processes find GPUs that are not there.
+
+    python -m zerotune.agent.nccl.rehearsal h100_node -- torchrun --nproc-per-node 2 train.py
+    python -m zerotune.agent.nccl.rehearsal h100_node --slower 50 -- zerotune launch -- torchrun ...
+
+Kernels compute nothing, so no value is worth anything, and neither is any time: they follow the fabric's file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from zerotune.agent.nccl.mock_cuda.mock import refuse_beside_a_driver
+from zerotune.agent.nccl.rehearsal.settings import FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
+from zerotune.store.errors import PluginError, UserError
+
+
+def main() -> int:
+    """Replaces this process by the command; 2 where that cannot be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m zerotune.agent.nccl.rehearsal FABRIC [--slower FACTOR] [--moves-mb MB] -- COMMAND...",
+    )
+    parser.add_argument("fabric", help="by name or file; it must name a machine")
+    parser.add_argument("--slower", default="1", help="how much slower than the fabric all is, for slow hosts")
+    parser.add_argument("--moves-mb", default="1e12", help="larger buffers do not travel, for slow hosts")
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    options, command = parser.parse_args(words[:end]), words[end + 1 :]
+    asked = {**os.environ, FABRIC: options.fabric, SLOWER: options.slower, MOVES_MB: options.moves_mb}
+    if not command or shutil.which(command[0]) is None:
+        parser.error(f"no such command: {command[0] if command else 'give one after --'}")
+    try:
+        refuse_beside_a_driver()
+        environment = environment_of(Rehearsal.from_environment(asked), asked, cache_folder())
+    except (UserError, PluginError) as error:
+        print(f"rehearsal: {error}", file=sys.stderr)
+        return 2
+    os.execvpe(command[0], command, environment)
+
+
+def cache_folder() -> Path:
+    """Where topologies are."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "rehearsal"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

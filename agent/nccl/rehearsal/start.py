@@ -1,0 +1,81 @@
+"""Puts the mock under torch's CUDA libraries, right before torch is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+from zerotune.agent.nccl.libnccl import Libnccl
+from zerotune.agent.nccl.mock_cuda.device_functions import device_functions
+from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.mock_cuda.mock import MockCuda, Patched
+from zerotune.agent.nccl.mock_cuda.timing_source import records_say_emulated
+from zerotune.agent.nccl.rehearsal.prices import Prices
+from zerotune.agent.nccl.rehearsal.settings import Rehearsal
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm
+
+_BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")
+_MULTICAST: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
+_started: list[MockCuda] = []
+
+
+def start() -> None:
+    """Once per process.
+
+    Raises:
+        UserError: torch's CUDA libraries are not there, or the rehearsal makes no sense.
+        PluginError: the mock cannot be built or put into them.
+    """
+    if _started:
+        return
+    rehearsal = Rehearsal.from_environment(os.environ)
+    fabric = rehearsal.fabric
+    runtime = _library("libcudart.so.*")
+    mock = MockCuda(in_front=True)
+    machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"]))
+    node = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's
+    cuda_version = int(runtime.suffix[1:]) * 1000 + (90 if runtime.suffix == ".12" else 0)
+    mock.lend(machine, f"{fabric.name}-{node}", cuda_version)
+    ctypes.CDLL("libcuda.so.1")  # by this name it is found from now on
+    mock.replace_exports(runtime, ctypes.CDLL(str(runtime)), "cuda", Patched.runtime)
+    mock.replace_exports(runtime, ctypes.CDLL(str(runtime)), "__cudaRegisterFunction", Patched.runtime)
+    for pattern in _BLAS:
+        path = _library(pattern)
+        mock.replace_exports(path, ctypes.CDLL(str(path)), "cublas", Patched.blas)
+    mock.set_node(node)
+    mock.set_most_bytes(int(rehearsal.moves_mb * 1e6))
+    unpriced = [name for algorithm, name in _MULTICAST.items() if not fabric.prices(algorithm)]
+    if unpriced:  # NCCL must not choose what the fabric has no time for
+        os.environ.setdefault("NCCL_ALGO", f"^{','.join(unpriced)}")
+    path = _library("libnccl.so.2")
+    nccl = Libnccl(path)
+    base = mock.attach(path, nccl.library, nccl.version)
+    mock.stand_in_front_of(nccl.library)
+    compute, slower = fabric.compute, rehearsal.slower
+    mock.set_prices(
+        Prices(fabric, device_functions(path, base), slower),
+        noise=fabric.noise.sigma,
+        kernel_us=compute.launch_us * slower,
+        flops_per_ns=compute.tflops * compute.efficiency * 1000.0 / slower,
+    )
+    records_say_emulated(os.environ.get("NCCL_PROFILER_PLUGIN", ""))
+    _started.append(mock)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(
+            f"zerotune: a rehearsal on {fabric.name} with NCCL {nccl.version_text}: nothing is computed, and "
+            "no time is a GPU's",
+            file=sys.stderr,
+        )
+
+
+def _library(pattern: str) -> Path:
+    """One of torch's CUDA libraries."""
+    found = sorted(Path(sysconfig.get_paths()["purelib"], "nvidia").glob(f"*/lib/{pattern}"))
+    if not found:
+        raise UserError(f"torch brings no {pattern} here", "install a build of torch for CUDA, from PyPI for example")
+    return found[-1]

@@ -1,0 +1,71 @@
+"""What is rehearsed: scripts as users have them, and what goes wrong in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FRAMEWORK_SCRIPTS: Final = Path(__file__).parents[2] / "tests" / "frameworks" / "scripts"
+OWN_SCRIPTS: Final = Path(__file__).parents[2] / "tests" / "rehearsal" / "scripts"
+"""They import the others' model."""
+MISJUDGED: Final = str(Path(__file__).parent / "misjudged_node.toml")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One script under `zerotune launch` with a daemon."""
+
+    name: str
+    script: Path
+    words: tuple[str, ...] = ()
+    needs: str = ""
+    """Module without which it is skipped."""
+    n_steps: int = 60
+    fabric: str = "h100_node"
+    moves_mb: float = 1e12
+    fault: str = ""
+    """`daemon` or `rank`: killed in the middle of training."""
+    finds: float = 0.0
+    """Of the best setting's time: so close the tuner must come; 0 = not asked."""
+    timeout_s: float = 240.0
+
+
+def _theirs(name: str, script: str, *words: str, needs: str = "", n_steps: int = 60) -> Case:
+    return Case(name, FRAMEWORK_SCRIPTS / script, words, needs, n_steps)
+
+
+def _ours(name: str, script: str, *words: str) -> Case:
+    return Case(name, OWN_SCRIPTS / script, words)
+
+
+CASES: Final = (
+    _theirs("ddp", "ddp.py"),
+    _theirs("ddp-zero-optimizer", "ddp.py", "--zero-optimizer"),
+    _theirs("fsdp1", "fsdp1.py"),
+    _theirs("fsdp1-keep", "fsdp1.py", "--keep"),
+    _theirs("fsdp2", "fsdp2.py"),
+    _theirs("fsdp2-keep", "fsdp2.py", "--keep"),
+    _theirs("fsdp2-bf16", "fsdp2.py", "--bf16"),
+    _theirs("fsdp2-mesh", "fsdp2.py", "--mesh"),
+    _theirs("fsdp2-compile", "fsdp2.py", "--compile", n_steps=4),
+    _theirs("fsdp2-checkpoint", "fsdp2_checkpoint.py"),
+    _theirs("fsdp2-then-ddp", "fsdp2_then_ddp.py"),
+    _theirs("zero3", "zero3.py"),
+    _theirs("deepspeed-1", "deepspeed_zero.py", "--stage", "1", needs="deepspeed"),
+    _theirs("deepspeed-3", "deepspeed_zero.py", "--stage", "3", needs="deepspeed"),
+    _theirs("accelerate", "accelerated.py", needs="accelerate"),
+    _theirs("hf-trainer", "hf_trainer.py", needs="transformers"),
+    _theirs("lightning", "lightning_trainer.py", needs="lightning"),
+    _ours("cuda-graph", "graph.py"),
+    _ours("several-communicators", "several.py"),
+    _ours("destroyed-and-again", "again.py"),
+    _ours("object-collectives", "objects.py"),
+    _ours("memory-pressure", "pressure.py"),
+    Case("daemon-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=60, fault="daemon"),
+    Case("rank-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=4000, fault="rank"),
+    Case(
+        "promotion", OWN_SCRIPTS / "two_layers.py", n_steps=5000, fabric=MISJUDGED, moves_mb=0.1, finds=1.05,
+        timeout_s=900.0,
+    ),
+)  # fmt: skip

@@ -1,0 +1,222 @@
+"""Unmodified GPU scripts, torch's CUDA build and ProcessGroupNCCL under a daemon, on GPUs that are not there.
+
+    make rehearse                                       every case with every release; hours the first time
+    python -m benchmarks rehearse --releases 2.9.1 --only fsdp2,daemon-killed
+
+What the host does is real, and so are NCCL's decisions and launches; kernels compute nothing and times are the fabric's
+file's. No value and no time that this shows is a GPU's. Cases that went well are not repeated (--afresh does).
+Exit codes: 0 nothing failed, 1 something did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.lib.free_port import free_port
+from benchmarks.rehearse.cases import CASES, FRAMEWORK_SCRIPTS, Case
+from benchmarks.rehearse.environments import RELEASES, REPOSITORY, python_of
+from benchmarks.rehearse.outcomes import Outcome, Outcomes
+from benchmarks.rehearse.promotion import time_over_best
+
+N_RANKS = 2
+OUTCOMES = REPOSITORY / "build" / "rehearse" / "outcomes.jsonl"
+HANGS = "the mock CUDA hangs"
+"""What the mock says where ranks launched different things."""
+
+
+class NotAsItMust(Exception):
+    """What is wrong."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    names = [case.name for case in CASES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--releases", type=lambda text: text.split(","), default=list(RELEASES), help="of torch")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help=f"of {', '.join(names)}")
+    parser.add_argument("--afresh", action="store_true", help="forget what an earlier run has done")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.only) - set(names):
+        parser.error(f"unknown case {sorted(unknown)[0]!r}: use some of {', '.join(names)}")
+    outcomes = Outcomes(OUTCOMES, afresh=options.afresh)
+    for release in options.releases:
+        python = python_of(release)
+        for case in CASES:
+            if (options.only and case.name not in options.only) or outcomes.is_done(release, case.name):
+                continue
+            outcome = carry_out(python, release, case)
+            outcomes.add(outcome)
+            print(
+                f"{release} {case.name}: {outcome.outcome} in {outcome.seconds:.0f} s {outcome.reason}", file=sys.stderr
+            )
+    print(outcomes.table(names))
+    return 0 if outcomes.all_well() else 1
+
+
+def carry_out(python: Path, release: str, case: Case) -> Outcome:
+    """One case; whatever happens becomes its outcome.
+
+    Args:
+        python: that has this torch.
+        release: of torch.
+        case: what to do.
+
+    Returns:
+        The outcome.
+    """
+    if case.needs and subprocess.run([python, "-c", f"import {case.needs}"], capture_output=True).returncode != 0:
+        return Outcome(release, case.name, "skipped", f"{case.needs} is not installed, or does not load")
+    began_s = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="zt"))  # sockets have short names
+    try:
+        n_measured = Job(python, case, folder).run()
+    except NotAsItMust as wrong:
+        return Outcome(release, case.name, "failed", str(wrong), time.monotonic() - began_s)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Outcome(release, case.name, "ok", "", time.monotonic() - began_s, n_measured)
+
+
+class Job:
+    """A daemon and a job of two ranks in a folder."""
+
+    def __init__(self, python: Path, case: Case, folder: Path) -> None:
+        self.python, self.case, self.folder = python, case, folder
+        self.endpoint, self.store = f"ipc://{folder}/d", folder / "store.db"
+        self.log = folder / "log"
+
+    def run(self) -> int:
+        """To its end; how many collectives were measured.
+
+        Raises:
+            NotAsItMust: it did not go as it must.
+        """
+        daemon = self._start(
+            [self.python, "-m", "zerotune.tuner.cli", "daemon", "--store", str(self.store)], "daemon.log"
+        )
+        job = None
+        try:
+            self._until(lambda: (self.folder / "d").exists(), "the daemon did not start", 60)
+            job = self._start_job()
+            self._hurt(daemon, job)
+            try:
+                code = job.wait(self.case.timeout_s)
+            except subprocess.TimeoutExpired:
+                raise NotAsItMust(
+                    f"it hung, or took more than {self.case.timeout_s:.0f} s: {self._last_words()}"
+                ) from None
+        finally:
+            for process in (job, daemon):
+                if process is not None:
+                    _end(process)
+        self._check(code)  # the daemon has written what it knows
+        return self._measured()
+
+    def _start_job(self) -> subprocess.Popen[bytes]:
+        case, environment = self.case, self.python.parent
+        torchrun: list[str | Path] = [
+            environment / "torchrun",
+            "--nproc-per-node",
+            str(N_RANKS),
+            "--master-port",
+            str(free_port()),
+        ]
+        words = ["--steps", str(case.n_steps), "--losses", str(self.folder / "losses"), *case.words]
+        launch: list[str | Path] = [self.python, "-m", "zerotune.tuner.cli", "launch"]
+        rehearsal: list[str | Path] = [self.python, "-m", "zerotune.agent.nccl.rehearsal", case.fabric]
+        rehearsal += ["--moves-mb", str(case.moves_mb), "--"]
+        command: list[str | Path] = [*rehearsal, *launch, "--", *torchrun, case.script, *words]
+        return self._start(command, "log")
+
+    def _start(self, command: Sequence[str | Path], log: str) -> subprocess.Popen[bytes]:
+        quick = {"ZEROTUNE_TICK_MS": "50", "OMP_NUM_THREADS": "1", "ZEROTUNE_ENDPOINT": self.endpoint}
+        quick["PYTHONPATH"] = str(FRAMEWORK_SCRIPTS)
+        with (self.folder / log).open("wb") as file:
+            return subprocess.Popen(
+                [str(word) for word in command], stdout=file, stderr=file, env={**os.environ, **quick},
+                start_new_session=True, preexec_fn=_no_core_dumps,
+            )  # fmt: skip
+
+    def _hurt(self, daemon: subprocess.Popen[bytes], job: subprocess.Popen[bytes]) -> None:
+        if not self.case.fault:
+            return
+        self._until(lambda: self._n_losses() >= 10 or job.poll() is not None, "training did not begin", 200)
+        if self.case.fault == "daemon":
+            daemon.kill()
+        else:
+            os.kill(_rank_pid(job.pid), signal.SIGKILL)
+
+    def _check(self, code: int) -> None:
+        words = self.log.read_text(errors="replace")
+        if HANGS in words:
+            raise NotAsItMust(f"ranks disagreed: {words[words.index(HANGS) :].splitlines()[0]}")
+        if self.case.fault == "rank":
+            if code == 0:
+                raise NotAsItMust("a rank was killed, and the job ended as if nothing had happened")
+            return
+        if code != 0:
+            raise NotAsItMust(f"exit code {code}: {self._last_words()}")
+        if self.case.fault != "daemon" and self._measured() == 0:
+            raise NotAsItMust("nothing was measured")
+        share = time_over_best(self.store, self.case.fabric) if self.case.finds else 0.0
+        if share > self.case.finds:
+            raise NotAsItMust(f"what it settled on takes {share:.3f} times the best")
+
+    def _n_losses(self) -> int:
+        file = self.folder / "losses" / "rank0.txt"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    def _measured(self) -> int:
+        with sqlite3.connect(self.store) as store:
+            return int(store.execute("select count(*) from measurements").fetchone()[0])
+
+    def _until(self, is_so, otherwise: str, timeout_s: float) -> None:  # type: ignore[no-untyped-def]
+        ends_s = time.monotonic() + timeout_s
+        while not is_so():
+            if time.monotonic() > ends_s:
+                raise NotAsItMust(f"{otherwise}: {self._last_words()}")
+            time.sleep(0.1)
+
+    def _last_words(self) -> str:
+        """The error that a rank ended with, else the last line of all."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line and "ChildFailedError" not in line]
+        return (errors or lines or ["it said nothing"])[-1][:300]
+
+
+def _rank_pid(launcher: int) -> int:
+    """The second rank's process below torchrun, which `launch` has become."""
+    import psutil
+
+    ranks = [one for one in psutil.Process(launcher).children(recursive=True) if "LOCAL_RANK" in one.environ()]
+    return int(next(one.pid for one in ranks if one.environ()["LOCAL_RANK"] == "1"))
+
+
+def _no_core_dumps() -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """With all that it started."""
+    import contextlib
+
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
