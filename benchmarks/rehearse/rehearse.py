@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.lib.free_port import free_port
 from benchmarks.rehearse.cases import CASES, FRAMEWORK_SCRIPTS, Case
-from benchmarks.rehearse.environments import RELEASES, REPOSITORY, python_of
+from benchmarks.rehearse.environments import RELEASES, REPOSITORY, python_of, tells_times
 from benchmarks.rehearse.outcomes import Outcome, Outcomes
 from benchmarks.rehearse.promotion import time_over_best
 
@@ -73,6 +73,8 @@ def carry_out(python: Path, release: str, case: Case) -> Outcome:
     Returns:
         The outcome.
     """
+    if case.finds and not tells_times(python):
+        return Outcome(release, case.name, "skipped", "this NCCL's profiler tells no times")
     if case.needs and subprocess.run([python, "-c", f"import {case.needs}"], capture_output=True).returncode != 0:
         return Outcome(release, case.name, "skipped", f"{case.needs} is not installed, or does not load")
     began_s = time.monotonic()
