@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-RELEASES: Final = ("2.6.0", "2.9.1", "2.13.0")
-"""The oldest that we support, one with NCCL 2.27, and the one that is tested most."""
+RELEASES: Final = ("2.6.0", "2.9.1", "2.14.1")
+"""The oldest that we support (CUDA 12, NCCL 2.21), one with NCCL 2.27, and the newest (CUDA 13, NCCL 2.30)."""
 FRAMEWORKS: Final = ("deepspeed", "accelerate", "transformers", "lightning")
 """Beside torch; a script whose framework is missing is skipped."""
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -32,12 +32,19 @@ def python_of(release: str) -> Path:
         print(f"installing torch {release} for CUDA into {folder}: gigabytes, once", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         # numpy: torch wants it; the wheels of PyPI are those for CUDA.
-        install = [python, "-m", "pip", "install", "--quiet"]
+        install = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*install, f"torch=={release}", "numpy"], check=True)
-        subprocess.run([*install, "--editable", REPOSITORY, "pytest", "pytest-timeout", "pytest-xdist"], check=True)
+        subprocess.run([*install, "--editable", str(REPOSITORY), "pytest", "pytest-timeout", "pytest-xdist"], check=True)
         for framework in FRAMEWORKS:  # some build on what is not here
             subprocess.run(
                 [*install, framework, f"torch=={release}"], check=False, env={**os.environ, "DS_BUILD_OPS": "0"}
             )
         ready.touch()
     return python
+
+
+def tells_times(python: Path) -> bool:
+    """Whether NCCL's profiler tells kernel times there: from 2.26 on."""
+    ask = "import importlib.metadata as m; print(next(d.version for d in m.distributions() if 'nvidia-nccl' in d.name))"
+    version = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.split(".")
+    return (int(version[0]), int(version[1])) >= (2, 26)

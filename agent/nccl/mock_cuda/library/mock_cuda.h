@@ -121,6 +121,7 @@ cuda_error mock_allocate(void **pointer, size_t n_bytes);
 cuda_error mock_allocate_host(void **pointer, size_t n_bytes);
 cuda_error mock_free(void *pointer);
 void mock_clear(void *at, size_t n_bytes);
+cuda_error mock_set_words(void *at, uint32_t word, size_t n_words, void *stream);
 bool mock_find(const void *pointer, void **base, size_t *n_bytes);
 bool mock_locate(const void *pointer, int *file, uint64_t *offset);
 void mock_describe_pointer(cuda_pointer_attributes *attributes, const void *pointer);

@@ -124,6 +124,11 @@ MOCK_API cuda_error cuPointerGetAttribute(void *value, int attribute, uint64_t p
   return CUDA_SUCCESS;
 }
 
+MOCK_API cuda_error cuCtxGetLimit(size_t *n_bytes, UNUSED int limit) {
+  *n_bytes = 1 << 20;
+  return CUDA_SUCCESS;
+}
+
 /* ---- modules: a handle is all that there is of one ---- */
 
 static char a_module, a_function;
@@ -173,6 +178,16 @@ SUCCEEDS(cuTensorMapEncodeTiled)
 SUCCEEDS(cuCtxDestroy_v2)
 SUCCEEDS(cuCtxSetLimit)
 SUCCEEDS(cuDevicePrimaryCtxRelease_v2)
+
+/* ---- memory in streams ---- */
+
+MOCK_API cuda_error cuMemsetD32Async(uint64_t at, unsigned word, size_t n_words, void *stream) {
+  return mock_set_words((void *)(uintptr_t)at, word, n_words, stream);
+}
+
+MOCK_API cuda_error cuStreamWriteValue32_v2(void *stream, uint64_t at, uint32_t word, UNUSED unsigned flags) {
+  return mock_set_words((void *)(uintptr_t)at, word, 1, stream);
+}
 
 /* ---- kernels ---- */
 
@@ -253,6 +268,8 @@ static const entry FUNCTIONS[] = {
     ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor),
     ENTRY(cuOccupancyMaxActiveClusters),
     ENTRY(cuTensorMapEncodeTiled),
+    ENTRY(cuMemsetD32Async),
+    NEWER(cuStreamWriteValue32),
     ENTRY(cuLaunchKernel),
     ENTRY(cuLaunchKernelEx),
     ENTRY(cuLaunchCooperativeKernel),

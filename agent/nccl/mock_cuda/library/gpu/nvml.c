@@ -17,6 +17,8 @@ NVML nvmlInit(void);
 NVML nvmlInit(void) { return NVML_SUCCESS; }
 NVML nvmlInit_v2(void);
 NVML nvmlInit_v2(void) { return NVML_SUCCESS; }
+NVML nvmlInitWithFlags(unsigned flags);
+NVML nvmlInitWithFlags(UNUSED unsigned flags) { return NVML_SUCCESS; }
 NVML nvmlShutdown(void);
 NVML nvmlShutdown(void) { return NVML_SUCCESS; }
 
@@ -107,6 +109,23 @@ NVML nvmlDeviceGetP2PStatus(UNUSED const mock_device *a, UNUSED const mock_devic
   return NVML_SUCCESS;
 }
 
+NVML nvmlDeviceGetComputeRunningProcesses(UNUSED const mock_device *device, unsigned *n, UNUSED void *processes);
+NVML nvmlDeviceGetComputeRunningProcesses(UNUSED const mock_device *device, unsigned *n, UNUSED void *processes) {
+  *n = 0;
+  return NVML_SUCCESS;
+}
+
+NVML nvmlSystemGetCudaDriverVersion_v2(int *version);
+NVML nvmlSystemGetCudaDriverVersion_v2(int *version) {
+  *version = mock_the_machine.cuda_version;
+  return NVML_SUCCESS;
+}
+
+NVML nvmlDeviceGetNvLinkRemoteDeviceType(UNUSED const mock_device *device, UNUSED unsigned link, UNUSED int *type);
+NVML nvmlDeviceGetNvLinkRemoteDeviceType(UNUSED const mock_device *device, UNUSED unsigned link, UNUSED int *type) {
+  return NVML_ERROR_NOT_SUPPORTED;
+}
+
 /* NVLinks are those of the topology file, which NCCL reads by itself. */
 NVML nvmlDeviceGetNvLinkState(UNUSED const mock_device *device, UNUSED unsigned link, int *active);
 NVML nvmlDeviceGetNvLinkState(UNUSED const mock_device *device, UNUSED unsigned link, int *active) {
@@ -118,6 +137,11 @@ NVML nvmlDeviceGetNvLinkRemotePciInfo(UNUSED const mock_device *device, UNUSED u
 NVML nvmlDeviceGetNvLinkRemotePciInfo(UNUSED const mock_device *device, UNUSED unsigned link, nvml_pci_info *pci) {
   memset(pci, 0, sizeof *pci);
   return NVML_ERROR_NOT_FOUND;
+}
+
+NVML nvmlDeviceGetNvLinkRemotePciInfo_v2(const mock_device *device, unsigned link, nvml_pci_info *pci);
+NVML nvmlDeviceGetNvLinkRemotePciInfo_v2(const mock_device *device, unsigned link, nvml_pci_info *pci) {
+  return nvmlDeviceGetNvLinkRemotePciInfo(device, link, pci);
 }
 
 NVML nvmlDeviceGetNvLinkCapability(UNUSED const mock_device *device, UNUSED unsigned link, UNUSED int capability,

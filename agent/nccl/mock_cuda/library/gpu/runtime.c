@@ -47,7 +47,8 @@ typedef struct {
   operation base;
   void *to;
   const void *from; /* NULL = set */
-  int value;
+  uint32_t value;
+  bool words; /* set 32 bits at a time */
   size_t n_bytes, n_rows, to_pitch, from_pitch;
 } copy_operation;
 
@@ -57,7 +58,9 @@ static bool run_copy(operation *self, UNUSED uint64_t *ready_ns) {
     char *const to = (char *)copy->to + row * copy->to_pitch;
     if (copy->from != NULL) memmove(to, (const char *)copy->from + row * copy->from_pitch, copy->n_bytes);
     else if (copy->value == 0) mock_clear(to, copy->n_bytes);
-    else memset(to, copy->value, copy->n_bytes);
+    else if (!copy->words) memset(to, (int)copy->value, copy->n_bytes);
+    else
+      for (size_t i = 0; i < copy->n_bytes; i += sizeof copy->value) memcpy(to + i, &copy->value, sizeof copy->value);
   }
   return true;
 }
@@ -109,11 +112,16 @@ static cuda_error cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from,
 }
 
 static cuda_error cudaMemsetAsync(void *at, int value, size_t n_bytes, void *stream) {
-  return enqueue_copy((copy_operation){.to = at, .value = value, .n_bytes = n_bytes, .n_rows = 1}, stream, false);
+  return enqueue_copy((copy_operation){.to = at, .value = (uint32_t)value, .n_bytes = n_bytes, .n_rows = 1}, stream, false);
+}
+
+cuda_error mock_set_words(void *at, uint32_t word, size_t n_words, void *stream) {
+  const copy_operation asked = {.to = at, .value = word, .words = true, .n_bytes = n_words * sizeof word, .n_rows = 1};
+  return enqueue_copy(asked, stream, false);
 }
 
 static cuda_error cudaMemset(void *at, int value, size_t n_bytes) {
-  return enqueue_copy((copy_operation){.to = at, .value = value, .n_bytes = n_bytes, .n_rows = 1}, NULL, true);
+  return enqueue_copy((copy_operation){.to = at, .value = (uint32_t)value, .n_bytes = n_bytes, .n_rows = 1}, NULL, true);
 }
 
 static cuda_error cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
