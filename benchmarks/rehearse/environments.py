@@ -34,7 +34,8 @@ def python_of(release: str) -> Path:
         # numpy: torch wants it; the wheels of PyPI are those for CUDA.
         install = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*install, f"torch=={release}", "numpy"], check=True)
-        subprocess.run([*install, "--editable", str(REPOSITORY), "pytest", "pytest-timeout", "pytest-xdist"], check=True)
+        tools = ("pytest", "pytest-timeout", "pytest-xdist")
+        subprocess.run([*install, "--editable", str(REPOSITORY), *tools], check=True)
         for framework in FRAMEWORKS:  # some build on what is not here
             subprocess.run(
                 [*install, framework, f"torch=={release}"], check=False, env={**os.environ, "DS_BUILD_OPS": "0"}
