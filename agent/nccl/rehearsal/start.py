@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -45,11 +46,11 @@ def start() -> None:
     for pattern in _BLAS:
         path = _library(pattern)
         mock.replace_exports(path, ctypes.CDLL(str(path)), "cublas", Patched.blas)
-    node = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's
-    mock.set_node(node)
+    # torchrun's node, unless the program says which hosts its ranks are to be
+    host = os.environ.setdefault("NCCL_HOSTID", f"{fabric.name}-{os.environ.get('GROUP_RANK', '0')}")
+    mock.set_node(zlib.crc32(host.encode()) & 0x7FFFFFFF)
     mock.set_most_bytes(int(rehearsal.moves_mb * 1e6))
-    os.environ["NCCL_HOSTID"] = f"{fabric.name}-{node}"
-    os.environ["NCCL_NET_PLUGIN"] = str(mock.path) if machine.nics else "none"
+    os.environ.setdefault("NCCL_NET_PLUGIN", str(mock.path) if machine.nics else "none")
     unpriced = [name for algorithm, name in _MULTICAST.items() if not fabric.prices(algorithm)]
     if unpriced:  # NCCL must not choose what the fabric has no time for
         os.environ.setdefault("NCCL_ALGO", f"^{','.join(unpriced)}")
