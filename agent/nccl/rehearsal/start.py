@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import sysconfig
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -38,16 +39,20 @@ def start() -> None:
     runtime = _library("libcudart.so.*")
     mock = MockCuda(in_front=True)
     machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"]))
-    node = int(os.environ.get("GROUP_RANK", "0"))  # torchrun's
+    # torchrun's node, unless the program says which hosts its ranks are to be, and how they reach each other
+    host = os.environ.get("NCCL_HOSTID", f"{fabric.name}-{os.environ.get('GROUP_RANK', '0')}")
+    net_plugin = os.environ.get("NCCL_NET_PLUGIN")
     cuda_version = int(runtime.suffix[1:]) * 1000 + (90 if runtime.suffix == ".12" else 0)
-    mock.lend(machine, f"{fabric.name}-{node}", cuda_version)
+    mock.lend(machine, host, cuda_version)
+    if net_plugin is not None:
+        os.environ["NCCL_NET_PLUGIN"] = net_plugin
     ctypes.CDLL("libcuda.so.1")  # by this name it is found from now on
     mock.replace_exports(runtime, ctypes.CDLL(str(runtime)), "cuda", Patched.runtime)
     mock.replace_exports(runtime, ctypes.CDLL(str(runtime)), "__cudaRegisterFunction", Patched.runtime)
     for pattern in _BLAS:
         path = _library(pattern)
         mock.replace_exports(path, ctypes.CDLL(str(path)), "cublas", Patched.blas)
-    mock.set_node(node)
+    mock.set_node(zlib.crc32(host.encode()) & 0x7FFFFFFF)
     mock.set_most_bytes(int(rehearsal.moves_mb * 1e6))
     unpriced = [name for algorithm, name in _MULTICAST.items() if not fabric.prices(algorithm)]
     if unpriced:  # NCCL must not choose what the fabric has no time for

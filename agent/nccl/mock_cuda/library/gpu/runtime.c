@@ -42,7 +42,7 @@ static cuda_error cudaHostGetDevicePointer(void **device, void *host, UNUSED uns
 }
 
 /* Copies take the place in their stream that they have on a GPU. Memory of the program itself may change as soon as the
- * call returns, so such a copy waits for its turn. */
+ * call returns: what is copied from it is put aside, and a copy to it waits for its turn. */
 typedef struct {
   operation base;
   void *to;
@@ -50,6 +50,7 @@ typedef struct {
   uint32_t value;
   bool words; /* set 32 bits at a time */
   size_t n_bytes, n_rows, to_pitch, from_pitch;
+  void *aside; /* `from`, where it was the program's */
 } copy_operation;
 
 static bool run_copy(operation *self, UNUSED uint64_t *ready_ns) {
@@ -65,13 +66,29 @@ static bool run_copy(operation *self, UNUSED uint64_t *ready_ns) {
   return true;
 }
 
-static operation *copy_copy(const operation *self) {
-  copy_operation *const made = malloc(sizeof *made);
-  if (made != NULL) memcpy(made, self, sizeof *made);
-  return made != NULL ? &made->base : NULL;
+static size_t source_bytes(const copy_operation *one) { return one->from_pitch * (one->n_rows - 1) + one->n_bytes; }
+
+static bool put_aside(copy_operation *one) {
+  one->aside = malloc(source_bytes(one));
+  if (one->aside == NULL) return false;
+  one->from = memcpy(one->aside, one->from, source_bytes(one));
+  return true;
 }
 
-static const operation_kind COPY = {run_copy, NULL, copy_copy, NULL};
+static void drop_copy(operation *self) { free(((copy_operation *)self)->aside); }
+
+static operation *copy_copy(const operation *self) {
+  copy_operation *const made = malloc(sizeof *made);
+  if (made == NULL) return NULL;
+  memcpy(made, self, sizeof *made);
+  if (made->aside != NULL && !put_aside(made)) {
+    free(made);
+    return NULL;
+  }
+  return &made->base;
+}
+
+static const operation_kind COPY = {run_copy, drop_copy, copy_copy, NULL};
 
 static bool is_ours(const void *pointer) {
   void *base;
@@ -85,9 +102,12 @@ static cuda_error enqueue_copy(copy_operation asked, void *stream, bool wait) {
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   *made = asked;
   made->base.kind = &COPY;
+  if (asked.from != NULL && !is_ours(asked.from) && !put_aside(made)) {
+    free(made);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   const cuda_error error = mock_enqueue(stream, &made->base);
-  if (wait || !is_ours(asked.to) || (asked.from != NULL && !is_ours(asked.from)))
-    mock_wait_for_stream(stream, false, wait);
+  if (wait || !is_ours(asked.to)) mock_wait_for_stream(stream, false, true);
   return error;
 }
 
@@ -435,11 +455,11 @@ static const struct {
     ENTRY(cudaGetDriverEntryPointByVersion),
 };
 
-/* ---- of the copy that NCCL links: its kernels are collectives ---- */
+/* ---- of the copy that NCCL links: its kernels are collectives, but for one that scales the numbers of a single rank ---- */
 
 static cuda_error launch_of_nccl(UNUSED const void *function, UNUSED cuda_dim3 grid, UNUSED cuda_dim3 block,
-                                 void **parameters, UNUSED size_t shared_bytes, void *stream) {
-  return mock_on_launch(parameters, NULL, stream);
+                                 UNUSED void **parameters, UNUSED size_t shared_bytes, void *stream) {
+  return mock_enqueue_kernel(stream, mock_kernel_ns);
 }
 
 static cuda_error configured_launch_of_nccl(const cuda_launch_config *config, UNUSED const void *function,
