@@ -18,7 +18,7 @@ fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 log = toy.LossLog(options.losses, dist.get_rank())
 folder = [tempfile.mkdtemp()]
-dist.broadcast_object_list(folder, device=toy.device())
+dist.broadcast_object_list(folder)
 for step, inputs in enumerate(toy.batches(options, dist.get_rank()), start=1):
     loss = toy.loss_of(model, inputs)
     loss.backward()

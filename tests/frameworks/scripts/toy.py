@@ -54,7 +54,9 @@ def device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
     local_rank = int(os.environ["LOCAL_RANK"])
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)  # else what names no device is every rank's on the first GPU, and hangs NCCL
+    return device
 
 
 def model(options: argparse.Namespace) -> Model:

@@ -26,15 +26,26 @@ typedef struct {
 /* cudaDeviceAttr and CUdevice_attribute share their numbers. */
 enum {
   ATTRIBUTE_MAX_THREADS_PER_BLOCK = 1,
+  ATTRIBUTE_MAX_BLOCK_X = 2,
+  ATTRIBUTE_MAX_BLOCK_Y = 3,
+  ATTRIBUTE_MAX_BLOCK_Z = 4,
+  ATTRIBUTE_MAX_GRID_X = 5,
+  ATTRIBUTE_MAX_GRID_Y = 6,
+  ATTRIBUTE_MAX_GRID_Z = 7,
+  ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK = 8,
   ATTRIBUTE_WARP_SIZE = 10,
+  ATTRIBUTE_MAX_REGISTERS_PER_BLOCK = 12,
   ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
   ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR = 39,
   ATTRIBUTE_UNIFIED_ADDRESSING = 41,
   ATTRIBUTE_CAPABILITY_MAJOR = 75,
   ATTRIBUTE_CAPABILITY_MINOR = 76,
+  ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR = 81,
+  ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR = 82,
   ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97,
   ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT = 102,
   ATTRIBUTE_POSIX_FILE_HANDLES = 103,
+  ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR = 106,
   ATTRIBUTE_GPU_DIRECT_RDMA = 116,
   ATTRIBUTE_MULTICAST = 132
 };
@@ -55,8 +66,8 @@ typedef struct {
 /* cudaFuncAttributes, its head */
 typedef struct {
   size_t shared_bytes, const_bytes, local_bytes;
-  int max_threads_per_block, n_registers;
-  int rest[16];
+  int max_threads_per_block, n_registers, ptx_version, binary_version, cache_mode, max_dynamic_shared_bytes;
+  int rest[12];
 } cuda_function_attributes;
 
 /* CUlaunchConfig and cudaLaunchConfig_t */

@@ -228,6 +228,31 @@ static cuda_error cudaDeviceGetAttribute(int *value, int attribute, int device) 
   case ATTRIBUTE_WARP_SIZE:
     *value = 32;
     break;
+  case ATTRIBUTE_MAX_GRID_X:
+    *value = INT32_MAX;
+    break;
+  case ATTRIBUTE_MAX_GRID_Y:
+  case ATTRIBUTE_MAX_GRID_Z:
+    *value = 65535;
+    break;
+  case ATTRIBUTE_MAX_BLOCK_Z:
+    *value = 64;
+    break;
+  case ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
+    *value = 48 << 10;
+    break;
+  case ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+    *value = 228 << 10;
+    break;
+  case ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
+  case ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
+    *value = 65536;
+    break;
+  case ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
+    *value = 32;
+    break;
+  case ATTRIBUTE_MAX_BLOCK_X:
+  case ATTRIBUTE_MAX_BLOCK_Y:
   case ATTRIBUTE_MAX_THREADS_PER_BLOCK:
     *value = 1024;
     break;
@@ -343,6 +368,8 @@ static cuda_error cudaFuncGetAttributes(cuda_function_attributes *attributes, UN
   memset(attributes, 0, sizeof *attributes);
   attributes->max_threads_per_block = 1024;
   attributes->n_registers = 96;
+  attributes->max_dynamic_shared_bytes = 227 << 10;
+  attributes->ptx_version = attributes->binary_version = mock_the_machine.devices[0].capability;
   return CUDA_SUCCESS;
 }
 
