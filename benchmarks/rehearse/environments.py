@@ -32,7 +32,7 @@ def python_of(release: str) -> Path:
         print(f"installing torch {release} for CUDA into {folder}: gigabytes, once", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         # numpy: torch wants it; the wheels of PyPI are those for CUDA.
-        install = [python, "-m", "pip", "install", "--quiet"]
+        install: list[str | Path] = [python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*install, f"torch=={release}", "numpy"], check=True)
         subprocess.run([*install, "--editable", REPOSITORY, "pytest", "pytest-timeout", "pytest-xdist"], check=True)
         for framework in FRAMEWORKS:  # some build on what is not here

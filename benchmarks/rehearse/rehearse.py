@@ -207,7 +207,7 @@ def _rank_pid(launcher: int) -> int:
 
 
 def _limit() -> None:
-    """No core dumps; and where a kernel that computes nothing should have said how large a tensor is, not all memory."""
+    """No core dumps; and not all memory, where a kernel should have said how large a tensor is and computes nothing."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
