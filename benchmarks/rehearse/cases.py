@@ -28,7 +28,7 @@ class Case:
     """`daemon` or `rank`: killed in the middle of training."""
     finds: float = 0.0
     """Of the best setting's time: so close the tuner must come; 0 = not asked."""
-    timeout_s: float = 480.0
+    timeout_s: float = 300.0
     trains: bool = True
     """Else it has no steps, and the daemon measures nothing."""
 

@@ -31,6 +31,8 @@ from benchmarks.rehearse.promotion import time_over_best
 
 N_RANKS = 2
 OUTCOMES = REPOSITORY / "build" / "rehearse" / "outcomes.jsonl"
+MOST_BYTES = 6 << 30
+"""Of a rank's own memory."""
 HANGS = "the mock CUDA hangs"
 """What the mock says where ranks launched different things."""
 
@@ -146,7 +148,7 @@ class Job:
         with (self.folder / log).open("wb") as file:
             return subprocess.Popen(
                 [str(word) for word in command], stdout=file, stderr=file, env={**os.environ, **quick},
-                start_new_session=True, preexec_fn=_no_core_dumps,
+                start_new_session=True, preexec_fn=_limit,
             )  # fmt: skip
 
     def _hurt(self, daemon: subprocess.Popen[bytes], job: subprocess.Popen[bytes]) -> None:
@@ -204,10 +206,12 @@ def _rank_pid(launcher: int) -> int:
     return int(next(one.pid for one in ranks if one.environ()["LOCAL_RANK"] == "1"))
 
 
-def _no_core_dumps() -> None:
+def _limit() -> None:
+    """No core dumps; and not all memory, where a kernel should have said how large a tensor is and computes nothing."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
