@@ -189,6 +189,10 @@ MOCK_API cuda_error cuStreamWriteValue32_v2(void *stream, uint64_t at, uint32_t 
   return mock_set_words((void *)(uintptr_t)at, word, 1, stream);
 }
 
+MOCK_API cuda_error cuStreamWriteValue32(void *stream, uint64_t at, uint32_t word, unsigned flags) {
+  return cuStreamWriteValue32_v2(stream, at, word, flags);
+}
+
 /* ---- kernels ---- */
 
 MOCK_API cuda_error cuLaunchKernel(UNUSED void *function, UNUSED unsigned grid_x, UNUSED unsigned grid_y,

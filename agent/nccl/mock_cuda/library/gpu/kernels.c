@@ -62,7 +62,7 @@ static known_kernel recognise(const char *name) {
     const char *const dimensions = strstr(at, "EEEjLi") + strlen("EEEjLi");
     found.n_inputs = number_after(dimensions, "ELi");
     if (found.element_bytes > 0 && found.n_inputs > 0 && found.n_inputs <= MOST_INPUTS) found.what = JOIN;
-  } else if (strstr(name, "vectorized_elementwise_kernel") != NULL) {
+  } else if (strstr(name, "vectorized_elementwise_kernel") != NULL || strstr(name, "LoadWithoutCast") != NULL) {
     if ((at = strstr(name, "11FillFunctorI")) != NULL) {
       found.element_bytes = bytes_of_type(at + strlen("11FillFunctorI"));
       if (found.element_bytes > 0) found.what = FILL;
@@ -163,7 +163,7 @@ static bool on_device(const void *pointer) {
   return mock_locate(pointer, &file, &offset);
 }
 
-/* (int n, functor, array of the output's and the inputs' addresses) */
+/* (int n, functor, array of the output's and the inputs' addresses, ...) */
 static bool read_elementwise(computation *one, void **parameters) {
   static const struct {
     uint32_t n_value_bytes, n_inputs;
@@ -204,7 +204,8 @@ static bool read_join(computation *one, void **parameters, const known_kernel *k
   return n_bytes <= MOST_BYTES && on_device(one->to);
 }
 
-/* ReduceOp: {..., element_size_bytes, num_inputs, num_outputs, ..., src, dst[2], three buffers that small sums have not} */
+/* ReduceOp: {..., element_size_bytes, num_inputs, num_outputs, ..., src, dst[2], three buffers that small sums have not,
+ * base_idx, {accumulate, final_output, noutputs}}; what lies between differs by release, and partly is not initialised. */
 static bool read_sum(computation *one, void **parameters) {
   enum { CONFIGURATION = 4, N_WORDS = 512 };
   int32_t shape[3];
@@ -214,7 +215,7 @@ static bool read_sum(computation *one, void **parameters) {
   const char *const *words = parameters[0];
   for (size_t i = 0; i < N_WORDS; i++)
     if (on_device(words[i]) && on_device(words[i + 1]) && words[i + 3] == NULL && words[i + 4] == NULL &&
-        words[i + 5] == NULL) {
+        words[i + 5] == NULL && words[i + 6] == NULL && (uintptr_t)words[i + 7] >> 32 == 1) {
       one->from[0] = words[i];
       one->to = (char *)(uintptr_t)words[i + 1];
       return true;

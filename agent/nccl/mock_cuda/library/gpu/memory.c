@@ -474,6 +474,23 @@ static const struct {
     {"cuMulticastGetGranularity", granularity},
 };
 
+/* Older torch asks the driver's library for them. */
+#define EXPORT(name, function) extern __typeof(function) name __attribute__((alias(#function), visibility("default")))
+EXPORT(cuMemCreate, create);
+EXPORT(cuMemRelease, release);
+EXPORT(cuMemExportToShareableHandle, export_handle);
+EXPORT(cuMemImportFromShareableHandle, import_handle);
+EXPORT(cuMemAddressReserve, reserve);
+EXPORT(cuMemAddressFree, free_address);
+EXPORT(cuMemMap, map);
+EXPORT(cuMemUnmap, unmap);
+EXPORT(cuMemSetAccess, set_access);
+EXPORT(cuMemGetAllocationGranularity, granularity);
+EXPORT(cuMulticastCreate, multicast_create);
+EXPORT(cuMulticastAddDevice, accept);
+EXPORT(cuMulticastBindMem, accept);
+EXPORT(cuMulticastUnbind, accept);
+
 void *mock_memory_function(const char *name) {
   for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
     if (strcmp(functions[i].name, name) == 0) return functions[i].function;

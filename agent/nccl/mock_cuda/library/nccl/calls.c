@@ -248,3 +248,39 @@ MOCK_API nccl_result ncclRecv(void *to, size_t count, int type, int peer, void *
   note(host, stream, (call){.collective = CALL_RECEIVE, .to = to, .count = count, .datatype = type, .root = peer});
   return called(ncclRecv_real(to, count, type, peer, host, stream));
 }
+
+/* ---- what NCCL makes of messages, from 2.28 on ---- */
+
+static void note_messages(void *host, void *stream, const void *from, void *to, size_t count, int type, int sender,
+                          int receiver) {
+  communicator *const of = mock_communicator(host);
+  if (of == NULL) return;
+  const size_t n_bytes = count * mock_element_bytes(type);
+  const int rank = mock_rank(of), n_ranks = mock_n_ranks(of);
+  for (int peer = 0; peer < n_ranks; peer++) { /* -1 = everybody */
+    if ((sender < 0 || sender == rank) && (receiver < 0 || receiver == peer))
+      note(host, stream, (call){.collective = CALL_SEND, .from = (const char *)from + (receiver < 0 ? n_bytes * (size_t)peer : 0),
+                                .count = count, .datatype = type, .root = peer});
+    if ((receiver < 0 || receiver == rank) && (sender < 0 || sender == peer))
+      note(host, stream, (call){.collective = CALL_RECEIVE, .to = (char *)to + (sender < 0 ? n_bytes * (size_t)peer : 0),
+                                .count = count, .datatype = type, .root = peer});
+  }
+}
+
+MOCK_API nccl_result ncclAlltoAll(const void *from, void *to, size_t count, int type, void *host, void *stream) {
+  REAL(nccl_result, ncclAlltoAll, const void *, void *, size_t, int, void *, void *);
+  note_messages(host, stream, from, to, count, type, -1, -1);
+  return called(ncclAlltoAll_real(from, to, count, type, host, stream));
+}
+
+MOCK_API nccl_result ncclGather(const void *from, void *to, size_t count, int type, int root, void *host, void *stream) {
+  REAL(nccl_result, ncclGather, const void *, void *, size_t, int, int, void *, void *);
+  note_messages(host, stream, from, to, count, type, -1, root);
+  return called(ncclGather_real(from, to, count, type, root, host, stream));
+}
+
+MOCK_API nccl_result ncclScatter(const void *from, void *to, size_t count, int type, int root, void *host, void *stream) {
+  REAL(nccl_result, ncclScatter, const void *, void *, size_t, int, int, void *, void *);
+  note_messages(host, stream, from, to, count, type, root, -1);
+  return called(ncclScatter_real(from, to, count, type, root, host, stream));
+}

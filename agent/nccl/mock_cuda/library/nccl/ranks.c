@@ -118,6 +118,10 @@ communicator *mock_communicator(const void *host) {
 
 uint64_t mock_communicator_key(const communicator *one) { return one->key; }
 
+int mock_rank(const communicator *one) { return one->rank; }
+
+int mock_n_ranks(const communicator *one) { return one->n_ranks; }
+
 uint64_t mock_count_split(communicator *one) { return ++one->n_splits; }
 
 /* NCCL's own struct of a communicator holds the address of the one that kernels get; where differs by release. */

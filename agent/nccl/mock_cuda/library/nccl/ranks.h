@@ -25,6 +25,8 @@ typedef struct {
 communicator *mock_join(void *host, uint64_t key, int rank, int n_ranks);
 communicator *mock_communicator(const void *host); /* NULL = not known */
 uint64_t mock_communicator_key(const communicator *one);
+int mock_rank(const communicator *one);
+int mock_n_ranks(const communicator *one);
 uint64_t mock_count_split(communicator *one); /* alike on all ranks, as they split together */
 /* The communicator, among those known, whose kernels are given this device struct. */
 communicator *mock_communicator_on_device(const char *device);
