@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from zerotune.agent.nccl.emulated import (
 )
 from zerotune.agent.nccl.emulated.device.memory import device
 from zerotune.agent.nccl.emulated.host.library import watchdog
+from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
 from zerotune.store.errors import RankDisagreement
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
@@ -199,3 +201,25 @@ def _fused(rank: int) -> list[int]:
 
 def test_grouped_calls_are_fused_as_nccl_does(world: World) -> None:
     assert world.run(_fused) == [[1, 2, 2]] * 4
+
+
+def test_a_communicator_is_given_up_only_when_the_library_has_returned() -> None:
+    """The real library reads it on its way out: given up earlier, it sometimes ends the process by a signal."""
+    announced = Rendezvous(dist.HashStore(), "meeting place", 0, 2, timedelta(seconds=1))
+    aborted, events = threading.Event(), []
+
+    def abort(returned: threading.Event) -> None:
+        aborted.set()
+        returned.wait(10)
+        events.append("given up")
+
+    def stay_until_aborted() -> None:
+        with watchdog.watched(announced, Header(message_bytes=4), 1, abort):
+            aborted.wait(10)
+            time.sleep(0.1)
+            events.append("returned")
+
+    with pytest.raises(CollectiveTimeout):
+        stay_until_aborted()
+    announced.close()
+    assert events == ["returned", "given up"]

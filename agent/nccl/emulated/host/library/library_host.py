@@ -7,8 +7,9 @@ profiler of them.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import compress
 from typing import Any, Final
@@ -180,18 +181,20 @@ class LibraryHost(NcclHost):
         for launch, waiting in self._launches.items():
             self._mock.finish(launch, waiting.start_ns, waiting.end_ns)
         self._launches.clear()
-        self._give_up(self._nccl.abort if failed else self._nccl.destroy)
-        self._announced.close()
-
-    def _abort(self) -> None:
-        self._give_up(self._nccl.abort)
-
-    def _give_up(self, how: Callable[[int], None]) -> None:
         if self._is_open:
             self._is_open = False
             self._mock.set_device(self._process.device)
             with suppress(NcclError):
-                how(self._communicator)
+                (self._nccl.abort if failed else self._nccl.destroy)(self._communicator)
+        self._announced.close()
+
+    def _abort(self, returned: threading.Event) -> None:
+        self._is_open = False
+        self._mock.set_device(self._process.device)
+        # An abort inside a group makes calls return at once, and frees the communicator at the group's end.
+        with suppress(NcclError), self._nccl.group():
+            self._nccl.abort(self._communicator)
+            returned.wait()
 
 
 def _header(fused_groups: Sequence[FusedTasks]) -> Header:

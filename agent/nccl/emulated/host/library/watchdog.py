@@ -2,7 +2,8 @@
 
 NCCL connects an algorithm when it is first used, and waits for its peers inside the call. So each rank announces what
 it is about to call; a rank that is still inside after a while looks at what the others announced, and whether they have
-gone on. Where they cannot come together, it aborts its communicator, whereupon the library returns.
+gone on. Where they cannot come together, it aborts its communicator, whereupon the library returns. On its way out NCCL
+still reads the communicator, so it is given up only then.
 """
 
 from __future__ import annotations
@@ -24,12 +25,30 @@ ALONE_S: Final = 10.0
 class _Inside:
     """A rank inside the library."""
 
-    def __init__(self, announced: Rendezvous, index: int, timeout_us: int, abort: Callable[[], None]) -> None:
+    def __init__(
+        self, announced: Rendezvous, index: int, timeout_us: int, abort: Callable[[threading.Event], None]
+    ) -> None:
         self.announced, self.index, self.abort = announced, index, abort
         self.timeout_s = timeout_us / 1e6
         self.since_s = time.monotonic()
         self.alone_since_s: float | None = None
         self.error: EmulatedNcclError | None = None
+        self.returned = threading.Event()
+        self.aborting: threading.Thread | None = None
+
+    def look(self, now_s: float) -> None:
+        """Stop the library if it would be inside for ever."""
+        if self.error is None and now_s - self.since_s > _LOOK_EVERY_S:
+            self.error = self.find_error(now_s)
+            if self.error is not None:
+                self.aborting = threading.Thread(target=self.abort, args=(self.returned,), daemon=True)
+                self.aborting.start()
+
+    def leave(self) -> None:
+        """The library has returned."""
+        self.returned.set()
+        if self.aborting is not None:
+            self.aborting.join()
 
     def find_error(self, now_s: float) -> EmulatedNcclError | None:
         """What keeps this rank inside for ever, if anything does."""
@@ -63,14 +82,16 @@ _thread: threading.Thread | None = None
 
 
 @contextmanager
-def watched(announced: Rendezvous, header: Header, timeout_us: int, abort: Callable[[], None]) -> Iterator[None]:
+def watched(
+    announced: Rendezvous, header: Header, timeout_us: int, abort: Callable[[threading.Event], None]
+) -> Iterator[None]:
     """Announce a call, and watch over the library while it runs.
 
     Args:
         announced: where ranks announce the calls of one communicator.
         header: what is called.
         timeout_us: how long others may stay away.
-        abort: makes the library return.
+        abort: makes the library return, and gives the communicator up once the event says that it has.
 
     Yields:
         Nothing; call the library inside.
@@ -96,6 +117,7 @@ def watched(announced: Rendezvous, header: Header, timeout_us: int, abort: Calla
     finally:
         with _lock:
             _inside.remove(one)
+        one.leave()
         announced.consume(index)
     if one.error is not None:
         raise one.error
@@ -106,10 +128,7 @@ def _watch() -> None:
         _someone.wait()
         time.sleep(_LOOK_EVERY_S)
         with _lock:
-            late = [one for one in _inside if one.error is None and time.monotonic() - one.since_s > _LOOK_EVERY_S]
+            for one in _inside:
+                one.look(time.monotonic())
             if not _inside:
                 _someone.clear()
-        for one in late:
-            one.error = one.find_error(time.monotonic())
-            if one.error is not None:
-                one.abort()
