@@ -149,8 +149,9 @@ class Libnccl:
         buffers: tuple[int, int],
         *,
         operation: int = SUM,
+        stream: int | None = None,
     ) -> None:
-        """Call a collective on bfloat16 numbers and the default stream.
+        """Call a collective on bfloat16 numbers.
 
         Args:
             collective: which one; root is rank 0 where there is one.
@@ -159,6 +160,7 @@ class Libnccl:
             n_ranks: of the communicator.
             buffers: addresses of what is sent and of what is received, in device memory.
             operation: SUM or AVERAGE, where there is one.
+            stream: to put it into; None: the default stream.
 
         Raises:
             NcclError: NCCL refuses the call.
@@ -166,7 +168,7 @@ class Libnccl:
         shared = message_bytes // BFLOAT16_BYTES
         is_sharded = collective in (Collective.all_gather, Collective.reduce_scatter)
         count = shared // n_ranks if is_sharded else shared
-        self.call(collective, communicator, buffers, count, BFLOAT16, operation=operation)
+        self.call(collective, communicator, buffers, count, BFLOAT16, operation=operation, stream=stream)
 
     def call(
         self,
@@ -178,8 +180,9 @@ class Libnccl:
         *,
         operation: int = SUM,
         root: int = 0,
+        stream: int | None = None,
     ) -> None:
-        """Call a collective on the default stream.
+        """Call a collective.
 
         Args:
             collective: which one; one that has a setting.
@@ -189,11 +192,12 @@ class Libnccl:
             datatype: ncclDataType_t of the elements.
             operation: ncclRedOp_t, where there is one.
             root: rank, where there is one.
+            stream: to put it into; None: the default stream.
 
         Raises:
             NcclError: NCCL refuses the call.
         """
-        where = (communicator, None)
+        where = (communicator, stream)
         if collective is Collective.all_gather:
             code = self._all_gather(*buffers, count, datatype, *where)
         elif collective is Collective.reduce_scatter:

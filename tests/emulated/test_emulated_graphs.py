@@ -16,7 +16,7 @@ from zerotune.agent.nccl.emulated.device import clock
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 
 SHAPE = CommunicatorClass(4, 4)
-FIRST = Candidate(Algorithm.ring, Protocol.ll, 2)
+FIRST = Candidate(Algorithm.ring, Protocol.ll, 1)
 SECOND = Candidate(Algorithm.tree, Protocol.simple, 1)
 
 
@@ -67,8 +67,8 @@ def _trained_in_a_graph(rank: int) -> dict[str, Any]:
     return {"ran": ran, "results": results, "eager": eager, "disagreements": journal().n_disagreements}
 
 
-def test_plans_reach_a_graph_when_it_is_captured_again(model_world: World) -> None:
-    for found in model_world.run(_trained_in_a_graph):
+def test_plans_reach_a_graph_when_it_is_captured_again(world: World) -> None:
+    for found in world.run(_trained_in_a_graph):
         assert found["ran"] == [FIRST, FIRST, FIRST, FIRST, SECOND]
         assert found["eager"] == SECOND
         assert found["disagreements"] == 0
@@ -85,7 +85,10 @@ def _captured_alone(rank: int) -> str:
     tensor = torch.ones(1 << 10)
     graph = Graph()
     try:
-        adopt(plugin, 1, {Collective.all_reduce: FIRST if rank == 1 else SECOND}, SHAPE)
+        for epoch, each in enumerate((FIRST, SECOND), 1):  # connected: NCCL would not wait for that during the capture
+            adopt(plugin, epoch, {Collective.all_reduce: each}, SHAPE)
+            dist.all_reduce(tensor, group=group)
+        adopt(plugin, 3, {Collective.all_reduce: FIRST if rank == 1 else SECOND}, SHAPE)
         with graph.capture():
             dist.all_reduce(tensor, group=group)
         graph.replay()
@@ -96,8 +99,8 @@ def _captured_alone(rank: int) -> str:
     return ""
 
 
-def test_a_capture_under_another_plan_is_a_disagreement(model_world: World) -> None:
-    for text in model_world.run(_captured_alone):
+def test_a_capture_under_another_plan_is_a_disagreement(world: World) -> None:
+    for text in world.run(_captured_alone):
         assert "rank 1 runs ring/ll" in text
 
 
@@ -116,8 +119,8 @@ def _refused(rank: int) -> list[str]:
     return found
 
 
-def test_what_a_replay_could_not_repeat_is_refused(model_world: World) -> None:
-    for first, second, third in model_world.run(_refused):
+def test_what_a_replay_could_not_repeat_is_refused(world: World) -> None:
+    for first, second, third in world.run(_refused):
         assert "not contiguous" in first
         assert "scatter" in second
         assert "a replay" in third

@@ -11,7 +11,7 @@ from emulated_world import World
 
 from benchmarks.lib import nccl_releases
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.emulated import EmulatedNcclError, Graph
+from zerotune.agent.nccl.emulated import EmulatedNcclError
 from zerotune.agent.nccl.emulation_settings import HOST_VARIABLE, choose_host
 from zerotune.agent.nccl.mock_cuda import mock
 from zerotune.store.errors import UserError
@@ -69,24 +69,14 @@ def test_a_host_that_does_not_exist_is_a_users_mistake() -> None:
         choose_host({HOST_VARIABLE: "gpu"}, fabrics.load("h100_node"))
 
 
-def _window(rank: int) -> None:
-    dist.group.WORLD.register_window(torch.ones(4))
-
-
-def _graph(rank: int) -> None:
-    with Graph().capture():
-        dist.all_reduce(torch.ones(4))
-
-
-def _refuses(rank: int, ask: str) -> bool:
+def _refuses_windows(rank: int) -> bool:
     try:
-        {"window": _window, "graph": _graph}[ask](rank)
+        dist.group.WORLD.register_window(torch.ones(4))
     except EmulatedNcclError:
         return True
     return False
 
 
-@pytest.mark.parametrize("ask", ["window", "graph"])
-def test_only_the_model_has_windows_and_graphs(model_world: World, library_world: World, ask: str) -> None:
-    assert set(model_world.run(_refuses, ask)) == {False}
-    assert set(library_world.run(_refuses, ask)) == {True}
+def test_only_the_model_has_windows(model_world: World, library_world: World) -> None:
+    assert set(model_world.run(_refuses_windows)) == {False}
+    assert set(library_world.run(_refuses_windows)) == {True}

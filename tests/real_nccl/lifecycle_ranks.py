@@ -26,6 +26,7 @@ from zerotune.store.records import Collective
 MESSAGE_BYTES = 1 << 16
 COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 N_USES = 4
+N_REPLAYS = 3
 OBSERVED_WITHIN_S = 20.0
 
 
@@ -60,14 +61,14 @@ class Rank:
             unique_ids = self.ids[self.rank][0].recv()
         return [self.nccl.init_rank(self.n_ranks, unique_id, self.rank) for unique_id in unique_ids]
 
-    def use(self, communicators: Iterable[int], n_ranks: int = 0) -> None:
+    def use(self, communicators: Iterable[int], n_ranks: int = 0, stream: int | None = None) -> None:
         """Collectives of each, in turn."""
         communicators = list(communicators)
         for _ in range(N_USES):
             for communicator in communicators:
                 for collective in COLLECTIVES:
                     self.nccl.enqueue(
-                        collective, communicator, MESSAGE_BYTES, n_ranks or self.n_ranks, self.buffers
+                        collective, communicator, MESSAGE_BYTES, n_ranks or self.n_ranks, self.buffers, stream=stream
                     )
 
     def child(self, how: str, communicator: int, *arguments: object) -> int:
@@ -158,6 +159,20 @@ def abort(rank: Rank, n: int) -> None:
         rank.note()
 
 
+def graphs(rank: Rank, n: int) -> None:
+    """Captured once, launched again and again."""
+    for _ in range(n):
+        (communicator,) = rank.new()
+        stream = rank.mock.begin_capture()
+        rank.use([communicator], stream=stream)
+        graph = rank.mock.end_capture(stream)
+        for _ in range(N_REPLAYS):
+            graph.launch()
+        graph.destroy()  # NCCL waits for it
+        rank.nccl.destroy(communicator)
+        rank.note()
+
+
 def threads(rank: Rank, n: int) -> None:
     """Two threads, a communicator each."""
     errors: list[NcclError] = []
@@ -197,7 +212,7 @@ def killed(rank: Rank, n: int) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Rank, int], None]] = {
-    each.__name__: each for each in (again, at_once, split, shrink, finalize, abort, threads, killed)
+    each.__name__: each for each in (again, at_once, split, shrink, finalize, abort, graphs, threads, killed)
 }
 
 

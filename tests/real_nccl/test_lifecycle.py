@@ -35,9 +35,16 @@ ROUNDS = {
     "shrink": (4, 1, 2, 2),
     "finalize": (2, 2, 4, 1),
     "abort": (2, 2, 8, 1),
+    "graphs": (2, 1, 8, 1),
     "threads": (2, 1, 4, 2),
 }
-MANY = ROUNDS | {"again": (2, 2, 200, 1), "at_once": (2, 1, 64, 64), "abort": (2, 1, 100, 1), "threads": (2, 2, 50, 2)}
+MANY = ROUNDS | {
+    "again": (2, 2, 200, 1),
+    "at_once": (2, 1, 64, 64),
+    "abort": (2, 1, 100, 1),
+    "graphs": (2, 2, 50, 1),
+    "threads": (2, 2, 50, 2),
+}
 
 
 def told(release, scenario: str, shape: tuple, plugin: Path, **environment: str) -> list[dict]:

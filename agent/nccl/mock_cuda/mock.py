@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -80,6 +81,23 @@ class _Machine(ctypes.Structure):
     ]
 
 
+class Graph:
+    """What a stream captured; given up with the last reference, or by `destroy`."""
+
+    def __init__(self, call: Callable[..., None], stream: int, graph: int) -> None:
+        self._call, self._graph, self._stream = call, ctypes.c_void_p(graph), ctypes.c_void_p(stream)
+        self.destroy = weakref.finalize(self, _destroy, call, self._stream, self._graph)
+
+    def launch(self) -> None:
+        """Run it once more; PluginError."""
+        self._call("cudaGraphLaunch", self._graph, self._stream)
+
+
+def _destroy(call: Callable[..., None], stream: ctypes.c_void_p, graph: ctypes.c_void_p) -> None:
+    call("cudaGraphDestroy", graph)
+    call("cudaStreamDestroy", stream)
+
+
 class MockCuda:
     """The mock in this process; make one before libnccl is opened, since it also stands in for NVML.
 
@@ -117,6 +135,7 @@ class MockCuda:
         self._set_node = self._bind("set_node", None, ctypes.c_int)
         self._set_most_bytes = self._bind("set_most_bytes", None, ctypes.c_uint64)
         self._price: Any = None  # as long as the library may call it
+        self._function = self._bind("function", pointer, ctypes.c_char_p)
         self._finish = self._bind("finish", ctypes.c_int, ctypes.c_uint64, pointer, pointer, count)
 
     def _bind(self, name: str, result: Any, *arguments: Any) -> Any:
@@ -247,6 +266,24 @@ class MockCuda:
         if self._malloc(ctypes.byref(pointer), n_bytes) != 0:
             raise PluginError(f"the mock GPU has no room for {n_bytes} bytes")
         return pointer.value or 0
+
+    def begin_capture(self) -> int:
+        """A new stream of the calling thread's GPU, which captures what is put into it, for `end_capture`."""
+        stream = ctypes.c_void_p()
+        self._call("cudaStreamCreate", ctypes.byref(stream))
+        self._call("cudaStreamBeginCapture", stream, 0)
+        return stream.value or 0
+
+    def end_capture(self, stream: int) -> Graph:
+        """What a stream has captured since `begin_capture`; PluginError where it does not capture."""
+        graph = ctypes.c_void_p()
+        self._call("cudaStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        return Graph(self._call, stream, graph.value or 0)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        address = self._function(name.encode())
+        if address is None or ctypes.CFUNCTYPE(ctypes.c_int)(address)(*arguments) != 0:
+            raise PluginError(f"{name} failed on the mock GPU")
 
     def set_duration_us(self, duration_us: float) -> None:
         """How long kernels take."""

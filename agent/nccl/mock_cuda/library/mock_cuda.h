@@ -79,6 +79,7 @@ MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, c
 /* Let the library that holds this address wait for its sockets without spinning, and share memory by anonymous files.
  * Returns 0, -1 = its calls cannot be found. */
 MOCK_API int mock_cuda_take_calls(const void *within);
+MOCK_API void *mock_cuda_function(const char *name); /* of the CUDA runtime, by name; NULL = the mock has none */
 MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);
 MOCK_API void mock_cuda_set_duration_us(double duration_us); /* kernels end at once, and say that they took so long */
 MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties; a full one drops */
@@ -102,6 +103,14 @@ MOCK_API void mock_cuda_set_node(int node);     /* which node of the cluster thi
 
 /* ---- between the files ---- */
 
+typedef struct {
+  const char *name;
+  void *function;
+} mock_function;
+#define MOCK_FUNCTION(name) {#name, (void *)name}
+#define MOCK_FIND(functions, name) mock_find_function(functions, sizeof functions / sizeof *functions, name)
+void *mock_find_function(const mock_function *functions, size_t n_functions, const char *name); /* NULL = not there */
+
 extern mock_machine mock_the_machine;
 extern mock_layout mock_the_layout;
 int mock_current_device(void);
@@ -113,7 +122,9 @@ cu_uuid mock_uuid(int device);
 void *mock_runtime_function(const char *name, bool of_nccl); /* NULL = the mock has none of this name */
 void *mock_register_function(void);
 cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream);
+void *mock_copy_function(const char *name);
 void *mock_stream_function(const char *name);
+void *mock_event_function(const char *name);
 void *mock_graph_function(const char *name);
 void *mock_blas_function(const char *name);
 void *mock_driver_function(const char *name, bool of_nccl);

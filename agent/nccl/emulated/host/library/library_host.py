@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import compress
-from typing import Any, Final
+from typing import Final
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -28,6 +30,7 @@ from zerotune.agent.nccl.emulated.host.nccl_host import NcclHost
 from zerotune.agent.nccl.emulated.torch_backend.reduction import PREMULTIPLIED_SUM
 from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
 from zerotune.agent.nccl.libnccl import NcclError
+from zerotune.agent.nccl.mock_cuda.mock import Graph
 from zerotune.store.records import Candidate, Collective
 
 _BUFFERS: Final = (1 << 40, 1 << 41)
@@ -69,6 +72,8 @@ class LibraryHost(NcclHost):
         self._is_open = True
         self._launches: dict[int, _Launch] = {}
         self._scaled: dict[int, int] = {}
+        self._captured: Graph | None = None
+        self._graphs: WeakSet[Graph] = WeakSet()
         self._mock.set_device(process.device)
         try:
             if rank == 0:
@@ -80,26 +85,49 @@ class LibraryHost(NcclHost):
 
     def decide(self, fused_groups: Sequence[FusedTasks], n_tasks: int, *, captured: bool) -> list[Decision]:
         """See NcclHost."""
-        if captured:
-            raise EmulatedNcclError("graphs need the emulation's own host: set ZEROTUNE_NCCL_HOST=model")
-        several = self._n_ranks > 1
-        has_setting = [several and each.collective in TUNED and each.message_bytes > 0 for each in fused_groups]
+        has_setting = [self._is_decided(each) for each in fused_groups]
         tuned = list(compress(fused_groups, has_setting))
+        self._captured = None
         if not tuned:
             return [NO_DECISION] * len(fused_groups)
         self._mock.set_device(self._process.device)
         try:
-            with watched(self._announced, _header(tuned), self._timeout_us, self._abort), self._nccl.group():
+            with (
+                watched(self._announced, _header(tuned), self._timeout_us, self._abort),
+                self._stream(captured=captured) as stream,
+                self._nccl.group(),
+            ):
                 for fused in tuned:
                     for task in fused.tasks:
                         if task.message_bytes:
-                            self._call(fused, task)
+                            self._call(fused, task, stream)
         except NcclError as error:
             raise EmulatedNcclError(str(error)) from error
-        decisions = iter(self._decisions(tuned, self._mock.take()))
+        works = self._mock.take()
+        if not captured:
+            self._await(works)
+        decisions = iter(self._decisions(tuned, works))
         return [next(decisions) if is_tuned else NO_DECISION for is_tuned in has_setting]
 
-    def _call(self, fused: FusedTasks, task: Task) -> None:
+    def _is_decided(self, fused: FusedTasks) -> bool:
+        return self._n_ranks > 1 and fused.collective in TUNED and fused.message_bytes > 0
+
+    @contextmanager
+    def _stream(self, *, captured: bool) -> Iterator[int | None]:
+        """The default stream, or one that captures."""
+        if not captured:
+            yield None
+            return
+        stream = self._mock.begin_capture()
+        try:
+            yield stream
+        except BaseException:
+            self._mock.end_capture(stream).destroy()
+            raise
+        self._captured = self._mock.end_capture(stream)
+        self._graphs.add(self._captured)
+
+    def _call(self, fused: FusedTasks, task: Task, stream: int | None) -> None:
         collective = fused.collective
         n_parts, dtype = (2, _PARTS[fused.dtype]) if fused.dtype in _PARTS else (1, fused.dtype)
         datatype = 0 if collective in _OF_BYTES else DATATYPES.get(dtype, BYTES)[0]
@@ -108,8 +136,9 @@ class LibraryHost(NcclHost):
             raise EmulatedNcclError(f"NCCL cannot reduce {fused.dtype}")
         count = task.count if collective in _OF_BYTES else task.count * n_parts
         self._nccl.call(
-            collective, self._communicator, _BUFFERS, count, datatype, operation=operation, root=task.root
-        )
+            collective, self._communicator, _BUFFERS, count, datatype, operation=operation, root=task.root,
+            stream=stream,
+        )  # fmt: skip
 
     def _operation(self, fused: FusedTasks, datatype: int) -> int:
         code = fused.op.code
@@ -118,6 +147,11 @@ class LibraryHost(NcclHost):
                 self._scaled[datatype] = self._nccl.premultiplied_sum(datatype, self._communicator)
             return self._scaled[datatype]
         return _OPERATIONS[code]
+
+    def _await(self, works: NDArray[np.void]) -> None:
+        """Kernels that wait for the times of these."""
+        for launch, n_works in zip(*np.unique(works["launch"], return_counts=True), strict=True):
+            self._launches[int(launch)] = _Launch(int(n_works))
 
     def _decisions(self, tuned: Sequence[FusedTasks], works: NDArray[np.void]) -> list[Decision]:
         """What was launched for each, by function and count."""
@@ -128,8 +162,6 @@ class LibraryHost(NcclHost):
                 if task.message_bytes:
                     asked[fused.collective, task.count * n_parts].append(place)
         launched: list[list[np.void]] = [[] for _ in tuned]
-        for launch, n_works in zip(*np.unique(works["launch"], return_counts=True), strict=True):
-            self._launches[int(launch)] = _Launch(int(n_works))
         others: list[np.void] = []
         for work in works:
             places = asked[self._process.functions[int(work["function_id"])].collective, int(work["count"])]
@@ -156,11 +188,22 @@ class LibraryHost(NcclHost):
             kernels=tuple((int(work["launch"]), int(work["number"])) for work in works),
         )
 
-    def enqueued(self, calls: Sequence[IssuedCall], captured: Any | None = None) -> None:
-        """See NcclHost: the library tells its profiler by itself."""
+    def enqueued(self, calls: Sequence[IssuedCall], captured: Graph | None = None) -> None:
+        """See NcclHost: the library tells its profiler by itself; a graph is launched."""
+        if captured is None:
+            return
+        self._mock.set_device(self._process.device)
+        captured.launch()
+        works = self._mock.take()
+        self._await(works)
+        tuned = [call for call in calls if self._is_decided(call.fused)]
+        decisions = self._decisions([call.fused for call in tuned], works)
+        for call, decision in zip(tuned, decisions, strict=True):
+            call.decision = replace(call.decision, kernels=decision.kernels)
 
-    def begin_capture(self, decided: Sequence[tuple[FusedTasks, Candidate]]) -> Any | None:
-        """See NcclHost: `decide` refuses graphs."""
+    def begin_capture(self, decided: Sequence[tuple[FusedTasks, Candidate]]) -> Graph | None:
+        """See NcclHost: what `decide` has just captured."""
+        return self._captured
 
     def ran(self, call: IssuedCall, start_us: float, end_us: float) -> None:
         """See NcclHost."""
@@ -169,7 +212,9 @@ class LibraryHost(NcclHost):
 
     def _end(self, launch: int, number: int, start_ns: int, end_ns: int) -> None:
         """One work of a kernel is over; the last ends the kernel."""
-        waiting = self._launches[launch]
+        waiting = self._launches.get(launch)
+        if waiting is None:  # captured: it runs with its graph
+            return
         waiting.start_ns[number], waiting.end_ns[number] = start_ns, end_ns
         waiting.n_open -= 1
         if waiting.n_open == 0:
@@ -184,6 +229,7 @@ class LibraryHost(NcclHost):
         if self._is_open:
             self._is_open = False
             self._mock.set_device(self._process.device)
+            self._destroy_graphs()
             with suppress(NcclError):
                 (self._nccl.abort if failed else self._nccl.destroy)(self._communicator)
         self._announced.close()
@@ -195,6 +241,12 @@ class LibraryHost(NcclHost):
         with suppress(NcclError), self._nccl.group():
             self._nccl.abort(self._communicator)
             returned.wait()
+            self._destroy_graphs()
+
+    def _destroy_graphs(self) -> None:
+        """NCCL waits for them before it gives a communicator up."""
+        for graph in list(self._graphs):
+            graph.destroy()
 
 
 def _header(fused_groups: Sequence[FusedTasks]) -> Header:

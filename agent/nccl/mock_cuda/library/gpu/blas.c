@@ -75,10 +75,7 @@ static int create(void **out) {
 
 static int succeed(void) { return 0; }
 
-static const struct {
-  const char *name;
-  void *function;
-} functions[] = {
+static const mock_function functions[] = {
     {"cublasCreate_v2", (void *)cublasCreate},
     {"cublasDestroy_v2", (void *)free_it},
     {"cublasSetStream_v2", (void *)cublasSetStream},
@@ -96,8 +93,8 @@ static const struct {
 };
 
 void *mock_blas_function(const char *name) {
-  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
-    if (strcmp(functions[i].name, name) == 0) return functions[i].function;
+  void *const found = MOCK_FIND(functions, name);
+  if (found != NULL) return found;
   const size_t length = strlen(name);
   const bool creates = length > 6 && strcmp(name + length - 6, "Create") == 0;
   return creates ? (void *)create : (void *)succeed;

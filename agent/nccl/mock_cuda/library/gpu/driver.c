@@ -229,65 +229,54 @@ static cuda_error configured_launch_of_nccl(const cu_launch_config *config, UNUS
 
 /* ---- by name ---- */
 
-#define ENTRY(name) {#name, (void *)name}
 #define NEWER(name) {#name, (void *)name##_v2}
-typedef struct {
-  const char *name;
-  void *function;
-} entry;
-static const entry OF_NCCL[] = {
+static const mock_function OF_NCCL[] = {
     {"cuLaunchKernel", (void *)launch_of_nccl},
     {"cuLaunchKernelEx", (void *)configured_launch_of_nccl},
     {"cuPointerGetAttribute", (void *)no_attribute},
 };
-static const entry FUNCTIONS[] = {
-    ENTRY(cuInit),
-    ENTRY(cuDriverGetVersion),
-    ENTRY(cuDeviceGet),
-    ENTRY(cuDeviceGetCount),
-    ENTRY(cuDeviceGetName),
+static const mock_function FUNCTIONS[] = {
+    MOCK_FUNCTION(cuInit),
+    MOCK_FUNCTION(cuDriverGetVersion),
+    MOCK_FUNCTION(cuDeviceGet),
+    MOCK_FUNCTION(cuDeviceGetCount),
+    MOCK_FUNCTION(cuDeviceGetName),
     NEWER(cuDeviceTotalMem),
-    ENTRY(cuDeviceGetAttribute),
-    ENTRY(cuDeviceGetUuid),
+    MOCK_FUNCTION(cuDeviceGetAttribute),
+    MOCK_FUNCTION(cuDeviceGetUuid),
     {"cuDeviceGetUuid_v2", (void *)cuDeviceGetUuid},
-    ENTRY(cuGetErrorString),
-    ENTRY(cuGetErrorName),
+    MOCK_FUNCTION(cuGetErrorString),
+    MOCK_FUNCTION(cuGetErrorName),
     NEWER(cuMemGetAddressRange),
     NEWER(cuCtxCreate),
     NEWER(cuCtxDestroy),
     NEWER(cuCtxPushCurrent),
     NEWER(cuCtxPopCurrent),
-    ENTRY(cuCtxSetCurrent),
-    ENTRY(cuCtxGetCurrent),
-    ENTRY(cuCtxGetDevice),
-    ENTRY(cuDevicePrimaryCtxRetain),
-    ENTRY(cuDevicePrimaryCtxGetState),
-    ENTRY(cuPointerGetAttribute),
-    ENTRY(cuModuleLoadData),
-    ENTRY(cuModuleLoadDataEx),
-    ENTRY(cuModuleGetFunction),
-    ENTRY(cuModuleUnload),
-    ENTRY(cuFuncGetAttribute),
-    ENTRY(cuFuncSetAttribute),
-    ENTRY(cuOccupancyMaxActiveBlocksPerMultiprocessor),
-    ENTRY(cuOccupancyMaxActiveClusters),
-    ENTRY(cuTensorMapEncodeTiled),
-    ENTRY(cuMemsetD32Async),
+    MOCK_FUNCTION(cuCtxSetCurrent),
+    MOCK_FUNCTION(cuCtxGetCurrent),
+    MOCK_FUNCTION(cuCtxGetDevice),
+    MOCK_FUNCTION(cuDevicePrimaryCtxRetain),
+    MOCK_FUNCTION(cuDevicePrimaryCtxGetState),
+    MOCK_FUNCTION(cuPointerGetAttribute),
+    MOCK_FUNCTION(cuModuleLoadData),
+    MOCK_FUNCTION(cuModuleLoadDataEx),
+    MOCK_FUNCTION(cuModuleGetFunction),
+    MOCK_FUNCTION(cuModuleUnload),
+    MOCK_FUNCTION(cuFuncGetAttribute),
+    MOCK_FUNCTION(cuFuncSetAttribute),
+    MOCK_FUNCTION(cuOccupancyMaxActiveBlocksPerMultiprocessor),
+    MOCK_FUNCTION(cuOccupancyMaxActiveClusters),
+    MOCK_FUNCTION(cuTensorMapEncodeTiled),
+    MOCK_FUNCTION(cuMemsetD32Async),
     NEWER(cuStreamWriteValue32),
-    ENTRY(cuLaunchKernel),
-    ENTRY(cuLaunchKernelEx),
-    ENTRY(cuLaunchCooperativeKernel),
+    MOCK_FUNCTION(cuLaunchKernel),
+    MOCK_FUNCTION(cuLaunchKernelEx),
+    MOCK_FUNCTION(cuLaunchCooperativeKernel),
 };
 
-static void *find(const entry *entries, size_t n_entries, const char *name) {
-  for (size_t i = 0; i < n_entries; i++)
-    if (strcmp(entries[i].name, name) == 0) return entries[i].function;
-  return NULL;
-}
-
 void *mock_driver_function(const char *name, bool of_nccl) {
-  void *found = of_nccl ? find(OF_NCCL, sizeof OF_NCCL / sizeof *OF_NCCL, name) : NULL;
-  if (found == NULL) found = find(FUNCTIONS, sizeof FUNCTIONS / sizeof *FUNCTIONS, name);
+  void *found = of_nccl ? MOCK_FIND(OF_NCCL, name) : NULL;
+  if (found == NULL) found = MOCK_FIND(FUNCTIONS, name);
   return found != NULL ? found : mock_memory_function(name);
 }
 

@@ -239,43 +239,37 @@ static cuda_error cudaGraphRetainUserObject(graph *by, user_object *object, UNUS
   return CUDA_SUCCESS;
 }
 
-#define ENTRY(name) {#name, (void *)name}
 #define SUCCEEDS(name) {#name, (void *)succeed}
-static const struct {
-  const char *name;
-  void *function;
-} functions[] = {
-    ENTRY(cudaStreamBeginCapture),
-    ENTRY(cudaStreamEndCapture),
-    ENTRY(cudaStreamIsCapturing),
-    ENTRY(cudaStreamGetCaptureInfo),
+static const mock_function functions[] = {
+    MOCK_FUNCTION(cudaStreamBeginCapture),
+    MOCK_FUNCTION(cudaStreamEndCapture),
+    MOCK_FUNCTION(cudaStreamIsCapturing),
+    MOCK_FUNCTION(cudaStreamGetCaptureInfo),
     {"cudaStreamGetCaptureInfo_v2", (void *)capture_info_v2},
     {"cudaStreamGetCaptureInfo_v3", (void *)capture_info_v3},
     SUCCEEDS(cudaStreamUpdateCaptureDependencies),
     SUCCEEDS(cudaStreamUpdateCaptureDependencies_v2),
     SUCCEEDS(cudaThreadExchangeStreamCaptureMode),
-    ENTRY(cudaGraphCreate),
-    ENTRY(cudaGraphInstantiate),
+    MOCK_FUNCTION(cudaGraphCreate),
+    MOCK_FUNCTION(cudaGraphInstantiate),
     {"cudaGraphInstantiateWithFlags", (void *)cudaGraphInstantiate},
-    ENTRY(cudaGraphLaunch),
+    MOCK_FUNCTION(cudaGraphLaunch),
     SUCCEEDS(cudaGraphUpload),
-    ENTRY(cudaGraphDestroy),
+    MOCK_FUNCTION(cudaGraphDestroy),
     {"cudaGraphExecDestroy", (void *)cudaGraphDestroy},
     SUCCEEDS(cudaGraphDebugDotPrint),
-    ENTRY(cudaGraphGetNodes),
+    MOCK_FUNCTION(cudaGraphGetNodes),
     {"cudaGraphAddEmptyNode", (void *)add_node},
     {"cudaGraphAddDependencies", (void *)succeed},
-    ENTRY(cudaGraphAddEventRecordNode),
-    ENTRY(cudaGraphAddEventWaitNode),
-    ENTRY(cudaGraphNodeGetType),
-    ENTRY(cudaGraphNodeGetDependencies),
-    ENTRY(cudaUserObjectCreate),
-    ENTRY(cudaUserObjectRelease),
-    ENTRY(cudaGraphRetainUserObject),
+    MOCK_FUNCTION(cudaGraphAddEventRecordNode),
+    MOCK_FUNCTION(cudaGraphAddEventWaitNode),
+    MOCK_FUNCTION(cudaGraphNodeGetType),
+    MOCK_FUNCTION(cudaGraphNodeGetDependencies),
+    MOCK_FUNCTION(cudaUserObjectCreate),
+    MOCK_FUNCTION(cudaUserObjectRelease),
+    MOCK_FUNCTION(cudaGraphRetainUserObject),
 };
 
 void *mock_graph_function(const char *name) {
-  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
-    if (strcmp(functions[i].name, name) == 0) return functions[i].function;
-  return NULL;
+  return MOCK_FIND(functions, name);
 }

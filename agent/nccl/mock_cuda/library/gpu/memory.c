@@ -450,10 +450,7 @@ static cuda_error multicast_create(uint64_t *out, const cu_multicast_properties 
 
 static cuda_error accept(void) { return CUDA_SUCCESS; }
 
-static const struct {
-  const char *name;
-  void *function;
-} functions[] = {
+static const mock_function functions[] = {
     {"cuMemCreate", create},
     {"cuMemRelease", release},
     {"cuMemExportToShareableHandle", export_handle},
@@ -492,7 +489,5 @@ EXPORT(cuMulticastBindMem, accept);
 EXPORT(cuMulticastUnbind, accept);
 
 void *mock_memory_function(const char *name) {
-  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
-    if (strcmp(functions[i].name, name) == 0) return functions[i].function;
-  return NULL;
+  return MOCK_FIND(functions, name);
 }

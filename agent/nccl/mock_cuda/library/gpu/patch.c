@@ -39,6 +39,12 @@ static void write_stub(unsigned char *at, const void *argument, const void *targ
 #error "the mock CUDA knows x86-64 and aarch64"
 #endif
 
+void *mock_find_function(const mock_function *functions, size_t n_functions, const char *name) {
+  for (size_t i = 0; i < n_functions; i++)
+    if (strcmp(functions[i].name, name) == 0) return functions[i].function;
+  return NULL;
+}
+
 static cuda_error say_missing(const char *name) {
   fprintf(stderr, "zerotune: the mock CUDA has no %s, and says that it is not supported\n", name);
   return CUDA_ERROR_NOT_SUPPORTED;

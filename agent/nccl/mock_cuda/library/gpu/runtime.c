@@ -41,109 +41,6 @@ static cuda_error cudaHostGetDevicePointer(void **device, void *host, UNUSED uns
   return CUDA_SUCCESS;
 }
 
-/* Copies take the place in their stream that they have on a GPU. Memory of the program itself may change as soon as the
- * call returns: what is copied from it is put aside, and a copy to it waits for its turn. */
-typedef struct {
-  operation base;
-  void *to;
-  const void *from; /* NULL = set */
-  uint32_t value;
-  bool words; /* set 32 bits at a time */
-  size_t n_bytes, n_rows, to_pitch, from_pitch;
-  void *aside; /* `from`, where it was the program's */
-} copy_operation;
-
-static bool run_copy(operation *self, UNUSED uint64_t *ready_ns) {
-  const copy_operation *const copy = (copy_operation *)self;
-  for (size_t row = 0; row < copy->n_rows; row++) {
-    char *const to = (char *)copy->to + row * copy->to_pitch;
-    if (copy->from != NULL) memmove(to, (const char *)copy->from + row * copy->from_pitch, copy->n_bytes);
-    else if (copy->value == 0) mock_clear(to, copy->n_bytes);
-    else if (!copy->words) memset(to, (int)copy->value, copy->n_bytes);
-    else
-      for (size_t i = 0; i < copy->n_bytes; i += sizeof copy->value) memcpy(to + i, &copy->value, sizeof copy->value);
-  }
-  return true;
-}
-
-static size_t source_bytes(const copy_operation *one) { return one->from_pitch * (one->n_rows - 1) + one->n_bytes; }
-
-static bool put_aside(copy_operation *one) {
-  one->aside = malloc(source_bytes(one));
-  if (one->aside == NULL) return false;
-  one->from = memcpy(one->aside, one->from, source_bytes(one));
-  return true;
-}
-
-static void drop_copy(operation *self) { free(((copy_operation *)self)->aside); }
-
-static operation *copy_copy(const operation *self) {
-  copy_operation *const made = malloc(sizeof *made);
-  if (made == NULL) return NULL;
-  memcpy(made, self, sizeof *made);
-  if (made->aside != NULL && !put_aside(made)) {
-    free(made);
-    return NULL;
-  }
-  return &made->base;
-}
-
-static const operation_kind COPY = {run_copy, drop_copy, copy_copy, NULL};
-
-static bool is_ours(const void *pointer) {
-  void *base;
-  size_t n_bytes;
-  return mock_find(pointer, &base, &n_bytes);
-}
-
-static cuda_error enqueue_copy(copy_operation asked, void *stream, bool wait) {
-  if (asked.n_bytes == 0 || asked.n_rows == 0) return CUDA_SUCCESS;
-  copy_operation *const made = malloc(sizeof *made);
-  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-  *made = asked;
-  made->base.kind = &COPY;
-  if (asked.from != NULL && !is_ours(asked.from) && !put_aside(made)) {
-    free(made);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  const cuda_error error = mock_enqueue(stream, &made->base);
-  if (wait || !is_ours(asked.to)) mock_wait_for_stream(stream, false, true);
-  return error;
-}
-
-static cuda_error cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, UNUSED int kind, void *stream) {
-  return enqueue_copy((copy_operation){.to = to, .from = from, .n_bytes = n_bytes, .n_rows = 1}, stream, false);
-}
-
-static cuda_error cudaMemcpy(void *to, const void *from, size_t n_bytes, UNUSED int kind) {
-  return enqueue_copy((copy_operation){.to = to, .from = from, .n_bytes = n_bytes, .n_rows = 1}, NULL, true);
-}
-
-static cuda_error cudaMemcpyPeerAsync(void *to, UNUSED int to_device, const void *from, UNUSED int from_device,
-                                      size_t n_bytes, void *stream) {
-  return cudaMemcpyAsync(to, from, n_bytes, 0, stream);
-}
-
-static cuda_error cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t n_bytes,
-                                    size_t n_rows, UNUSED int kind, void *stream) {
-  const copy_operation asked = {.to = to, .from = from, .n_bytes = n_bytes, .n_rows = n_rows, .to_pitch = to_pitch,
-                                .from_pitch = from_pitch};
-  return enqueue_copy(asked, stream, false);
-}
-
-static cuda_error cudaMemsetAsync(void *at, int value, size_t n_bytes, void *stream) {
-  return enqueue_copy((copy_operation){.to = at, .value = (uint32_t)value, .n_bytes = n_bytes, .n_rows = 1}, stream, false);
-}
-
-cuda_error mock_set_words(void *at, uint32_t word, size_t n_words, void *stream) {
-  const copy_operation asked = {.to = at, .value = word, .words = true, .n_bytes = n_words * sizeof word, .n_rows = 1};
-  return enqueue_copy(asked, stream, false);
-}
-
-static cuda_error cudaMemset(void *at, int value, size_t n_bytes) {
-  return enqueue_copy((copy_operation){.to = at, .value = (uint32_t)value, .n_bytes = n_bytes, .n_rows = 1}, NULL, true);
-}
-
 static cuda_error cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   const int device = mock_current_device();
   if (device < 0 || device >= (int)mock_the_machine.n_devices) return CUDA_ERROR_INVALID_DEVICE;
@@ -415,49 +312,39 @@ static cuda_error cudaGetDriverEntryPointByVersion(const char *name, void **func
 
 static cuda_error succeed(void) { return CUDA_SUCCESS; }
 
-#define ENTRY(name) {#name, (void *)name}
 #define SUCCEEDS(name) {#name, (void *)succeed}
-static const struct {
-  const char *name;
-  void *function;
-} functions[] = {
-    ENTRY(cudaMalloc),
-    ENTRY(cudaMallocAsync),
-    ENTRY(cudaMallocFromPoolAsync),
-    ENTRY(cudaFree),
-    ENTRY(cudaFreeAsync),
-    ENTRY(cudaHostAlloc),
-    ENTRY(cudaFreeHost),
+static const mock_function functions[] = {
+    MOCK_FUNCTION(cudaMalloc),
+    MOCK_FUNCTION(cudaMallocAsync),
+    MOCK_FUNCTION(cudaMallocFromPoolAsync),
+    MOCK_FUNCTION(cudaFree),
+    MOCK_FUNCTION(cudaFreeAsync),
+    MOCK_FUNCTION(cudaHostAlloc),
+    MOCK_FUNCTION(cudaFreeHost),
     SUCCEEDS(cudaHostRegister),
     SUCCEEDS(cudaHostUnregister),
-    ENTRY(cudaHostGetDevicePointer),
-    ENTRY(cudaMemcpy),
-    ENTRY(cudaMemcpyAsync),
-    ENTRY(cudaMemcpyPeerAsync),
-    ENTRY(cudaMemcpy2DAsync),
-    ENTRY(cudaMemset),
-    ENTRY(cudaMemsetAsync),
-    ENTRY(cudaMemGetInfo),
-    ENTRY(cudaIpcGetMemHandle),
-    ENTRY(cudaIpcOpenMemHandle),
-    ENTRY(cudaIpcCloseMemHandle),
-    ENTRY(cudaPointerGetAttributes),
+    MOCK_FUNCTION(cudaHostGetDevicePointer),
+    MOCK_FUNCTION(cudaMemGetInfo),
+    MOCK_FUNCTION(cudaIpcGetMemHandle),
+    MOCK_FUNCTION(cudaIpcOpenMemHandle),
+    MOCK_FUNCTION(cudaIpcCloseMemHandle),
+    MOCK_FUNCTION(cudaPointerGetAttributes),
     {"cudaMemPoolCreate", (void *)make_token},
     {"cudaMemPoolDestroy", (void *)drop_token},
     SUCCEEDS(cudaMemPoolSetAttribute),
     SUCCEEDS(cudaMemPoolSetAccess),
     SUCCEEDS(cudaMemPoolTrimTo),
-    ENTRY(cudaMemPoolGetAttribute),
-    ENTRY(cudaDeviceGetDefaultMemPool),
-    ENTRY(cudaGetDeviceCount),
-    ENTRY(cudaGetDevice),
-    ENTRY(cudaSetDevice),
-    ENTRY(cudaDeviceGetPCIBusId),
-    ENTRY(cudaDeviceGetByPCIBusId),
-    ENTRY(cudaDeviceGetAttribute),
-    ENTRY(cudaGetDeviceProperties_v2),
-    ENTRY(cudaGetDeviceProperties),
-    ENTRY(cudaDeviceCanAccessPeer),
+    MOCK_FUNCTION(cudaMemPoolGetAttribute),
+    MOCK_FUNCTION(cudaDeviceGetDefaultMemPool),
+    MOCK_FUNCTION(cudaGetDeviceCount),
+    MOCK_FUNCTION(cudaGetDevice),
+    MOCK_FUNCTION(cudaSetDevice),
+    MOCK_FUNCTION(cudaDeviceGetPCIBusId),
+    MOCK_FUNCTION(cudaDeviceGetByPCIBusId),
+    MOCK_FUNCTION(cudaDeviceGetAttribute),
+    MOCK_FUNCTION(cudaGetDeviceProperties_v2),
+    MOCK_FUNCTION(cudaGetDeviceProperties),
+    MOCK_FUNCTION(cudaDeviceCanAccessPeer),
     SUCCEEDS(cudaDeviceEnablePeerAccess),
     SUCCEEDS(cudaProfilerStart),
     SUCCEEDS(cudaProfilerStop),
@@ -469,17 +356,17 @@ static const struct {
     {"cudaRuntimeGetVersion", (void *)give_version},
     SUCCEEDS(cudaGetLastError),
     SUCCEEDS(cudaPeekAtLastError),
-    ENTRY(cudaGetErrorString),
-    ENTRY(cudaGetErrorName),
-    ENTRY(cudaFuncGetAttributes),
+    MOCK_FUNCTION(cudaGetErrorString),
+    MOCK_FUNCTION(cudaGetErrorName),
+    MOCK_FUNCTION(cudaFuncGetAttributes),
     SUCCEEDS(cudaFuncSetAttribute),
-    ENTRY(cudaGetFuncBySymbol),
+    MOCK_FUNCTION(cudaGetFuncBySymbol),
     {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", (void *)cudaOccupancyMaxActiveBlocks},
     {"cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", (void *)cudaOccupancyMaxActiveBlocks},
-    ENTRY(cudaLaunchKernel),
-    ENTRY(cudaLaunchKernelExC),
-    ENTRY(cudaGetDriverEntryPoint),
-    ENTRY(cudaGetDriverEntryPointByVersion),
+    MOCK_FUNCTION(cudaLaunchKernel),
+    MOCK_FUNCTION(cudaLaunchKernelExC),
+    MOCK_FUNCTION(cudaGetDriverEntryPoint),
+    MOCK_FUNCTION(cudaGetDriverEntryPointByVersion),
 };
 
 /* ---- of the copy that NCCL links: its kernels are collectives, but for one that scales the numbers of a single rank ---- */
@@ -503,10 +390,7 @@ static cuda_error versioned_driver_of_nccl(const char *name, void **function, UN
   return find_driver(name, true, function, result);
 }
 
-static const struct {
-  const char *name;
-  void *function;
-} functions_of_nccl[] = {
+static const mock_function functions_of_nccl[] = {
     {"cudaLaunchKernel", (void *)launch_of_nccl},
     {"cudaLaunchKernelExC", (void *)configured_launch_of_nccl},
     {"cudaGetDriverEntryPoint", (void *)driver_of_nccl},
@@ -514,10 +398,11 @@ static const struct {
 };
 
 void *mock_runtime_function(const char *name, bool of_nccl) {
-  for (size_t i = 0; of_nccl && i < sizeof functions_of_nccl / sizeof *functions_of_nccl; i++)
-    if (strcmp(functions_of_nccl[i].name, name) == 0) return functions_of_nccl[i].function;
-  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
-    if (strcmp(functions[i].name, name) == 0) return functions[i].function;
-  void *const of_streams = mock_stream_function(name);
-  return of_streams != NULL ? of_streams : mock_graph_function(name);
+  void *(*const others[])(const char *) = {mock_copy_function, mock_stream_function, mock_event_function, mock_graph_function};
+  void *found = of_nccl ? MOCK_FIND(functions_of_nccl, name) : NULL;
+  if (found == NULL) found = MOCK_FIND(functions, name);
+  for (size_t i = 0; found == NULL && i < sizeof others / sizeof *others; i++) found = others[i](name);
+  return found;
 }
+
+void *mock_cuda_function(const char *name) { return mock_runtime_function(name, false); }

@@ -17,7 +17,6 @@ __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 #define MOMENT_NS 100000 /* between looks of a thread of the program that waits */
 #define SELDOM_NS 400000 /* of the worker: what it finds late has its times all the same */
 #define N_DEFAULTS MOCK_MAX_DEVICES
-enum { LEGACY_STREAM = 1, THREAD_STREAM = 2 }; /* cudaStreamLegacy, cudaStreamPerThread: as NULL */
 
 struct stream {
   operation *first, *last;
@@ -31,17 +30,10 @@ struct stream {
   stream *next; /* of all streams */
 };
 
-typedef struct event {
-  mark *latest; /* NULL = never recorded */
-  capture *captured;
-  struct event *next; /* of all events: only to forget captures */
-} event;
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t something_to_do = PTHREAD_COND_INITIALIZER;
 static stream defaults[N_DEFAULTS];
 static stream *streams;
-static event *events;
 static uint64_t n_streams;
 static uint32_t n_waiting; /* streams with operations that could not be carried out yet */
 static pid_t worker_of;
@@ -55,7 +47,7 @@ uint64_t mock_now_ns(void) {
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void sleep_until(uint64_t time_ns) {
+void mock_sleep_until(uint64_t time_ns) {
   if (time_ns <= mock_now_ns()) return;
   const struct timespec until = {(time_t)(time_ns / 1000000000u), (long)(time_ns % 1000000000u)};
   while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0) continue;
@@ -66,10 +58,10 @@ static void sleep_for(long n_ns) {
   nanosleep(&pause, NULL);
 }
 
-static void sleep_a_moment(void) { sleep_for(MOMENT_NS); }
+void mock_sleep_a_moment(void) { sleep_for(MOMENT_NS); }
 
 static stream *stream_of(void *handle) {
-  if ((uintptr_t)handle > THREAD_STREAM) return handle;
+  if ((uintptr_t)handle > MOCK_THREAD_STREAM) return handle;
   stream *const one = &defaults[mock_current_device() % N_DEFAULTS];
   if (one->id == 0) {
     one->id = ++n_streams;
@@ -121,7 +113,8 @@ typedef struct {
   void *argument;
 } host_operation;
 
-/* Functions of the program run without the lock: run() leaves them to call_host_functions(). */
+/* Functions of the program run without the lock: run() leaves them to call_host_functions(), where mock_enqueue() cannot
+ * call them at once. */
 static bool run_host(UNUSED operation *self, UNUSED uint64_t *ready_ns) { return false; }
 
 static operation *copy_host(const operation *self) {
@@ -180,6 +173,13 @@ cuda_error mock_enqueue(void *handle, operation *one) {
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
   }
+  if (one->kind == &HOST && to->first == NULL) { /* nothing is before it, and its end is reckoned */
+    pthread_mutex_unlock(&lock);
+    const host_operation *const called = (host_operation *)one;
+    called->function(called->argument);
+    free(one);
+    return CUDA_SUCCESS;
+  }
   if (one->kind->issue != NULL) one->kind->issue(one);
   if (to->first == NULL && run_one(to, one)) {
     if (one->kind->drop != NULL) one->kind->drop(one);
@@ -226,14 +226,14 @@ static void keep_within_queue(void *handle) {
     const uint64_t number = one->n_kernels++;
     while (number >= N_AHEAD && one->n_ended <= number - N_AHEAD) {
       pthread_mutex_unlock(&lock);
-      sleep_a_moment();
+      mock_sleep_a_moment();
       pthread_mutex_lock(&lock);
       mock_streams_advance();
     }
     if (number >= N_AHEAD && one->n_ended - (number - N_AHEAD) <= N_AHEAD) end_ns = one->ends_ns[number % N_AHEAD];
   }
   pthread_mutex_unlock(&lock);
-  sleep_until(end_ns);
+  mock_sleep_until(end_ns);
 }
 
 cuda_error mock_enqueue_kernel(void *handle, uint64_t duration_ns) {
@@ -267,12 +267,12 @@ static cuda_error cudaStreamCreateWithFlags(void **out, unsigned flags) {
 static cuda_error cudaStreamCreate(void **out) { return cudaStreamCreateWithPriority(out, 0, 0); }
 
 static cuda_error cudaStreamDestroy(void *handle) {
-  if ((uintptr_t)handle <= THREAD_STREAM) return CUDA_ERROR_INVALID_VALUE;
+  if ((uintptr_t)handle <= MOCK_THREAD_STREAM) return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&lock);
   stream *const gone = handle;
   while (gone->first != NULL && gone->running) { /* a host function is using it */
     pthread_mutex_unlock(&lock);
-    sleep_a_moment();
+    mock_sleep_a_moment();
     pthread_mutex_lock(&lock);
   }
   while (gone->first != NULL) remove_first(gone);
@@ -309,7 +309,7 @@ static cuda_error cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
   return CUDA_SUCCESS;
 }
 
-static cuda_error state_of(bool carried_out, uint64_t end_ns) {
+cuda_error mock_state(bool carried_out, uint64_t end_ns) {
   return carried_out && end_ns <= mock_now_ns() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -317,7 +317,7 @@ static cuda_error cudaStreamQuery(void *handle) {
   pthread_mutex_lock(&lock);
   mock_streams_advance();
   const stream *const one = stream_of(handle);
-  const cuda_error state = state_of(one->first == NULL, one->ready_ns);
+  const cuda_error state = mock_state(one->first == NULL, one->ready_ns);
   pthread_mutex_unlock(&lock);
   return state;
 }
@@ -334,11 +334,11 @@ void mock_wait_for_stream(void *handle, bool all, bool ended) {
       break;
     }
     pthread_mutex_unlock(&lock);
-    sleep_a_moment();
+    mock_sleep_a_moment();
     pthread_mutex_lock(&lock);
   }
   pthread_mutex_unlock(&lock);
-  if (ended) sleep_until(end_ns);
+  if (ended) mock_sleep_until(end_ns);
 }
 
 static cuda_error cudaStreamSynchronize(void *handle) {
@@ -352,14 +352,6 @@ static cuda_error cudaDeviceSynchronize(void) {
 }
 
 static cuda_error cudaLaunchHostFunc(void *handle, void (*function)(void *), void *argument) {
-  pthread_mutex_lock(&lock);
-  const stream *const to = stream_of(handle);
-  const bool at_once = to->first == NULL && to->captures == NULL;
-  pthread_mutex_unlock(&lock);
-  if (at_once) { /* nothing is before it, and its end is reckoned */
-    function(argument);
-    return CUDA_SUCCESS;
-  }
   host_operation *const made = malloc(sizeof *made);
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   *made = (host_operation){.base.kind = &HOST, .function = function, .argument = argument};
@@ -386,163 +378,14 @@ static cuda_error cudaStreamAddCallback(void *handle, void (*function)(void *, c
   return cudaLaunchHostFunc(handle, call_back, made);
 }
 
-/* ---- events ---- */
-
-static void let_go(mark *one) {
-  if (one != NULL && --one->n_references == 0) free(one);
-}
-
-typedef struct {
-  operation base;
-  mark *at;
-} mark_operation;
-
-static bool run_record(operation *self, uint64_t *ready_ns) {
-  mark *const at = ((mark_operation *)self)->at;
-  at->reached = true;
-  at->time_ns = *ready_ns;
-  return true;
-}
-
-static bool run_wait(operation *self, uint64_t *ready_ns) {
-  const mark *const at = ((mark_operation *)self)->at;
-  if (at->reached && at->time_ns > *ready_ns) *ready_ns = at->time_ns;
-  return at->reached;
-}
-
-static void drop_mark(operation *self) { let_go(((mark_operation *)self)->at); }
-
-static operation *copy_mark(const operation *self) {
-  mark_operation *const made = malloc(sizeof *made);
-  if (made == NULL) return NULL;
-  memcpy(made, self, sizeof *made);
-  made->at->n_references++;
-  return &made->base;
-}
-
-static const operation_kind RECORD = {run_record, drop_mark, copy_mark, NULL};
-static const operation_kind WAIT = {run_wait, drop_mark, copy_mark, NULL};
-
-static operation *new_mark_operation(const operation_kind *kind, mark *at) {
-  mark_operation *const made = malloc(sizeof *made);
-  if (made == NULL) return NULL;
-  *made = (mark_operation){.base.kind = kind, .at = at};
-  at->n_references++;
-  return &made->base;
-}
-
-static cuda_error cudaEventCreateWithFlags(void **out, UNUSED unsigned flags) {
-  event *const made = calloc(1, sizeof *made);
-  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-  pthread_mutex_lock(&lock);
-  made->next = events;
-  events = made;
-  pthread_mutex_unlock(&lock);
-  *out = made;
-  return CUDA_SUCCESS;
-}
-
-static cuda_error cudaEventCreate(void **out) { return cudaEventCreateWithFlags(out, 0); }
-
-static cuda_error cudaEventDestroy(void *handle) {
-  event *const gone = handle;
-  pthread_mutex_lock(&lock);
-  event **at = &events;
-  while (*at != NULL && *at != gone) at = &(*at)->next;
-  if (*at != NULL) *at = gone->next;
-  let_go(gone->latest);
-  pthread_mutex_unlock(&lock);
-  free(gone);
-  return CUDA_SUCCESS;
-}
-
-operation *mock_record_operation(void *handle, void *stream_handle) {
-  event *const one = handle;
-  mark *const made = calloc(1, sizeof *made);
-  if (made == NULL) return NULL;
-  made->n_references = 1;
-  pthread_mutex_lock(&lock);
-  one->captured = stream_handle != NULL ? stream_of(stream_handle)->captures : NULL;
-  let_go(one->latest);
-  one->latest = made;
-  operation *const recorded = new_mark_operation(&RECORD, made);
-  pthread_mutex_unlock(&lock);
-  return recorded;
-}
-
-static cuda_error cudaEventRecord(void *handle, void *stream_handle) {
-  void *const named = stream_handle != NULL ? stream_handle : (void *)LEGACY_STREAM;
-  return mock_enqueue(stream_handle, mock_record_operation(handle, named));
-}
-
-static cuda_error cudaEventRecordWithFlags(void *handle, void *stream_handle, UNUSED unsigned flags) {
-  return cudaEventRecord(handle, stream_handle);
-}
-
-operation *mock_wait_operation(void *handle) {
-  const event *const one = handle;
-  pthread_mutex_lock(&lock);
-  operation *const waits = one->latest != NULL ? new_mark_operation(&WAIT, one->latest) : NULL;
-  pthread_mutex_unlock(&lock);
-  return waits;
-}
-
-static cuda_error cudaStreamWaitEvent(void *stream_handle, void *handle, UNUSED unsigned flags) {
-  event *const one = handle;
-  pthread_mutex_lock(&lock);
-  if (one->captured != NULL) { /* the stream joins the capture, in which operations are in one order already */
-    stream_of(stream_handle)->captures = one->captured;
-    pthread_mutex_unlock(&lock);
-    return CUDA_SUCCESS;
-  }
-  const bool never_recorded = one->latest == NULL;
-  pthread_mutex_unlock(&lock);
-  return never_recorded ? CUDA_SUCCESS : mock_enqueue(stream_handle, mock_wait_operation(handle));
-}
-
-static cuda_error cudaEventQuery(void *handle) {
-  const event *const one = handle;
-  pthread_mutex_lock(&lock);
-  mock_streams_advance();
-  const cuda_error state = one->latest == NULL ? CUDA_SUCCESS : state_of(one->latest->reached, one->latest->time_ns);
-  pthread_mutex_unlock(&lock);
-  return state;
-}
-
-static cuda_error cudaEventSynchronize(void *handle) {
-  const event *const one = handle;
-  pthread_mutex_lock(&lock);
-  mark *const at = one->latest;
-  if (at != NULL) at->n_references++;
-  uint64_t end_ns = 0;
-  while (at != NULL) {
-    mock_streams_advance();
-    if (at->reached) break;
-    pthread_mutex_unlock(&lock);
-    sleep_a_moment();
-    pthread_mutex_lock(&lock);
-  }
-  if (at != NULL) end_ns = at->time_ns;
-  let_go(at);
-  pthread_mutex_unlock(&lock);
-  sleep_until(end_ns);
-  return CUDA_SUCCESS;
-}
-
-static cuda_error cudaEventElapsedTime(float *elapsed_ms, void *start, void *end) {
-  pthread_mutex_lock(&lock);
-  mock_streams_advance();
-  const mark *const from = ((event *)start)->latest, *const to = ((event *)end)->latest;
-  cuda_error state = CUDA_ERROR_INVALID_HANDLE;
-  if (from != NULL && to != NULL) {
-    state = from->reached ? state_of(to->reached, to->time_ns) : CUDA_ERROR_NOT_READY;
-    if (state == CUDA_SUCCESS) *elapsed_ms = (float)((double)(int64_t)(to->time_ns - from->time_ns) / 1e6);
-  }
-  pthread_mutex_unlock(&lock);
-  return state;
-}
-
 /* ---- captures ---- */
+
+bool mock_is_capturing(void *handle) {
+  pthread_mutex_lock(&lock);
+  const bool captures = stream_of(handle)->captures != NULL;
+  pthread_mutex_unlock(&lock);
+  return captures;
+}
 
 capture *mock_stream_capture(void *handle) { return stream_of(handle)->captures; }
 
@@ -551,41 +394,25 @@ void mock_stream_set_capture(void *handle, capture *now) { stream_of(handle)->ca
 void mock_capture_ended(capture *gone) {
   for (stream *one = streams; one != NULL; one = one->next)
     if (one->captures == gone) one->captures = NULL;
-  for (event *one = events; one != NULL; one = one->next)
-    if (one->captured == gone) one->captured = NULL;
+  mock_events_forget(gone);
 }
 
-#define ENTRY(name) {#name, (void *)name}
-static const struct {
-  const char *name;
-  void *function;
-} functions[] = {
-    ENTRY(cudaStreamCreate),
-    ENTRY(cudaStreamCreateWithFlags),
-    ENTRY(cudaStreamCreateWithPriority),
-    ENTRY(cudaStreamDestroy),
-    ENTRY(cudaStreamGetId),
-    ENTRY(cudaStreamGetPriority),
-    ENTRY(cudaStreamGetFlags),
-    ENTRY(cudaDeviceGetStreamPriorityRange),
-    ENTRY(cudaStreamQuery),
-    ENTRY(cudaStreamSynchronize),
-    ENTRY(cudaDeviceSynchronize),
-    ENTRY(cudaLaunchHostFunc),
-    ENTRY(cudaStreamAddCallback),
-    ENTRY(cudaEventCreate),
-    ENTRY(cudaEventCreateWithFlags),
-    ENTRY(cudaEventDestroy),
-    ENTRY(cudaEventRecord),
-    ENTRY(cudaEventRecordWithFlags),
-    ENTRY(cudaStreamWaitEvent),
-    ENTRY(cudaEventQuery),
-    ENTRY(cudaEventSynchronize),
-    ENTRY(cudaEventElapsedTime),
+static const mock_function functions[] = {
+    MOCK_FUNCTION(cudaStreamCreate),
+    MOCK_FUNCTION(cudaStreamCreateWithFlags),
+    MOCK_FUNCTION(cudaStreamCreateWithPriority),
+    MOCK_FUNCTION(cudaStreamDestroy),
+    MOCK_FUNCTION(cudaStreamGetId),
+    MOCK_FUNCTION(cudaStreamGetPriority),
+    MOCK_FUNCTION(cudaStreamGetFlags),
+    MOCK_FUNCTION(cudaDeviceGetStreamPriorityRange),
+    MOCK_FUNCTION(cudaStreamQuery),
+    MOCK_FUNCTION(cudaStreamSynchronize),
+    MOCK_FUNCTION(cudaDeviceSynchronize),
+    MOCK_FUNCTION(cudaLaunchHostFunc),
+    MOCK_FUNCTION(cudaStreamAddCallback),
 };
 
 void *mock_stream_function(const char *name) {
-  for (size_t i = 0; i < sizeof functions / sizeof *functions; i++)
-    if (strcmp(functions[i].name, name) == 0) return functions[i].function;
-  return NULL;
+  return MOCK_FIND(functions, name);
 }

@@ -32,6 +32,7 @@ struct operation {
 };
 
 typedef struct stream stream;
+enum { MOCK_LEGACY_STREAM = 1, MOCK_THREAD_STREAM = 2 }; /* cudaStreamLegacy, cudaStreamPerThread: as NULL */
 
 void mock_streams_lock(void);
 void mock_streams_unlock(void);
@@ -41,7 +42,11 @@ cuda_error mock_enqueue(void *stream_handle, operation *one);
 cuda_error mock_enqueue_kernel(void *stream_handle, uint64_t duration_ns);
 /* Until all that is in the stream (NULL and `all`: in every stream) is carried out, and, with `ended`, over. */
 void mock_wait_for_stream(void *stream_handle, bool all, bool ended);
+bool mock_is_capturing(void *stream_handle);
 uint64_t mock_now_ns(void);
+void mock_sleep_until(uint64_t time_ns);
+void mock_sleep_a_moment(void); /* between looks of a thread of the program that waits */
+cuda_error mock_state(bool carried_out, uint64_t end_ns); /* whether it is over now */
 /* Something that operations wait for may have changed; with the lock held. */
 void mock_streams_advance(void);
 
@@ -59,5 +64,6 @@ operation *mock_wait_operation(void *event_handle);
 capture *mock_stream_capture(void *stream_handle);
 void mock_stream_set_capture(void *stream_handle, capture *now);
 void mock_capture_ended(capture *gone); /* streams and events that belong to it no longer do */
+void mock_events_forget(const capture *gone);
 
 #endif

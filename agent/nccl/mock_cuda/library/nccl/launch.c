@@ -11,6 +11,8 @@
 
 #include "launch.h"
 
+#include "../gpu/streams.h"
+
 #define RING_WORKS 65536u
 #define OWN_WORKS 4096u /* of one group */
 #define NO_WORK UINT32_MAX
@@ -33,6 +35,7 @@ typedef struct {
 struct kernel {
   uint64_t launch;
   char *communicator;
+  bool captured; /* by a graph */
   uint32_t n_works, n_steps, room;
   step *steps; /* of each channel in the order in which it runs them */
   kernel *next;
@@ -111,8 +114,8 @@ static batch batch_at(const char *args, uint32_t index) {
 
 /* ---- what was launched ---- */
 
-static void record(const mock_work *work) {
-  if (waiting || mock_is_priced()) {
+static void record(const mock_work *work, bool captured) {
+  if (waiting || captured || mock_is_priced()) {
     if (n_own < OWN_WORKS) own[n_own++] = *work;
     return;
   }
@@ -176,7 +179,7 @@ static void read_batch(const char *args, const batch *one, uint32_t channel, ker
         work->count = count_of(at, n_channels);
         work->function_id = one->function_id;
         work->number = number;
-        record(work);
+        record(work, launch->captured);
       }
       if (number != NO_WORK) known->latest = number;
     }
@@ -305,7 +308,6 @@ static void read_launch(const char *args, kernel *launch, mock_work *work) {
       index += one.jump;
     }
   }
-  mock_let_proxies_run(launch->communicator, mask);
 }
 
 /* Its works are what this thread has recorded since the last. */
@@ -318,30 +320,94 @@ static cuda_error enqueue_priced(void *stream, const kernel *read) {
   return mock_enqueue_launch(stream, launched, own, launched->communicator);
 }
 
+/* It waits for its end, or is over at once; with the lock held. */
+static void begin(kernel *launch) {
+  kernel *const kept = waiting && launch->n_works != 0 ? malloc(sizeof *kept) : NULL;
+  if (kept != NULL) {
+    launch->next = kernels;
+    *kept = *launch;
+    kernels = kept;
+  } else {
+    finish_now(launch);
+    free(launch->steps);
+  }
+}
+
+/* ---- of a graph: begins whenever the graph is launched ---- */
+
+typedef struct {
+  operation base;
+  uint64_t channel_mask;
+  kernel *launch;
+  mock_work works[];
+} captured_launch;
+
+static captured_launch *new_captured(const kernel *of, const mock_work *works, uint64_t channel_mask);
+
+static bool run_captured(operation *self, uint64_t *ready_ns) {
+  (void)ready_ns;
+  const captured_launch *const captured = (captured_launch *)self;
+  kernel *const launch = mock_kernel_copy(captured->launch);
+  if (launch == NULL) return true;
+  pthread_mutex_lock(&lock);
+  launch->launch = ++n_launches;
+  for (uint32_t i = 0; i < launch->n_works; i++) {
+    mock_work work = captured->works[i];
+    work.launch = launch->launch;
+    record(&work, false);
+  }
+  mock_let_proxies_run(launch->communicator, captured->channel_mask);
+  begin(launch);
+  pthread_mutex_unlock(&lock);
+  free(launch);
+  return true;
+}
+
+static void drop_captured(operation *self) { mock_kernel_free(((captured_launch *)self)->launch); }
+
+static operation *copy_captured(const operation *self) {
+  const captured_launch *const captured = (const captured_launch *)self;
+  captured_launch *const made = new_captured(captured->launch, captured->works, captured->channel_mask);
+  return made != NULL ? &made->base : NULL;
+}
+
+static const operation_kind CAPTURED = {run_captured, drop_captured, copy_captured, NULL};
+
+static captured_launch *new_captured(const kernel *of, const mock_work *works, uint64_t channel_mask) {
+  captured_launch *const made = malloc(sizeof *made + of->n_works * sizeof *works);
+  if (made == NULL) return NULL;
+  *made = (captured_launch){.base.kind = &CAPTURED, .channel_mask = channel_mask, .launch = mock_kernel_copy(of)};
+  if (made->launch == NULL) {
+    free(made);
+    return NULL;
+  }
+  memcpy(made->works, works, of->n_works * sizeof *works);
+  return made;
+}
+
 cuda_error mock_on_launch(void **parameters, void **extra, void *stream) {
   const char *const args = arguments_of(parameters, extra);
+  if (args == NULL || !mock_the_layout.batches) return CUDA_SUCCESS; /* 2.21's cannot be read, nor can it have several nodes */
+  const bool captured = mock_is_capturing(stream);
   pthread_mutex_lock(&lock);
-  if (args != NULL && mock_the_layout.batches) { /* those of 2.21 cannot be read, nor can it have several nodes */
-    kernel launch = {.launch = ++n_launches, .communicator = pointer_at(args, 0)};
-    mock_work work = {.launch = launch.launch,
-                      .communicator = (uint64_t)(uintptr_t)launch.communicator,
-                      .stream = (uint64_t)(uintptr_t)stream,
-                      .device = (uint32_t)mock_current_device()};
-    read_launch(args, &launch, &work);
-    if (mock_is_priced()) {
-      pthread_mutex_unlock(&lock);
-      return enqueue_priced(stream, &launch);
-    }
-    kernel *const kept = waiting && launch.n_works != 0 ? malloc(sizeof *kept) : NULL;
-    if (kept != NULL) {
-      launch.next = kernels;
-      *kept = launch;
-      kernels = kept;
-    } else {
-      finish_now(&launch);
-      free(launch.steps);
-    }
+  kernel launch = {.launch = ++n_launches, .communicator = pointer_at(args, 0), .captured = captured};
+  mock_work work = {.launch = launch.launch,
+                    .communicator = (uint64_t)(uintptr_t)launch.communicator,
+                    .stream = (uint64_t)(uintptr_t)stream,
+                    .device = (uint32_t)mock_current_device()};
+  const size_t n_before = n_own;
+  read_launch(args, &launch, &work);
+  const uint64_t channel_mask = u64_at(args, ARGS_MASK);
+  if (captured && !mock_is_priced()) {
+    const bool all_known = n_own - n_before == launch.n_works;
+    captured_launch *const made = all_known ? new_captured(&launch, own + n_before, channel_mask) : NULL;
+    if (!waiting) n_own = n_before; /* nobody takes them */
+    free(launch.steps);
+    pthread_mutex_unlock(&lock);
+    return mock_enqueue(stream, made != NULL ? &made->base : NULL);
   }
+  mock_let_proxies_run(launch.communicator, channel_mask);
+  if (!mock_is_priced()) begin(&launch);
   pthread_mutex_unlock(&lock);
-  return CUDA_SUCCESS;
+  return mock_is_priced() ? enqueue_priced(stream, &launch) : CUDA_SUCCESS;
 }
