@@ -35,7 +35,8 @@ else:
 
 FABRICS_DIR: Final = Path(__file__).parent / "fabrics"
 
-_NVLS: Final = (Algorithm.nvls, Algorithm.nvls_tree)
+_NVLS: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
+"""By NCCL_ALGO's names."""
 _BELIEVED_RATES: Final = ("ring_bw_intra_gbs", "ring_bw_inter_gbs", "tree_bw_intra_gbs", "tree_bw_inter_gbs")
 
 
@@ -189,8 +190,12 @@ class Fabric:
         fixed_us, us_per_byte = line(cell, communicator, collective, n_filled)
         return fixed_us + us_per_byte * message_bytes / self._adapter_share(communicator)
 
-    def prices(self, algorithm: Algorithm) -> bool:
-        """Whether the file says what any collective by this algorithm costs."""
+    def nccl_algo(self) -> str:
+        """NCCL_ALGO that leaves out multicast for which the file has no price; "" = NCCL may choose all."""
+        unpriced = [name for algorithm, name in _NVLS.items() if not self._prices(algorithm)]
+        return f"^{','.join(unpriced)}" if unpriced else ""
+
+    def _prices(self, algorithm: Algorithm) -> bool:
         if self.truth.follows_belief:
             spans = [span for span in (self.belief.one_node, self.belief.many_nodes) if span is not None]
             stated = {cell.algorithm for span in spans for cell in span.stated_cells}

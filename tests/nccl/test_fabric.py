@@ -357,10 +357,8 @@ def test_a_changed_file_is_another_fabric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nvls", "nvls_tree"),
-    [("h100_ib_2", True, False), ("ethernet_boxes", False, False), ("as_believed", False, False)],
+    ("name", "limits"),
+    [("h100_ib_2", "^NVLSTree"), ("ethernet_boxes", "^NVLS,NVLSTree"), ("as_believed", "^NVLS,NVLSTree")],
 )
-def test_a_fabric_says_which_algorithms_it_prices(name, nvls, nvls_tree):
-    loaded = fabric.load(name)
-    assert loaded.prices(Algorithm.ring)
-    assert (loaded.prices(Algorithm.nvls), loaded.prices(Algorithm.nvls_tree)) == (nvls, nvls_tree)
+def test_nccl_may_not_choose_what_a_fabric_has_no_price_for(name, limits):
+    assert fabric.load(name).nccl_algo() == limits

@@ -18,10 +18,8 @@ from zerotune.agent.nccl.mock_cuda.timing_source import records_say_emulated
 from zerotune.agent.nccl.rehearsal.prices import Prices
 from zerotune.agent.nccl.rehearsal.settings import Rehearsal
 from zerotune.store.errors import UserError
-from zerotune.store.records import Algorithm
 
 _BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")
-_MULTICAST: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
 _started: list[MockCuda] = []
 
 
@@ -54,9 +52,8 @@ def start() -> None:
         mock.replace_exports(path, ctypes.CDLL(str(path)), "cublas", Patched.blas)
     mock.set_node(zlib.crc32(host.encode()) & 0x7FFFFFFF)
     mock.set_most_bytes(int(rehearsal.moves_mb * 1e6))
-    unpriced = [name for algorithm, name in _MULTICAST.items() if not fabric.prices(algorithm)]
-    if unpriced:  # NCCL must not choose what the fabric has no time for
-        os.environ.setdefault("NCCL_ALGO", f"^{','.join(unpriced)}")
+    if limits := fabric.nccl_algo():
+        os.environ.setdefault("NCCL_ALGO", limits)
     path = _library("libnccl.so.2")
     nccl = Libnccl(path)
     base = mock.attach(path, nccl.library, nccl.version)

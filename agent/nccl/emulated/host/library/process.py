@@ -14,10 +14,6 @@ from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import MockCuda
 from zerotune.agent.nccl.mock_cuda.timing_source import records_say_emulated
 from zerotune.agent.nccl.release import Release
-from zerotune.store.records import Algorithm
-
-_MULTICAST: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
-"""What a described machine may have and a fabric's file may leave out, in NCCL_ALGO's words."""
 
 
 class LibraryProcess:
@@ -37,9 +33,8 @@ class LibraryProcess:
         name = f"/proc/{os.getpid()}/fd/{topology}"
         self.mock: Final = MockCuda()
         self.mock.lend(read_machine(Path(name)), f"{fabric.name}-{node}")
-        unpriced = [name for algorithm, name in _MULTICAST.items() if not fabric.prices(algorithm)]
-        if unpriced:  # NCCL must not choose what the fabric has no time for
-            os.environ.setdefault("NCCL_ALGO", f"^{','.join(unpriced)}")
+        if limits := fabric.nccl_algo():
+            os.environ.setdefault("NCCL_ALGO", limits)
         self.nccl: Final = Libnccl(path)
         base = self.mock.attach(path, self.nccl.library, self.nccl.version)
         self.functions: Final[dict[int, DeviceFunction]] = device_functions(path, base)
