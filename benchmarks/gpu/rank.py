@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from zerotune.agent import fabric_identity
 from zerotune.agent.nccl import library
+from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -62,6 +63,7 @@ class Rank:
         dist.init_process_group("emulated_nccl" if self.fabric else "nccl", timeout=TIMEOUT)
         self.rank, self.n_ranks = dist.get_rank(), dist.get_world_size()
         self._out = (out / f"rank{self.rank}.jsonl").open("a", buffering=1)
+        self._is_computed = REHEARSAL not in os.environ
         self._n_told = 0
         self._epoch = 0
 
@@ -106,9 +108,11 @@ class Rank:
             dist.all_reduce(output)
 
     def is_correct(self, collective: Collective, message_bytes: int) -> bool:
-        """Run it once; whether the result is exactly what it must be."""
+        """Run it once; whether the result is exactly what it must be. A rehearsal computes none, and all is well."""
         source, output = self.tensors(collective, message_bytes)
         self.run(collective, source, output)
+        if not self._is_computed:
+            return True
         if collective is Collective.all_gather:
             expected = torch.arange(1.0, self.n_ranks + 1, device=self.device).repeat_interleave(source.numel())
         else:
@@ -201,12 +205,11 @@ def forced(rank: Rank, _options: argparse.Namespace) -> None:
     rank.plugin.set_observing(True)
     for collective in COLLECTIVES:
         shape, cells = rank.probe(collective)
+        rank.timed(collective, PROBE_BYTES, 1)  # told of after the kernel's end, it would pass for the first case's
         for cell in cells:
             for n_channels in FORCED_CHANNELS:
                 asked = Candidate(cell.algorithm, cell.protocol, n_channels)
                 rank.adopt(shape, collective, asked)
-                rank.synchronize()
-                rank.plugin.drain()
                 correct = rank.is_correct(collective, PROBE_BYTES)
                 rank.synchronize()
                 ran = [setting(record) for record in rank.timed(collective, PROBE_BYTES, 1)]
@@ -308,7 +311,7 @@ def _measure(
     rank.run(collective, source, output)  # connects what was never used before
     rank.synchronize()
     n_repeats = rank.told_by_rank_0(max(3, min(n_repeats, int(0.5 / (time.monotonic() - began_s + 1e-6)))))
-    rank.plugin.drain()
+    rank.timed(collective, size, 1)
     for _ in range(n_repeats):
         rank.run(collective, source, output)
     rank.synchronize()

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.lib.free_port import free_port
+from benchmarks.lib.last_words import last_words
 
 SHARED_GPU = {
     "NCCL_NET": "Socket",
@@ -30,7 +31,7 @@ SHARED_GPU = {
     "NCCL_MAX_CTAS": "16",
     "GLOO_SOCKET_IFNAME": "lo",
 }
-TAIL_BYTES = 3000
+TAIL_BYTES = 30_000
 
 
 @dataclass(frozen=True)
@@ -116,5 +117,4 @@ class Ranks:
             process.wait()
 
     def _tail(self, rank: int) -> str:
-        text = self._logs[rank].read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
-        return text.splitlines()[-1] if text else "it said nothing"
+        return last_words(self._logs[rank].read_bytes()[-TAIL_BYTES:].decode(errors="replace"))

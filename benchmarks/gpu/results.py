@@ -25,6 +25,10 @@ EMULATED = """\
 **No GPU took part**: this is a dry run of the same scripts on the emulated NCCL. It shows that the scripts work;
 no figure in it is about NCCL.
 """
+REHEARSED = """\
+**No GPU took part**: this is a rehearsal. NCCL's own library and torch's CUDA build ran on a mock whose kernels compute
+nothing: no value was looked at, and no time is a GPU's.
+"""
 
 
 @dataclass(frozen=True)
@@ -106,10 +110,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _markdown(document: dict[str, Any]) -> str:
     environment = document["environment"]
-    is_real = not environment["identity"].get("fabric")
+    identity = environment["identity"]
     mps = "" if environment.get("mps") else " (no MPS)"
+    is_real = not (identity.get("fabric") or identity.get("rehearsal"))
     lines = ["# zerotune on a GPU" if is_real else "# Dry run, without a GPU", ""]
-    lines.append(SHARED_GPU.format(mps=mps) if is_real else EMULATED)
+    lines.append(REHEARSED if identity.get("rehearsal") else SHARED_GPU.format(mps=mps) if is_real else EMULATED)
     facts = {**environment["identity"], "MPS": environment.get("mps", False)}
     lines += [f"- {name}: {value}" for name, value in facts.items() if value is not None]
     lines += [f"- date: {document['date']}", f"- command: `{document['command']}`", ""]

@@ -2,6 +2,7 @@
 
     python -m benchmarks run                          on a machine with an NVIDIA GPU
     python -m benchmarks run --fabric ethernet_boxes  the same scripts on the emulated NCCL, without a GPU
+    make rehearse REHEARSE="--only gpu-run"           the same, and torch's CUDA build with NCCL's own library
 
 Several ranks share the first GPU, each as a host of its own; no setting of the card is touched. Each step has a
 time limit of its own and a line in steps.jsonl as soon as it ends, so that a run that is cut short keeps what it has;
@@ -29,6 +30,7 @@ from benchmarks.gpu.results import Outcome, Record
 from benchmarks.gpu.steps import Context, NotAsItMust, Step, forced, load, scratch_is_short, soak, sweep
 from benchmarks.gpu.training import kill_daemon, overhead, training, tuned
 from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
 from zerotune.store.errors import FabricError
 
 PROGRAMME = (
@@ -42,6 +44,8 @@ PROGRAMME = (
     Step("tuned", 110, tuned),
 )
 """The most valuable first."""
+LITTLE = ("--ranks", "2", "--collectives", "400", "--steps", "20", "--pairs", "1", "--budget-s", "3000")
+"""Options for a host that is slow and has no GPU."""
 RESULTS = Path(__file__).parents[1] / "results"
 BUDGET_S = 530.0
 LEAST_S = 10.0
@@ -59,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     programme = [step for step in PROGRAMME if not options.only or step.name in options.only]
-    name = f"dry-{Path(options.fabric).stem}" if options.fabric else "gpu"
+    name = f"dry-{Path(options.fabric).stem}" if options.fabric else "rehearsal" if REHEARSAL in os.environ else "gpu"
     with scratch_folder() as scratch, multi_process_service(options, scratch) as mps_folder:
         record = Record(options.out or RESULTS / name, {**environment, "mps": bool(mps_folder)}, afresh=options.afresh)
         machine = Machine(options.fabric, options.ranks, mps_folder)
@@ -107,6 +111,8 @@ def describe(fabric: str | None, n_ranks: int) -> dict[str, Any] | None:
         return {"identity": identity}
     if not torch.cuda.is_available():
         return None
+    if REHEARSAL in os.environ:
+        identity["rehearsal"] = os.environ[REHEARSAL]
     properties = torch.cuda.get_device_properties(0)
     identity |= {
         "gpu": properties.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -15,6 +16,7 @@ import psutil
 
 from benchmarks.gpu.ranks import Ranks
 from benchmarks.gpu.steps import Context, NotAsItMust
+from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
 from zerotune.tuner.client.background_daemon import start_in_background
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "frameworks" / "scripts"
@@ -96,6 +98,11 @@ SAME_LOSS = 1e-4
 """GPU kernels that add with atomics give other last bits from run to run, with or without us."""
 
 
+def _are_other(compared: dict[str, Any]) -> bool:
+    """Whether losses are not what they must be; a rehearsal computes none, and they need only be there."""
+    return not compared["n_losses"] or (REHEARSAL not in os.environ and not compared["largest_difference"] <= SAME_LOSS)
+
+
 def _train_and_compare(context: Context, name: str, script: str, words: tuple[str, ...], endpoint: str) -> Any:
     reference = Training(context, f"{name}-off", script, words, agent=False).run()
     tuned = Training(context, f"{name}-on", script, words, endpoint)
@@ -110,7 +117,7 @@ def training(context: Context) -> dict[str, Any]:
         for name, script in (("fsdp2", "fsdp2.py"), ("zero3", "zero3.py")):
             results[name] = _train_and_compare(context, name, script, words, daemon.endpoint)
     for name, seen in results.items():
-        if not seen["n_losses"] or not seen["largest_difference"] <= SAME_LOSS:
+        if _are_other(seen):
             raise NotAsItMust(f"{name} trains to other losses", results)
     return results
 
@@ -131,7 +138,7 @@ def kill_daemon(context: Context) -> dict[str, Any]:
     results = {**compare_losses(tuned.losses(), reference), "steps_at_kill": at_kill}
     if not 0 < at_kill < 4 * context.n_steps:
         raise NotAsItMust(f"the daemon was killed outside of training, at step {at_kill}", results)
-    if not results["largest_difference"] <= SAME_LOSS:
+    if _are_other(results):
         raise NotAsItMust("losses have changed", results)
     return results
 

@@ -6,19 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from benchmarks.gpu.run import LITTLE
+
 FRAMEWORK_SCRIPTS: Final = Path(__file__).parents[2] / "tests" / "frameworks" / "scripts"
 OWN_SCRIPTS: Final = Path(__file__).parents[2] / "tests" / "rehearsal" / "scripts"
 """They import the others' model."""
+SHARED: Final = "ethernet_boxes"
+"""Ranks that share a GPU talk over sockets, as hosts of their own."""
 MISJUDGED: Final = str(Path(__file__).parent / "misjudged_node.toml")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One script under `zerotune launch` with a daemon."""
+    """One script under `zerotune launch` with a daemon, or a module that starts what it needs."""
 
     name: str
-    script: Path
+    script: Path = Path()
     words: tuple[str, ...] = ()
+    module: str = ""
+    """Instead of a script."""
     needs: str = ""
     """Module without which it is skipped."""
     n_steps: int = 60
@@ -34,11 +40,15 @@ class Case:
 
 
 def _theirs(name: str, script: str, *words: str, needs: str = "", n_steps: int = 60) -> Case:
-    return Case(name, FRAMEWORK_SCRIPTS / script, words, needs, n_steps)
+    return Case(name, FRAMEWORK_SCRIPTS / script, words, needs=needs, n_steps=n_steps)
 
 
 def _ours(name: str, script: str, *words: str) -> Case:
     return Case(name, OWN_SCRIPTS / script, words)
+
+
+def _module(name: str, module: str, *words: str) -> Case:
+    return Case(name, words=words, module=module, fabric=SHARED, trains=False, timeout_s=3600.0)
 
 
 CASES: Final = (
@@ -70,4 +80,6 @@ CASES: Final = (
         "promotion", OWN_SCRIPTS / "two_layers.py", n_steps=5000, fabric=MISJUDGED, moves_mb=0.1, finds=1.05,
         timeout_s=900.0,
     ),
+    _module("gpu-run", "benchmarks.gpu.run", "--afresh", "--out", "build/rehearse/gpu", *LITTLE),
+    _module("gpu-tests", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu/test_gpu_nccl.py"),
 )  # fmt: skip

@@ -28,11 +28,11 @@ def python_of(release: str) -> Path:
     """
     folder = environments_folder() / f"torch-{release}"
     python, ready = folder / "bin" / "python", folder / ".ready"
+    install = [str(python), "-m", "pip", "install", "--quiet"]
     if not ready.exists():
         print(f"installing torch {release} for CUDA into {folder}: gigabytes, once", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         # numpy: torch wants it; the wheels of PyPI are those for CUDA.
-        install = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*install, f"torch=={release}", "numpy"], check=True)
         tools = ("pytest", "pytest-timeout", "pytest-xdist")
         subprocess.run([*install, "--editable", str(REPOSITORY), *tools], check=True)
@@ -40,7 +40,9 @@ def python_of(release: str) -> Path:
             subprocess.run(
                 [*install, framework, f"torch=={release}"], check=False, env={**os.environ, "DS_BUILD_OPS": "0"}
             )
-        ready.touch()
+    if not ready.exists() or ready.read_text() != str(REPOSITORY):  # another checkout may have used it since
+        subprocess.run([*install, "--no-deps", "--editable", str(REPOSITORY)], check=True)
+        ready.write_text(str(REPOSITORY))
     return python
 
 

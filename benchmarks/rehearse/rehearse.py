@@ -11,8 +11,9 @@ Exit codes: 0 nothing failed, 1 something did.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import re
+import resource
 import shutil
 import signal
 import sqlite3
@@ -20,10 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
+
 from benchmarks.lib.free_port import free_port
+from benchmarks.lib.last_words import last_words
 from benchmarks.rehearse.cases import CASES, FRAMEWORK_SCRIPTS, Case
 from benchmarks.rehearse.environments import RELEASES, REPOSITORY, python_of, tells_times
 from benchmarks.rehearse.outcomes import Outcome, Outcomes
@@ -32,7 +36,7 @@ from benchmarks.rehearse.promotion import time_over_best
 N_RANKS = 2
 OUTCOMES = REPOSITORY / "build" / "rehearse" / "outcomes.jsonl"
 MOST_BYTES = 6 << 30
-"""Of a rank's own memory."""
+"""Of a process's own memory: a rank of torch takes three; and a third of what the smallest machine for this has."""
 HANGS = "the mock CUDA hangs"
 """What the mock says where ranks launched different things."""
 
@@ -76,7 +80,7 @@ def carry_out(python: Path, release: str, case: Case) -> Outcome:
     Returns:
         The outcome.
     """
-    if case.finds and not tells_times(python):
+    if (case.finds or case.module) and not tells_times(python):
         return Outcome(release, case.name, "skipped", "this NCCL's profiler tells no times")
     if case.needs and subprocess.run([python, "-c", f"import {case.needs}"], capture_output=True).returncode != 0:
         return Outcome(release, case.name, "skipped", f"{case.needs} is not installed, or does not load")
@@ -105,14 +109,15 @@ class Job:
         Raises:
             NotAsItMust: it did not go as it must.
         """
-        daemon = self._start(
-            [self.python, "-m", "zerotune.tuner.cli", "daemon", "--store", str(self.store)], "daemon.log"
-        )
-        job = None
+        daemon = job = None
         try:
-            self._until(lambda: (self.folder / "d").exists(), "the daemon did not start", 60)
+            if not self.case.module:
+                words = ["-m", "zerotune.tuner.cli", "daemon", "--store", str(self.store)]
+                daemon = self._start([self.python, *words], "daemon.log")
+                self._until(lambda: (self.folder / "d").exists(), "the daemon did not start", 60)
             job = self._start_job()
-            self._hurt(daemon, job)
+            if daemon is not None and self.case.fault:
+                self._hurt(daemon, job)
             try:
                 code = job.wait(self.case.timeout_s)
             except subprocess.TimeoutExpired:
@@ -124,10 +129,14 @@ class Job:
                 if process is not None:
                     _end(process)
         self._check(code)  # the daemon has written what it knows
-        return self._measured()
+        return self._measured() if daemon is not None else 0
 
     def _start_job(self) -> subprocess.Popen[bytes]:
         case, environment = self.case, self.python.parent
+        rehearsal: list[str | Path] = [self.python, "-m", "zerotune.agent.nccl.rehearsal", case.fabric]
+        rehearsal += ["--moves-mb", str(case.moves_mb), "--", self.python, "-m"]
+        if case.module:
+            return self._start([*rehearsal, case.module, *case.words], "log")
         torchrun: list[str | Path] = [
             environment / "torchrun",
             "--nproc-per-node",
@@ -136,11 +145,8 @@ class Job:
             str(free_port()),
         ]
         words = ["--steps", str(case.n_steps), "--losses", str(self.folder / "losses"), *case.words]
-        launch: list[str | Path] = [self.python, "-m", "zerotune.tuner.cli", "launch"]
-        rehearsal: list[str | Path] = [self.python, "-m", "zerotune.agent.nccl.rehearsal", case.fabric]
-        rehearsal += ["--moves-mb", str(case.moves_mb), "--"]
-        command: list[str | Path] = [*rehearsal, *launch, "--", *torchrun, case.script, *words]
-        return self._start(command, "log")
+        launch = ["zerotune.tuner.cli", "launch", "--"]
+        return self._start([*rehearsal, *launch, *torchrun, case.script, *words], "log")
 
     def _start(self, command: Sequence[str | Path], log: str) -> subprocess.Popen[bytes]:
         quick = {"ZEROTUNE_TICK_MS": "50", "OMP_NUM_THREADS": "1", "ZEROTUNE_ENDPOINT": self.endpoint}
@@ -148,12 +154,10 @@ class Job:
         with (self.folder / log).open("wb") as file:
             return subprocess.Popen(
                 [str(word) for word in command], stdout=file, stderr=file, env={**os.environ, **quick},
-                start_new_session=True, preexec_fn=_limit,
+                cwd=REPOSITORY, start_new_session=True, preexec_fn=_limit,
             )  # fmt: skip
 
     def _hurt(self, daemon: subprocess.Popen[bytes], job: subprocess.Popen[bytes]) -> None:
-        if not self.case.fault:
-            return
         self._until(lambda: self._n_losses() >= 10 or job.poll() is not None, "training did not begin", 200)
         if self.case.fault == "daemon":
             daemon.kill()
@@ -184,7 +188,7 @@ class Job:
         with sqlite3.connect(self.store) as store:
             return int(store.execute("select count(*) from measurements").fetchone()[0])
 
-    def _until(self, is_so, otherwise: str, timeout_s: float) -> None:  # type: ignore[no-untyped-def]
+    def _until(self, is_so: Callable[[], bool], otherwise: str, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
         while not is_so():
             if time.monotonic() > ends_s:
@@ -192,32 +196,23 @@ class Job:
             time.sleep(0.1)
 
     def _last_words(self) -> str:
-        """The error that a rank ended with, else the last line of all."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if re.search(r"\wError\b.*:|Signal \d+", line) and "ChildFailed" not in line]
-        return (errors or lines or ["it said nothing"])[-1][:300]
+        return last_words(self.log.read_text(errors="replace"))
 
 
 def _rank_pid(launcher: int) -> int:
     """The second rank's process below torchrun, which `launch` has become."""
-    import psutil
-
     ranks = [one for one in psutil.Process(launcher).children(recursive=True) if "LOCAL_RANK" in one.environ()]
     return int(next(one.pid for one in ranks if one.environ()["LOCAL_RANK"] == "1"))
 
 
 def _limit() -> None:
     """No core dumps; and not all memory, where a kernel should have said how large a tensor is and computes nothing."""
-    import resource
-
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """With all that it started."""
-    import contextlib
-
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
