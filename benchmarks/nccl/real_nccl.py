@@ -18,6 +18,7 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -120,9 +121,18 @@ def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
     ]
 
 
-def cells(library: Path) -> list[Result]:
+def honoured(library: Path, clusters: Iterable[tuple[str, int, int]]) -> tuple[float, float]:
+    """Shares of settings that ran as asked, and of times that arrived.
+
+    Args:
+        library: a libnccl.so.2.
+        clusters: machine, nodes and ranks of each.
+
+    Returns:
+        Both.
+    """
     n_asked = n_honoured = n_timed = n_exact = 0
-    for machine, n_nodes, ranks_per_node in CLUSTERS.values():
+    for machine, n_nodes, ranks_per_node in clusters:
         with topology_file(machine) as topology:
             cluster = Cluster(topology, n_nodes, ranks_per_node)
             version = ask_nccl(library, cluster, [Question(Collective.all_gather, 1 << 20)]).version
@@ -137,9 +147,27 @@ def cells(library: Path) -> list[Result]:
                 n_honoured += within and (answer.algorithm, answer.protocol) == (wanted.algorithm, wanted.protocol)
             n_timed += cluster.ranks_per_node
             n_exact += sum(abs(ran.duration_us - duration_us(place)) <= ARRIVES_WITHIN_US for ran in answer.ran)
+    return n_honoured / n_asked, n_exact / n_timed
+
+
+def cells(library: Path) -> list[Result]:
+    ran_as_asked, exact = honoured(library, CLUSTERS.values())
     return [
-        Result("cells_honoured_share", n_honoured / n_asked, "share", "1"),
-        Result("timed_exact_share", n_exact / n_timed, "share", ">= 0.999"),
+        Result("cells_honoured_share", ran_as_asked, "share", "1"),
+        Result("timed_exact_share", exact, "share", ">= 0.999"),
+    ]
+
+
+def releases() -> list[Result]:
+    """Every release that was fetched: whether each setting that it offers on one node runs as it was asked for."""
+    passed: dict[str, bool] = {}
+    for version in nccl_releases.ALL:
+        if (library := nccl_releases.library_of(version)).exists():
+            passed[version] = honoured(library, [CLUSTERS["one node"]])[0] == 1.0
+            print(f"NCCL {version}: {'passed' if passed[version] else 'failed'}", file=sys.stderr)
+    return [
+        Result("releases_passed", sum(passed.values()), "releases", str(len(nccl_releases.ALL))),
+        Result("releases_failed", len(passed) - sum(passed.values()), "releases", "0"),
     ]
 
 
@@ -160,7 +188,7 @@ def many_ranks(library: Path) -> Result:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, and no cluster of 64 ranks")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, no cluster of 64 ranks, one release")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     library = find_libnccl() or nccl_releases.library_of(nccl_releases.TESTED[-1])
@@ -171,6 +199,7 @@ def main() -> None:
     results.append(costs(library))
     if not arguments.quick:
         results.append(many_ranks(library))
+        results += releases()
     report("real_nccl", results, as_json=arguments.json)
 
 
