@@ -12,6 +12,8 @@ RELEASES: Final = ("2.6.0", "2.9.1", "2.14.1")
 """The oldest that we support (CUDA 12, NCCL 2.21), one with NCCL 2.27, and the newest (CUDA 13, NCCL 2.30)."""
 FRAMEWORKS: Final = ("deepspeed", "accelerate", "transformers", "lightning")
 """Beside torch; a script whose framework is missing is skipped."""
+TEST_TOOLS: Final = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+"""What tests/conftest.py imports."""
 REPOSITORY: Final = Path(__file__).parents[2]
 
 
@@ -34,14 +36,14 @@ def python_of(release: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         # numpy: torch wants it; the wheels of PyPI are those for CUDA.
         subprocess.run([*install, f"torch=={release}", "numpy"], check=True)
-        tools = ("pytest", "pytest-timeout", "pytest-xdist")
-        subprocess.run([*install, "--editable", str(REPOSITORY), *tools], check=True)
+        subprocess.run([*install, "--editable", str(REPOSITORY)], check=True)
         for framework in FRAMEWORKS:  # some build on what is not here
             subprocess.run(
                 [*install, framework, f"torch=={release}"], check=False, env={**os.environ, "DS_BUILD_OPS": "0"}
             )
     if not ready.exists() or ready.read_text() != str(REPOSITORY):  # another checkout may have used it since
         subprocess.run([*install, "--no-deps", "--editable", str(REPOSITORY)], check=True)
+        subprocess.run([*install, *TEST_TOOLS], check=True)
         ready.write_text(str(REPOSITORY))
     return python
 
