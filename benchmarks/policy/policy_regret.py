@@ -2,6 +2,7 @@
 
     python -m benchmarks policy_regret [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
                                        [--draws N] [--calls N] [--looks-every N] [--undescribed] [--ours-only]
+                                       [--sealed]
 
 Data sets: every shipped fabric, `--generated` random ones, every fabric of a store (`--store`), and everything measured
 below `--data`: tuner CSVs and published nccl-tests grids; each also with nothing to gain (A/A, NCCL best). A training
@@ -19,7 +20,9 @@ the daemon is where steps are short; it is adopted at the next step. Figures, pe
     budget_spent                    exploration in percent of training time, as the policy accounts for it
 
 Peers and ours meet one draw of noise; `--draws N` plays ours under N others, and tells the mean and the worst of each
-figure. `--curves FILE` writes regret by call of every policy, which `learning_pictures.py` draws.
+figure. Recordings (`--data`) are also judged together: `recorded_*`, `budget_worst_window`. One in three of them, and
+a range of seeds, are kept aside: `--sealed` judges on those and on no others. `--curves FILE` writes regret by call of
+every policy, which `learning_pictures.py` draws.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ from benchmarks.lib.data_sets import (
     shipped,
 )
 from benchmarks.lib.reporting import Result, report
+from benchmarks.policy.recorded_figures import N_CALLS, SEALED_SEEDS, Recorded, is_kept_aside, recorded, together
 from benchmarks.policy.regret_policies import Default, Problem, peers
 from zerotune.store.records import BASELINE, Candidate, DecisionKey, Plan, StepRecord, TimingSource, size_class
 from zerotune.store.sqlite.database import Store
@@ -314,13 +318,21 @@ def regret_by_call(
     return found
 
 
+def recordings(arguments: argparse.Namespace) -> Iterator[DataSet]:
+    """Grids that somebody measured, those that are kept aside or the others."""
+    if arguments.data is not None:
+        yield from (one for one in of_folder(arguments.data) if is_kept_aside(one.name) == arguments.sealed)
+
+
 def all_data_sets(arguments: argparse.Namespace) -> Iterator[DataSet]:
     """What the arguments ask for."""
+    sealed, n_generated = arguments.sealed, arguments.generated
+    seeds = SEALED_SEEDS[:n_generated] if sealed else range(arguments.seed, arguments.seed + n_generated)
     parts = [
-        shipped(0.5 if arguments.quick else 1.0),
-        generated(range(arguments.seed, arguments.seed + arguments.generated)),
-        of_store(arguments.store) if arguments.store is not None else iter(()),
-        of_folder(arguments.data) if arguments.data is not None else iter(()),
+        shipped(0.5 if arguments.quick else 1.0) if not sealed else iter(()),
+        generated(seeds),
+        of_store(arguments.store) if arguments.store is not None and not sealed else iter(()),
+        recordings(arguments),
     ]
     found = (one for one in chain(*parts) if arguments.only in one.name)
     return (as_undescribed(one) for one in found) if arguments.undescribed else found
@@ -390,6 +402,16 @@ def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int, looks_every:
     yield Result(f"budget_spent_where_nccl_is_best@{data.name}:ours_cold", spent, "% of step time", "<= 1")
 
 
+def judge_recordings(arguments: argparse.Namespace, looks_every: int) -> Iterator[Recorded]:
+    """Our policy on each recording, for longer than elsewhere."""
+    for data in recordings(arguments):
+        if arguments.only in data.name:
+            print(f"{data.name}: together with the other recordings", file=sys.stderr, flush=True)
+            ours = Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every)
+            (arms,) = play(data.problems, [ours], N_CALLS, seed=0)
+            yield recorded(data.problems, arms, COMM_SHARE_OF_STEP)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -402,9 +424,12 @@ def main() -> None:
     parser.add_argument("--ours-only", action="store_true", help="no peers, which take most of the time")
     parser.add_argument("--calls", type=positive, metavar="N", help="of each key (200; with --quick 100)")
     parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans of ours")
+    parser.add_argument("--sealed", action="store_true", help="on what is kept aside, and on nothing else")
     parser.add_argument("--curves", type=a_file_to_write, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
+    if arguments.sealed and arguments.data is None and not arguments.generated:
+        parser.error("--sealed judges on nothing by itself; add --data DIR or --generated N")
     check_only(parser, arguments)
     n_calls, looks_every = arguments.calls or (100 if arguments.quick else 200), arguments.looks_every
     results: list[Result] = []
@@ -430,8 +455,10 @@ def main() -> None:
         results += over_draws(data, n_calls, arguments.draws, looks_every) if arguments.draws else ()
         curves[data.name] = regret_by_call(data.problems, policies, arms)
         results += loss_where_nccl_is_best(data, n_calls, 5, looks_every)
-        found = false_promotions(data, n_calls, 1 if arguments.quick else 3, looks_every)
-        n_keys, n_promoted = n_keys + found[0], n_promoted + found[1]
+        same = false_promotions(data, n_calls, 1 if arguments.quick else 3, looks_every)
+        n_keys, n_promoted = n_keys + same[0], n_promoted + same[1]
+    if found := list(judge_recordings(arguments, looks_every)):
+        results += together(found, "sealed_" if arguments.sealed else "")
     results.append(Result("aa_keys", n_keys, "keys"))
     results.append(Result("aa_false_promotion_rate", 100 * n_promoted / max(1, n_keys), "% of keys", "<= 1"))
     if arguments.curves is not None:

@@ -28,6 +28,8 @@ class Case:
     needs: str = ""
     """Module without which it is skipped."""
     n_steps: int = 60
+    n_nodes: int = 1
+    """With a daemon each."""
     fabric: str = "h100_node"
     moves_mb: float = 1e12
     fault: str = ""
@@ -74,6 +76,7 @@ CASES: Final = (
     _ours("destroyed-and-again", "again.py"),
     Case("object-collectives", OWN_SCRIPTS / "objects.py", n_steps=10, trains=False),
     _ours("memory-pressure", "pressure.py"),
+    Case("two-nodes", FRAMEWORK_SCRIPTS / "fsdp2.py", n_nodes=2, fabric="h100_ib_2"),
     Case("daemon-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=60, fault="daemon"),
     Case("rank-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=4000, fault="rank"),
     Case(

@@ -96,12 +96,12 @@ def carry_out(python: Path, release: str, case: Case) -> Outcome:
 
 
 class Job:
-    """A daemon and a job of two ranks in a folder."""
+    """Daemons and a job of two ranks, on one node or two, in a folder."""
 
     def __init__(self, python: Path, case: Case, folder: Path) -> None:
         self.python, self.case, self.folder = python, case, folder
-        self.endpoint, self.store = f"ipc://{folder}/d", folder / "store.db"
-        self.log = folder / "log"
+        self.store, self.log = folder / "0.db", folder / "0.log"
+        """Of the first node."""
 
     def run(self) -> int:
         """To its end; how many collectives were measured.
@@ -109,48 +109,52 @@ class Job:
         Raises:
             NotAsItMust: it did not go as it must.
         """
-        daemon = job = None
+        nodes = range(self.case.n_nodes)
+        daemons: list[subprocess.Popen[bytes]] = []
+        jobs: list[subprocess.Popen[bytes]] = []
         try:
             if not self.case.module:
-                words = ["-m", "zerotune.tuner.cli", "daemon", "--store", str(self.store)]
-                daemon = self._start([self.python, *words], "daemon.log")
-                self._until(lambda: (self.folder / "d").exists(), "the daemon did not start", 60)
-            job = self._start_job()
-            if daemon is not None and self.case.fault:
-                self._hurt(daemon, job)
-            try:
-                code = job.wait(self.case.timeout_s)
-            except subprocess.TimeoutExpired:
-                raise NotAsItMust(
-                    f"it hung, or took more than {self.case.timeout_s:.0f} s: {self._last_words()}"
-                ) from None
+                daemons += [self._start_daemon(node) for node in nodes]
+                for node in nodes:
+                    self._until((self.folder / f"{node}.sock").exists, "a daemon did not start", 60)
+            port = free_port()
+            jobs += [self._start_job(node, port) for node in nodes]
+            if self.case.fault:
+                self._hurt(daemons[0], jobs[0])
+            code = self._wait(jobs)
         finally:
-            for process in (job, daemon):
-                if process is not None:
-                    _end(process)
+            for process in (*jobs, *daemons):
+                _end(process)
         self._check(code)  # the daemon has written what it knows
-        return self._measured() if daemon is not None else 0
+        return self._measured() if daemons else 0
 
-    def _start_job(self) -> subprocess.Popen[bytes]:
+    def _wait(self, jobs: Sequence[subprocess.Popen[bytes]]) -> int:
+        ends_s = time.monotonic() + self.case.timeout_s
+        try:
+            return max(abs(job.wait(max(0.0, ends_s - time.monotonic()))) for job in jobs)
+        except subprocess.TimeoutExpired:
+            late = f"it hung, or took more than {self.case.timeout_s:.0f} s: {self._last_words()}"
+            raise NotAsItMust(late) from None
+
+    def _start_daemon(self, node: int) -> subprocess.Popen[bytes]:
+        words = ["-m", "zerotune.tuner.cli", "daemon", "--store", str(self.folder / f"{node}.db")]
+        return self._start([self.python, *words], node, f"daemon{node}.log")
+
+    def _start_job(self, node: int, port: int) -> subprocess.Popen[bytes]:
         case, environment = self.case, self.python.parent
         rehearsal: list[str | Path] = [self.python, "-m", "zerotune.agent.nccl.rehearsal", case.fabric]
         rehearsal += ["--moves-mb", str(case.moves_mb), "--", self.python, "-m"]
         if case.module:
-            return self._start([*rehearsal, case.module, *case.words], "log")
-        torchrun: list[str | Path] = [
-            environment / "torchrun",
-            "--nproc-per-node",
-            str(N_RANKS),
-            "--master-port",
-            str(free_port()),
-        ]
+            return self._start([*rehearsal, case.module, *case.words], node, f"{node}.log")
+        torchrun = [environment / "torchrun", "--nproc-per-node", N_RANKS // case.n_nodes, "--nnodes", case.n_nodes]
+        torchrun += ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
         words = ["--steps", str(case.n_steps), "--losses", str(self.folder / "losses"), *case.words]
         launch = ["zerotune.tuner.cli", "launch", "--"]
-        return self._start([*rehearsal, *launch, *torchrun, case.script, *words], "log")
+        return self._start([*rehearsal, *launch, *torchrun, case.script, *words], node, f"{node}.log")
 
-    def _start(self, command: Sequence[str | Path], log: str) -> subprocess.Popen[bytes]:
-        quick = {"ZEROTUNE_TICK_MS": "50", "OMP_NUM_THREADS": "1", "ZEROTUNE_ENDPOINT": self.endpoint}
-        quick["PYTHONPATH"] = str(FRAMEWORK_SCRIPTS)
+    def _start(self, command: Sequence[object], node: int, log: str) -> subprocess.Popen[bytes]:
+        quick = {"ZEROTUNE_TICK_MS": "50", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(FRAMEWORK_SCRIPTS)}
+        quick["ZEROTUNE_ENDPOINT"] = f"ipc://{self.folder}/{node}.sock"
         with (self.folder / log).open("wb") as file:
             return subprocess.Popen(
                 [str(word) for word in command], stdout=file, stderr=file, env={**os.environ, **quick},
