@@ -20,6 +20,7 @@ from zerotune.agent.nccl.rehearsal.settings import Rehearsal
 from zerotune.store.errors import UserError
 
 _BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")
+_HOST: Final = "rehearsal-"
 _started: list[MockCuda] = []
 
 
@@ -38,7 +39,9 @@ def start() -> None:
     mock = MockCuda(in_front=True)
     machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"]))
     # torchrun's node, unless the program says which hosts its ranks are to be, and how they reach each other
-    host = os.environ.get("NCCL_HOSTID", f"{fabric.name}-{os.environ.get('GROUP_RANK', '0')}")
+    host = os.environ.get("NCCL_HOSTID", "")
+    if not host or host.startswith(_HOST):  # torchrun imports torch, too, and its ranks inherit what that set
+        host = f"{_HOST}{fabric.name}-{os.environ.get('GROUP_RANK', '0')}"
     net_plugin = os.environ.get("NCCL_NET_PLUGIN")
     cuda_version = int(runtime.suffix[1:]) * 1000 + (90 if runtime.suffix == ".12" else 0)
     mock.lend(machine, host, cuda_version)
