@@ -224,6 +224,7 @@ class Fabric:
         span = self._believed_span(1 if self.ranks_per_node > 1 else 2)
         return {
             "emulated": self.name,
+            "fabric_id": self.fabric_id,
             "title": self.title,
             "source": self.source,
             "ranks_per_node": self.ranks_per_node,

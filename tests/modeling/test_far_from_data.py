@@ -97,3 +97,14 @@ def _two_settings(log2_bytes: Floats, residual: Floats) -> TrainingSet:
         np.zeros(16),
         np.zeros(16),
     )
+
+
+def test_another_fabric_of_the_same_name_describes_nothing() -> None:
+    """A user's `./h100_ib_16.toml` reaches the daemon by its name, under which another file lies."""
+    place, size = MACHINE.communicator(range(16)), 1 << 20
+    usual, named, unknown = (
+        CostPrior(facts).log_cost(place, Collective.all_gather, [Candidate(Algorithm.ring, Protocol.ll, 4)], size)
+        for facts in (FACTS, {**FACTS, "fabric_id": "emulated-h100_ib_16-000000000000"}, {**FACTS, "emulated": "none"})
+    )
+    assert np.array_equal(named, unknown)
+    assert not np.array_equal(named, usual)

@@ -9,6 +9,7 @@ guess is what `zerotune.tuner.modeling.correction` learns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -151,10 +152,10 @@ class CostPrior:
         self._fabric = described  # by whoever asks what if; in place of the file that the facts name
         name = fabric_facts.get("emulated")
         if described is None and isinstance(name, str) and name:
-            try:
-                self._fabric = fabric.load(name)
-            except FabricError:
-                self._fabric = None  # described by another machine's file: fall back to the generic line
+            with suppress(FabricError):  # described by another machine's file: fall back to the generic line
+                found = fabric.load(name)
+                if fabric_facts.get("fabric_id", found.fabric_id) == found.fabric_id:  # not another of this name
+                    self._fabric = found
         self._topologies: dict[CommunicatorClass, cost_model.Topology | None] = {}
         self._live: dict[tuple[CommunicatorClass, Collective], dict[int, npt.NDArray[np.float32]]] = {}
         self._max_channels: dict[CommunicatorClass, int] = {}
