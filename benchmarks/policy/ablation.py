@@ -1,0 +1,243 @@
+"""What each mechanism of the policy brings: the same draws with it and without it.
+
+    python -m benchmarks ablation [--data DIR] [--only NAME,...] [--draws N] [--generated N] [--sealed] [--json]
+    python -m benchmarks ablation --without NAME,... --run "brain_safety --quick"
+
+Suites, each draw played with everything and without one mechanism after the other, under the same noise: two shipped
+fabrics, generated ones, two keys alone, an undescribed machine, a plan at every fourth step only, and recordings
+(`--data`). Figures are differences, without minus with: calls until 95 % of all gain, points of regret, points of loss
+against NCCL's own choice, and of loss where that is best. Intervals are 90 %, bootstrapped over all draws.
+A mechanism is dispensable where every suite's mean stays within the margins: MARGINS, written down before any run.
+
+Every play is kept in build/ablation.jsonl; a run that was interrupted goes on from there (--afresh starts over). What
+shows in step time alone is judged by other benchmarks: `--run` carries one out without the mechanisms that are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.__main__ import module_of
+from benchmarks.lib.argument_types import positive
+from benchmarks.lib.data_sets import DataSet, as_undescribed, check_sources, generated, of_folder, shipped
+from benchmarks.lib.reporting import Result, report, say
+from benchmarks.policy.mechanisms import FITTED_OR_SPECIAL, MECHANISMS, without
+from benchmarks.policy.policy_regret import FIRST_GENERATED_SEED, Ours, judge, play, where_nccl_is_best
+from benchmarks.policy.recorded_figures import SEALED_SEEDS, is_kept_aside
+from zerotune.tuner.learning.knowledge import Knowledge
+
+PLAYS = Path(__file__).parents[2] / "build" / "ablation.jsonl"
+MARGINS = {"calls": 2.0, "regret": 0.05, "loss": 0.05, "loss_where_nccl_is_best": 0.05}
+"""Calls, and points of percent."""
+METRICS = {
+    "calls_to_95_percent_of_all_gain": "calls",
+    "regret_mean": "regret",
+    "loss_vs_default_worst": "loss",
+}
+N_CALLS = 200
+SHIPPED = ("ethernet_boxes", "h100_ib_2")
+ALL = "everything"
+ELEVEN = "eleven_at_once"
+CONFIDENCE = 90
+N_RESAMPLES = 2000
+
+
+class Suite(NamedTuple):
+    """Draws that have something in common."""
+
+    name: str
+    data: DataSet
+    looks_every: int = 1
+
+
+def suites(arguments: argparse.Namespace) -> Iterator[Suite]:
+    """What is played.
+
+    Args:
+        arguments: of the command line.
+
+    Yields:
+        Data sets by suite.
+    """
+    seeds = SEALED_SEEDS[: arguments.generated] if arguments.sealed else range(
+        FIRST_GENERATED_SEED, FIRST_GENERATED_SEED + arguments.generated
+    )  # fmt: skip
+    yield from (Suite("generated", data) for data in generated(seeds, 0.5))
+    if not arguments.sealed:
+        known = {data.name: data for data in shipped(0.5) if data.name in SHIPPED}
+        yield from (Suite("shipped", data) for data in known.values())
+        few = known["h100_ib_2"]
+        yield Suite("few_keys", few._replace(problems=few.problems[3:5]))
+        yield Suite("undescribed", as_undescribed(known["ethernet_boxes"]))
+        yield Suite("looks_every_4", known["h100_ib_2"], 4)
+    if arguments.data is not None:
+        for data in of_folder(arguments.data):
+            if is_kept_aside(data.name) == arguments.sealed:
+                yield Suite("recorded", data)
+
+
+def figures(suite: Suite, seed: int) -> dict[str, float]:
+    """One draw.
+
+    Args:
+        suite: keys, and how often a plan is asked for.
+        seed: of the noise.
+
+    Returns:
+        Figures by the names of MARGINS.
+    """
+    found = {}
+    data = suite.data
+    for problems, prefix in ((data.problems, ""), (where_nccl_is_best(data.problems), "loss_where_nccl_is_best")):
+        ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), suite.looks_every)
+        for result in judge(data.name, problems, [ours], play(problems, [ours], N_CALLS, seed)):
+            metric = METRICS.get(result.metric.split("@")[0])
+            if metric is not None and (not prefix or metric == "loss"):
+                found[prefix or metric] = result.value
+    return found
+
+
+def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> None:
+    """Play what is not kept yet, and keep it.
+
+    Args:
+        arguments: of the command line.
+        kept: figures by what was played; is filled.
+    """
+    PLAYS.parent.mkdir(exist_ok=True)
+    variants = {ALL: (), **{name: (name,) for name in arguments.only or MECHANISMS}}
+    if not arguments.only:
+        variants[ELEVEN] = FITTED_OR_SPECIAL
+    everything = [(seed, suite) for seed in range(20, 20 + arguments.draws) for suite in suites(arguments)]
+    with PLAYS.open("a") as file:
+        for number, (seed, suite) in enumerate(everything, 1):
+            say(f"{number} of {len(everything)}: {suite.name} {suite.data.name}, draw {seed}")
+            for variant, names in variants.items():
+                label = _label(variant, suite, seed)
+                if label not in kept:
+                    with without(*names):
+                        kept[label] = figures(suite, seed)
+                    file.write(json.dumps({"play": label, "figures": kept[label]}) + "\n")
+                    file.flush()
+
+
+def _label(variant: str, suite: Suite, seed: int) -> str:
+    n_keys, n_ranks = len(suite.data.problems), suite.data.problems[0].key.communicator.n_ranks
+    return json.dumps([variant, suite.name, suite.data.name, n_ranks, n_keys, seed])
+
+
+def kept_plays() -> dict[str, dict[str, float]]:
+    """What earlier runs played; a line that was cut off is none."""
+    kept: dict[str, dict[str, float]] = {}
+    for line in PLAYS.read_text().splitlines() if PLAYS.exists() else ():
+        try:
+            one = json.loads(line)
+        except ValueError:
+            continue
+        kept[one["play"]] = one["figures"]
+    return kept
+
+
+def differences(kept: dict[str, dict[str, float]], variant: str) -> dict[str, dict[str, list[float]]]:
+    """Without minus with, of the plays that were played both ways.
+
+    Args:
+        kept: figures by what was played.
+        variant: what was taken out.
+
+    Returns:
+        Paired differences by metric and suite.
+    """
+    found: dict[str, dict[str, list[float]]] = {metric: {} for metric in MARGINS}
+    for label, figures_without in kept.items():
+        name, *rest = json.loads(label)
+        figures_with = kept.get(json.dumps([ALL, *rest]))
+        if name != variant or figures_with is None:
+            continue
+        for metric in MARGINS:
+            if metric in figures_without and metric in figures_with:
+                difference = figures_without[metric] - figures_with[metric]
+                found[metric].setdefault(rest[0], []).append(difference)
+    return found
+
+
+def summary(kept: dict[str, dict[str, float]], variants: Sequence[str]) -> Iterator[Result]:
+    """What each mechanism brings.
+
+    Args:
+        kept: figures by what was played.
+        variants: what was taken out.
+
+    Yields:
+        The mean of each difference, its interval's ends, and whether the mechanism is dispensable.
+    """
+    rng = np.random.default_rng(0)
+    for variant in variants:
+        by_metric = differences(kept, variant)
+        is_dispensable = True
+        for metric, by_suite in by_metric.items():
+            every = np.array(list(chain(*by_suite.values())))
+            if not len(every):
+                continue
+            means = rng.choice(every, (N_RESAMPLES, len(every))).mean(axis=1)
+            low, high = np.percentile(means, [(100 - CONFIDENCE) / 2, (100 + CONFIDENCE) / 2])
+            worst = max(float(np.mean(values)) for values in by_suite.values())
+            is_dispensable &= worst <= MARGINS[metric]
+            unit = "calls" if metric == "calls" else "points"
+            yield Result(f"{metric}_without@{variant}", float(every.mean()), unit)
+            yield Result(f"{metric}_without_low@{variant}", float(low), unit)
+            yield Result(f"{metric}_without_high@{variant}", float(high), unit)
+            yield Result(f"{metric}_without_worst_suite@{variant}", worst, unit)
+        yield Result(f"is_dispensable@{variant}", float(is_dispensable), "yes or no")
+
+
+def run_another(names: Sequence[str], words: str) -> None:
+    """Another benchmark, without these mechanisms."""
+    name, *options = shlex.split(words)
+    sys.argv = [f"python -m benchmarks {name}", *options]
+    with without(*names):
+        runpy.run_module(module_of(name), run_name="__main__", alter_sys=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names: dict[str, Any] = {"type": lambda text: text.split(","), "default": [], "metavar": "NAME,..."}
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser.add_argument("--data", type=Path, help="folder of recordings, see policy_regret")
+    parser.add_argument("--only", help=f"of {', '.join(MECHANISMS)}", **names)
+    parser.add_argument("--draws", type=positive, default=1, metavar="N", help="of noise")
+    parser.add_argument("--generated", type=positive, default=3, metavar="N", help="random fabrics")
+    parser.add_argument("--sealed", action="store_true", help="on what is kept aside, and on nothing else")
+    parser.add_argument("--afresh", action="store_true", help="forget what was played before")
+    parser.add_argument("--without", help="mechanisms that `--run` does without", **names)
+    parser.add_argument("--run", metavar="WORDS", help="another benchmark, with its options")
+    arguments = parser.parse_args()
+    if unknown := {*arguments.only, *arguments.without} - set(MECHANISMS):
+        parser.error(f"there is no mechanism {sorted(unknown)[0]!r}; there are {', '.join(MECHANISMS)}")
+    check_sources(parser, None, arguments.data)
+    if arguments.run:
+        try:
+            run_another(arguments.without, arguments.run)
+        except KeyError as error:
+            parser.error(f"no benchmark is called {error}; `python -m benchmarks` lists them")
+        return
+    if arguments.afresh:
+        PLAYS.unlink(missing_ok=True)
+    kept = kept_plays()
+    plays(arguments, kept)
+    variants = [*(arguments.only or MECHANISMS), *([] if arguments.only else [ELEVEN])]
+    report("ablation", list(summary(kept, variants)), as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

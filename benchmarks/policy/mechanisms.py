@@ -1,0 +1,80 @@
+"""What the policy can be run without: each mechanism by name, and how it is taken out from outside.
+
+No switch of these is in the policy itself, so that nothing is left behind when a mechanism goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from zerotune.tuner.learning.policy.evidence import evidence, intake, outlook, posterior
+from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.outlook import Outlook
+from zerotune.tuner.learning.policy.exploration_watch import ExplorationWatch
+from zerotune.tuner.learning.policy.oversight import Oversight
+from zerotune.tuner.learning.policy.trials import admission, options
+from zerotune.tuner.learning.policy.trials import trial as trials
+from zerotune.tuner.learning.policy.trials.options import Options
+from zerotune.tuner.learning.policy.trials.trial import Verdict
+from zerotune.tuner.learning.policy.trials.untold import Untold
+
+_judge = trials.judge
+
+
+def _without_leads(*arguments: Any, **named: Any) -> Any:
+    """What is probably faster ends like what is not."""
+    verdict, gain, half = _judge(*arguments, **named)
+    return (Verdict.not_better if verdict is Verdict.tie else verdict), gain, half
+
+
+MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
+    "kinship_learning": ((outlook, "kinship_of", lambda known, start: start),),
+    "channel_fill": ((posterior, "FILL_ALL", 0.0), (posterior, "FILL_CELL", 0.0)),
+    "latency_line": ((posterior, "SHARE_LINE", 0.0),),
+    "agreement": ((Evidence, "agrees_nearby", lambda *_: True),),
+    "drift": ((evidence, "FOLLOWED", 0.0), (evidence, "TREND", 0.0)),
+    "twins": ((Untold, "has_twin", lambda *_: False),),
+    "condemned": ((Untold, "condemn", lambda *_: None),),
+    "kin": ((Outlook, "kin", lambda *_: set()),),
+    "credit": ((admission, "CREDIT_STEPS", 10**12), (intake, "CREDIT_STEPS", 10**12)),
+    "suspects": ((Options, "suspect", lambda *_: None),),
+    "variants": ((Oversight, "consider_variants", lambda *_: None),),
+    "watch_over_trials": ((ExplorationWatch, "step", lambda *_, **__: None),),
+    "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
+    "must_pay": ((options, "unpaid_steps", lambda n_steps: math.inf),),
+    "odds": ((options, "unpaid_odds", lambda *_, **__: 0.0),),
+    "kernel_structure": (
+        *((posterior, f"SHARE_{name}", 0.0) for name in ("ALL", "PROTOCOL", "CELL", "NEAR")),
+        (posterior, "SHARE_OWN", 1.0),
+    ),
+}
+"""By name: (object or module, attribute, what stands in for it)."""
+FITTED_OR_SPECIAL = (
+    *("kinship_learning", "channel_fill", "latency_line", "agreement", "drift", "twins", "kin", "credit"),
+    *("variants", "watch_over_trials", "suspects"),
+)
+"""Eleven that together cost more than they brought when somebody first looked."""
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """The policy, with these mechanisms taken out.
+
+    Args:
+        names: of MECHANISMS.
+
+    Yields:
+        Nothing; what is made inside is without them.
+    """
+    with ExitStack() as patches:
+        for name in names:
+            for owner, attribute, replacement in MECHANISMS[name]:
+                if isinstance(owner, str):
+                    patches.enter_context(patch(f"{owner}.{attribute}", replacement))
+                else:
+                    patches.enter_context(patch.object(owner, attribute, replacement))
+        yield
