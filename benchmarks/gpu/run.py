@@ -44,7 +44,7 @@ PROGRAMME = (
     Step("tuned", 110, tuned),
 )
 """The most valuable first."""
-LITTLE = ("--ranks", "2", "--collectives", "400", "--steps", "20", "--pairs", "1", "--budget-s", "3000")
+LITTLE = ("--ranks", "2", "--collectives", "3000", "--steps", "20", "--pairs", "1", "--budget-s", "3000")
 """Options for a host that is slow and has no GPU."""
 RESULTS = Path(__file__).parents[1] / "results"
 BUDGET_S = 530.0
