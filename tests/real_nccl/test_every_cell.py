@@ -17,6 +17,10 @@ from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file
 from zerotune.store.records import Collective, TimingSource
 
 MARKS = {"pcie": pytest.mark.slow}
+ASKS_AHEAD = (2, 29, 3)
+"""Its scheduler of symmetric kernels asks first, in the very words of the deciding call, where there are such kernels: no
+argument tells the two apart.
+"""
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in CLUSTERS])
@@ -36,8 +40,9 @@ def asked(request, release):
 
 
 def test_each_collective_is_decided_once(asked):
-    _, _, _, answers = asked
-    assert {answer.n_decisions for answer in answers} == {1}
+    version, cluster, _, answers = asked
+    has_symmetric_kernels = cluster.n_nodes == 1 and cluster.topology.stem == CLUSTERS["one node"][0]
+    assert {answer.n_decisions for answer in answers} == {1 + (version == ASKS_AHEAD and has_symmetric_kernels)}
 
 
 def test_cells_that_nccl_offers_are_honoured_and_no_others(asked):
