@@ -18,8 +18,8 @@ from zerotune.store.records import Collective, TimingSource
 
 MARKS = {"pcie": pytest.mark.slow}
 ASKS_AHEAD = (2, 29, 3)
-"""Its scheduler of symmetric kernels asks first, in the very words of the deciding call, where there are such kernels: no
-argument tells the two apart.
+"""Its scheduler of symmetric kernels asks first, in the very words of the deciding call, where there are such kernels:
+no argument tells the two apart.
 """
 
 
