@@ -23,6 +23,11 @@ Array = NDArray[Any]
 UNKNOWN: Final = 255
 """`algorithm`, `protocol` or `n_channels` that the trace does not say."""
 _UNKNOWN_STEP = 0xFFFFFFFF
+"""Also of a rank."""
+MAX_LOST: Final = 0.01
+"""Share of a foreign trace's records that may be joined with calls of another size, and so be lost."""
+_ONE_SIZE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
+"""Collectives whose bytes are the same on all ranks."""
 
 
 @dataclass(frozen=True, order=True)
@@ -178,6 +183,9 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
     """A foreign trace; what it does not say stays unknown. `fabric` says how many nodes its ranks span.
 
     Rows of measurements are calls of their own: nothing is joined there.
+
+    Raises:
+        TraceError: what ranks recorded does not belong together.
     """
     blocks = list(trace.blocks())
     rows = _concatenated(blocks) if blocks else np.empty(0, RECORD_DTYPE)
@@ -189,10 +197,11 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
         for n_ranks in np.unique(rows["n_ranks"][rows["n_nodes"] == 0]).tolist():
             silent = (rows["n_nodes"] == 0) & (rows["n_ranks"] == n_ranks)
             rows["n_nodes"][silent] = fabric.n_nodes(range(n_ranks))
+    joined = rows if trace.is_measurements else _joined_alike(rows)
     facts, left_out = trace.summary.facts, trace.summary.unusable.copy()
     left_out[LeftOut.unknown_kind] += n_read - n_usable
     return _table(
-        rows if trace.is_measurements else _join(rows)[0],
+        joined,
         steps=np.empty(0, STEP_DTYPE),
         job_id=str(facts.get("job_id", "")),
         fabric_id=str(facts.get("fabric_id", "")),
@@ -236,21 +245,56 @@ def _table(rows: Array, **facts: Any) -> CollectiveTable:
     return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
 
 
+def _joined_alike(rows: Array) -> Array:
+    """One row per collective of a foreign trace.
+
+    A format may give several calls of one rank the same number: then they are joined with the others' in their order.
+    """
+    order, is_first = _runs(rows, ("rank", "sequence", "collective", "comm_id"))
+    is_first |= rows["rank"][order] == _UNKNOWN_STEP
+    if not is_first.all():
+        places = np.arange(len(rows))
+        repeat = np.empty(len(rows), np.int64)
+        repeat[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+        by_call = np.lexsort([repeat, *(rows[name] for name in ("sequence", "collective", "comm_id"))])
+        rows = rows[by_call]
+        begins = _begins(rows, ("sequence", "collective", "comm_id"))
+        begins[1:] |= np.diff(repeat[by_call]) != 0
+        rows["sequence"] = np.cumsum(begins)
+    order, is_first = _runs(rows, ("sequence", "collective", "comm_id"))
+    n_bytes = rows["message_bytes"][order]
+    is_other = n_bytes != n_bytes[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]]
+    n_lost = int(np.count_nonzero(is_other & np.isin(rows["collective"][order], _ONE_SIZE)))
+    if n_lost > MAX_LOST * len(rows):
+        raise TraceError(
+            f"of {len(rows):,} records, {n_lost:,} ({n_lost / len(rows):.1%}) would be joined with calls of another"
+            f" size on other ranks, and at most {MAX_LOST:.0%} may be: the ranks' files do not fit together",
+            "name the whole files of one run, or one rank's alone",
+        )
+    return _join(rows)[0]
+
+
+def _runs(rows: Array, names: tuple[str, ...]) -> tuple[Array, Array]:
+    """An order by the columns, the last of them first; and there, which rows differ from the one before."""
+    order = np.lexsort([rows[name] for name in names])
+    return order, _begins(rows[order], names)
+
+
+def _begins(ordered: Array, names: tuple[str, ...]) -> Array:
+    begins = np.ones(len(ordered), bool)
+    for at, name in enumerate(names):
+        differs = ordered[name][1:] != ordered[name][:-1]
+        begins[1:] = differs if not at else begins[1:] | differs
+    return begins
+
+
 def _join(rows: Array) -> tuple[Array, Array]:
     """One row per (comm_id, collective, sequence), and the number of records that it was joined from, shape (m,).
 
     Its duration is the shortest known one, its start the beginning of that duration.
     """
-    order = np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))
-    ordered = rows[order]
-    is_first = np.ones(len(ordered), bool)
-    if len(ordered) > 1:
-        before, after = ordered[:-1], ordered[1:]
-        is_first[1:] = (
-            (before["sequence"] != after["sequence"])
-            | (before["collective"] != after["collective"])
-            | (before["comm_id"] != after["comm_id"])
-        )
+    ordered = rows[np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))]
+    is_first = _begins(ordered, ("sequence", "collective", "comm_id"))
     starts = np.flatnonzero(is_first)
     joined = ordered[starts]
     if len(starts):

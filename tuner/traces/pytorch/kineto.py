@@ -274,7 +274,7 @@ def _both_sides(name: str, args: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not n_out or not n_in:
         return None
     told = {"Collective name": name, "In msg nelems": n_in, "Out msg nelems": n_out, "dtype": types[0]}
-    n_ranks, rest = divmod(max(sides), min(sides))
+    n_ranks, rest = divmod(max(n_out, n_in), min(n_out, n_in))
     return told if rest else {**told, "Group size": n_ranks}
 
 
