@@ -196,6 +196,8 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
         if summary.n_records
         else f"it has no {trace.record} to use"
     )
+    if summary.columns_found and not summary.n_records:
+        what += f" (its columns: {summary.columns_found[:200]})"
     remedy = "docs/reference/traces.md says what each format must hold"
     for reason, remedy_for in (_REMEDIES | _REMEDIES_OF_FORMAT.get(trace.format_name, {})).items():
         if reason in summary.unusable:
