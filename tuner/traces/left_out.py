@@ -57,6 +57,14 @@ class LeftOut(Enum):
     lost = "lost before they reached the file"
 
 
+NOT_COLLECTIVES: Final = frozenset(
+    {
+        LeftOut.decision, LeftOut.not_a_collective, LeftOut.point_to_point, LeftOut.point_to_point_or_unknown,
+        LeftOut.barrier_or_unknown, LeftOut.unknown_operation, LeftOut.unknown_program, LeftOut.no_entry,
+        LeftOut.no_result, LeftOut.size_zero,
+    }
+)  # fmt: skip
+"""Reasons under which nothing is missed that could have been judged."""
 UNSIZED: Final = frozenset(
     {
         LeftOut.bytes_unknown, LeftOut.bytes_or_ranks_unknown, LeftOut.kernel_without_size, LeftOut.impossible_size,

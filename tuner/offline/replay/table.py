@@ -14,7 +14,7 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
 from zerotune.tuner.traces import Trace
-from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.left_out import NOT_COLLECTIVES, LeftOut
 from zerotune.tuner.traces.own.reader import RECORD_DTYPE, STEP_DTYPE, OwnTrace
 from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
 
@@ -68,18 +68,33 @@ class CollectiveTable:
     fabric: dict[str, str | int | float | bool] = field(default_factory=dict)
     n_files: int = 1
     n_dropped: int = 0
+    """Records of our own trace that were lost before they were logged."""
+    n_logged: int = 0
+    """Records in the files of our own trace."""
     is_emulated: bool = False
     """True when the times are the emulated NCCL's virtual ones."""
     n_records: int = 0
     """Records of a foreign trace that are in `rows`, single or joined."""
     left_out: dict[LeftOut, int] = field(default_factory=dict)
     """Records of a foreign trace that are not in `rows`, by reason."""
+    n_partial: int = 0
+    """Collectives of our own trace that are not in `rows`, since some ranks lack them."""
     is_silent_on_choices: bool = False
     """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
     notes: tuple[str, ...] = ()
     """Other notes of the reader."""
     own_comms: Array | None = None
     """Communicators of the rank that `steps` are of; None where the trace does not say whose they are."""
+
+    @property
+    def n_left_out(self) -> int:
+        """Collectives (of a foreign trace: records of them) that ran and are not in `rows`."""
+        return self.n_partial + sum(n for reason, n in self.left_out.items() if reason not in NOT_COLLECTIVES)
+
+    @property
+    def left_out_percent(self) -> float:
+        """Their share of all that ran."""
+        return 100 * self.n_left_out / max(1, self.n_left_out + (self.n_records or len(self.rows)))
 
     def shapes(self) -> tuple[list[Shape], Array]:
         """The distinct shapes, and for each row the index of its shape, int64, shape (n,)."""
@@ -135,8 +150,10 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         fabric_id=header.fabric_id,
         fabric=header.fabric,
         n_files=len(traces),
+        n_logged=sum(len(trace.records) for trace in traces),
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
+        n_partial=n_partial,
         notes=_missing_note(traces, header.n_ranks) + _cut_note(traces) + _partial_note(n_partial),
         own_comms=np.unique(first.records["comm_id"]),
     )
@@ -185,10 +202,15 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
     Rows of measurements are calls of their own: nothing is joined there.
 
     Raises:
-        TraceError: what ranks recorded does not belong together.
+        TraceError: what ranks recorded does not belong together, or several settings would count as NCCL's own choice.
     """
-    blocks = list(trace.blocks())
+    blocks, files = [], []
+    for block in trace.blocks():
+        blocks.append(block)
+        files.append(np.full(len(block), trace.summary.n_files))
     rows = _concatenated(blocks) if blocks else np.empty(0, RECORD_DTYPE)
+    if blocks and trace.is_measurements:
+        _refuse_several_choices(rows, np.concatenate(files))
     n_read = len(rows)
     rows = _usable(rows)
     n_usable = len(rows)
@@ -243,6 +265,33 @@ def _known_durations(records: Array) -> Array:
 def _table(rows: Array, **facts: Any) -> CollectiveTable:
     is_default = (rows["flags"] & (FLAG_MATCHED | FLAG_FORCED)) == 0
     return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
+
+
+def _refuse_several_choices(rows: Array, file: Array) -> None:
+    """Refuse measurements of which nobody says what ran, where several runs may be of several settings.
+
+    One of them counts as NCCL's own choice; at one size NCCL chooses one algorithm and protocol.
+    """
+    is_silent = rows["flags"] & (FLAG_DEFAULT | FLAG_FORCED) == 0
+    rows, file = rows[is_silent], file[is_silent]
+    is_told = rows["algorithm"] != UNKNOWN
+    run = np.where(is_told, 0, file * np.uint64(2) + np.uint64(1)).astype(np.uint64) << np.uint64(20)
+    run += np.where(is_told, rows["algorithm"].astype(np.uint64) << np.uint64(8) | rows["protocol"], 0)
+    comm_id = np.where(is_told, 0, rows["comm_id"])
+    place = [rows[name] for name in ("collective", "message_bytes", "n_ranks", "n_nodes", "datatype")]
+    order = np.lexsort([run, comm_id, *place])
+    changes = np.logical_or(*(column[order][1:] != column[order][:-1] for column in (run, comm_id)))
+    is_same_place = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in place])
+    at = np.flatnonzero(changes & is_same_place)
+    if len(at):
+        one = rows[order[at[0]]]
+        raise TraceError(
+            f"several runs measured {Collective(one['collective']).name} of {int(one['message_bytes']):,} bytes on"
+            f" {int(one['n_ranks'])} ranks, and none says whether NCCL chose its setting: they cannot all count as its"
+            " own choice",
+            "name one run's file; or import each with --default or --setting, and replay what `zerotune export --to"
+            " measurements` writes",
+        )
 
 
 def _joined_alike(rows: Array) -> Array:

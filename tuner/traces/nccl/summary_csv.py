@@ -96,8 +96,8 @@ def _observation(cells: dict[str, str], where: str, counters: SequenceNumbers, s
     message_bytes: int | None = int(_number(cells.get("bytes", ""), MAX_BYTES))
     if "bytes" not in cells and index is not None:
         width = datatype_bytes(index) or 0
-        sides = (int(_number(cells.get(side, ""), MAX_BYTES)) * width or None for side in ("in", "out"))
-        message_bytes = total_bytes(collective, *sides, n_ranks)
+        in_bytes, out_bytes = (int(_number(cells.get(side, ""), MAX_BYTES)) * width or None for side in ("in", "out"))
+        message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
     if not message_bytes:
         summary.skip(LeftOut.bytes_or_ranks_unknown, 1, where)
         return None

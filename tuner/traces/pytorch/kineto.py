@@ -98,7 +98,7 @@ class _Events:
     calls: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
     """Thread -> (start, end, name, arguments) of calls with dimensions."""
     operators: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
-    """The same of the operators around them."""
+    """Thread -> (start, end, name, arguments) of the operators around such calls."""
     places: dict[int, tuple[float, int]] = field(default_factory=dict)
     """External id -> (start, thread) of calls and operators."""
     launch_correlation: array[int] = field(default_factory=lambda: array("q"))
