@@ -281,10 +281,10 @@ def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]
     in_a_row = np.count_nonzero(pairs & np.roll(pairs, -2))
     both = first | second
     others = ~both & (roles != TINY)
-    enough = np.count_nonzero(pairs) >= NEARLY_ALL * max(np.count_nonzero(first), np.count_nonzero(second))
-    if not enough and _come_back_soon(first[both]):
+    n_least = NEARLY_ALL * max(np.count_nonzero(first), np.count_nonzero(second))
+    enough = bool(np.count_nonzero(pairs) >= n_least)
+    if not enough and (enough := _come_back_soon(first[both])):
         in_a_row += np.count_nonzero(pairs & np.roll(first, -2) & np.roll(pairs, -3))
-        enough = True
     return both if enough and 3 * in_a_row >= np.count_nonzero(pairs) and others.any() else none
 
 
