@@ -35,7 +35,7 @@ FORCED = "host:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         (["--default", "--fabric-id", "a\x1bb"], [r"--fabric-id 'a\x1bb'"]),
         *((["--default", "--fabric-id", name], ["--fabric-id"]) for name in ("", " \t")),
         (["--setting="], ["--setting"]),
-        (["--setting", "tree"], ["--setting tree", "ll, ll128, simple", "NCCL_PROTO"]),
+        (["--setting", "tree"], ["'tree'", "ll, ll128, simple", "NCCL_PROTO"]),
         (["--default", "--format", ""], ["--format"]),
         (["--default", "--n-nodes", "512"], ["512 nodes"]),
         ([], ["--default", "--setting"]),

@@ -40,7 +40,7 @@ def parse_setting(text: str) -> Candidate:
         if len(protocols) > 1:
             names = ", ".join(protocol.name for protocol in protocols)
             raise UserError(
-                f"--setting {text} leaves open which protocol ran: NCCL has {names} for it, and chooses by size",
+                f"--setting {text!r} leaves open which protocol ran: NCCL has {names} for it, and chooses by size",
                 f"write {text}/{protocols[-1].name} where NCCL_PROTO was set; else measure again with NCCL_PROTO, or"
                 " with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING, whose lines say what ran",
             )
