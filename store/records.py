@@ -124,6 +124,8 @@ class MissingEvidence(str, Enum):
     """No two steps were seen that are alike."""
     ambiguous = "ambiguous"
     """Several kinds of training, or none of those known, send what was seen."""
+    incomplete = "incomplete"
+    """A trace has collectives whose size or kind it does not tell."""
 
 
 class Candidate(msgspec.Struct, frozen=True, order=True):

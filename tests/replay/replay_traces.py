@@ -53,7 +53,9 @@ def records(
     return block
 
 
-def write_trace(directory: Path, *ranks: np.ndarray, fabric: str = FABRIC, job_id: str = "job") -> Path:
+def write_trace(
+    directory: Path, *ranks: np.ndarray, fabric: str = FABRIC, job_id: str = "job", n_dropped: int = 0
+) -> Path:
     described = fabrics.load(fabric)
     for rank, block in enumerate(ranks):
         log = TraceLog(
@@ -65,7 +67,7 @@ def write_trace(directory: Path, *ranks: np.ndarray, fabric: str = FABRIC, job_i
             fabric=described.describe(),
             version="0",
         )
-        log.record(block)
+        log.record(block, n_dropped=n_dropped)
         log.steps([StepRecord(1, 0, 5000.0, 100.0)])
         log.close()
     return directory

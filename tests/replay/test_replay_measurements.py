@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from replay_traces import records, write_trace
 from rich.console import Console
 
-from zerotune.store.errors import FabricError
-from zerotune.tuner.offline.replay import load_table, render, replay
+from zerotune.store.errors import FabricError, TraceError
+from zerotune.tuner.offline.export import export_measurements
+from zerotune.tuner.offline.importing.command import import_measurements
+from zerotune.tuner.offline.replay import ReplayResult, load_table, render, replay
 from zerotune.tuner.offline.replay.policies import POLICIES
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.left_out import LeftOut
@@ -85,6 +88,54 @@ def test_one_line_says_what_became_of_every_record(tmp_path: Path):
     assert f"Records: 12; left out: 1 ({LeftOut.few_columns.value}), 1 ({LeftOut.impossible_channels.value});" in note
     assert "; judged: 9; not judged: 1 (" in note
     assert result.totals[0].n_refused == 1
+    assert (result.n_left_out, result.left_out_percent) == (2, pytest.approx(100 * 2 / 12))
+    headline = rendered(result).splitlines()[0]
+    assert "2 (16.7 %)" in headline
+
+
+def rendered(result: ReplayResult) -> str:
+    console = Console(record=True, width=300, file=open("/dev/null", "w"))  # noqa: SIM115
+    render(result, console)
+    return console.export_text()
+
+
+def test_what_was_lost_or_not_told_by_all_ranks_is_in_the_headline(tmp_path: Path):
+    write_trace(tmp_path, records(12, 50.0), records(9, 50.0), n_dropped=7)
+    result = replay(tmp_path, ["baseline"])
+    assert (result.n_left_out, result.left_out_percent) == (3, 25.0)
+    assert (result.n_dropped, result.dropped_percent) == (14, pytest.approx(100 * 14 / 35))
+    headline = rendered(result).splitlines()[0]
+    assert "3 (25.0 %)" in headline
+    assert "14 (40.0 %)" in headline
+
+
+RUN = (
+    "# nccl-tests version 2.19.6\n# Collective test starting: all_gather_perf\n# nThread 1 nGpus 1\n"
+    "#  Rank  0 Group  0 Pid 1 on node1 device  0 [0000:1b:00] X\n"
+    "#  Rank  1 Group  0 Pid 2 on node1 device  1 [0000:1c:00] X\n"
+    "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+    "     time   algbw   busbw #wrong\n        1024           128     float    none      -1"
+    "    {us}    0.05    0.03       0    {us}    0.05    0.03       0\n# Out of bounds values : 0 OK\n"
+)
+
+
+@pytest.mark.parametrize("in_one_file", [True, False])
+def test_runs_of_unnamed_settings_are_no_choice_of_nccls(tmp_path: Path, in_one_file: bool):
+    texts = [RUN.format(us=us) for us in ("20.25", "90.50")]
+    for number, text in enumerate(["".join(texts)] if in_one_file else texts):
+        (tmp_path / f"run{number}.log").write_text(text)
+    with pytest.raises(TraceError, match="1,024 bytes on 2 ranks"):
+        load_table(tmp_path)
+    (tmp_path / "alone.log").write_text(texts[0])
+    assert len(load_table(tmp_path / "alone.log").rows) == 2
+    store = tmp_path / "s.db"
+    options = {"fabric_id": "f", "setting": None, "is_default": True, "n_nodes": None, "dry_run": False}
+    (tmp_path / "in").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "in" / f"run{number}.log").write_text(text)
+    import_measurements(tmp_path / "in", store, **options)
+    export_measurements(store, tmp_path / "m.csv")
+    assert replay(tmp_path / "m.csv", ["baseline"]).totals[0].n_judged == 4, "somebody said that NCCL chose"
 
 
 def test_a_forced_setting_is_nobodys_default(tmp_path: Path):

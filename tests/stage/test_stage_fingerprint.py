@@ -229,3 +229,45 @@ def test_middle_begins_anywhere(recordings: list[Sequence]) -> None:
     one = recordings[0]
     rng = np.random.default_rng(3)
     assert len({middle(one, rng, 2)[0].tobytes() for _ in range(50)}) > 1
+
+
+ACTIVATION, BUCKET = 16 << 20, 160 << 20
+
+
+def megatron_step(
+    n_layers: int, n_micro: int, *, sequence_parallel: bool, optimizer: bool, is_last: bool
+) -> list[tuple[Collective, int]]:
+    """One step of a pipeline's stage as Megatron sends it.
+
+    With sequence parallelism, backward gathers the gradient and the input before it scatters. What stages send to each
+    other NCCL asks no tuner about.
+    """
+    if sequence_parallel:
+        forward, backward = [(AG, ACTIVATION), (RS, ACTIVATION)] * 2, [*[(AG, ACTIVATION)] * 2, (RS, ACTIVATION)] * 2
+        begin = [(RS, ACTIVATION)]
+    else:
+        forward = backward = [(AR, ACTIVATION)] * 2
+        begin = [(AR, ACTIVATION)]
+    loss = [(AR, 8192)] * 3 if is_last else []
+    micro = [*([] if is_last else begin), *forward * n_layers, *loss, *backward * n_layers]
+    send = RS if optimizer else AR
+    tied = [] if optimizer else [(AR, 410 << 20)]
+    after = [(AG, BUCKET // 2)] * 20 + [(AG, 33 << 20)] if optimizer else []
+    return [*micro * n_micro, *[(send, BUCKET)] * 20, (send, 66 << 20), *tied, (AR, 4), *after]
+
+
+@pytest.mark.parametrize("n_micro", [1, 8])
+@pytest.mark.parametrize("is_last", [False, True])
+@pytest.mark.parametrize("optimizer", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_megatrons_activations_are_no_parameters(
+    n_micro: int, is_last: bool, optimizer: bool, sequence_parallel: bool
+) -> None:
+    step = megatron_step(12, n_micro, sequence_parallel=sequence_parallel, optimizer=optimizer, is_last=is_last)
+    fingerprint = StageFingerprint()
+    add(fingerprint, step, 4)
+    wanted = (Stage.zero1, Stage.zero2, Stage.zero1_or_2) if optimizer else (Stage.ddp,)
+    assert fingerprint.stage in wanted
+    assert fingerprint.shown.tensor_parallel is not False
+    if sequence_parallel:
+        assert fingerprint.shown.tensor_parallel

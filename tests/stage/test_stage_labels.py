@@ -124,7 +124,7 @@ def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], 
 @pytest.mark.parametrize(
     ("calls", "shown"),
     [
-        E([(AR, MiB)] * 7 + [(AR, 3 * MiB)] * 4, Shown(Stage.ddp), id="more buckets than units that sum twice"),
+        E([(AR, MiB)] * 7 + [(AR, (2 + n) * MiB) for n in range(8)], Shown(Stage.ddp), id="more buckets than sums"),
         E([(AR, MiB)] * 3 + [(AR, 3 * MiB)], Shown(Stage.ddp), id="too few"),
         E([*[(AR, MiB)] * 6, (AR, 3 * MiB)] * 2 + [*[(AR, MiB)] * 2, (AR, 3 * MiB)] * 3,
           Shown(Stage.ddp, tensor_parallel=True), id="buckets amid activations"),

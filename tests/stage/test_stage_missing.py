@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from zerotune.store.records import Collective, MissingEvidence, Stage, StepRecor
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.client.status import in_words
 from zerotune.tuner.fingerprint import StageFingerprint
-from zerotune.tuner.offline import explanations
+from zerotune.tuner.offline import explanations, stage_command
 from zerotune.tuner.offline.report.facts import gather
 
 AG, RS, AR, BC = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast
@@ -81,3 +82,24 @@ def test_the_store_tells_it_of_a_job_that_is_over(name: str, tmp_path: Path) -> 
         store.update_job("job", stage=Stage.zero2)
         store.flush()
     assert gather(path).missing_evidence is MissingEvidence.nothing
+
+
+@pytest.mark.parametrize(("n_gathers", "is_known"), [(2, False), (0, True)])
+def test_a_trace_without_the_sizes_of_some_collectives_shows_no_stage(
+    tmp_path: Path, n_gathers: int, is_known: bool
+) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "dur": 9}
+    told = {"Collective name": "allreduce", "Group size": 4, "dtype": "Float"}
+    events = []
+    for step in range(12):
+        for at, n_elements in enumerate((900_000, 700_000, 400_000)):
+            args = {**told, "In msg nelems": n_elements, "Out msg nelems": n_elements}
+            events.append({**kernel, "name": "ncclDevKernel_AllReduce", "ts": 1000 * step + 10 * at, "args": args})
+        for at in range(n_gathers):  # what makes it ZeRO-1
+            events.append({**kernel, "name": "ncclDevKernel_AllGather", "ts": 1000 * step + 500 + at, "args": {}})
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    reading = stage_command.read(path)
+    assert reading.n_unsized == 12 * n_gathers
+    assert (reading.shown.stage is Stage.ddp) == is_known
+    assert (reading.missing_evidence is MissingEvidence.incomplete) != is_known

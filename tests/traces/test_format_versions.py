@@ -192,6 +192,16 @@ def test_tables_of_every_version(tmp_path: Path, version: str, prefix: str) -> N
     assert not summary.notes
 
 
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "[12345,0]<stdout>:"])
+def test_rows_that_mpirun_tagged_part_by_part(tmp_path: Path, tag: str) -> None:
+    row = ROW + tag + "    20.25    0.05    0.03       0" + tag + "    21.50    0.05    0.03       0"
+    text = HEAD + NAMES + 2 * SIDE + "\n" + 3 * (row + "\n") + "# Out of bounds values : 0 OK\n"
+    found, summary = read_text(tmp_path, "".join(tag + line for line in text.splitlines(keepends=True)))
+    assert [one.duration_us for one in found] == 3 * [20.25, 21.5]
+    assert {(one.message_bytes, one.n_ranks) for one in found} == {(1024, 2)}
+    assert not summary.unusable
+
+
 def test_in_place_only_and_times_of_the_cpu(tmp_path: Path) -> None:
     table = HEAD + NAMES + 2 * SIDE + "\n"
     found, _ = read_text(tmp_path, table + ROW + 32 * " " + "    21.50    0.05    0.03       0\n")

@@ -35,6 +35,7 @@ FORCED = "host:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         (["--default", "--fabric-id", "a\x1bb"], [r"--fabric-id 'a\x1bb'"]),
         *((["--default", "--fabric-id", name], ["--fabric-id"]) for name in ("", " \t")),
         (["--setting="], ["--setting"]),
+        (["--setting", "tree"], ["'tree'", "ll, ll128, simple", "NCCL_PROTO"]),
         (["--default", "--format", ""], ["--format"]),
         (["--default", "--n-nodes", "512"], ["512 nodes"]),
         ([], ["--default", "--setting"]),
@@ -210,6 +211,11 @@ def test_the_same_rows_are_recorded_once_whatever_was_said_besides(tmp_path: Pat
         with Store.open(store, read_only=True) as opened:
             recorded.append((len(opened.jobs()), len(opened.measurements(fabric_id="f"))))
     assert recorded == [(1, 56)] * 3
+
+
+@pytest.mark.parametrize("text", ["nvls", "PAT", "collnet_chain"])
+def test_an_algorithm_alone_will_do_where_it_has_one_protocol(text: str):
+    assert parse_setting(text) == Candidate(Algorithm[text.lower()], Protocol.simple)
 
 
 def test_what_nobody_can_choose_does_not_stand_in_a_settings_way():

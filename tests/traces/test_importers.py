@@ -346,3 +346,45 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
         read_trace(tmp_path / "absent")
     with pytest.raises(TraceError):
         read_trace(tmp_path)
+
+
+def _old_gather(start_us: int, thread: int, n_shard: int, n_ranks: int, number: int) -> list[dict[str, object]]:
+    """A gather as PyTorch before 2.4 traces it: operator, call, launch and kernel, none of which names the group."""
+    whole = {"Input Dims": [[n_shard * n_ranks], [n_shard], []], "Input type": ["c10::BFloat16", "c10::BFloat16", ""]}
+    shard = {"Input Dims": [[n_shard]], "Input type": ["c10::BFloat16"]}
+    cpu: dict[str, object] = {"ph": "X", "tid": thread, "dur": 50}
+    return [
+        {**cpu, "cat": "cpu_op", "name": "c10d::_allgather_base_", "ts": start_us,
+         "args": {**whole, "External id": 10 * number}},
+        {**cpu, "cat": "cpu_op", "name": "nccl:_all_gather_base", "ts": start_us + 5, "dur": 40,
+         "args": {**shard, "External id": 10 * number + 1}},
+        {**cpu, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": start_us + 9, "dur": 3,
+         "args": {"correlation": 7000 + number}},
+        {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL", "ts": start_us + 100, "dur": 70,
+         "args": {"correlation": 7000 + number, "External id": 10 * number + 1, "grid": [4, 1, 1]}},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("link", ["launch", "external id"])
+def test_kineto_gathers_of_an_unnamed_group_have_the_total_of_their_operator(tmp_path: Path, link: str) -> None:
+    path = tmp_path / "rank0.json"
+    events = [event for at in range(3) for event in _old_gather(1000 * at, 3, 500 + at, 8, at + 1)]
+    if link == "external id":
+        events = [event for event in events if event["cat"] != "cuda_runtime"]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    trace = read_trace(path)
+    found = list(trace.observations())
+    assert [(one.message_bytes, one.n_ranks, one.n_channels) for one in found] == [
+        (2 * 8 * (500 + at), 8, 4) for at in range(3)
+    ]
+    assert not trace.summary.unusable
+
+
+def test_kineto_an_operator_that_launched_two_kernels_is_nobodys_size(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    events = _old_gather(0, 3, 500, 8, 1)
+    events += [{**events[2], "args": {"correlation": 9}}, {**events[3], "ts": 500, "args": {"correlation": 9}}]
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    trace = read_trace(path)
+    assert len(list(trace.observations())) == 1
+    assert trace.summary.unusable == {LeftOut.kernel_without_size: 1}

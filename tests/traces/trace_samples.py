@@ -69,6 +69,14 @@ reducescatter,4194304,pat,simple,16,2,2,1,0,0.5,,
 allreduce,4194304,nvls,warp,16,1,8,1,0,0.5,1,2
 """
 
+SUMMARY_CSV = (
+    "Collective name,dtype,In msg nelems,Process Group Name,Group size,Full msg size (MB),comm_latency_mean,"
+    "comm_latency_std,count,Total comm latency (ms),algo bw (GB/s)_mean,bus bw (GB/s)_mean\n"
+    "_allgather_base,BFloat16,1048576,0,8,16.0,210.5,3.1,24,5.05,79.7,69.7\n"
+    "_reduce_scatter_base,Float,8388608,0,8,32.0,305.0,4.0,24,7.32,110.0,96.2\n"
+    "barrier,Byte,1,0,8,0.0,9.0,1.0,2,0.01,0.0,0.0\n"
+)
+
 PARAM = [
     {"comms": "init", "pgId": 0},
     {
@@ -204,6 +212,7 @@ WRITTEN: dict[str, tuple[str, bytes]] = {
     "flight_recorder_pickle": ("nccl_trace_rank_3", pickle.dumps(FLIGHT_RECORDER, protocol=2)),
     "inspector": ("node-pid1.log", INSPECTOR.encode()),
     "tuner_csv": ("tuner.csv", TUNER_CSV.encode()),
+    "summary_csv": ("nccl_summary_implicit_sync.csv", SUMMARY_CSV.encode()),
     "param_comms": ("comms_rank2.json", json.dumps(PARAM).encode()),
     "nccl_tests_json": ("out.json", json.dumps(NCCL_TESTS_JSON).encode()),
     "nccl_debug": ("nccl.log", DEBUG_LOG.encode()),

@@ -75,6 +75,7 @@ _MISSING: Final = {
     ),
     MissingEvidence.no_repetition: "no two steps were seen that are alike",
     MissingEvidence.ambiguous: "several kinds of training, or none that is known, send what was seen",
+    MissingEvidence.incomplete: "the trace does not tell the size of some collectives, which may be those that matter",
 }
 
 

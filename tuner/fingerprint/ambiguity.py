@@ -19,8 +19,10 @@ from zerotune.tuner.fingerprint.steps.anatomy import MIN_ACTIVATIONS, TINY_BYTES
 PERHAPS_TENSOR_PARALLEL: Final = Shown(tensor_parallel=None)
 PADDING: Final = 0.02
 """Relative difference that padding makes between volumes that are the same."""
-SUMS_PER_BUCKET: Final = 2
-"""Least sums of activations per bucket: a unit sums once in forward and once in backward before gradients leave."""
+MUCH_SMALLER: Final = 64
+SUMS_PER_BUCKET: Final = 1
+"""Least sums of activations per bucket: a unit sums in forward and in backward before gradients leave, but buckets may
+be smaller than a unit, and a pipeline's first and last stage send the embedding's gradients besides."""
 
 
 def unambiguous(shown: Shown, codes: Ints) -> Shown:
@@ -54,8 +56,14 @@ def _all_reduces(shown: Shown, large: Ints) -> Shown:
         return PERHAPS_TENSOR_PARALLEL if len(large) > 1 else msgspec.structs.replace(shown, accumulation=None)
     values, counts = np.unique(round_, return_counts=True)
     n_alike, commonest = int(counts.max()), values[counts.argmax()]
-    in_a_row = _n_rows(round_ == commonest) == 1 and not has_nearly_equal(values >> 4, int(commonest >> 4))
-    if in_a_row and n_alike >= MIN_ACTIVATIONS and n_alike >= SUMS_PER_BUCKET * (len(round_) - n_alike):
+    if has_nearly_equal(values >> 4, int(commonest >> 4)) or n_alike < MIN_ACTIVATIONS:
+        return shown
+    is_enough = n_alike >= SUMS_PER_BUCKET * (len(round_) - n_alike)
+    in_a_row = _n_rows(round_ == commonest) == 1
+    # What is far smaller, as a loss between forward and backward is, breaks a row of sums, but none of buckets.
+    others = round_[(round_ >> 4) * MUCH_SMALLER > commonest >> 4]
+    is_broken_by_small = _n_rows(others == commonest) == 1
+    if is_enough and (in_a_row or (is_broken_by_small and shown.tensor_parallel is False)):
         return msgspec.structs.replace(shown, tensor_parallel=None)
     return shown
 

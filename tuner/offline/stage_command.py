@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Final
 
 import numpy as np
 
@@ -18,12 +19,15 @@ from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint.encoding import weights
 from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
 from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
-from zerotune.tuner.fingerprint.labels import Shown
+from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
+from zerotune.tuner.traces.left_out import UNSIZED
 from zerotune.tuner.traces.own.jobs import OneStart, job_ids, one_start
 from zerotune.tuner.traces.own.reader import trace_files
-from zerotune.tuner.traces.records import Block
+from zerotune.tuner.traces.records import Block, Summary
 
 GOOD = "good"
+MAX_UNSIZED: Final = 0.01
+"""Share of a trace's collectives that may be left out: more may be one of a kind in every step."""
 OWN_FORMAT = "zerotune"
 
 
@@ -41,6 +45,8 @@ class Recognition:
     shown: Shown
     missing_evidence: MissingEvidence
     """Why `shown` has no stage."""
+    n_unsized: int = 0
+    """Collectives in the trace that were left out, since it does not tell their size or kind."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +178,17 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reco
     if trace.format_name == OWN_FORMAT:
         return _of_start(one_start(trace_files(path), job_id), rank, str(path))
     trace.refuse_job(job_id)
-    return _followed(_only(trace.blocks(), rank, path), trace=str(path))
+    shown = _followed(_only(trace.blocks(), rank, path), trace=str(path))
+    return _unless_incomplete(shown, trace.summary)
+
+
+def _unless_incomplete(reading: Recognition, summary: Summary) -> Recognition:
+    """No stage where many collectives are left out: what remains of ZeRO-1 without its gathers looks like DDP."""
+    n_unsized = sum(n for reason, n in summary.unusable.items() if reason in UNSIZED)
+    reading = replace(reading, n_unsized=n_unsized)
+    if n_unsized <= MAX_UNSIZED * (summary.n_records + n_unsized):
+        return reading
+    return replace(reading, changes=(), shown=UNKNOWN, missing_evidence=MissingEvidence.incomplete)
 
 
 def read_several(paths: Sequence[Path], rank: int | None = None, job_id: str | None = None) -> list[Recognition]:

@@ -14,6 +14,7 @@ from zerotune.tuner.traces.files import MAX_LINE_BYTES, line_chunks
 from zerotune.tuner.traces.records import Summary
 
 _MAX_SHOWN: Final = 60
+_UNIT: Final = re.compile(r"\([^)]*\)")
 _COMMENT: Final = re.compile(rb"(?m)^#[^\n]*")
 
 
@@ -55,6 +56,14 @@ def cells_of(line: str) -> list[str]:
         return next(csv.reader([line], skipinitialspace=True), [])
     except csv.Error:
         return []
+
+
+def header_cells(line: str) -> list[str]:
+    """The columns that a header names, in lower case, without units in brackets; a comment may introduce them."""
+    names = [_UNIT.sub("", name).strip().lower() for name in cells_of(line.lstrip("# "))]
+    if names and line.lstrip().startswith("#"):
+        names[0] = names[0].rpartition(":")[2].strip()
+    return names
 
 
 def value_in(name: str, text: str) -> str:

@@ -9,7 +9,15 @@ from typing import Final
 
 from zerotune.store.errors import TraceError
 from zerotune.tuner.traces.files import head
-from zerotune.tuner.traces.nccl import inspector, nccl_debug, nccl_tests, nccl_tests_json, profiler_events, tuner_csv
+from zerotune.tuner.traces.nccl import (
+    inspector,
+    nccl_debug,
+    nccl_tests,
+    nccl_tests_json,
+    profiler_events,
+    summary_csv,
+    tuner_csv,
+)
 from zerotune.tuner.traces.near_misses import near_miss
 from zerotune.tuner.traces.own import blocks, measurements_csv
 from zerotune.tuner.traces.pytorch import (
@@ -75,6 +83,13 @@ FORMATS: Final = (
     Format("tuner_csv", "NVIDIA tuner CSV", tuner_csv.matches, tuner_csv.read, "row of one setting"),
     Format("measurements_csv", "our measurements as CSV", measurements_csv.matches, measurements_csv.read, "row"),
     Format(
+        "summary_csv",
+        "summary of collectives as CSV",
+        summary_csv.matches,
+        summary_csv.read,
+        "row with a known collective, bytes and a time in microseconds",
+    ),
+    Format(
         "nccl_tests",
         "nccl-tests output",
         nccl_tests.matches,
@@ -102,7 +117,7 @@ def detect(path: Path) -> Format:
     if not begin:
         raise TraceError(f"{path} is empty", "name a trace file")
     refused = refusal(begin)
-    if refused is not None:
+    if refused is not None and not tuner_csv.matches(begin):  # whose rows may look like those of rules
         raise TraceError(f"{path} {refused.what}", refused.remedy)
     for candidate in FORMATS:
         if candidate.matches(begin):

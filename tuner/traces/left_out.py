@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 
 class LeftOut(Enum):
@@ -54,3 +55,21 @@ class LeftOut(Enum):
     damaged_row = "damaged rows"
     damaged_file = "damaged file"
     lost = "lost before they reached the file"
+
+
+NOT_COLLECTIVES: Final = frozenset(
+    {
+        LeftOut.decision, LeftOut.not_a_collective, LeftOut.point_to_point, LeftOut.point_to_point_or_unknown,
+        LeftOut.barrier_or_unknown, LeftOut.unknown_operation, LeftOut.unknown_program, LeftOut.no_entry,
+        LeftOut.no_result, LeftOut.size_zero,
+    }
+)  # fmt: skip
+"""Reasons under which nothing is missed that could have been judged."""
+UNSIZED: Final = frozenset(
+    {
+        LeftOut.bytes_unknown, LeftOut.bytes_or_ranks_unknown, LeftOut.kernel_without_size, LeftOut.impossible_size,
+        LeftOut.selection_without_collective, LeftOut.selection_without_ranks, LeftOut.damaged_line,
+        LeftOut.damaged_file, LeftOut.no_entry, LeftOut.impossible_value, LeftOut.lost,
+    }
+)  # fmt: skip
+"""Reasons under which a collective ran of which the rest of the trace says nothing."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from zerotune.agent.nccl.catalog import find_collective
-from zerotune.tuner.traces.csv_rows import cells_of
+from zerotune.tuner.traces.csv_rows import cells_of, header_cells
 from zerotune.tuner.traces.refused import Refusal
 
 TUNER_COLUMNS: Final = (
@@ -45,7 +45,7 @@ def wrong_with(line: str, number: int) -> Refusal | None:
         if len(names & _TUNER) >= _LIKE_A_HEADER or len(names & _OWN) >= _LIKE_A_HEADER:
             what = f"separates its columns with {words} (line {number}: {_cut(line)!r})"
             return Refusal(what, "save it with commas, and with points in its numbers")
-    missing = _missing_column(cells_of(header))
+    missing = _missing_column(header_cells(line))
     if missing is not None:
         return Refusal(
             f"lacks the column {missing} (line {number}: {_cut(line)!r})",
@@ -62,7 +62,7 @@ def wrong_with(line: str, number: int) -> Refusal | None:
 
 def _missing_column(cells: Iterable[str]) -> str | None:
     """The first column that this header lacks to be one of the tables; None if it lacks none, or is no such header."""
-    names = {cell.strip().lower() for cell in cells}
+    names = set(cells)
     n_own, n_tuner = len(names & _OWN), len(names & _TUNER)
     if max(n_own, n_tuner) < _LIKE_A_HEADER:
         return None

@@ -131,6 +131,8 @@ class Summary:
     """What the user says was run, for files that do not say it."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the file says besides records: versions, model tables, hardware."""
+    columns_found: str = ""
+    """The columns of a table, as it names them; empty: no table."""
     fabrics: list[str] = field(default_factory=list)
     """The fabric ids under which its measurements are recorded."""
     is_named_after_folder: bool = False

@@ -24,7 +24,7 @@ from zerotune.tuner.traces.records import MAX_BYTES, Block, Summary, to_observat
 Read = TypeVar("Read")
 NO_USER_FACTS: Final = UserFacts()
 
-MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv", "measurements_csv"})
+MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv", "measurements_csv", "summary_csv"})
 """Formats whose rows are measured settings, not the calls of a training job."""
 _RANK_BY_NAME: Final = frozenset(
     {"flight_recorder", "flight_recorder_pickle", "param_comms", "execution_trace", "chakra"}

@@ -108,7 +108,8 @@ def try_trace(
         for n_calls, shown in one.changes:
             out.print(f"after {n_calls:,} calls: {shown}")
         why = f" ({in_words(one.missing_evidence)})" if one.missing_evidence else ""
-        out.print(f"{one.n_calls:,} calls, {one.period:,} per step: {one.shown}{why}")
+        unsized = f" and {one.n_unsized:,} of unknown size" if one.n_unsized else ""
+        out.print(f"{one.n_calls:,} calls{unsized}, {one.period:,} per step: {one.shown}{why}")
 
 
 def _document(one: Recognition) -> dict[str, object]:
@@ -116,6 +117,7 @@ def _document(one: Recognition) -> dict[str, object]:
         "trace": one.trace,
         "job": one.job_id,
         "n_calls": one.n_calls,
+        "n_unsized": one.n_unsized,
         "calls_per_step": one.period,
         **_fields(one.shown),
         "missing_evidence": one.missing_evidence,

@@ -267,7 +267,8 @@ def most_between(counted: npt.NDArray[np.bool_], bounds: npt.NDArray[np.bool_]) 
 def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]:
     """True for gathers of the commonest size, if a scatter of it follows each, many pairs in a row, among other calls.
 
-    Parameters are not: in forward they are gathered and nothing is scattered.
+    Parameters are not: in forward they are gathered and nothing is scattered. In backward sequence parallelism may
+    gather twice, the gradient and the input, before it scatters.
     """
     none = np.zeros(len(roles), np.bool_)
     gathers = roles == GATHER
@@ -280,8 +281,23 @@ def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]
     in_a_row = np.count_nonzero(pairs & np.roll(pairs, -2))
     both = first | second
     others = ~both & (roles != TINY)
-    enough = np.count_nonzero(pairs) >= NEARLY_ALL * max(np.count_nonzero(first), np.count_nonzero(second))
+    n_least = NEARLY_ALL * max(np.count_nonzero(first), np.count_nonzero(second))
+    enough = bool(np.count_nonzero(pairs) >= n_least)
+    if not enough and (enough := _come_back_soon(first[both])):
+        in_a_row += np.count_nonzero(pairs & np.roll(first, -2) & np.roll(pairs, -3))
     return both if enough and 3 * in_a_row >= np.count_nonzero(pairs) and others.any() else none
+
+
+def _come_back_soon(is_gather: npt.NDArray[np.bool_]) -> bool:
+    """Whether a scatter follows nearly each gather of one size at once or after one more, and a gather is before each.
+
+    Forward gathers the parameters of three units or more before anything is scattered.
+    """
+    after, second = np.roll(is_gather, -1), np.roll(is_gather, -2)
+    n_gathers, n_scatters = int(np.count_nonzero(is_gather)), int(np.count_nonzero(~is_gather))
+    n_back = int(np.count_nonzero(is_gather & ~(after & second)))
+    n_led = int(np.count_nonzero(is_gather & ~after))
+    return n_scatters >= MIN_ACTIVATIONS and n_back >= NEARLY_ALL * n_gathers and n_led >= NEARLY_ALL * n_scatters
 
 
 def _alternate(is_gather: npt.NDArray[np.bool_]) -> bool:

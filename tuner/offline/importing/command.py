@@ -14,6 +14,7 @@ from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.store.sqlite.runnable import runnable_cells
 from zerotune.store.trace_format import TRACE_SUFFIX
 from zerotune.tuner.offline.importing.messages import OWN_FORMAT, left_out
 from zerotune.tuner.offline.importing.reading import Owner, Reading
@@ -27,10 +28,23 @@ from zerotune.tuner.traces.records import Block, Summary
 def parse_setting(text: str) -> Candidate:
     """A candidate from "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
 
+    An algorithm alone will do where NCCL has one protocol for it.
+
     Raises:
-        UserError: it is not of that form or names nothing NCCL has.
+        UserError: it is not of that form or names nothing NCCL has, or leaves the protocol open.
     """
     words = text.split("/")
+    if len(words) == 1:
+        algorithm = parse_algorithm(text)
+        protocols = sorted({cell[1] for one in Collective for cell in runnable_cells(one, 0) if cell[0] is algorithm})
+        if len(protocols) > 1:
+            names = ", ".join(protocol.name for protocol in protocols)
+            raise UserError(
+                f"--setting {text!r} leaves open which protocol ran: NCCL has {names} for it, and chooses by size",
+                f"write {text}/{protocols[-1].name} where NCCL_PROTO was set; else measure again with NCCL_PROTO, or"
+                " with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING, whose lines say what ran",
+            )
+        return Candidate(algorithm, protocols[0])
     try:
         algorithm, protocol = parse_algorithm(words[0]), parse_protocol(words[1])
         n_channels = int(words[2].removesuffix("ch")) if len(words) == 3 else 0
@@ -196,6 +210,8 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
         if summary.n_records
         else f"it has no {trace.record} to use"
     )
+    if summary.columns_found and not summary.n_records:
+        what += f" (its columns: {summary.columns_found[:200]})"
     remedy = "docs/reference/traces.md says what each format must hold"
     for reason, remedy_for in (_REMEDIES | _REMEDIES_OF_FORMAT.get(trace.format_name, {})).items():
         if reason in summary.unusable:

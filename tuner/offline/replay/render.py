@@ -32,14 +32,18 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
         console: where to print.
         max_rows: rows of the table by shape at most.
     """
+    missing = (
+        (result.n_left_out, result.left_out_percent, "that ran and cannot be judged"),
+        (result.n_dropped, result.dropped_percent, "lost before they were logged"),
+    )
+    without = ", ".join(f"{n:,} ({percent:.1f} %) {why}" for n, percent, why in missing if n)
     console.print(
         f"[bold]{result.trace}[/]: {result.n_collectives:,} collectives, {result.n_timed:,} of them timed,"
         f" in {result.n_steps:,} steps of {result.n_files} rank file(s); {result.logged_us / 1e3:,.1f} ms as logged"
+        + (f"; [yellow]without {without}[/]" if without else "")
     )
     if result.emulated:
         console.print(emulated_note(result.emulated))
-    if result.n_dropped:
-        console.print(f"[yellow]{result.n_dropped:,} records were lost before they were logged.[/]")
     _render_shapes(result, console, max_rows)
     table = Table(
         "policy", "cost (95 %)", "change of time (95 %)", "judged by", "refused", title="Totals of communication time"

@@ -23,6 +23,13 @@ class ReplayResult(msgspec.Struct, frozen=True):
     n_timed: int
     n_steps: int
     n_dropped: int
+    """Records of our own trace that were lost before they were logged."""
+    dropped_percent: float
+    """Their share of all records."""
+    n_left_out: int
+    """Collectives (of other tools' traces: records of them) that ran and were not judged."""
+    left_out_percent: float
+    """Their share of all that ran."""
     logged_us: float
     """Sum of the durations in the trace."""
     totals: tuple[PolicyTotal, ...]

@@ -14,7 +14,7 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
 from zerotune.tuner.traces import Trace
-from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.left_out import NOT_COLLECTIVES, LeftOut
 from zerotune.tuner.traces.own.reader import RECORD_DTYPE, STEP_DTYPE, OwnTrace
 from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED
 
@@ -23,6 +23,11 @@ Array = NDArray[Any]
 UNKNOWN: Final = 255
 """`algorithm`, `protocol` or `n_channels` that the trace does not say."""
 _UNKNOWN_STEP = 0xFFFFFFFF
+"""Also of a rank."""
+MAX_LOST: Final = 0.01
+"""Share of a foreign trace's records that may be joined with calls of another size, and so be lost."""
+_ONE_SIZE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast)
+"""Collectives whose bytes are the same on all ranks."""
 
 
 @dataclass(frozen=True, order=True)
@@ -63,18 +68,33 @@ class CollectiveTable:
     fabric: dict[str, str | int | float | bool] = field(default_factory=dict)
     n_files: int = 1
     n_dropped: int = 0
+    """Records of our own trace that were lost before they were logged."""
+    n_logged: int = 0
+    """Records in the files of our own trace."""
     is_emulated: bool = False
     """True when the times are the emulated NCCL's virtual ones."""
     n_records: int = 0
     """Records of a foreign trace that are in `rows`, single or joined."""
     left_out: dict[LeftOut, int] = field(default_factory=dict)
     """Records of a foreign trace that are not in `rows`, by reason."""
+    n_partial: int = 0
+    """Collectives of our own trace that are not in `rows`, since some ranks lack them."""
     is_silent_on_choices: bool = False
     """True when a foreign trace does not say who chose what ran: it counts as NCCL's own choice."""
     notes: tuple[str, ...] = ()
     """Other notes of the reader."""
     own_comms: Array | None = None
     """Communicators of the rank that `steps` are of; None where the trace does not say whose they are."""
+
+    @property
+    def n_left_out(self) -> int:
+        """Collectives (of a foreign trace: records of them) that ran and are not in `rows`."""
+        return self.n_partial + sum(n for reason, n in self.left_out.items() if reason not in NOT_COLLECTIVES)
+
+    @property
+    def left_out_percent(self) -> float:
+        """Their share of all that ran."""
+        return 100 * self.n_left_out / max(1, self.n_left_out + (self.n_records or len(self.rows)))
 
     def shapes(self) -> tuple[list[Shape], Array]:
         """The distinct shapes, and for each row the index of its shape, int64, shape (n,)."""
@@ -130,8 +150,10 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         fabric_id=header.fabric_id,
         fabric=header.fabric,
         n_files=len(traces),
+        n_logged=sum(len(trace.records) for trace in traces),
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
+        n_partial=n_partial,
         notes=_missing_note(traces, header.n_ranks) + _cut_note(traces) + _partial_note(n_partial),
         own_comms=np.unique(first.records["comm_id"]),
     )
@@ -178,9 +200,17 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
     """A foreign trace; what it does not say stays unknown. `fabric` says how many nodes its ranks span.
 
     Rows of measurements are calls of their own: nothing is joined there.
+
+    Raises:
+        TraceError: what ranks recorded does not belong together, or several settings would count as NCCL's own choice.
     """
-    blocks = list(trace.blocks())
+    blocks, files = [], []
+    for block in trace.blocks():
+        blocks.append(block)
+        files.append(np.full(len(block), trace.summary.n_files))
     rows = _concatenated(blocks) if blocks else np.empty(0, RECORD_DTYPE)
+    if blocks and trace.is_measurements:
+        _refuse_several_choices(rows, np.concatenate(files))
     n_read = len(rows)
     rows = _usable(rows)
     n_usable = len(rows)
@@ -189,10 +219,11 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
         for n_ranks in np.unique(rows["n_ranks"][rows["n_nodes"] == 0]).tolist():
             silent = (rows["n_nodes"] == 0) & (rows["n_ranks"] == n_ranks)
             rows["n_nodes"][silent] = fabric.n_nodes(range(n_ranks))
+    joined = rows if trace.is_measurements else _joined_alike(rows)
     facts, left_out = trace.summary.facts, trace.summary.unusable.copy()
     left_out[LeftOut.unknown_kind] += n_read - n_usable
     return _table(
-        rows if trace.is_measurements else _join(rows)[0],
+        joined,
         steps=np.empty(0, STEP_DTYPE),
         job_id=str(facts.get("job_id", "")),
         fabric_id=str(facts.get("fabric_id", "")),
@@ -236,21 +267,83 @@ def _table(rows: Array, **facts: Any) -> CollectiveTable:
     return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
 
 
+def _refuse_several_choices(rows: Array, file: Array) -> None:
+    """Refuse measurements of which nobody says what ran, where several runs may be of several settings.
+
+    One of them counts as NCCL's own choice; at one size NCCL chooses one algorithm and protocol.
+    """
+    is_silent = rows["flags"] & (FLAG_DEFAULT | FLAG_FORCED) == 0
+    rows, file = rows[is_silent], file[is_silent]
+    is_told = rows["algorithm"] != UNKNOWN
+    run = np.where(is_told, 0, file * np.uint64(2) + np.uint64(1)).astype(np.uint64) << np.uint64(20)
+    run += np.where(is_told, rows["algorithm"].astype(np.uint64) << np.uint64(8) | rows["protocol"], 0)
+    comm_id = np.where(is_told, 0, rows["comm_id"])
+    place = [rows[name] for name in ("collective", "message_bytes", "n_ranks", "n_nodes", "datatype")]
+    order = np.lexsort([run, comm_id, *place])
+    changes = np.logical_or(*(column[order][1:] != column[order][:-1] for column in (run, comm_id)))
+    is_same_place = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in place])
+    at = np.flatnonzero(changes & is_same_place)
+    if len(at):
+        one = rows[order[at[0]]]
+        raise TraceError(
+            f"several runs measured {Collective(one['collective']).name} of {int(one['message_bytes']):,} bytes on"
+            f" {int(one['n_ranks'])} ranks, and none says whether NCCL chose its setting: they cannot all count as its"
+            " own choice",
+            "name one run's file; or import each with --default or --setting, and replay what `zerotune export --to"
+            " measurements` writes",
+        )
+
+
+def _joined_alike(rows: Array) -> Array:
+    """One row per collective of a foreign trace.
+
+    A format may give several calls of one rank the same number: then they are joined with the others' in their order.
+    """
+    order, is_first = _runs(rows, ("rank", "sequence", "collective", "comm_id"))
+    is_first |= rows["rank"][order] == _UNKNOWN_STEP
+    if not is_first.all():
+        places = np.arange(len(rows))
+        repeat = np.empty(len(rows), np.int64)
+        repeat[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
+        by_call = np.lexsort([repeat, *(rows[name] for name in ("sequence", "collective", "comm_id"))])
+        rows = rows[by_call]
+        begins = _begins(rows, ("sequence", "collective", "comm_id"))
+        begins[1:] |= np.diff(repeat[by_call]) != 0
+        rows["sequence"] = np.cumsum(begins)
+    order, is_first = _runs(rows, ("sequence", "collective", "comm_id"))
+    n_bytes = rows["message_bytes"][order]
+    is_other = n_bytes != n_bytes[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]]
+    n_lost = int(np.count_nonzero(is_other & np.isin(rows["collective"][order], _ONE_SIZE)))
+    if n_lost > MAX_LOST * len(rows):
+        raise TraceError(
+            f"of {len(rows):,} records, {n_lost:,} ({n_lost / len(rows):.1%}) would be joined with calls of another"
+            f" size on other ranks, and at most {MAX_LOST:.0%} may be: the ranks' files do not fit together",
+            "name the whole files of one run, or one rank's alone",
+        )
+    return _join(rows)[0]
+
+
+def _runs(rows: Array, names: tuple[str, ...]) -> tuple[Array, Array]:
+    """An order by the columns, the last of them first; and there, which rows differ from the one before."""
+    order = np.lexsort([rows[name] for name in names])
+    return order, _begins(rows[order], names)
+
+
+def _begins(ordered: Array, names: tuple[str, ...]) -> Array:
+    begins = np.ones(len(ordered), bool)
+    for at, name in enumerate(names):
+        differs = ordered[name][1:] != ordered[name][:-1]
+        begins[1:] = differs if not at else begins[1:] | differs
+    return begins
+
+
 def _join(rows: Array) -> tuple[Array, Array]:
     """One row per (comm_id, collective, sequence), and the number of records that it was joined from, shape (m,).
 
     Its duration is the shortest known one, its start the beginning of that duration.
     """
-    order = np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))
-    ordered = rows[order]
-    is_first = np.ones(len(ordered), bool)
-    if len(ordered) > 1:
-        before, after = ordered[:-1], ordered[1:]
-        is_first[1:] = (
-            (before["sequence"] != after["sequence"])
-            | (before["collective"] != after["collective"])
-            | (before["comm_id"] != after["comm_id"])
-        )
+    ordered = rows[np.lexsort((rows["rank"], rows["sequence"], rows["collective"], rows["comm_id"]))]
+    is_first = _begins(ordered, ("sequence", "collective", "comm_id"))
     starts = np.flatnonzero(is_first)
     joined = ordered[starts]
     if len(starts):

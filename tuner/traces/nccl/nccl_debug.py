@@ -4,6 +4,9 @@ COLL lines are one per call and rank; their count is one rank's share where rank
 come from rank 0 only; their bytes are total up to 2.23 and per rank from 2.24 on. Where a log has COLL lines,
 they become the records and take the setting of the selection with the same collective and bytes, if only one
 was made; otherwise the selections themselves are the records. Logs have no durations.
+
+In newer releases opCount may stay at 0, and calls of one group share theirs. Where it does not number a rank's calls,
+their order on the communicator does.
 """
 
 from __future__ import annotations
@@ -56,6 +59,9 @@ _GRAPH: Final = re.compile(
 _PER_RANK_SINCE: Final = (2, 24)
 MAX_SELECTIONS: Final = 1 << 20
 """Distinct lines that are kept, so that memory stays bounded."""
+MIN_NUMBERED: Final = 4096
+"""Calls of which opCount is looked at before it is believed."""
+_ONE_CALLER: Final = ["comm_id", "collective", "rank"]
 _SHARED_OUT: Final = (
     Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
 )  # fmt: skip
@@ -84,6 +90,8 @@ class _Log:
     version: tuple[int, int] = (0, 0)
     communicators: dict[tuple[bytes, bytes], _Communicator] = field(default_factory=dict)
     has_calls: bool = False
+    has_numbers: bool = True
+    """Whether opCount is another one for each of a rank's calls, as far as the first of them show."""
     selections: dict[tuple[int, int, int], set[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(set))
     """(collective, message bytes, n_ranks) -> settings chosen."""
 
@@ -95,6 +103,8 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     for chunk in line_chunks(path, summary):
         if log.has_calls:
             block = _records(calls(chunk), _call, log, summary)
+            if not log.has_numbers:
+                _number(block, counters)
             if log.selections:
                 _apply_selections(block, log)
         else:
@@ -108,7 +118,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def _survey(path: Path, summary: Summary) -> _Log:
     log = _Log()
     tables = TableReader()
-    has_selections = False
+    has_selections, n_numbered = False, 0
     for chunk in line_chunks(path):
         # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
         # character faster still.
@@ -123,7 +133,11 @@ def _survey(path: Path, summary: Summary) -> _Log:
                 _graph(graph, summary)
         if b"|" in chunk:
             tables.read(chunk)
-        log.has_calls = log.has_calls or (b": opCount " in chunk and bool(calls(chunk).kinds))
+        if n_numbered < MIN_NUMBERED and log.has_numbers and b": opCount " in chunk:
+            block = _records(lines := calls(chunk), _call, log, Summary())
+            log.has_calls = log.has_calls or bool(lines.kinds)
+            n_numbered += len(block)
+            log.has_numbers = len(np.unique(block[[*_ONE_CALLER, "sequence"]])) == len(block)
         has_selections = has_selections or (b">" in chunk and b"-> Algo " in chunk)
     if tables.cells:
         summary.facts["model_table"] = tables.cells
@@ -250,10 +264,10 @@ def _apply_selections(block: Block, log: _Log) -> None:
 
 
 def _number(records: Block, counters: SequenceNumbers) -> None:
-    """Sequence numbers per (communicator, collective), going on from block to block."""
-    for comm_id in np.unique(records["comm_id"]):
-        for collective in np.unique(records["collective"]):
-            mine = (records["comm_id"] == comm_id) & (records["collective"] == collective)
-            n_mine = int(np.count_nonzero(mine))
-            first = counters.take(int(comm_id), int(collective), n_mine)
-            records["sequence"][mine] = (first + np.arange(n_mine)) & UNKNOWN_U4
+    """Sequence numbers per (communicator, collective, rank), going on from block to block."""
+    callers, caller = np.unique(records[_ONE_CALLER], return_inverse=True)
+    for index, (comm_id, collective, rank) in enumerate(callers.tolist()):
+        mine = caller.ravel() == index
+        n_mine = int(np.count_nonzero(mine))
+        first = counters.take(comm_id, rank << 8 | collective, n_mine)
+        records["sequence"][mine] = (first + np.arange(n_mine)) & UNKNOWN_U4

@@ -39,6 +39,8 @@ from zerotune.tuner.traces.records import (
 _NUMBER: Final = rb"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _TAG: Final = re.compile(rb"(?m)^(?:\[\d+,\d+\]<std(?:out|err)>:? ?| *\d+: )")
 """What mpirun and srun put before every line when they are asked for the rank."""
+_TAG_INSIDE: Final = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:?")
+"""mpirun tags what is written at once, and nccl-tests writes a row in parts."""
 _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
 _KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
 _KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
@@ -160,7 +162,7 @@ class _Reader:
         """The records of a piece of the file; consecutive rows are read as one table."""
         self.is_tagged = self.is_tagged or b"]<std" in chunk or b"0: #" in chunk
         if self.is_tagged:
-            chunk = _TAG.sub(b"", chunk)
+            chunk = _TAG_INSIDE.sub(b" ", _TAG.sub(b"", chunk))
         if b"NCCL INFO" in chunk:
             yield from self._line_by_line(chunk)
             return
@@ -255,6 +257,8 @@ class _Reader:
             _interleaved(line, run)
         if b"_perf" in line and (program := _PROGRAM.search(line)) is not None:
             run.collective = find_collective(program[1].decode()) or run.collective
+        if b"algbw" in line and b"busbw" in line:
+            self.summary.columns_found = " ".join(line[:1000].decode("utf-8", "replace").strip("# \r").split())
         if line.startswith(b"#"):
             if _RUN.match(line) and not run.in_header:
                 self.n_runs += 1

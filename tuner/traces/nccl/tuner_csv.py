@@ -23,7 +23,7 @@ from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import TimingSource
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.columns import Fields, Floats, Integers
-from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, line_of, rows_of, value_in
+from zerotune.tuner.traces.csv_rows import csv_chunks, header_cells, line_of, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.near_misses import TUNER_REQUIRED, wrong_with
 from zerotune.tuner.traces.records import (
@@ -57,7 +57,7 @@ def matches(begin: bytes) -> bool:
 
 
 def _is_header(line: str) -> bool:
-    names = {name.strip().lower() for name in cells_of(line.lstrip("# "))}
+    names = set(header_cells(line))
     return "size_bytes" in names and len(names.intersection(TUNER_REQUIRED)) >= len(TUNER_REQUIRED) - 1
 
 
@@ -169,7 +169,7 @@ def _uneven_rows(text: bytes, first_line: int, columns: dict[str, int], summary:
 
 
 def _columns(header: str, path: Path, line: int) -> dict[str, int]:
-    columns = {name.strip().lower(): index for index, name in enumerate(cells_of(header.lstrip("# ")))}
+    columns = {name: index for index, name in enumerate(header_cells(header))}
     missing = [name for name in TUNER_REQUIRED if name not in columns]
     if missing:
         unlike = Refusal(f"lacks the column {missing[0]} (line {line})", "docs/reference/traces.md lists the columns")

@@ -1,7 +1,8 @@
 """Kineto (Chrome) traces of PyTorch's profiler: GPU kernels of collectives, one file per rank.
 
 From PyTorch 2.4 on the kernels (or the `record_param_comms` call that launched them) say what was sent; in
-older traces the call around the launch has the input's dimensions. Sizes are in elements. `RING_LL` in a
+older traces the call around the launch has the input's dimensions, and torch's operator around that call both sides'.
+Sizes are in elements. `RING_LL` in a
 kernel's name is a template's name, not the protocol that ran, so algorithm and protocol stay unknown; the grid's
 width is the channel count. A kernel's time includes waiting for the other ranks. A trace of the CPU alone has the
 calls without their times.
@@ -42,7 +43,9 @@ from zerotune.tuner.traces.records import (
 
 _CALLS: Final = ("record_param_comms", "nccl:")
 _LAUNCHES: Final = ("cudaLaunch", "cuLaunch", "hipLaunch", "hipExt")
-_CALLS_OR_LAUNCHES: Final = (*_CALLS, *_LAUNCHES)
+_OPERATORS: Final = ("c10d::_allgather_base_", "c10d::_reduce_scatter_base_")
+"""Operators whose first two arguments are one rank's output and input: only they tell an old all-gather's total."""
+_CALLS_OR_LAUNCHES: Final = (*_CALLS, *_OPERATORS, *_LAUNCHES)
 _KERNELS: Final = ("kernel", "Kernel")
 # A trace names the same few things again and again; what they are is looked up once.
 _collective_of: Final = lru_cache(maxsize=1024)(find_collective)
@@ -94,6 +97,10 @@ class _Events:
     """External id -> start and arguments of the call that launched the kernel."""
     calls: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
     """Thread -> (start, end, name, arguments) of calls with dimensions."""
+    operators: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
+    """Thread -> (start, end, name, arguments) of the operators around such calls."""
+    places: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """External id -> (start, thread) of calls and operators."""
     launch_correlation: array[int] = field(default_factory=lambda: array("q"))
     launch_us: array[float] = field(default_factory=lambda: array("d"))
     launch_thread: array[int] = field(default_factory=lambda: array("q"))
@@ -164,12 +171,15 @@ def _take(event: dict[str, Any], events: _Events) -> None:
                     args if "Collective name" in args else None,
                 )
             )
-    elif name.startswith(_CALLS):
+    elif name.startswith((*_CALLS, *_OPERATORS)):
         external_id = _integer(args.get("External id", args.get("external id")))
+        thread = _integer(event.get("tid")) or 0
+        if external_id is not None:
+            events.places[external_id] = float(start), thread
         if "Collective name" in args and external_id is not None:
             events.told[external_id] = float(start), args
         elif "Input Dims" in args and isinstance(duration, int | float) and name != "record_param_comms":
-            calls = events.calls.setdefault(_integer(event.get("tid")) or 0, [])
+            calls = (events.operators if name in _OPERATORS else events.calls).setdefault(thread, [])
             calls.append((float(start), float(start) + float(duration), name, args))
     elif category in ("cuda_runtime", "cuda_driver") and name.startswith(_LAUNCHES):
         correlation = _integer(args.get("correlation"))
@@ -182,18 +192,20 @@ def _take(event: dict[str, Any], events: _Events) -> None:
 def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
     counters = SequenceNumbers()
     launches = _launches(events)
-    for calls in events.calls.values():
+    for calls in (*events.calls.values(), *events.operators.values()):
         calls.sort(key=lambda call: call[:2])
-    used: set[tuple[int, int]] = set()
+    used: set[tuple[int, int, bool]] = set()
     kernels = events.kernels or _calls_alone(events, summary)
     for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
         told = kernel.told
         if told is None and kernel.external_id in events.told:
             told = events.told[kernel.external_id][1]
+        if told is None or ("Group size" not in told and "Out msg nelems" not in told):
+            dimensions = _dimensions(kernel, events, launches, used)
+            told = dimensions if told is None or dimensions is None else {**dimensions, **told}
         if told is None:
-            told = _dimensions(kernel, events, launches, used)
-        if told is None:
-            summary.skip(LeftOut.kernel_without_size)
+            is_pair = "sendrecv" in kernel.name.lower()  # point to point, or an all-to-all made of it
+            summary.skip(LeftOut.point_to_point_or_unknown if is_pair else LeftOut.kernel_without_size)
             continue
         observation = _observation(kernel, told, events, counters, summary)
         if observation is not None:
@@ -204,12 +216,12 @@ def _calls_alone(events: _Events, summary: Summary) -> list[_Kernel]:
     """Calls in a trace without any kernel, as kernels of unknown duration and channels."""
     if events.told:
         summary.note("the trace has the calls of collectives but not their kernels: their durations are unknown")
-    return [_Kernel("", start_us, -1.0, 0, -1, -1, told) for start_us, told in events.told.values()]
+    return [_Kernel("", start_us, -1.0, 0, at, -1, told) for at, (start_us, told) in events.told.items()]
 
 
 def _launches(events: _Events) -> dict[int, tuple[float, int]]:
     """Correlation id -> (time, thread) of the launches of those collective kernels that do not say what was sent."""
-    wanted = {kernel.correlation for kernel in events.kernels if kernel.told is None}
+    wanted = {kernel.correlation for kernel in events.kernels if kernel.told is None or "Group size" not in kernel.told}
     return {
         correlation: (launch_us, thread)
         for correlation, launch_us, thread in zip(
@@ -220,28 +232,68 @@ def _launches(events: _Events) -> dict[int, tuple[float, int]]:
 
 
 def _dimensions(
-    kernel: _Kernel, events: _Events, launches: Mapping[int, tuple[float, int]], used: set[tuple[int, int]]
+    kernel: _Kernel, events: _Events, launches: Mapping[int, tuple[float, int]], used: set[tuple[int, int, bool]]
 ) -> Mapping[str, Any] | None:
-    """Old traces: the `nccl:` call in which the kernel was launched, if it launched this kernel alone."""
-    launch = launches.get(kernel.correlation)
-    if launch is None:
+    """Old traces: what the call and the operator around it say that launched this kernel alone."""
+    place = launches.get(kernel.correlation)
+    # Where Kineto numbered kernels by their correlation, that is no external id.
+    if place is None and kernel.external_id != kernel.correlation:
+        place = events.places.get(kernel.external_id)
+    if place is None:
         return None
-    launch_us, thread = launch
-    calls = events.calls.get(thread, [])
-    index = bisect_right(calls, launch_us, key=lambda call: call[0]) - 1
-    if index < 0 or calls[index][1] < launch_us or (thread, index) in used:
+    operator, call = (_around(place, calls, used) for calls in (events.operators, events.calls))
+    both = None if operator is None else _both_sides(*operator)
+    return both if both is not None or call is None else _input_side(*call)
+
+
+def _around(
+    place: tuple[float, int],
+    all_calls: Mapping[int, list[tuple[float, float, str, Mapping[str, Any]]]],
+    used: set[tuple[int, int, bool]],
+) -> tuple[str, Mapping[str, Any]] | None:
+    """(name, arguments) of the call that was running, if no other kernel has taken it."""
+    at_us, thread = place
+    calls = all_calls.get(thread, [])
+    index = bisect_right(calls, at_us, key=lambda call: call[0]) - 1
+    if index < 0 or calls[index][1] < at_us:
         return None
-    used.add((thread, index))
     _, _, name, args = calls[index]
+    if (key := (thread, index, name in _OPERATORS)) in used:
+        return None
+    used.add(key)
+    return name, args
+
+
+def _both_sides(name: str, args: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """An operator's output and input, and the ranks that follow: the one is as many times the other."""
+    dims, types = args.get("Input Dims"), args.get("Input type")
+    sides = [_n_elements(dim) for dim in dims[:2]] if isinstance(dims, list) else []
+    if len(sides) < 2 or not isinstance(types, list) or len(types) < 2 or types[0] != types[1]:
+        return None
+    n_out, n_in = sides
+    if not n_out or not n_in:
+        return None
+    told = {"Collective name": name, "In msg nelems": n_in, "Out msg nelems": n_out, "dtype": types[0]}
+    n_ranks, rest = divmod(max(n_out, n_in), min(n_out, n_in))
+    return told if rest else {**told, "Group size": n_ranks}
+
+
+def _input_side(name: str, args: Mapping[str, Any]) -> Mapping[str, Any] | None:
     dims, types = args.get("Input Dims"), args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
-    elements = 0
-    for dim in dims:
-        if not isinstance(dim, list) or not all(type(extent) is int and 0 <= extent <= MAX_BYTES for extent in dim):
-            return None
-        elements += math.prod(dim) if dim else 0
-    return {"Collective name": name, "In msg nelems": elements, "dtype": types[0] if types else None}
+    sizes = [_n_elements(dim) for dim in dims]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    return {"Collective name": name, "In msg nelems": sum(known), "dtype": types[0] if types else None}
+
+
+def _n_elements(dim: Any) -> int | None:
+    """Elements of one tensor; none where it has no dimensions, None where they make no sense."""
+    if not isinstance(dim, list) or not all(type(extent) is int and 0 <= extent <= MAX_BYTES for extent in dim):
+        return None
+    return math.prod(dim) if dim else 0
 
 
 def _observation(
