@@ -16,6 +16,7 @@ from zerotune.agent.nccl.fault_settings import read_faults
 from zerotune.agent.nccl.libnccl import Libnccl, find_libnccl
 from zerotune.agent.nccl.mock_cuda.layouts import layout_of
 from zerotune.agent.nccl.mock_cuda.mock import refuse_beside_a_driver
+from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.agent.nccl.release import release
 from zerotune.store.errors import PluginError, UserError
 from zerotune.store.records import Collective
@@ -135,6 +136,7 @@ def _usable(environment: Mapping[str, str], fabric: Fabric) -> tuple[Path, str]:
         raise UserError("there is no libnccl", "pip install zerotune[nccl]")
     refuse_beside_a_driver()
     MOCK_CUDA.build()
+    functions(path)  # before it is loaded: one that is cut off would end the process
     nccl = Libnccl(path)
     layout_of(nccl.version)
     if nccl.version == _TAKES_NO_PATHS:

@@ -57,7 +57,8 @@ def find_libnccl() -> Path | None:
     named = os.environ.get(LIBRARY_VARIABLE)
     if named and not Path(named).is_file():
         raise UserError(f"{LIBRARY_VARIABLE}={named!r} is no file", f"name a {LIBRARY}")
-    return next((Path(path) for _, path in candidates(os.environ) if Path(path).is_file()), None)
+    # Absolute: the linker looks a bare name up elsewhere.
+    return next((Path(path).absolute() for _, path in candidates(os.environ) if Path(path).is_file()), None)
 
 
 def candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:

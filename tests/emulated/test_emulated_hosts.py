@@ -64,6 +64,23 @@ def test_the_model_decides_beside_a_real_driver(libnccl: Path, tmp_path: Path, m
     assert choose_host({}, fabric).library == libnccl
 
 
+def test_a_library_that_is_cut_off_does_not_decide(
+    libnccl: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be loaded, and would end the process once its missing part is touched."""
+    cut_off = tmp_path / "libnccl.so.2"
+    with libnccl.open("rb") as whole:
+        cut_off.write_bytes(whole.read(1 << 20))
+    monkeypatch.setenv("NCCL_LIBRARY", str(cut_off))
+    assert choose_host({}, fabrics.load("h100_node")).library is None
+
+
+def test_a_library_is_found_beside_us(libnccl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(libnccl.parent)
+    monkeypatch.setenv("NCCL_LIBRARY", libnccl.name)
+    assert choose_host({}, fabrics.load("h100_node")).library == libnccl
+
+
 def test_a_host_that_does_not_exist_is_a_users_mistake() -> None:
     with pytest.raises(UserError, match=HOST_VARIABLE):
         choose_host({HOST_VARIABLE: "gpu"}, fabrics.load("h100_node"))

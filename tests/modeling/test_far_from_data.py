@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lib.data_sets import fabric_problems, sweep_block
 from benchmarks.lib.generated_grids import generated_grids
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import Algorithm, Candidate, Collective, Protocol, size_class
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Baked
 from zerotune.tuner.modeling.correction.estimators import Kriging
@@ -108,3 +108,10 @@ def test_another_fabric_of_the_same_name_describes_nothing() -> None:
     )
     assert np.array_equal(named, unknown)
     assert not np.array_equal(named, usual)
+
+
+def test_a_communicator_that_the_described_machine_cannot_have_is_tuned_all_the_same() -> None:
+    """NCCL counts a node whose rings go through network adapters as several."""
+    costs, place = CostPrior(fabric.load("h100_node").describe()), CommunicatorClass(4, 2)
+    assert len(costs.candidates(place, Collective.all_gather)) > 1
+    assert np.isfinite(costs.log_cost(place, Collective.all_gather, [BASELINE], 1 << 20)).all()

@@ -19,11 +19,9 @@ def nccl_library(named: Path | None) -> Path:
     """The library named, else the one that is found here; UserError when there is none."""
     from zerotune.agent.nccl.libnccl import LIBRARY_VARIABLE, find_libnccl
 
-    if named is not None:
-        if not named.is_file():
-            raise UserError(f"{named} is no file", "name a libnccl.so.2")
-        return named
-    found = find_libnccl()
+    if named is not None and not named.is_file():
+        raise UserError(f"{named} is no file", "name a libnccl.so.2")
+    found = named or find_libnccl()
     if found is None:
         raise UserError(
             "there is no libnccl.so.2 here",

@@ -210,8 +210,8 @@ class CostPrior:
 
     def max_channels(self, communicator: CommunicatorClass) -> int:
         """Most channels that may be asked for: stated, or the most that were seen to run."""
-        if self._fabric is not None:
-            return max(1, min(self._fabric.max_channels(communicator), catalog.CHANNEL_LADDER[-1]))
+        if (topology := self._topology(communicator)) is not None:
+            return max(1, min(topology.comm_channels, catalog.CHANNEL_LADDER[-1]))
         known = self._max_channels.get(communicator, 0) or self._stated_channels
         return min(known or _GENERIC_MAX_CHANNELS, catalog.CHANNEL_LADDER[-1])
 

@@ -20,6 +20,7 @@ _SWITCH_CLASS: Final = "0x068000"
 _MULTIPROCESSORS: Final = {70: 80, 75: 72, 80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 103: 148, 120: 170}
 """By compute capability, of the largest GPU of its kind; NCCL reads them to bound channels."""
 _MEMORY_BYTES: Final = 80 << 30
+_XML_VERSION: Final = "1"
 _REMEDY: Final = "give a file that NCCL_TOPO_DUMP_FILE wrote"
 
 
@@ -91,6 +92,8 @@ def read_machine(path: Path) -> Machine:
         raise UserError(f"{path} is no XML: {error}", _REMEDY) from error
     if root.tag != "system":
         raise UserError(f"{path} is no topology: it begins with <{root.tag}>, not with <system>", _REMEDY)
+    if root.get("version", _XML_VERSION) != _XML_VERSION:
+        raise UserError(f"{path} has version {root.get('version')!r}, NCCL reads {_XML_VERSION}", _REMEDY)
     gpus = tuple(_gpu(path, pci, pci[0]) for pci in root.iter("pci") if len(pci) and pci[0].tag == "gpu")
     nics = tuple(_nic(path, net) for net in root.iter("net"))
     if not gpus:

@@ -89,6 +89,8 @@ class Answer(msgspec.Struct, frozen=True):
     """A row of the plan was carried out."""
     ignored: bool = False
     """A row applied, but NCCL does not offer its cell here."""
+    n_nodes: int = 0
+    """As NCCL counts them for the tuner: a node whose rings go through network adapters is several. 0 = not known."""
     ran: tuple[Ran, ...] = ()
     """One for each rank of the node, where kernels are observed and the release has a profiler."""
 

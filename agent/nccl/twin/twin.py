@@ -18,6 +18,7 @@ import msgspec
 
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
 from zerotune.store.errors import PluginError, UserError
@@ -99,7 +100,7 @@ def ask_nccl(
 
     Raises:
         UserError: the ranks do not fit the topology, or the library or the topology is none.
-        PluginError: a process failed or took too long.
+        PluginError: it took too long.
     """
     n_gpus = len(read_machine(cluster.topology).gpus)
     if not 1 <= cluster.ranks_per_node <= n_gpus:
@@ -109,6 +110,7 @@ def ask_nccl(
         )
     if not 2 <= cluster.n_ranks <= MAX_RANKS:
         raise UserError(f"{cluster.n_ranks} ranks cannot be asked about", f"ask for 2 to {MAX_RANKS}")
+    functions(library)  # before it is loaded: one that is cut off would end the process
     requests = [
         NodeRequest(
             library=str(library.absolute()),
@@ -174,8 +176,8 @@ class _Nodes:
         """The next line that a process prints; fails as soon as any process has.
 
         Raises:
-            UserError: a process told of a mistake.
-            PluginError: a process ended otherwise, or time is up.
+            UserError: a process told of a mistake, or ended otherwise.
+            PluginError: time is up.
         """
         assert process.stdout is not None
         while not select.select([process.stdout], [], [], _POLL_S)[0]:
@@ -190,11 +192,12 @@ class _Nodes:
             raise self._failure(self._processes.index(process))
         return line
 
-    def _failure(self, place: int) -> UserError | PluginError:
+    def _failure(self, place: int) -> UserError:
         process, stderr = self._processes[place], self._stderr[place]
         n_bytes = os.fstat(stderr).st_size
         said = os.pread(stderr, _STDERR_BYTES, max(0, n_bytes - _STDERR_BYTES)).decode(errors="replace").strip()
         last = said.splitlines()[-1] if said else f"it ended with code {process.returncode}"
         if process.returncode == USER_ERROR:
             return UserError(last)
-        return PluginError(f"NCCL cannot be asked (node {place}): {last}")
+        remedy = "give a topology that NCCL_TOPO_DUMP_FILE wrote, and a whole library; NCCL_DEBUG=WARN shows more"
+        return UserError(f"NCCL cannot be asked (node {place}): {last}", remedy)

@@ -156,6 +156,7 @@ class Node:
             cells=tuple(_cells(self.plugin.drain_costs())),
             matched=bool(len(decisions)) and bool(decisions[0]["flags"] & _MATCHED),
             ignored=ignored,
+            n_nodes=int(decisions[0]["n_nodes"]) if len(decisions) else 0,
             ran=tuple(_ran(each) for each in records[timed]),
         )
 

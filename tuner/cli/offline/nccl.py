@@ -66,9 +66,13 @@ def nccl(
         print_json(titles) if as_json else print("\n".join(f"{name:14s} {title}" for name, title in titles.items()))
         return
     found_library = nccl_library(library)
+    if plan is not None and against is not None:
+        raise UserError("--plan and --against ask for two things", "give one of them")
     with topology_file(topology) as path:
-        gpus = len(read_machine(path).gpus)
-        cluster = Cluster(path, nodes, ranks_per_node or gpus)
+        machine = read_machine(path)
+        if nodes > 1 and not machine.nics:
+            raise UserError(f"{topology} has no network adapter, so {nodes} nodes cannot be connected", "use --nodes 1")
+        cluster = Cluster(path, nodes, ranks_per_node or len(machine.gpus))
         if plan is not None:
             rows = plan_check.without_phases(plan_rows(plan)) if plan.suffix != ".json" else plan_rows(plan)
             judged = plan_check.judge(found_library, cluster, rows)

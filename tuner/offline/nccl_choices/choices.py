@@ -9,6 +9,7 @@ import msgspec
 
 from zerotune.agent.nccl.twin.protocol import Answer, Question
 from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
+from zerotune.store.errors import UserError
 from zerotune.store.records import Collective
 
 
@@ -120,7 +121,14 @@ def _choice(answer: Answer) -> Choice:
 
 
 def changes(before: Choices, after: Choices) -> Iterator[Change]:
-    """Calls that two releases treat differently."""
+    """Calls that two releases treat differently.
+
+    Raises:
+        UserError: one of them does not show what it chooses.
+    """
+    for asked in (before, after):
+        if all(one.algorithm is None for one in asked.choices):
+            raise UserError(f"NCCL {asked.nccl} does not show what it chooses", "compare 2.22 or newer")
     for one, other in zip(before.choices, after.choices, strict=True):
         if one.setting() != other.setting():
             yield Change(one, other)

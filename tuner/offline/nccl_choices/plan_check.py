@@ -11,7 +11,7 @@ import msgspec
 
 from zerotune.agent.nccl.twin.protocol import Answer, Question
 from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
-from zerotune.store.records import CommunicatorClass, Phase, PlanRow
+from zerotune.store.records import Collective, CommunicatorClass, Phase, PlanRow
 from zerotune.tuner.offline.nccl_choices.choices import shareable
 
 _MOST_BYTES: Final = 1 << 30
@@ -65,7 +65,7 @@ def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[Judg
         UserError: the ranks do not fit the topology, or a file is not what it should be.
         PluginError: the library failed, or a row is none that NCCL knows.
     """
-    here = CommunicatorClass(cluster.n_ranks, cluster.n_nodes)
+    here = _as_nccl_counts(library, cluster)
     tried = {
         number: size
         for number, row in enumerate(rows)
@@ -75,6 +75,13 @@ def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[Judg
     own = [row for row in rows if row.communicator == here]
     answers = dict(zip(tried, ask_nccl(library, cluster, questions, own).answers, strict=True)) if tried else {}
     return [_judged(number, row, answers.get(number)) for number, row in enumerate(rows)]
+
+
+def _as_nccl_counts(library: Path, cluster: Cluster) -> CommunicatorClass:
+    """NCCL takes a node whose rings go through network adapters for several, and rows are matched by its count."""
+    question = Question(Collective.all_gather, shareable(1 << 20, cluster.n_ranks))
+    (answer,) = ask_nccl(library, cluster, [question]).answers
+    return CommunicatorClass(cluster.n_ranks, answer.n_nodes or cluster.n_nodes)
 
 
 def _largest(row: PlanRow, n_ranks: int) -> int | None:

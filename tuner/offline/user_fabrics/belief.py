@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from zerotune.agent.nccl.cost_model import Topology
 from zerotune.agent.nccl.libnccl import Libnccl
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.agent.nccl.twin.live_table import MODELLED_SINCE, Difference, differences, with_stated_cells
 from zerotune.agent.nccl.twin.protocol import Question
 from zerotune.agent.nccl.twin.search import believed
@@ -47,6 +48,7 @@ def ask(library: Path, cluster: Cluster) -> Believed:
         UserError: the ranks do not fit the topology, a file is not what it should be, or the release is too old.
         PluginError: the library failed.
     """
+    functions(library)  # before it is loaded: one that is cut off would end the process
     if (nccl := Libnccl(library)).version < MODELLED_SINCE:
         oldest = ".".join(map(str, MODELLED_SINCE))
         raise UserError(
@@ -55,6 +57,11 @@ def ask(library: Path, cluster: Cluster) -> Believed:
     questions = [Question(each, shareable(size, cluster.n_ranks)) for each in _COLLECTIVES for size in _SIZES]
     answer = ask_nccl(library, cluster, questions, _rows(cluster), search=True)
     assert answer.search is not None
+    if any(each.n_nodes not in (0, cluster.n_nodes) for each in answer.answers):
+        raise UserError(
+            f"NCCL leads its rings over {cluster.topology} through the network adapters, and takes a node for several",
+            "no fabric can be made of such a machine; without <net> in the file, rings stay within the node",
+        )
     machine = read_machine(cluster.topology)
     model = believed(answer.search, machine, cluster.n_ranks, cluster.n_nodes, answer.version)
     model = with_stated_cells(answer.answers, model)
