@@ -71,7 +71,8 @@ def main() -> None:
     parser.add_argument("--percent", type=percent, nargs="+", metavar="P", help="budgets in percent of step time")
     parser.add_argument("--draws", type=positive, metavar="N", help="of noise (3)")
     arguments = parser.parse_args()
-    arguments.store, arguments.generated, arguments.seed, arguments.undescribed = None, 0, 0, False
+    arguments.store, arguments.generated, arguments.seed = None, 0, 0
+    arguments.undescribed = arguments.sealed = False
     check_sources(parser, None, arguments.data)
     check_only(parser, arguments)
     percents = arguments.percent or (PERCENTS[1:3] if arguments.quick else PERCENTS)
