@@ -36,6 +36,8 @@ class Case:
     """`daemon` or `rank`: killed in the middle of training."""
     finds: float = 0.0
     """Of the best setting's time: so close the tuner must come; 0 = not asked."""
+    withdraws: bool = False
+    """Steps must speak against what calls speak for: something is withdrawn."""
     timeout_s: float = 300.0
     trains: bool = True
     """Else it has no steps, and the daemon measures nothing."""
@@ -81,6 +83,10 @@ CASES: Final = (
     Case("rank-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=4000, fault="rank"),
     Case(
         "promotion", OWN_SCRIPTS / "two_layers.py", n_steps=5000, fabric=MISJUDGED, moves_mb=0.1, finds=1.05,
+        timeout_s=900.0,
+    ),
+    Case(
+        "step-guard", OWN_SCRIPTS / "disturbing.py", n_steps=1000, fabric=MISJUDGED, moves_mb=0.1, withdraws=True,
         timeout_s=900.0,
     ),
     _module("gpu-run", "benchmarks.gpu.run", "--afresh", "--out", "build/rehearse/gpu", *LITTLE),

@@ -80,7 +80,7 @@ def carry_out(python: Path, release: str, case: Case) -> Outcome:
     Returns:
         The outcome.
     """
-    if (case.finds or case.module) and not tells_times(python):
+    if (case.finds or case.withdraws or case.module) and not tells_times(python):
         return Outcome(release, case.name, "skipped", "this NCCL's profiler tells no times")
     if case.n_nodes > 1 and not tells_times(python):
         return Outcome(release, case.name, "skipped", "NCCL 2.21 has no several nodes on the mock")
@@ -182,6 +182,8 @@ class Job:
             raise NotAsItMust(f"exit code {code}: {self._last_words()}")
         if self.case.trains and not self.case.fault and self._measured() == 0 and tells_times(self.python):
             raise NotAsItMust("nothing was measured")
+        if self.case.withdraws and not self._count("decisions where kind = 'rollback' and reason like '%steps%'"):
+            raise NotAsItMust("steps were slower, and nothing was withdrawn")
         share = time_over_best(self.store, self.case.fabric) if self.case.finds else 0.0
         if share > self.case.finds:
             raise NotAsItMust(f"what it settled on takes {share:.3f} times the best")
@@ -191,8 +193,11 @@ class Job:
         return len(file.read_text().splitlines()) if file.exists() else 0
 
     def _measured(self) -> int:
+        return self._count("measurements")
+
+    def _count(self, rows: str) -> int:
         with sqlite3.connect(self.store) as store:
-            return int(store.execute("select count(*) from measurements").fetchone()[0])
+            return int(store.execute(f"select count(*) from {rows}").fetchone()[0])
 
     def _until(self, is_so: Callable[[], bool], otherwise: str, timeout_s: float) -> None:
         ends_s = time.monotonic() + timeout_s
