@@ -191,7 +191,7 @@ def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Finding]
     try:
         fabric = fabrics.load(name)
         EmulationSettings.from_environment(environment)
-        if environment.get(HOST_VARIABLE):
+        if environment.get(HOST_VARIABLE):  # else it never refuses, and NCCL's library is not loaded for nothing
             choose_host(environment, fabric)
     except UserError as error:
         return [Finding(error.problem, error.remedy, fatal=True)]

@@ -32,6 +32,7 @@ SHARED_GPU = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 TAIL_BYTES = 30_000
+"""Of a log, in which the error is looked for: torch and NCCL print some hundred lines of warnings after it."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ _ERROR = re.compile(r"\wError\b.*:|Signal \d+")
 _LAUNCHER = "ChildFailed"
 """What torchrun adds about a rank that had said more."""
 MOST_CHARACTERS = 300
+"""A line of a table."""
 
 
 def last_words(text: str) -> str:

@@ -40,18 +40,22 @@ from zerotune.tuner.learning.knowledge import Knowledge
 
 PLAYS = Path(__file__).parents[2] / "build" / "ablation.jsonl"
 MARGINS = {"calls": 2.0, "regret": 0.05, "loss": 0.05, "loss_where_nccl_is_best": 0.05}
-"""Calls, and points of percent."""
+"""Calls, and points of percent: as the policy's aims were set, before any mechanism was taken out."""
 METRICS = {
     "calls_to_95_percent_of_all_gain": "calls",
     "regret_mean": "regret",
     "loss_vs_default_worst": "loss",
 }
 N_CALLS = 200
+"""Of each key: those within which policy_regret's aims are set."""
 SHIPPED = ("ethernet_boxes", "h100_ib_2")
+"""One slow network and one fast."""
 ALL = "everything"
 ELEVEN = "eleven_at_once"
 CONFIDENCE = 90
+"""Percent."""
 N_RESAMPLES = 2000
+"""So that an interval's ends move by less than a hundredth of its width."""
 
 
 class Suite(NamedTuple):
@@ -120,7 +124,8 @@ def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> N
     variants = {ALL: (), **{name: (name,) for name in arguments.only or MECHANISMS}}
     if not arguments.only:
         variants[ELEVEN] = FITTED_OR_SPECIAL
-    everything = [(seed, suite) for seed in range(20, 20 + arguments.draws) for suite in suites(arguments)]
+    found = list(suites(arguments))
+    everything = [(seed, suite) for seed in range(20, 20 + arguments.draws) for suite in found]
     with PLAYS.open("a") as file:
         for number, (seed, suite) in enumerate(everything, 1):
             say(f"{number} of {len(everything)}: {suite.name} {suite.data.name}, draw {seed}")

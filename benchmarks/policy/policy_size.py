@@ -21,6 +21,7 @@ POLICY = Path(__file__).parents[2] / "tuner" / "learning"
 IN_CAPITALS = re.compile(r"_?[A-Z][A-Z0-9_]*")
 SETTINGS_CLASS = "PolicySettings"
 LIMITS = {"policy_modules": 15, "policy_lines": 3500, "policy_constants": 90}
+"""What one person can hold in their head: the aim that was set for the redesign."""
 
 
 def modules() -> list[Path]:

@@ -17,12 +17,15 @@ from benchmarks.lib.reporting import Result
 from benchmarks.policy.regret_policies import Problem
 
 KEPT_ASIDE_ONE_IN = 3
+"""Recordings, by the hash of their names."""
 SEALED_SEEDS = range(700_000, 700_012)
 """Of generated fabrics that nobody looks at while the policy is worked on; written down before any was run."""
 LEAST_GAIN = 0.02
 """Of all calls' time: with less to gain, whether it is reached says little."""
 JUDGED_CALLS = 200
+"""Of each key: the aims are set for these."""
 WINDOW_STEPS = 200
+"""The budget is a bound over every so many steps after the first ones."""
 N_CALLS = JUDGED_CALLS + 2 * WINDOW_STEPS
 
 

@@ -1,0 +1,1 @@
+"""Device memory that runs short: what NCCL alone makes of it, and what the tuner does."""
