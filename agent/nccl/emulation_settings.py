@@ -136,8 +136,8 @@ def _usable(environment: Mapping[str, str], fabric: Fabric) -> tuple[Path, str]:
         raise UserError("there is no libnccl", "pip install zerotune[nccl]")
     refuse_beside_a_driver()
     MOCK_CUDA.build()
-    functions(path)  # before it is loaded: one that is cut off would end the process
     nccl = Libnccl(path)
+    functions(path)  # the mock needs them: a library that is stripped must be refused before ranks start
     layout_of(nccl.version)
     if nccl.version == _TAKES_NO_PATHS:
         raise UserError(f"NCCL {nccl.version_text} takes no plugin by its path, so no network", "take another release")

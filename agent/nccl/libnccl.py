@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from zerotune.agent.nccl.mock_cuda.symbols import exported_functions
 from zerotune.store.errors import PluginError, UserError
 from zerotune.store.records import Collective
 
@@ -82,6 +83,7 @@ class Libnccl:
 
     def __init__(self, path: Path) -> None:
         self.path: Final = path
+        exported_functions(path)  # a file that is cut off can be loaded, and ends the process later
         try:
             self.library: Final = ctypes.CDLL(str(path))
             code = ctypes.c_int()

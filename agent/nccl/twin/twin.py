@@ -18,7 +18,6 @@ import msgspec
 
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
 from zerotune.store.errors import PluginError, UserError
@@ -110,7 +109,6 @@ def ask_nccl(
         )
     if not 2 <= cluster.n_ranks <= MAX_RANKS:
         raise UserError(f"{cluster.n_ranks} ranks cannot be asked about", f"ask for 2 to {MAX_RANKS}")
-    functions(library)  # before it is loaded: one that is cut off would end the process
     requests = [
         NodeRequest(
             library=str(library.absolute()),

@@ -65,23 +65,27 @@ def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[Judg
         UserError: the ranks do not fit the topology, or a file is not what it should be.
         PluginError: the library failed, or a row is none that NCCL knows.
     """
-    here = _as_nccl_counts(library, cluster)
+    judged, n_nodes = _judge_on(library, cluster, rows, cluster.n_nodes)
+    return judged if n_nodes == cluster.n_nodes else _judge_on(library, cluster, rows, n_nodes)[0]
+
+
+def _judge_on(
+    library: Path, cluster: Cluster, rows: Sequence[PlanRow], n_nodes: int
+) -> tuple[list[JudgedRow], int]:
+    """The rows for a communicator of `n_nodes`, and how many NCCL counts: several for one whose rings leave it."""
+    here = CommunicatorClass(cluster.n_ranks, n_nodes)
     tried = {
         number: size
         for number, row in enumerate(rows)
         if row.communicator == here and (size := _largest(row, cluster.n_ranks)) is not None
     }
     questions = [Question(rows[number].collective, size, phase=rows[number].phase) for number, size in tried.items()]
+    anything = Question(Collective.all_gather, shareable(1, cluster.n_ranks))
     own = [row for row in rows if row.communicator == here]
-    answers = dict(zip(tried, ask_nccl(library, cluster, questions, own).answers, strict=True)) if tried else {}
-    return [_judged(number, row, answers.get(number)) for number, row in enumerate(rows)]
-
-
-def _as_nccl_counts(library: Path, cluster: Cluster) -> CommunicatorClass:
-    """NCCL takes a node whose rings go through network adapters for several, and rows are matched by its count."""
-    question = Question(Collective.all_gather, shareable(1 << 20, cluster.n_ranks))
-    (answer,) = ask_nccl(library, cluster, [question]).answers
-    return CommunicatorClass(cluster.n_ranks, answer.n_nodes or cluster.n_nodes)
+    *found, counted = ask_nccl(library, cluster, [*questions, anything], own).answers
+    answers = dict(zip(tried, found, strict=True))
+    judged = [_judged(number, row, answers.get(number)) for number, row in enumerate(rows)]
+    return judged, counted.n_nodes or n_nodes
 
 
 def _largest(row: PlanRow, n_ranks: int) -> int | None:

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 from zerotune.agent.nccl.cost_model import Topology
 from zerotune.agent.nccl.libnccl import Libnccl
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.agent.nccl.twin.live_table import MODELLED_SINCE, Difference, differences, with_stated_cells
 from zerotune.agent.nccl.twin.protocol import Question
 from zerotune.agent.nccl.twin.search import believed
@@ -48,7 +47,6 @@ def ask(library: Path, cluster: Cluster) -> Believed:
         UserError: the ranks do not fit the topology, a file is not what it should be, or the release is too old.
         PluginError: the library failed.
     """
-    functions(library)  # before it is loaded: one that is cut off would end the process
     if (nccl := Libnccl(library)).version < MODELLED_SINCE:
         oldest = ".".join(map(str, MODELLED_SINCE))
         raise UserError(
