@@ -38,15 +38,22 @@ class World:
         self._pipes[rank].send((function, arguments))
 
     def receive(self, rank: int) -> Any:
-        assert self._pipes[rank].poll(ANSWER_WITHIN_S), f"rank {rank} does not answer"
-        ok, result = self._pipes[rank].recv()
+        ok, result = self._answer(rank)
         assert ok, f"rank {rank}:\n{result}"
         return result
+
+    def _answer(self, rank: int) -> tuple[bool, Any]:
+        assert self._pipes[rank].poll(ANSWER_WITHIN_S), f"rank {rank} does not answer"
+        answer: tuple[bool, Any] = self._pipes[rank].recv()
+        return answer
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         for rank in range(self.n_ranks):
             self.send(rank, function, *arguments)
-        return [self.receive(rank) for rank in range(self.n_ranks)]
+        answers = [self._answer(rank) for rank in range(self.n_ranks)]  # all, or the next call would get the rest
+        failed = [f"rank {rank}:\n{result}" for rank, (ok, result) in enumerate(answers) if not ok]
+        assert not failed, "\n".join(failed)
+        return [result for _, result in answers]
 
     def close(self) -> None:
         for pipe in self._pipes:

@@ -103,7 +103,8 @@ class LibraryHost(NcclHost):
                             self._call(fused, task, stream)
         except NcclError as error:
             raise EmulatedNcclError(str(error)) from error
-        works = self._mock.take()
+        finally:
+            works = self._mock.take()  # of a call that failed, too: or the next would find them
         if not captured:
             self._await(works)
         decisions = iter(self._decisions(tuned, works))
