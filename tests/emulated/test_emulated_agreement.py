@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -23,7 +26,7 @@ from zerotune.agent.nccl.emulated import (
     journal,
 )
 from zerotune.agent.nccl.emulated.device.memory import device
-from zerotune.agent.nccl.emulated.host.library import watchdog
+from zerotune.agent.nccl.emulated.host.library import library_host, watchdog
 from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
 from zerotune.store.errors import RankDisagreement
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
@@ -95,6 +98,26 @@ def test_ranks_that_plans_force_apart_are_caught(world: World, cell: tuple[Algor
     first, second = Candidate(Algorithm.ring, Protocol.simple, 1), Candidate(*cell, 1)
     for name, _, _ in world.run(_forced_apart, first, second):
         assert name == SettingDisagreement.__name__
+
+
+@contextmanager
+def _stopped_too_late(*_: Any) -> Iterator[None]:
+    """As the watchdog, which stops a call while its kernel is launched."""
+    yield
+    raise CollectiveTimeout("stopped")
+
+
+def _goes_on_after_a_stop(rank: int) -> Any:
+    first, second = dist.new_group(), dist.new_group()
+    with patch.object(library_host, "watched", _stopped_too_late):
+        name, _, _ = _outcome(first, lambda: dist.all_reduce(torch.ones(8), group=first))
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor, group=second)
+    return name, tensor.tolist()
+
+
+def test_what_a_stopped_call_launched_is_not_taken_for_the_next_calls(library_world: World) -> None:
+    assert library_world.run(_goes_on_after_a_stop) == [(CollectiveTimeout.__name__, [4.0] * 4)] * 4
 
 
 def _mismatch(rank: int, kind: str) -> Any:

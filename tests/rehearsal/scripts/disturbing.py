@@ -9,6 +9,7 @@ import toy
 from torch.distributed.fsdp import fully_shard
 
 N_KNOWN = 40
+"""Steps whose median says what is usual: trials begin after 14 at the earliest, and do not run in each of the rest."""
 FASTER, SLOWER = 0.85, 1.5
 """A step whose gather takes less than this share of the usual time is made to take so many times as long."""
 
