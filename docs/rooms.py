@@ -66,7 +66,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "tuner/modeling": ("what settings cost before they are tried", RECORDED | {"agent/nccl"}),
     "tuner/fingerprint": ("recognises training from its collectives", RECORDED),
     "tuner/learning": (
-        "decides: policy, guard, regimes, knowledge",
+        "decides: policy, regimes, knowledge",
         RECORDED | {"agent/nccl", "tuner/modeling", "tuner/fingerprint"},
     ),
     "tuner/service": (

@@ -9,11 +9,10 @@ any machine. The guard and the change detector are also fed pure noise, for thei
 from __future__ import annotations
 
 import argparse
-import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import NormalDist, median
+from statistics import median
 
 import numpy as np
 
@@ -35,11 +34,12 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.guard import Guard, steps_to_know
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.regime import ChangeDetector
 from zerotune.tuner.modeling import trainer
 
+IN_TURNS = "compared in turns"
+"""In the reason of what is withdrawn for the time of steps."""
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
 
 
@@ -53,69 +53,15 @@ def zero_calls(exponents: tuple[int, ...], n_each: int = 2) -> list[Call]:
     ]
 
 
-STEP_NOISE = 0.01
-WATCH_STEPS = 60
-
-
-def guard(n_runs: int) -> Iterator[Result]:
-    """Steps until a slowdown is noticed, and false alarms over a whole watch, at 1 % noise; beside them what no
-    test can do better.
-    """
-    for n_known, job in ((40, ""), (steps_to_know(STEP_NOISE), "_young_job")):
-        false_alarms = float(np.mean(_steps_to_alarm(n_runs, 10_000, n_known, 1.0) <= WATCH_STEPS))
-        for slowdown in (1.02, 1.05, 1.10) if n_known == 40 else (1.02,):
-            delays = _steps_to_alarm(n_runs, 0, n_known, slowdown)
-            percent = round(100 * (slowdown - 1))
-            for name, power in (("median", 0.5), ("p90", 0.9)):
-                figure = f"guard_steps_to_alarm_{name}_{percent}_percent{job}"
-                target = "<= 10" if percent == 2 else ""
-                floor = least_steps(n_known, math.log(slowdown), false_alarms, power)
-                yield Result(figure, float(np.quantile(delays, power)), "steps", target)
-                yield Result(f"{figure}_floor", floor, "steps at the least, by any test with so many false alarms")
-        yield Result(f"guard_false_alarms_per_watch{job}", 100 * false_alarms, "% of watches")
-
-
-def _steps_to_alarm(n_runs: int, first_seed: int, n_known: int, slowdown: float) -> np.ndarray:
-    delays = []
-    for seed in range(first_seed, first_seed + n_runs):
-        rng = np.random.default_rng(seed)
-        watch = Guard()
-        watch.changed((10_000 * np.exp(rng.normal(0, STEP_NOISE, n_known))).tolist())
-        steps = (watch.step(10_000 * slowdown * math.exp(rng.normal(0, STEP_NOISE))) for _ in range(WATCH_STEPS))
-        delays.append(next((at for at, alarm in enumerate(steps, 1) if alarm), WATCH_STEPS + 1))
-    return np.array(delays)
-
-
-def least_steps(n_known: int, slowdown_log: float, false_alarms: float, power: float) -> float:
-    """Fewest steps within which any test can notice a slowdown.
-
-    Neyman and Pearson: an alarm within k steps is a test of these k against the known ones. The best one, even if
-    it knows noise and slowdown and only the usual step time must be learned, looks at the difference of means.
-
-    Args:
-        n_known: steps before the slowdown.
-        slowdown_log: logarithm of the factor by which steps become slower.
-        false_alarms: probability of an alarm without a slowdown.
-        power: probability of an alarm with it.
-
-    Returns:
-        Steps; infinite where no test can.
-    """
-    z = NormalDist().inv_cdf
-    needed = (z(1.0 - max(false_alarms, 1e-6)) + z(power)) * STEP_NOISE / slowdown_log
-    left = needed**-2 - 1.0 / n_known if needed > 0 else math.inf
-    return math.ceil(1.0 / left) if left > 0 else math.inf
-
-
 def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
-    """Two promotions come together, one of them slows steps down by 2 %: steps until the first withdrawal where
-    none came before it was promoted, slow steps in all (those of its trials, too; withdrawn settings come back one by
-    one), and whether the good one is there in the end.
+    """Two promotions come together, one of them slows steps down by 2 %: after how many steps with it that one is
+    withdrawn if it was promoted at all, slow steps in all (those of its trials, too), whether the good one is ever
+    withdrawn, and whether it is there in the end.
     """
     noise = f"at_{100 * step_noise:g}_percent_noise"
     delays: list[float] = []
     kept: list[float] = []
-    good = 0
+    good = innocent = 0
     for seed in range(n_runs):
         world = World(
             "ethernet_boxes",
@@ -126,25 +72,30 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
             compute_us=100_000.0,
         )
         brain = make_brain(world)
-        n_slow, since, delay, base_us = 0, None, None, world.compute_us
-        for step in range(120):
+        n_slow, before, delay, base_us = 0, None, None, world.compute_us
+        withdrawn: set[Collective] = set()
+        for _ in range(120):
             promoted = any(s.incumbent != BASELINE for s in brain._states if s.key.collective is GATHER)
             runs = any(row.collective is GATHER for row in world.plan.rows)
             world.compute_us = base_us * (1.02 if runs else 1.0)
-            if promoted and runs and since is None:
-                since = step
+            if promoted and runs and before is None:
+                before = n_slow
             n_slow += runs
             play(world, brain, 1)
-            if since is not None and delay is None and any("steps became" in d.reason for d in brain.decisions()):
-                delay = step + 1 - since
-        if since is not None:
+            told = {one.key.collective for one in brain.decisions() if IN_TURNS in one.reason}
+            if before is not None and delay is None and GATHER in told:
+                delay = n_slow - before
+            withdrawn |= told
+        if before is not None:
             delays.append(120 if delay is None else delay)
         kept.append(n_slow)
+        innocent += SCATTER in withdrawn
         good += any(s.incumbent != BASELINE for s in brain._states if s.key.collective is SCATTER)
     yield Result(f"slow_promotion_withdrawn_after_median_{noise}", median(delays), "steps", "<= 10")
     yield Result(f"slow_promotion_withdrawn_after_p90_{noise}", float(np.quantile(delays, 0.9)), "steps", "<= 10")
     yield Result(f"withdrawn_before_it_is_promoted_{noise}", 100 * (1 - len(delays) / n_runs), "% of runs")
     yield Result(f"slow_steps_in_all_median_{noise}", median(kept), "of 120 steps")
+    yield Result(f"good_promotion_withdrawn_on_the_way_{noise}", 100 * innocent / n_runs, "% of runs")
     yield Result(f"good_promotion_kept_beside_it_{noise}", 100 * good / n_runs, "% of runs")
 
 
@@ -297,7 +248,7 @@ def secretly_slow(n_runs: int) -> Iterator[Result]:
                 play(world, brain, n_steps)
                 lost.append(100.0 * world.lost / n_steps)
                 n_slow.append(world.n_slow)
-                n_withdrawn += any("compared in turns" in decision.reason for decision in brain.decisions())
+                n_withdrawn += any(IN_TURNS in decision.reason for decision in brain.decisions())
             which = f"{name}_{100 * slow:g}_percent"
             if not slow:
                 yield Result(f"withdrawn_for_nothing@{which}", 100 * n_withdrawn / n_runs, "% of jobs", "<= 1")
@@ -349,7 +300,6 @@ def main() -> None:
     arguments = parser.parse_args()
     n_runs = 5 if arguments.quick else 30
     results = [
-        *guard(100 * n_runs),
         *guard_in_a_job(3 * n_runs, 0.005),
         *guard_in_a_job(3 * n_runs, 0.01),
         *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),

@@ -14,8 +14,8 @@ from unittest.mock import patch
 from zerotune.tuner.learning.policy.evidence import evidence, intake, outlook, posterior
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.outlook import Outlook
-from zerotune.tuner.learning.policy.exploration_watch import ExplorationWatch
 from zerotune.tuner.learning.policy.oversight import Oversight
+from zerotune.tuner.learning.policy.steps.step_guard import StepGuard
 from zerotune.tuner.learning.policy.trials import admission, options
 from zerotune.tuner.learning.policy.trials import trial as trials
 from zerotune.tuner.learning.policy.trials.options import Options
@@ -43,7 +43,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "credit": ((admission, "CREDIT_STEPS", 10**12), (intake, "CREDIT_STEPS", 10**12)),
     "suspects": ((Options, "suspect", lambda *_: None),),
     "variants": ((Oversight, "consider_variants", lambda *_: None),),
-    "watch_over_trials": ((ExplorationWatch, "step", lambda *_, **__: None),),
+    "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "must_pay": ((options, "unpaid_steps", lambda n_steps: math.inf),),
     "odds": ((options, "unpaid_odds", lambda *_, **__: 0.0),),
@@ -55,7 +55,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
 """By name: (object or module, attribute, what stands in for it)."""
 FITTED_OR_SPECIAL = (
     *("kinship_learning", "channel_fill", "latency_line", "agreement", "drift", "twins", "kin", "credit"),
-    *("variants", "watch_over_trials", "suspects"),
+    *("variants", "step_guard", "suspects"),
 )
 """Eleven that together cost more than they brought when somebody first looked."""
 

@@ -82,13 +82,14 @@ def _play(
 
 
 def test_short_steps_are_tuned_at_next_to_no_cost() -> None:
-    world = _world(seed=0)
-    brain = make_brain(world)
-    spent = _play(world, brain, 300, 8)
-    assert max(spent) <= 0.1
-    assert brain._states[0].incumbent == min(
-        brain._costs.candidates(world.communicator, CALL.collective), key=lambda one: world.truth(CALL, one)[0]
-    )
+    for seed in range(3):
+        world = _world(seed=seed)
+        brain = make_brain(world)
+        spent = _play(world, brain, 300, 8)
+        assert max(spent) <= 0.2
+        assert brain._states[0].incumbent == min(
+            brain._costs.candidates(world.communicator, CALL.collective), key=lambda one: world.truth(CALL, one)[0]
+        )
 
 
 @pytest.mark.parametrize("ends_looks", [True, False])

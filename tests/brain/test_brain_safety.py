@@ -11,7 +11,6 @@ from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, StepRecord, size_class
 from zerotune.tuner.learning.brain import BrainSettings
-from zerotune.tuner.learning.guard import Guard
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius
 from zerotune.tuner.learning.policy.trials.budget import Budget
 
@@ -97,98 +96,6 @@ def test_under_memory_pressure_nothing_new_is_connected_and_no_channel_beyond_th
     for plan in play(world, brain, 120):
         for row in plan.rows:
             assert row.candidate.n_channels <= connected[row.candidate.algorithm]
-
-
-def test_a_slow_plan_is_noticed_within_ten_steps_and_a_good_one_left_alone() -> None:
-    noticed, false_alarms = [], 0
-    for seed in range(100):
-        rng = np.random.default_rng(seed)
-        for slowdown in (1.02, 1.0):
-            guard = Guard()
-            guard.changed([10_000 * math.exp(rng.normal(0, 0.01)) for _ in range(40)])
-            at = next((n for n in range(1, 61) if guard.step(10_000 * slowdown * math.exp(rng.normal(0, 0.01)))), None)
-            if slowdown > 1:
-                noticed.append(at or 99)
-            else:
-                false_alarms += at is not None
-    assert np.median(noticed) <= 5
-    assert np.quantile(noticed, 0.9) <= 10
-    assert false_alarms <= 2
-
-
-def test_windows_of_its_trials_count_against_a_slow_plan() -> None:
-    with_trials, without = [], []
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        known, tried, after = (10_000 * np.exp(rng.normal(0, 0.01, n)) for n in (12, 6, 60))
-        for found, before in ((with_trials, 1.02 * tried), (without, ())):
-            guard = Guard()
-            guard.changed(known.tolist(), tried_us=list(before))
-            for at, duration_us in enumerate(1.02 * after, 1):
-                alarm = guard.step(duration_us)
-                if alarm is not None:
-                    assert alarm.n_steps <= at, "only what was adopted answers for it"
-                    break
-            found.append(at)
-    assert np.median(with_trials) <= np.median(without) - 2
-    assert np.quantile(with_trials, 0.9) <= np.quantile(without, 0.9)
-
-
-def test_windows_of_its_trials_that_become_known_late_count_as_well() -> None:
-    rng = np.random.default_rng(0)
-    known, tried = (10_000 * np.exp(rng.normal(0, 0.01, n)) for n in (20, 6))
-    early, late = Guard(), Guard()
-    early.changed(known.tolist(), tried_us=(1.02 * tried).tolist())
-    late.changed(known.tolist())
-    for duration_us in 1.02 * tried:
-        late.tried(float(duration_us))
-    for guard in (early, late):
-        guard.changed_again()
-    steps = (10_200 * np.exp(rng.normal(0, 0.01, 30))).tolist()
-    alarms = [(early.step(one), late.step(one)) for one in steps]
-    assert all(first == second for first, second in alarms)
-    assert any(first is not None for first, _ in alarms)
-
-
-def test_what_slows_steps_of_a_young_job_down_is_withdrawn_soon_though_other_trials_at_its_key_were_as_slow() -> None:
-    """Whatever NCCL does not choose itself slows steps: windows of other trials are no yardstick."""
-    n_slow, ends_well, was_withdrawn = [], [], []
-    for seed in range(10):
-        world = _world(seed=200 + seed, step_noise=0.01)
-        world.calls = [call for call in world.calls if call.message_bytes == 1 << 17]
-        brain = make_brain(world)
-        base_us, slow_steps = world.compute_us, 0
-        for _ in range(120):
-            runs = any(row.collective is Collective.all_gather for row in world.plan.rows)
-            slow_steps += runs
-            world.compute_us = base_us * (1.02 if runs else 1.0)
-            play(world, brain, 1)
-        gathers = [state for state in brain._states if state.key.collective is Collective.all_gather]
-        ends_well.append(all(state.incumbent == BASELINE for state in gathers))
-        was_withdrawn.append(any(state.n_withdrawn for state in gathers))
-        n_slow.append(slow_steps)
-    assert np.mean(was_withdrawn) >= 0.9
-    assert np.mean(ends_well) >= 0.9
-    assert np.median(n_slow) <= 15
-    assert np.quantile(n_slow, 0.9) <= 30
-
-
-def test_a_promotion_that_slows_training_down_is_rolled_back() -> None:
-    world = _world(step_noise=0.003)
-    world.calls = [call for call in world.calls if call.message_bytes == 1 << 17]
-    brain = make_brain(world)
-    base_us, steps_slow = world.compute_us, 0
-    for _ in range(100):
-        slow = any(row.collective is Collective.all_gather for row in world.plan.rows)
-        steps_slow += slow
-        world.compute_us = base_us * (1.03 if slow else 1.0)
-        play(world, brain, 1)
-    by_kind = {state.key.collective: state for state in brain._states}
-    assert by_kind[Collective.all_gather].incumbent == BASELINE
-    assert by_kind[Collective.all_gather].n_withdrawn >= 1
-    assert not by_kind[Collective.reduce_scatter].incumbent.is_baseline
-    assert "rollback" in {decision.kind for decision in brain.decisions()}
-    assert steps_slow <= 45
 
 
 def test_budget_refuses_nonsense_and_counts_what_was_spent() -> None:

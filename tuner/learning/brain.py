@@ -111,7 +111,7 @@ class Brain:
             self._outlook,
             self.budget,
             self.memory,
-            self._report,
+            self._note,
         )
         self._withdrawal = Withdrawal(self._policy.price.steps_at_risk)
         self._ahead = Ahead(self.memory, self._outlook, settings.min_gain, may_try=settings.explore)
@@ -254,10 +254,8 @@ class Brain:
 
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
-        in_force = self._epochs.adopted(epoch, step)
+        self._epochs.adopted(epoch, step)
         self._urgent |= self._epochs.must_repeat
-        if in_force is not None:
-            self._oversight.adopted(in_force, step, len(self._states), self._regimes.evidence)
 
     # ---- what the job is sent ---------------------------------------------------------------------
 
@@ -287,7 +285,7 @@ class Brain:
             evidence,
             self._step,
             may_start=not self._oversight.is_busy,
-            leads_rest_at=self._oversight.leads_rest_at(len(self._states)),
+            leads_rest_at=self._oversight.leads_rest_at,
         )
         if self.settings.explore:
             self._oversight.consider_variants(self._states, evidence, self._step)
@@ -349,9 +347,7 @@ class Brain:
             has_trial=self._has_trial(is_trial),
             first=[state.index for state in looks],
         )
-        return PlanInForce(
-            candidates, is_trial, plan, self._oversight.n_promotions, self._oversight.variant, self._ahead.rows
-        )
+        return PlanInForce(candidates, is_trial, plan, self._oversight.variant, self._ahead.rows)
 
     def _has_trial(self, is_trial: npt.NDArray[np.bool_]) -> bool:
         return self._oversight.variant is not None or bool(is_trial.any())
@@ -364,18 +360,11 @@ class Brain:
     def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
         """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
         n_keys = len(latest.candidates)
-        latest = latest._replace(is_trial=is_trial[:n_keys], n_changes=self._oversight.n_promotions)
+        latest = latest._replace(is_trial=is_trial[:n_keys])
         self._plans.add(latest, self._epochs.active)
-        if not self._epochs.is_offering:
-            self._oversight.adopted(latest, self._step + 1, len(self._states), self._regimes.evidence)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
-
-    def _report(self, event: Event) -> None:
-        self._note(event)
-        if event.kind == "promote":
-            self._oversight.promoted(event.state, event.candidate)
 
     def _new_key(self, state: KeyState) -> None:
         self._plans.meet(state)

@@ -6,13 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.lib.brain_world import Call, World, decided, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase
-from zerotune.tuner.learning.policy.trials.pace import MEMORY_STEPS, MOST_IN_DOUBT, N_DIFFERENT, N_IN_A_ROW, Pace
 
 KINDS = (
     (Collective.all_gather, Phase.forward_gather),
@@ -27,60 +24,6 @@ def _calls(exponents: tuple[int, ...]) -> list[Call]:
 def _world(exponents: tuple[int, ...] = (17, 20, 23), seed: int = 0) -> World:
     place = fabric.load("ethernet_boxes").communicator(range(16))
     return World("ethernet_boxes", place, _calls(exponents), compute_us=100_000.0, seed=seed)
-
-
-@given(
-    st.lists(st.floats(-0.039, 0.039), min_size=1, max_size=80),
-    st.lists(st.sampled_from("abc"), min_size=80, max_size=80),
-)
-def test_steps_that_scatter_as_they_do_have_no_other_pace(noises: list[float], settings: list[str]) -> None:
-    pace = Pace()
-    assert all(
-        pace.step(setting, 0, 10.0 + 0.5 * noise, 0.0) is None for setting, noise in zip(settings, noises, strict=False)
-    )
-
-
-@pytest.mark.parametrize("shift", [-0.5, -0.05, 0.05, 0.5])
-def test_another_pace_is_noticed_within_three_steps_and_once(shift: float) -> None:
-    pace = Pace()
-    assert not any(pace.step("ab"[at % 2], 0, 10.0, 0.005) for at in range(MEMORY_STEPS))
-    found = [pace.step("ab"[at % 2], 0, 10.0 + shift, 0.005) for at in range(2 * MEMORY_STEPS)]
-    assert found[N_IN_A_ROW - 1] == pytest.approx(shift)
-    assert found.count(None) == len(found) - 1
-
-
-def test_what_never_ran_before_says_nothing_about_the_pace() -> None:
-    pace = Pace()
-    assert not any(pace.step("before", 0, 10.0, 0.005) for _ in range(MEMORY_STEPS))
-    assert not any(pace.step("new", 1, 10.3, 0.005) for _ in range(MEMORY_STEPS))
-
-
-def test_several_new_settings_are_not_all_to_blame_unless_one_was_promoted() -> None:
-    first = {}
-    for n_promoted in (0, 1):
-        pace = Pace()
-        assert not any(pace.step("before", 0, 10.0, 0.005) for _ in range(MEMORY_STEPS))
-        found = [pace.step(f"trial {at}", n_promoted, 10.3, 0.005) for at in range(MEMORY_STEPS)]
-        first[n_promoted] = next(at for at, one in enumerate(found) if one is not None)
-        assert not pace.is_in_doubt
-    assert first[0] == N_DIFFERENT - 1
-    assert first[1] >= MOST_IN_DOUBT, "the guard has its say before"
-
-
-def test_stragglers_are_none() -> None:
-    pace = Pace()
-    slow = {20, 21, 40, 60, 61}
-    assert not any(pace.step("always", 0, 10.4 if at in slow else 10.0, 0.005) for at in range(80))
-    assert not pace.is_in_doubt
-
-
-@pytest.mark.parametrize("n_slow", [1, 2])
-def test_what_straggled_under_new_settings_is_no_yardstick(n_slow: int) -> None:
-    """A trial's calls may still run in the first step after it: where that was all that the settings were known by,
-    the normal steps after it were taken for another pace."""
-    pace = Pace()
-    assert not any(pace.step("before", 0, 10.0, 0.005) for _ in range(MEMORY_STEPS))
-    assert not any(pace.step("after", 0, 10.2 if at < n_slow else 10.0, 0.005) for at in range(MEMORY_STEPS))
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.3, 2.0])

@@ -11,7 +11,6 @@ from benchmarks.lib.brain_world import Call, Varying, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.guard import Guard
 from zerotune.tuner.learning.policy.steps.step_gains import StepGains
 from zerotune.tuner.learning.policy.steps.step_kinds import ENOUGH, StepKinds
 from zerotune.tuner.learning.policy.steps.step_trial import StepTrials, Variant
@@ -128,17 +127,6 @@ def test_a_variant_is_found_beside_stragglers() -> None:
             n_steps += 1
         n_found += outcome.is_better
     assert n_found >= 15
-
-
-@pytest.mark.parametrize("share", [0.3, 0.4, 0.5])
-def test_two_lengths_of_steps_are_no_slowdown_even_if_most_steps_are_alike(share: float) -> None:
-    n_alarms = 0
-    for seed in range(100):
-        chance, guard = np.random.default_rng(seed), Guard()
-        steps_us = np.where(chance.random(80) < share, 170.0, 100.0) * np.exp(0.005 * chance.standard_normal(80))
-        guard.changed(steps_us[:40].tolist())
-        n_alarms += any(guard.step(one) for one in steps_us[40:])
-    assert n_alarms <= 5
 
 
 class Late(Varying):

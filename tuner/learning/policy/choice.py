@@ -14,7 +14,7 @@ looked at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -106,7 +106,8 @@ class Policy:
         self._leads_of: dict[int, dict[int, tuple[Candidate, tuple[float, float]]]] = {}
         """By label what led when that regime was left, by key index."""
         self._turns = Turns()
-        self._paused: frozenset[int] = frozenset()
+        self._paused: Mapping[int, Candidate] = {}
+        """What runs alone at some keys until it is known what steps make of the rest."""
         self._pause_changed: set[int] = set()
         self._untold = Untold(settings.catastrophic_ratio)
         self._next_key = 0
@@ -189,7 +190,7 @@ class Policy:
     def runs(self, state: KeyState) -> Candidate:
         """The setting of one key in this window."""
         if state.index in self._paused:
-            return state.incumbent
+            return self._paused[state.index]
         if state.trial is not None and self._turns.is_trials(state.index):
             return state.trial
         return state.usual if self._turns.is_leads(state.index) else state.incumbent
@@ -222,9 +223,9 @@ class Policy:
         """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
         return self._turns.verified()[:n_keys]
 
-    def pause(self, keys: frozenset[int]) -> None:
-        """Show the incumbents at these keys alone, and judge nothing there, until it is known what steps make of it."""
-        self._pause_changed |= keys ^ self._paused
+    def pause(self, keys: Mapping[int, Candidate]) -> None:
+        """Run only these at their keys, and judge nothing there, until it is known what steps make of the rest."""
+        self._pause_changed |= keys.keys() ^ self._paused.keys()
         self._paused = keys
 
     # ---- what changes a key's state -------------------------------------------------------------------

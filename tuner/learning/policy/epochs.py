@@ -44,25 +44,20 @@ class Epochs:
         """The plan on its way, or else the one in force; None when that is another daemon's."""
         return self._plans.get(self.active if self._offered is None else self._offered)
 
-    @property
-    def is_offering(self) -> bool:
-        """A plan is on its way."""
-        return self._offered is not None
-
     def step_ran(self, epoch: int) -> None:
         """A step has finished under `epoch`."""
         if epoch == self.active:
             self._steps_in_epoch += 1
 
-    def adopted(self, epoch: int, step: int) -> PlanInForce | None:
-        """All ranks run under `epoch` from `step` on; its plan, where that is new and of this daemon."""
+    def adopted(self, epoch: int, step: int) -> None:
+        """All ranks run under `epoch` from `step` on."""
         if epoch == 0 < self.active:
             # They heard nothing of this daemon for so long that their plan expired.
             self.active, self._steps_in_epoch, self._offered = 0, 0, None
             self.must_repeat = True
-            return None
+            return
         if epoch < self.active:
-            return None
+            return
         self.active = epoch
         self._withdrawal.adopted(epoch, step, looks=self._is_looking)
         self._steps_in_epoch = 0
@@ -70,7 +65,6 @@ class Epochs:
             self._offered = None
         self.takes_over |= epoch >= self.next
         self.next = max(self.next, epoch + 1)
-        return self._plans.get(epoch)
 
     def is_due(self, step: int) -> bool:
         """Whether the next plan may replace the one in force."""

@@ -30,8 +30,6 @@ class PlanInForce(NamedTuple):
     candidates: list[Candidate]
     is_trial: npt.NDArray[np.bool_]
     plan: Plan
-    n_changes: int
-    """Promotions so far when the plan was made."""
     variant: Variant | None = None
     """A whole-plan variant on trial, judged by step time."""
     ahead: tuple[PlanRow, ...] = ()
@@ -43,10 +41,8 @@ class PlanBook:
 
     def __init__(self) -> None:
         self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
-        self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0), 0)
+        self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0))
         self._slots: dict[int, Ints] = {}
-        self._settings: dict[int, tuple[int, int]] = {}
-        """By epoch, for how many keys its plan asked something, and a number for what."""
         self._asked: list[Candidate] = []
         self._rows: list[PlanRow | None] = []
 
@@ -61,7 +57,6 @@ class PlanBook:
             oldest = next(old for old in self._plans if old != active)
             del self._plans[oldest]
             self._slots.pop(oldest, None)
-            self._settings.pop(oldest, None)
 
     def slots(self, epoch: int, n_keys: int, evidence: Evidence) -> Ints:
         """Evidence slot of every key under a plan; keys that it does not know ran the baseline.
@@ -82,15 +77,6 @@ class PlanBook:
             more = np.array([evidence.slot(known + at, one) for at, one in enumerate(asked)], dtype=np.int64)
             slots = self._slots[epoch] = more if slots is None else np.concatenate([slots, more])
         return slots
-
-    def settings(self, epoch: int) -> int:
-        """The same number for plans that ask the same."""
-        candidates = self._plans[epoch].candidates
-        n_keys, number = self._settings.get(epoch, (-1, 0))
-        if n_keys != len(candidates):
-            number = hash(tuple((at, one) for at, one in enumerate(candidates) if not one.is_baseline))
-            self._settings[epoch] = len(candidates), number
-        return number
 
     def meet(self, state: KeyState) -> None:
         """A key was seen for the first time: note what each plan had asked of it already."""

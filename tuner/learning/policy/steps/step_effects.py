@@ -75,6 +75,10 @@ class StepEffects:
         mean, variance = self._belief.expected(self._design(shares, level=0.0))
         return mean, math.sqrt(variance)
 
+    def expected(self, shares: Mapping[int, float]) -> float:
+        """Log duration of a step with these."""
+        return self._belief.expected(self._design(shares, level=1.0))[0]
+
     def step(self, log_us: float, shares: Mapping[int, float], doubt: float) -> None:
         """Take in one step.
 
@@ -129,8 +133,9 @@ class StepEffects:
         self._forget(lambda name: name in names)
         self.level_moved()
 
-    def level_moved(self) -> None:
+    def level_moved(self, shift: float = 0.0) -> None:
         """Training has another pace: what steps take without anything on trial is asked anew."""
+        self._belief.mean[0] += shift
         self._belief.covariance[0, 0] += CHANGED**2
 
     def forget(self, names: list[int]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
-from zerotune.tuner.learning.policy.exploration_watch import ExplorationWatch, Slow
+from zerotune.tuner.learning.policy.steps.step_guard import N_IN_A_ROW, Slow, StepGuard
 
 
 @pytest.mark.parametrize(("slow", "most_steps", "most_lost"), [(0.5, 20, 0.008), (0.1, 25, 0.003), (0.03, 150, 0.004)])
@@ -63,7 +63,7 @@ def test_where_no_step_is_slower_nothing_is_withdrawn() -> None:
         assert not any(state.n_withdrawn for state in brain._states)
 
 
-# ---- the watch alone, over many seeds --------------------------------------------------------------------
+# ---- the guard alone, over many seeds --------------------------------------------------------------------
 
 
 def _steps(kind: str, noise: float, rng: np.random.Generator, n: int) -> np.ndarray:
@@ -84,11 +84,11 @@ def _steps(kind: str, noise: float, rng: np.random.Generator, n: int) -> np.ndar
 
 def _watched(n_keys: int, steps: np.ndarray, slow: Callable[[int], float], rng: np.random.Generator) -> list[Slow]:
     """Keys begin to lead after 20 steps, each with a turn of its incumbent now and then."""
-    watch, found = ExplorationWatch(), []
+    guard, found = StepGuard(), []
     for at, log_us in enumerate(steps.tolist()):
         runs = {key: key for key in range(n_keys) if at >= 20 + 3 * key and rng.random() < 0.9}
-        runs = {name: key for name, key in runs.items() if key not in watch.paused}
-        slow_now = watch.step(log_us + sum(slow(name) for name in runs), runs)
+        runs = {name: key for name, key in runs.items() if key not in guard.paused}
+        slow_now = guard.step(log_us + sum(slow(name) for name in runs), runs)
         if slow_now is not None:
             found.append(slow_now)
     return found
@@ -123,17 +123,58 @@ def test_the_one_that_slows_steps_down_is_found_among_others(slowdown: float, mo
 
 def test_a_few_more_of_the_longer_steps_are_not_all_that_two_lengths_differ_by() -> None:
     """Medians of 8 and 12 such steps differed by 74 %: that was believed, and 6 % of a job's time was charged."""
-    watch, chance = ExplorationWatch(), np.random.default_rng(1)
+    guard, chance = StepGuard(), np.random.default_rng(1)
     for log_us in chance.choice([7.76, 8.32], 100):
-        watch.step(log_us, {})
+        guard.step(log_us, {})
     long, short = [8.32], [7.76]
-    assert watch._slowdown(5 * long + 3 * short, 3 * long + 9 * short) == pytest.approx(0.21, abs=0.01)
-    assert watch._slowdown(8 * long, 12 * short) == pytest.approx(0.56)
+    assert guard._slowdown(5 * long + 3 * short, 3 * long + 9 * short) == pytest.approx(0.21, abs=0.01)
+    assert guard._slowdown(8 * long, 12 * short) == pytest.approx(0.56)
 
 
 def test_a_straggler_hides_no_slowdown() -> None:
-    watch, chance = ExplorationWatch(), np.random.default_rng(1)
+    guard, chance = StepGuard(), np.random.default_rng(1)
     for log_us in chance.normal(8.0, 0.004, 100):
-        watch.step(log_us, {})
-    assert watch._slowdown([8.02] * 8, [8.0] * 11 + [9.6]) > 0.015
-    assert watch._slowdown([8.0] * 7 + [9.6], [8.0] * 12) == 0.0
+        guard.step(log_us, {})
+    assert guard._slowdown([8.02] * 8, [8.0] * 11 + [9.6]) > 0.015
+    assert guard._slowdown([8.0] * 7 + [9.6], [8.0] * 12) == 0.0
+
+
+@pytest.mark.parametrize("shift", [-0.5, -0.06, 0.06, 0.5])
+@pytest.mark.parametrize("n_tried", [0, 1])
+def test_another_pace_is_noticed_at_once_and_once(shift: float, n_tried: int) -> None:
+    """What runs in all of the steps pauses first, if it may be to blame."""
+    guard, rng, found = StepGuard(), np.random.default_rng(2), []
+    for at in range(160):
+        runs = {name: name for name in range(n_tried) if at % 10 and name not in guard.paused}
+        log_us = 10.0 + shift * (at >= 100) + rng.normal(0.0, 0.004)
+        found.append(guard.paced(log_us, runs, shift * (at >= 100)))
+        assert guard.step(log_us, runs) is None
+    told = [at for at, one in enumerate(found) if one is not None]
+    assert len(told) == 1
+    assert 100 + N_IN_A_ROW - 1 <= told[0] <= 111
+    assert found[told[0]] == pytest.approx(shift, rel=0.2)
+
+
+def test_what_calls_save_and_stragglers_are_no_other_pace() -> None:
+    guard, rng = StepGuard(), np.random.default_rng(2)
+    slow = {40, 41, 60, 90, 91, 120}
+    for at in range(160):
+        straggles = 0.4 * (at in slow)
+        saved = 0.2 * (at >= 100)
+        log_us = 10.0 + straggles - saved + rng.normal(0.0, 0.004)
+        assert guard.paced(log_us, {}, straggles) is None
+        assert guard.step(log_us, {}) is None
+
+
+def test_what_suddenly_slows_steps_down_is_withdrawn_after_a_short_pause() -> None:
+    guard, rng = StepGuard(), np.random.default_rng(2)
+    for at in range(120):
+        runs = {3: 0} if at % 10 and 0 not in guard.paused else {}
+        log_us = 10.0 + 0.5 * (at >= 100) * len(runs) + rng.normal(0.0, 0.004)
+        assert guard.paced(log_us, runs, 0.5 * (at >= 100) * len(runs)) is None
+        if (slow := guard.step(log_us, runs)) is not None:
+            break
+    assert slow is not None
+    assert slow.names == [3]
+    assert slow.percent > 20.0
+    assert 100 < at <= 115

@@ -1,4 +1,4 @@
-"""Withdraws what is on trial or leads where steps are slower with it, and charges what that cost."""
+"""Withdraws what is tried, leads or was promoted lately where steps are slower with it, and charges what it cost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 
 from zerotune.tuner.learning.policy.choice import Policy
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.exploration_watch import ExplorationWatch, Slow
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce
+from zerotune.tuner.learning.policy.steps.step_guard import Slow, StepGuard
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Ints
 
+WATCH_STEPS: Final = 60
+"""Steps in which what was promoted is still compared with what ran before it."""
 EXTRA_IS_OFF: Final = 0.5
 """What calls say of that is off by as much of it: not every group is waited for alike."""
 
@@ -27,8 +29,8 @@ LEAST_LEFT: Final = 0.2
 """Share of a step that exploring cannot have cost."""
 
 
-class WatchedTrials:
-    """Feeds an `ExplorationWatch` with what each step tried.
+class GuardedPlans:
+    """Feeds a `StepGuard` with what each step ran beside what was usual.
 
     Args:
         policy: whose trials and leads pause and are withdrawn.
@@ -40,24 +42,28 @@ class WatchedTrials:
         self._policy = policy
         self._plans = plans
         self._rest_steps = rest_steps
-        self._watch = ExplorationWatch()
+        self._guard = StepGuard()
         self._usual: Ints = np.zeros(0, np.int64)
         """By key, the slot that what is tried there is compared with."""
+        self._promoted: dict[int, tuple[int, int]] = {}
+        """By key whose incumbent is still compared with the one before: its slot, and for how many steps by now."""
 
     @property
-    def is_asking(self) -> bool:
-        """Something pauses until it is known whether it slows steps down."""
-        return bool(self._watch.paused)
+    def paused(self) -> frozenset[int]:
+        """Keys at which what is asked about pauses, until it is known whether it slows steps down."""
+        return self._guard.paused
+
+    @property
+    def is_watching(self) -> bool:
+        """Something was promoted lately."""
+        return bool(self._promoted)
 
     def reset(self) -> None:
         """All is asked anew."""
-        self._watch.reset()
+        self._guard.reset()
         self._usual = np.zeros(0, np.int64)
-        self._policy.pause(frozenset())
-
-    def pace_changed(self) -> None:
-        """Steps take another time with the same settings."""
-        self._watch.effects.level_moved()
+        self._promoted.clear()
+        self._policy.pause({})
 
     def step(
         self,
@@ -67,7 +73,8 @@ class WatchedTrials:
         extra_us: float | None,
         states: Sequence[KeyState],
         evidence: Evidence,
-    ) -> bool:
+        unsaved_shift: float,
+    ) -> float | None:
         """Take in one step.
 
         Args:
@@ -77,25 +84,26 @@ class WatchedTrials:
             extra_us: what exploring cost it according to its calls; None: not known.
             states: of all keys, by key index.
             evidence: of the regime in force.
+            unsaved_shift: as in `StepGuard.paced`.
 
         Returns:
-            True when a new plan is due at once.
+            By how much (log) training's own pace has changed, if it has.
         """
         explored = self._explored(in_force, states, evidence)
-        if extra_us is None and explored:
-            return False  # late or lost: what calls cost this step would pass for what they do not tell
+        if extra_us is None and any(key not in self._promoted for key in explored.values()):
+            return None  # late or lost: what calls cost this step would pass for what they do not tell
         extra_us = extra_us or 0.0
         if extra_us < SURELY_EXTRA * duration_us:
             # What calls take longer by chance they take less at other times, and that is not subtracted.
             extra_us = min(extra_us, MOST_OVER_USUAL * self._usual_extra_us(explored, evidence))
         duration_us = max(duration_us - extra_us, LEAST_LEFT * duration_us)
         doubt = EXTRA_IS_OFF * extra_us / duration_us
-        before = self._watch.paused
-        slow = self._watch.step(math.log(duration_us), explored, doubt)
+        shift = self._guard.paced(math.log(duration_us), explored, unsaved_shift)
+        slow = self._guard.step(math.log(duration_us), explored, doubt)
         if slow is not None:
             self._withdraw(slow, step, states, evidence)
-        self._policy.pause(self._watch.paused)
-        return self._watch.paused != before
+        self._policy.pause({key: evidence.candidates[int(self._usual[key])] for key in self._guard.paused})
+        return shift
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -110,9 +118,16 @@ class WatchedTrials:
         tries[: len(in_force.is_trial)] |= in_force.is_trial[:n_keys]
         differs = slots != self._usual
         for key in np.flatnonzero(differs & ~tries).tolist():
-            self._watch.became_usual(int(slots[key]), key)
-            self._usual[key] = slots[key]
-        tried = np.flatnonzero(differs & tries)
+            if self._promoted.get(key, (-1, 0))[0] != slots[key]:
+                self._promoted[key] = int(slots[key]), 0
+        for key, (slot, n_steps) in [*self._promoted.items()]:
+            self._promoted[key] = slot, n_steps + 1
+            before = evidence.candidates[int(self._usual[key])]
+            if n_steps >= WATCH_STEPS or not self._policy.outlook.fields.offers(states[key].family, before):
+                del self._promoted[key]
+                self._guard.became_usual(slot, key)
+                self._usual[key], differs[key] = slot, slot != slots[key]
+        tried = np.flatnonzero(differs)
         return dict(zip(slots[tried].tolist(), tried.tolist(), strict=True))
 
     def _usual_extra_us(self, explored: Mapping[int, int], evidence: Evidence) -> float:
@@ -131,10 +146,14 @@ class WatchedTrials:
         rest = len(slow.names) - 1
         words = f"steps were {slow.percent:.1f} % slower with it"
         if rest:
-            words += f" and {rest} more on trial at the same time"
+            words += f" and {rest} more that ran at the same time"
         words += f" than without ({slow.n_with} steps against {slow.n_without}, compared in turns)"
         for name in slow.names:
             state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
-            if candidate in (state.trial, state.lead):
+            if candidate in (state.trial, state.lead, state.incumbent):
                 state.n_withdrawn += 1
+                if candidate == state.incumbent:
+                    self._promoted.pop(state.index, None)
+                    before = evidence.candidates[int(self._usual[state.index])]
+                    self._policy.set_incumbent(state, before, "rollback", f"{candidate}: {words}")
                 self._policy.withdraw(state, candidate, words, step + self._rest_steps * 2 ** (state.n_withdrawn - 1))

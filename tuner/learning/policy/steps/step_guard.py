@@ -1,4 +1,4 @@
-"""What shows in step time alone is watched while it is on trial or leads, not only once it is promoted.
+"""Compares steps with and without what is on trial, leads or was promoted lately, and tells what slows them down.
 
 Calls may get faster and steps slower. So steps with and without what explores are compared as it takes turns
 (`step_effects.py`). Where steps seem slower with it, all that is suspected *pauses* for a few steps. That costs nothing
@@ -19,9 +19,9 @@ from zerotune.tuner.learning.policy.steps.step_effects import ALL, MOST_OF_ONE, 
 
 ASKED: Final = 2.0
 """Standard deviations by which steps must seem slower with what explores for it to pause."""
-LIMIT_TOGETHER: Final = 3.7
+LIMIT_TOGETHER: Final = 3.0
 """Standard deviations after the pause for which several settings together are withdrawn."""
-LIMIT_ALONE: Final = 4.1
+LIMIT_ALONE: Final = 3.3
 """Standard deviations after the pause for which one setting, suspected by itself, is withdrawn."""
 LEAST_SLOWDOWN: Final = 0.004
 """Less (log) is not worth asking."""
@@ -60,6 +60,11 @@ MOST_ALONE: Final = 32
 """So many settings are suspected by themselves in one step; with more they take turns."""
 PATIENCE_STEPS: Final = 100
 """A pause that does not come about is over after this many steps."""
+N_IN_A_ROW: Final = 3
+"""So many steps off to one side are another pace of training: one or two are stragglers."""
+LEAST_SHIFT: Final = 0.04
+SHIFT_SCALES: Final = 5.0
+"""A step is off by at least so much (log), and by so many noise scales: less may be drift."""
 
 
 class Slow(NamedTuple):
@@ -85,6 +90,11 @@ class _Suspicion(NamedTuple):
     without: list[float]
 
 
+class _Odd(NamedTuple):
+    shift: float
+    names: frozenset[int]
+
+
 class _Proven(NamedTuple):
     """Several settings together make steps slower."""
 
@@ -103,7 +113,7 @@ class _Probe(NamedTuple):
     since_step: int
 
 
-class ExplorationWatch:
+class StepGuard:
     """One job's steps; `step` answers with what is to be withdrawn. Settings have names, and keys of their own."""
 
     def __init__(self) -> None:
@@ -124,12 +134,53 @@ class ExplorationWatch:
         self._recent: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=2 * COMPARED_STEPS)
         self._n_steps = 0
         self._n_with: dict[int, float] = {}
+        self._odd: list[_Odd] = []
+        """The newest steps, as long as all are off to one side."""
         self.keys: dict[int, int] = {}
         """Of every setting that was tried."""
         self._rests: dict[int, int] = {}
         """By key, until when it pauses for good reasons only."""
         self._innocent: dict[int, tuple[int, int]] = {}
         """By key, until when it is not suspected, and how often it turned out to be innocent."""
+
+    def paced(self, log_us: float, explored: Mapping[int, int], unsaved_shift: float) -> float | None:
+        """Whether training's own pace has changed.
+
+        Several steps in a row are off, and nothing that is tried ran in all of them. Where something did and steps are
+        slower, it pauses, and then it is known; where they are faster, only what is new may be why.
+
+        Args:
+            log_us: log duration of a step that `step` has not seen.
+            explored: as in `step`.
+            unsaved_shift: by how much (log) it differs from others but for what settings save according to calls.
+                Only what is off by both is another pace.
+
+        Returns:
+            By how much (log), if that is what the newest steps show.
+        """
+        shift = log_us - self.effects.expected(self._shares(name for name in explored if name in self.keys))
+        is_odd = min(abs(shift), abs(unsaved_shift)) > max(LEAST_SHIFT, SHIFT_SCALES * self.effects.noise)
+        if not is_odd or shift * unsaved_shift < 0.0 or (self._odd and self._odd[0].shift * shift < 0.0):
+            self._odd.clear()
+        if not is_odd or self._n_steps < COMPARED_STEPS:
+            return None
+        self._odd = [*self._odd, _Odd(shift, frozenset(explored))][-N_IN_A_ROW:]
+        if len(self._odd) < N_IN_A_ROW:
+            return None
+        found = median(one.shift for one in self._odd)
+        in_all = frozenset.intersection(*(one.names for one in self._odd))
+        if found < 0.0:
+            in_all = frozenset(name for name in in_all if self._n_with.get(name, 0.0) <= 2 * N_IN_A_ROW)
+        if in_all:
+            if found > 0.0 and not self.paused:
+                self._ask(sorted(in_all), found, limit=0.0)
+            return None
+        self._odd.clear()
+        if self._suspicion is not None:
+            self._acquit(self._suspicion)
+            self._end(self._suspicion)
+        self.effects.level_moved(found)
+        return found
 
     def step(self, log_us: float, explored: Mapping[int, int], doubt: float = 0.0) -> Slow | None:
         """Take in one step.
@@ -192,19 +243,22 @@ class ExplorationWatch:
             mean, doubt = self._effect(group)
             if group and mean > LEAST_SLOWDOWN and mean / (needed * doubt) > most:
                 best, predicted, limit, most = group, mean, needed, mean / (needed * doubt)
-        if not best:
-            return
+        if best:
+            self._ask(best, predicted, limit)
+
+    def _ask(self, names: list[int], predicted: float, limit: float) -> None:
+        """Let these pause."""
         n_telling = math.ceil((PAUSE_SCALES * self.effects.noise / predicted) ** 2)
         n_pause = min(max(n_telling, PAUSE_STEPS[0]), PAUSE_STEPS[1])
-        keys = frozenset(self.keys[name] for name in best)
-        self._suspicion = _Suspicion(best, keys, predicted, limit, n_pause, self._n_steps, [], [])
+        keys = frozenset(self.keys[name] for name in names)
+        self._suspicion = _Suspicion(names, keys, predicted, limit, n_pause, self._n_steps, [], [])
         for log_us, ran in self._recent:
             self._compare(self._suspicion, log_us, ran)
 
     def _compare(self, suspicion: _Suspicion, log_us: float, ran: Iterable[int]) -> None:
         """Note what a step took but for the effects of everything else, where it ran most of what is suspected."""
         here = [name for name in ran if name in suspicion.names]
-        if here and self._effect(here)[0] >= MOST_OF_IT * suspicion.predicted:
+        if here and self._effect(here)[0] >= MOST_OF_IT * self._effect(suspicion.names)[0]:
             suspicion.with_it.append(log_us - self._effect(name for name in ran if name not in suspicion.names)[0])
 
     def _follow(self, suspicion: _Suspicion, log_us: float, ran: Iterable[int]) -> Slow | None:
@@ -225,7 +279,7 @@ class ExplorationWatch:
         mean, doubt = self._effect(suspicion.names)
         slowdown = self._slowdown(with_it, without)
         error = MEDIAN_COSTS * self.effects.noise * math.sqrt(1.0 / len(with_it) + 1.0 / len(without))
-        seems_slow = mean > max(suspicion.limit * doubt, LEAST_SLOWDOWN)
+        seems_slow = mean > suspicion.limit * doubt
         recovers = slowdown > max(CONFIRMED * suspicion.predicted, CONFIRMED_SCALES * error, LEAST_SLOWDOWN)
         if not (seems_slow and recovers):
             if mean < max(ASKED * doubt, LEAST_SLOWDOWN) or len(without) >= PAUSE_STEPS[1]:
@@ -233,7 +287,7 @@ class ExplorationWatch:
                     self._acquit(suspicion)
                 self._end(suspicion)
             return None
-        scale = slowdown / suspicion.predicted
+        scale = slowdown / mean
         slow = Slow([], 100.0 * math.expm1(slowdown), 0.0, len(with_it), len(without))
         proven = _Proven(slow, {name: self._effect([name])[0] * scale for name in suspicion.names}, median(without))
         guilty = [name for name in suspicion.names if self._is_guilty([name], GUILTY_ALONE)]
