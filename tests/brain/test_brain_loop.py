@@ -104,10 +104,10 @@ def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> Non
     brain = make_brain(world)
     n_led = n_rested = 0
     for _ in range(400):
-        comparing = brain._oversight._variants.changed_keys
+        comparing = brain._oversight.leads_rest_at
         for plan in play(world, brain, 1):
             entry = brain._plans.get(plan.epoch)
-            if comparing is None or brain._oversight._variants.changed_keys != comparing:
+            if comparing is None or brain._oversight.leads_rest_at != comparing:
                 continue
             for index, state in brain._policy.leads.items():
                 if index not in comparing:

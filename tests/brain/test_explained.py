@@ -88,7 +88,7 @@ def test_trials_of_other_plans_leave_a_trace_with_their_verdict_and_cost() -> No
     brain = make_brain(world)
     decisions = _told(world, brain, 300)
     news = [one for one in decisions if one.is_of_job]
-    tried = {name for name in brain._oversight._variants._trials._tried if name.startswith("at most")}
+    tried = {name for name in brain._oversight._variants._tried if name.startswith("at most")}
     ended = {name for name in tried if any(f"{name}: " in one.reason for one in news)}
     assert ended
     assert len(tried - ended) <= 1, "one may be on trial still"

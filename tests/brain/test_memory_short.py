@@ -27,7 +27,7 @@ from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy import memory
 from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate
-from zerotune.tuner.learning.policy.steps.step_trial import Variant
+from zerotune.tuner.learning.policy.plans import Variant
 from zerotune.tuner.learning.policy.trials.admission import Option
 
 MIB = 1 << 20
@@ -231,10 +231,10 @@ def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short()
     brain = make_brain(world)
     play(world, brain, 3)
     assert Algorithm.tree not in dict(brain.memory.connected())[BOXES]
-    brain._oversight._variants._trials.begin(Variant("tree", {0: TREE}, 4), world.step)
+    brain._oversight._variants.begin(Variant("tree", {0: TREE}), world.step, 1e9, brain._oversight._guarded.effects)
     world.memory_pressure = 0.97
     plans = play(world, brain, 20)
-    assert not brain._oversight._variants.is_on_trial
+    assert brain._oversight._variants.on_trial is None
     assert all(row.candidate.algorithm is not Algorithm.tree for plan in plans for row in plan.rows)
 
 
@@ -245,12 +245,12 @@ def test_variants_fit_as_a_whole() -> None:
     play(world, brain, 3)
     brain.memory._device_mb = 1700.0  # tree takes 0.127, PAT 0.339
     reduces, gathers = ({at: setting} for at, setting in enumerate((TREE, PAT)))
-    costs = brain._oversight._variants._costs
+    variants = brain._oversight._variants
     for pressure, fits in ((0.4, True), (0.5, False)):
         brain.memory.heard(pressure, world.step)
-        assert costs.may_run(Variant("", reduces, 4), brain._states)
-        assert costs.may_run(Variant("", gathers, 4), brain._states)
-        assert costs.may_run(Variant("", reduces | gathers, 4), brain._states) == fits
+        assert variants.may_run(Variant("", reduces), brain._states)
+        assert variants.may_run(Variant("", gathers), brain._states)
+        assert variants.may_run(Variant("", reduces | gathers), brain._states) == fits
 
 
 def test_nothing_goes_back_to_what_nccl_would_have_to_connect() -> None:

@@ -359,9 +359,8 @@ class Brain:
 
     def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
         """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
-        n_keys = len(latest.candidates)
-        latest = latest._replace(is_trial=is_trial[:n_keys])
-        self._plans.add(latest, self._epochs.active)
+        is_trial = is_trial[: len(latest.candidates)]
+        self._plans.add(latest._replace(is_trial=is_trial, variant=self._oversight.variant), self._epochs.active)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
@@ -436,7 +435,7 @@ class Brain:
                 )
                 kept[tried] &= says
         variant = in_force.variant
-        if variant is not None and not variant.is_audit:
+        if variant is not None:
             calls_of = slots[~connects], logs[~connects]
             slow = self._intake.catastrophes(variant.changes, self._states, *calls_of, evidence)
             for one in slow:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -11,9 +9,7 @@ from benchmarks.lib.brain_world import Call, Varying, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.steps.step_gains import StepGains
 from zerotune.tuner.learning.policy.steps.step_kinds import ENOUGH, StepKinds
-from zerotune.tuner.learning.policy.steps.step_trial import StepTrials, Variant
 
 KINDS = (
     (Collective.all_gather, Phase.forward_gather),
@@ -98,35 +94,6 @@ def test_computation_of_two_lengths_is_no_new_pace_in_every_other_step(seed: int
     default_us = sum(world.truth(call, BASELINE)[0] for call in world.whole)
     chosen_us = sum(world.truth(call, world.chosen(call))[0] for call in world.whole)
     assert chosen_us < 0.96 * default_us
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_scattered_steps_adopt_no_variant(seed: int) -> None:
-    """How far they scatter is known from before: a few that happen to agree are no proof."""
-    gains, trials, chance = StepGains(), StepTrials(), np.random.default_rng(seed)
-    lengths_us = 100.0 * np.array([1.0, 1.0, 0.75, 0.6, 0.85])
-    for _ in range(60):
-        gains.step(math.log(chance.choice(lengths_us)), {})
-    trials.begin(Variant("at most 4 channels", {}, 4), 0, gains.noise)
-    outcome = None
-    while outcome is None:
-        _, outcome = trials.step(chance.choice(lengths_us), is_on=trials.is_on)
-    assert not outcome.is_better
-
-
-def test_a_variant_is_found_beside_stragglers() -> None:
-    """Each tenth step takes twenty times as long, whatever runs."""
-    n_found = 0
-    for seed in range(20):
-        trials, chance = StepTrials(), np.random.default_rng(seed)
-        trials.begin(Variant("at most 4 channels", {}, 4), 0)
-        outcome, n_steps = None, 0
-        while outcome is None:
-            duration_us = 100.0 * math.exp(0.01 * chance.standard_normal() - 0.03 * trials.is_on)
-            _, outcome = trials.step(20.0 * duration_us if n_steps % 10 == 9 else duration_us, is_on=trials.is_on)
-            n_steps += 1
-        n_found += outcome.is_better
-    assert n_found >= 15
 
 
 class Late(Varying):

@@ -19,7 +19,6 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.intake import ABSURD, Intake
-from zerotune.tuner.learning.policy.steps.step_trial import StepTrials, Variant
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 
@@ -100,36 +99,3 @@ def test_another_regime_knows_nothing_of_stragglers_of_before() -> None:
     job.run(TRIED, [120.0] * 8)
     assert job.budget.spent_us == pytest.approx(spent_us + 8 * 20.0)
     assert math.isfinite(job.budget.spent_percent)
-
-
-def _played(gain: float, *, checkpoint_at: int | None, seed: int = 0) -> tuple[float, bool | None, StepTrials]:
-    """What a variant was charged, and whether it was found better; steps of 10 ms, a checkpoint takes a minute."""
-    rng, trials, spent_us = np.random.default_rng(seed), StepTrials(), 0.0
-    trials.begin(Variant("at most 4 channels", {0: TRIED}, 4), 0)
-    trials.is_on = False
-    for step in range(400):
-        is_on = trials.is_on
-        step_us = 10_000.0 * math.exp(rng.normal(0.0, 0.005) - (gain if is_on else 0.0))
-        extra_us, outcome = trials.step(6e7 if step == checkpoint_at else step_us, is_on=is_on)
-        spent_us += extra_us
-        if outcome is not None:
-            return spent_us, outcome.is_better, trials
-    return spent_us, None, trials
-
-
-@pytest.mark.parametrize("checkpoint_at", [8, 10])
-def test_a_checkpoint_while_a_variant_is_on_trial_neither_decides_about_it_nor_ends_exploring(
-    checkpoint_at: int,
-) -> None:
-    """With the variant, and without it."""
-    for seed in range(5):
-        spent_us, is_better, _ = _played(0.02, checkpoint_at=checkpoint_at, seed=seed)
-        assert is_better
-        assert spent_us < 10_000.0
-        assert not _played(-0.02, checkpoint_at=checkpoint_at, seed=seed)[1]
-
-
-def test_a_variant_that_is_truly_slow_is_charged_in_full() -> None:
-    spent_us, is_better, trials = _played(-1.0, checkpoint_at=None)
-    assert is_better is False
-    assert spent_us == pytest.approx(len(trials._on) * 10_000.0 * math.expm1(1.0), rel=0.05)

@@ -14,12 +14,11 @@ from zerotune.store.records import StepRecord
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.intake import Intake
-from zerotune.tuner.learning.policy.plans import PlanBook
+from zerotune.tuner.learning.policy.plans import PlanBook, Variant
 from zerotune.tuner.learning.policy.steps.guarded_plans import GuardedPlans
 from zerotune.tuner.learning.policy.steps.step_guard import N_IN_A_ROW
 from zerotune.tuner.learning.policy.steps.step_kinds import StepKinds
-from zerotune.tuner.learning.policy.steps.step_trial import Variant
-from zerotune.tuner.learning.policy.steps.variants import Variants
+from zerotune.tuner.learning.policy.steps.variants import ARM, Variants
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Ints
 
@@ -71,7 +70,8 @@ class Oversight:
     @property
     def leads_rest_at(self) -> Collection[int] | None:
         """While steps are compared, the keys at which nothing may run that is not proven; else None."""
-        return self._variants.changed_keys
+        variant = self._variants.on_trial
+        return None if variant is None else variant.changes.keys()
 
     @property
     def is_busy(self) -> bool:
@@ -124,7 +124,7 @@ class Oversight:
         """
         step_us = float(np.median([us for us, _ in self._recent])) if self._recent else math.inf
         is_guarding = self._guarded.is_watching or bool(self._guarded.paused)
-        self._variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
+        self._variants.consider(states, evidence, step, step_us, self._guarded.effects, may_begin=not is_guarding)
 
     def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:
         """End the trial of a variant some of whose calls are catastrophically slow; steps need not show it, too.
@@ -135,7 +135,7 @@ class Oversight:
             states: of all keys, by key index.
             step: the newest step.
         """
-        self._variants.give_up(variant, ratio, states, step)
+        self._variants.give_up(variant, ratio, states, step, self._guarded.effects)
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -153,16 +153,15 @@ class Oversight:
         is_doubtful |= self._intake.connections.finished(step.step, duration_us, [us for us, _ in self._recent])
         if in_force is None:
             return False
-        unsaved_us = duration_us + self._variants.saved_us(step.epoch, len(states), evidence)
+        unsaved_us = duration_us + self._variants.saved_us(step.epoch, states, evidence)
         unsaved_shift = math.log(unsaved_us / median(us for _, us in self._recent)) if self._recent else 0.0
         if not is_doubtful:
             self._recent.append((duration_us, unsaved_us))
-            self._variants.learn(step, duration_us, states, evidence)
-        if self._variants.is_on_trial:
-            return self._variants.judge(in_force, duration_us, step.step, states, evidence)
-        if in_force.variant is not None:
-            if not is_doubtful:
-                self._variants.charge_late(duration_us)
+            noise = self._guarded.effects.noise
+            self._variants.learn(step.epoch, step.step, duration_us, noise, states, evidence)
+        is_on_trial = self._variants.on_trial is not None
+        if in_force.variant not in (None, self._variants.on_trial):
+            self._variants.charge_late()
             return False
         paused = self._guarded.paused
         as_usual = duration_us / without_extra_us
@@ -174,7 +173,10 @@ class Oversight:
             states,
             evidence,
             unsaved_shift,
+            arm=ARM if is_on_trial else None,
         )
+        if is_on_trial:
+            return self._variants.judge(in_force, step.step, duration_us, self._guarded.effects, states)
         if shift is not None:
             self._pace_changed(shift, step.step, states)
         return paused != self._guarded.paused

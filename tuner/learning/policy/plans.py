@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zerotune.store.records import BASELINE, Candidate, FirstLook, Plan, PlanRow, size_class_range
 from zerotune.tuner.learning.policy.ahead import covering
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.steps.step_trial import Variant
+from zerotune.tuner.learning.policy.steps.training_model import Load
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.learning.policy.trials.withdrawal import FIRST_LOOK_STEPS
 from zerotune.tuner.modeling.features import Ints
@@ -24,6 +24,17 @@ TRIAL_EXPIRES_AFTER: Final = 1
 """What is on trial must not run unwatched."""
 
 
+class Variant(NamedTuple):
+    """Another setting for some keys, by key index, that is judged by step time."""
+
+    name: str
+    changes: Mapping[int, Candidate]
+    loads: Mapping[str, Load] = {}
+    """What it loads steps with beyond what runs, by group of keys."""
+    worst_us: float = 0.0
+    """What it may cost a step at worst."""
+
+
 class PlanInForce(NamedTuple):
     """What the keys known at that time were asked to run, and which of that was exploration."""
 
@@ -31,7 +42,7 @@ class PlanInForce(NamedTuple):
     is_trial: npt.NDArray[np.bool_]
     plan: Plan
     variant: Variant | None = None
-    """A whole-plan variant on trial, judged by step time."""
+    """What it runs instead of what keys would by themselves."""
     ahead: tuple[PlanRow, ...] = ()
     """What was asked for keys that were not known yet."""
 

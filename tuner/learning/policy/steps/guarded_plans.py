@@ -11,6 +11,7 @@ import numpy as np
 from zerotune.tuner.learning.policy.choice import Policy
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce
+from zerotune.tuner.learning.policy.steps.step_effects import StepEffects
 from zerotune.tuner.learning.policy.steps.step_guard import Slow, StepGuard
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Ints
@@ -49,6 +50,11 @@ class GuardedPlans:
         """By key whose incumbent is still compared with the one before: its slot, and for how many steps by now."""
 
     @property
+    def effects(self) -> StepEffects:
+        """The regression of step time."""
+        return self._guard.effects
+
+    @property
     def paused(self) -> frozenset[int]:
         """Keys at which what is asked about pauses, until it is known whether it slows steps down."""
         return self._guard.paused
@@ -74,6 +80,8 @@ class GuardedPlans:
         states: Sequence[KeyState],
         evidence: Evidence,
         unsaved_shift: float,
+        *,
+        arm: int | None = None,
     ) -> float | None:
         """Take in one step.
 
@@ -85,6 +93,7 @@ class GuardedPlans:
             states: of all keys, by key index.
             evidence: of the regime in force.
             unsaved_shift: as in `StepGuard.paced`.
+            arm: name of the variant on trial, if there is one.
 
         Returns:
             By how much (log) training's own pace has changed, if it has.
@@ -98,6 +107,9 @@ class GuardedPlans:
             extra_us = min(extra_us, MOST_OVER_USUAL * self._usual_extra_us(explored, evidence))
         duration_us = max(duration_us - extra_us, LEAST_LEFT * duration_us)
         doubt = EXTRA_IS_OFF * extra_us / duration_us
+        if arm is not None:
+            self._guard.compare(math.log(duration_us), explored, arm if in_force.variant is not None else None)
+            return None
         shift = self._guard.paced(math.log(duration_us), explored, unsaved_shift)
         slow = self._guard.step(math.log(duration_us), explored, doubt)
         if slow is not None:
@@ -117,6 +129,8 @@ class GuardedPlans:
         tries = self._policy.verified(n_keys)
         tries[: len(in_force.is_trial)] |= in_force.is_trial[:n_keys]
         differs = slots != self._usual
+        if in_force.variant is not None:
+            differs[[*in_force.variant.changes]] = False
         for key in np.flatnonzero(differs & ~tries).tolist():
             if self._promoted.get(key, (-1, 0))[0] != slots[key]:
                 self._promoted[key] = int(slots[key]), 0

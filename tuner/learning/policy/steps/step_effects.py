@@ -75,6 +75,12 @@ class StepEffects:
         mean, variance = self._belief.expected(self._design(shares, level=0.0))
         return mean, math.sqrt(variance)
 
+    def know(self, name: int, std: float) -> None:
+        """What this adds to a step is asked anew: it may be as large as `std` (log)."""
+        self.forget([name])
+        self._places[name] = self._belief.add(std**2)
+        self._ran_at[name] = self._n_steps
+
     def expected(self, shares: Mapping[int, float]) -> float:
         """Log duration of a step with these."""
         return self._belief.expected(self._design(shares, level=1.0))[0]
@@ -138,7 +144,7 @@ class StepEffects:
         self._belief.mean[0] += shift
         self._belief.covariance[0, 0] += CHANGED**2
 
-    def forget(self, names: list[int]) -> None:
+    def forget(self, names: Collection[int]) -> None:
         """These do not run any more."""
         self._forget(lambda name: name in names)
 

@@ -182,6 +182,17 @@ class StepGuard:
         self.effects.level_moved(found)
         return found
 
+    def compare(self, log_us: float, explored: Mapping[int, int], arm: int | None) -> None:
+        """Take in one step while an arm of the regression takes turns; nothing is asked of all else then.
+
+        Args:
+            log_us: log duration.
+            explored: as in `step`.
+            arm: its name where it ran.
+        """
+        self.keys.update(explored)
+        self.effects.step(log_us, self._shares(explored) | ({} if arm is None else {arm: 1.0}), 0.0)
+
     def step(self, log_us: float, explored: Mapping[int, int], doubt: float = 0.0) -> Slow | None:
         """Take in one step.
 

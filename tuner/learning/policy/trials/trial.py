@@ -41,7 +41,6 @@ class KeyState:
 
     __slots__ = (
         "banned",
-        "before_cap",
         "default_setting",
         "family",
         "field",
@@ -106,8 +105,6 @@ class KeyState:
         """What NCCL ran here when left alone."""
         self.max_channels = MOST_CHANNELS
         """More were found to slow training down."""
-        self.before_cap: Candidate | None = None
-        """What ran before that was found."""
         self.banned: dict[Candidate, str] = {}
         self.retired: dict[Candidate, str] = {}
         self.ties: dict[Candidate, str] = {}
@@ -134,17 +131,12 @@ class KeyState:
             return candidate.n_channels
         return self.default_setting.n_channels
 
-    def lift_cap(self) -> None:
-        """Channels are no longer found to slow training down."""
-        self.max_channels = MOST_CHANNELS
-        self.before_cap = None
-
     def reopen(self) -> None:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
         self.trial = self.lead = None
         self.is_trusted = False
         self.n_tried = self.n_withdrawn = 0
-        self.lift_cap()
+        self.max_channels = MOST_CHANNELS
         self.banned.clear()
         self.retired.clear()
         self.ties.clear()
