@@ -11,14 +11,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from zerotune.tuner.learning.policy.evidence import evidence, intake, outlook, posterior
+from zerotune.tuner.learning.policy.evidence import evidence, outlook, posterior
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.outlook import Outlook
 from zerotune.tuner.learning.policy.oversight import Oversight
 from zerotune.tuner.learning.policy.steps.step_guard import StepGuard
-from zerotune.tuner.learning.policy.trials import admission, options
+from zerotune.tuner.learning.policy.trials import options
 from zerotune.tuner.learning.policy.trials import trial as trials
-from zerotune.tuner.learning.policy.trials.options import Options
 from zerotune.tuner.learning.policy.trials.trial import Verdict
 from zerotune.tuner.learning.policy.trials.untold import Untold
 
@@ -38,10 +36,6 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "agreement": ((Evidence, "agrees_nearby", lambda *_: True),),
     "drift": ((evidence, "FOLLOWED", 0.0), (evidence, "TREND", 0.0)),
     "twins": ((Untold, "has_twin", lambda *_: False),),
-    "condemned": ((Untold, "condemn", lambda *_: None),),
-    "kin": ((Outlook, "kin", lambda *_: set()),),
-    "credit": ((admission, "CREDIT_STEPS", 10**12), (intake, "CREDIT_STEPS", 10**12)),
-    "suspects": ((Options, "suspect", lambda *_: None),),
     "variants": ((Oversight, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
@@ -54,8 +48,8 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
 }
 """By name: (object or module, attribute, what stands in for it)."""
 FITTED_OR_SPECIAL = (
-    *("kinship_learning", "channel_fill", "latency_line", "agreement", "drift", "twins", "kin", "credit"),
-    *("variants", "step_guard", "suspects"),
+    *("kinship_learning", "channel_fill", "latency_line", "agreement", "drift", "twins"),
+    *("variants", "step_guard"),
 )
 """Eleven that together cost more than they brought when somebody first looked."""
 

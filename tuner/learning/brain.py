@@ -382,7 +382,6 @@ class Brain:
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
         why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
-        self._policy.options.suspect(state, candidate)
         self._policy.drop(state, candidate, why, ban=True)
         self._urgent = True
 

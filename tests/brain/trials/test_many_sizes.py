@@ -132,6 +132,3 @@ def test_what_a_trial_may_cost_is_set_aside_until_it_is_known() -> None:
     assert untold.review(evidence, lambda state: state.index != 1) == [states[1]]
     states[1].trial = None
     assert untold.reserved_us == 5.0
-    untold.condemn(states[0], Candidate(Algorithm.ring, Protocol.ll, 8))
-    assert untold.review(evidence, lambda state: True) == [states[2]]
-    assert untold.reserved_us == 0.0

@@ -283,7 +283,6 @@ class Policy:
         """
         state.previous, state.incumbent = state.incumbent, candidate
         state.incumbent_kind, state.incumbent_reason = kind, reason
-        self.options.waits_for_credit.discard(state.index)
         self.end_lead(state)
 
     def reopen(self, states: list[KeyState], leaving: int, entering: int) -> None:
@@ -305,7 +304,6 @@ class Policy:
             if state.lead is not None:
                 self.end_lead(state)
             state.reopen()
-        self.options.reopen()
         for index, (candidate, hope) in self._leads_of.pop(entering, {}).items():
             if self.options.may_try(states[index], candidate):
                 self.begin_lead(states[index], candidate, hope)
@@ -325,8 +323,6 @@ class Policy:
             ban: it is not tried again in this regime; else it is tried again after all others.
         """
         (state.banned if ban else state.retired)[candidate] = reason
-        if ban:
-            self._untold.condemn(state, candidate)
         if candidate == state.trial:
             self.end_trial(state)
         if candidate == state.lead:

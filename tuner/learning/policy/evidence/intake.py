@@ -12,7 +12,6 @@ import numpy.typing as npt
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.evidence.connections import Connections
 from zerotune.tuner.learning.policy.evidence.evidence import Calls, Evidence, group_median, grouped
-from zerotune.tuner.learning.policy.trials.admission import CREDIT_STEPS
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.stragglers import Stragglers
 from zerotune.tuner.learning.policy.trials.trial import KeyState
@@ -256,8 +255,7 @@ class Intake:
 
         At once where several calls show it, or a single one without doubt; else when the next call shows it, too. That
         call costs as much again, so it waits until that may be spent. A single call leaves a doubt where calls straggle
-        by themselves, where the setting was not slow before, and where it may have connected something; but not where
-        it took as long as thousands of steps earn.
+        by themselves, where the setting was not slow before, and where it may have connected something.
         """
         state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
         is_first = self._may_connect(state, candidate)
@@ -271,8 +269,7 @@ class Intake:
         is_alone = len(excess) == 1 or (was_sane and bool((steps == steps[0]).all()))
         is_doubtful = was_sane or is_first or self._n_slow > STRAGGLER_RATE * self._n_usual
         cost_us = float(np.maximum(extra_us, 0.0).sum())
-        is_affordable = cost_us <= self._budget.earned_in_us(CREDIT_STEPS)
-        if is_alone and is_doubtful and is_affordable and slot not in self.doubted_us:
+        if is_alone and is_doubtful and slot not in self.doubted_us:
             self.doubted_us[slot] = cost_us
             if not was_sane:
                 says[places] = False

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Candidate, CommunicatorClass
+from zerotune.store.records import CommunicatorClass
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.field import FieldBook
 from zerotune.tuner.learning.policy.evidence.places import Places
@@ -93,19 +93,6 @@ class Outlook:
         guess = np.where(usable, guess + places.level(state), 0.0)
         lie = SettingPoints.of_table(table, collective, np.full(len(table), state.index))
         return usable, (Guess(lie, guess, std), known, self._kinship(places, state))
-
-    def kin(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> set[Candidate]:
-        """Settings that this job measured at about the same message size in other phases of the collective.
-
-        Args:
-            state: the key.
-            states: of all keys, by key index.
-            evidence: of the regime in force.
-
-        Returns:
-            The settings.
-        """
-        return self._follow(states, evidence)[state.key.communicator].kin(state, evidence)
 
     def retune(self, states: list[KeyState], evidence: Evidence) -> None:
         """Follow what has changed with the network.

@@ -24,8 +24,6 @@ MAX_NEW_FIELDS: Final = 24
 """Neighbours' fields that one call may work out; the others are left out until a later call."""
 OTHER_COLLECTIVE: Final = 2.0 * SIZE_CLASSES_PER_OCTAVE
 """So many size classes away counts what another collective measured."""
-KIN_UNITS: Final = 3.0
-"""Steps of evidence from which on a setting counts as measured there."""
 CARRIED_STD: Final = 0.25
 CARRIED_SHARE: Final = 0.4
 """How far (log) a setting may be from what an older regime measured, but for its key's level: by CARRIED_STD at least,
@@ -156,17 +154,6 @@ class Places:
         return measured
 
     # ---- what is known ------------------------------------------------------------------------------
-
-    def kin(self, state: KeyState, evidence: Evidence) -> set[Candidate]:
-        """What was measured at keys that differ from `state` in the phase, or by the least step in size, only."""
-        n = len(self)
-        is_near = np.abs(self._class[:n] - state.key.size_class) <= 1
-        is_near &= (self._collective[:n] == int(state.key.collective)) & (self._slot[:n] >= 0)
-        return {
-            self._candidates[at]
-            for at in np.flatnonzero(is_near).tolist()
-            if self._owner[at] != state.index and evidence.units(int(self._slot[at])) >= KIN_UNITS
-        }
 
     def near(self, state: KeyState, states: list[KeyState], fields: FieldBook, evidence: Evidence) -> Known:
         """What was measured at the nearest size classes; other collectives count as far off.

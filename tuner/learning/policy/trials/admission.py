@@ -1,9 +1,8 @@
 """Which trial of a key, if any, may begin: worth it by expected improvement, and covered by what has been earned.
 
-Three bounds on what a trial may cost until it can be withdrawn, in microseconds of training time: its *risk* (what it
+Two bounds on what a trial may cost until it can be withdrawn, in microseconds of training time: its *risk* (what it
 costs on average over the cases in which it is slower and those in which it is not), which the trials of one window
-share; its *surprise* (the 99 % bound, within limits), to which a new job may add what its first steps will earn; and
-the most that is reckoned with, which may overdraw the budget by some steps' time.
+share, and its *surprise* (the 99 % bound, within limits), to which a new job may add what its first steps will earn.
 """
 
 from __future__ import annotations
@@ -25,14 +24,6 @@ MOST_SURPRISE: Final = 10.0
 """One trial in a hundred is slower than predicted by SURPRISE_QUANTILE standard deviations: that is expected, up to
 MOST_SURPRISE times the present duration.
 """
-CREDIT_STEPS: Final = 2000
-"""A trial that takes the most time that is reckoned with may overdraw the budget by what this many steps earn. Where
-steps are short and a key is most of them, that is little beside what passes until a trial is withdrawn.
-"""
-KIN_SURPRISE: Final = 1.5
-"""What this job has measured at the same size in another phase may surprise by this factor, not by a catastrophe: it is
-the same kernel on the same links, and only what computes beside it differs.
-"""
 PAYS_WITHIN: Final = 3.0
 """Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within this many times the
 steps that the job has run.
@@ -50,10 +41,6 @@ UNPAID_ODDS_SHARE: Final = 0.1
 where little is known, but what nobody has measured may be thirty times slower. Less will do in a job of more than
 UNPAID_ODDS_STEPS, by the square, and where calls are less than UNPAID_ODDS_SHARE of a step.
 """
-SUSPECT_ODDS: Final = 0.35
-"""How likely it must be for an algorithm and protocol that has been catastrophically slow somewhere: NCCL's costs were
-far off there, and may be so at other sizes.
-"""
 
 
 def unpaid_steps(n_steps: int) -> float:
@@ -61,20 +48,18 @@ def unpaid_steps(n_steps: int) -> float:
     return max(UNPAID_PAYS_WITHIN * n_steps, UNPAID_SQUARED * n_steps**2)
 
 
-def unpaid_odds(n_steps: int, calls_share: float, *, is_suspect: bool = False) -> float:
+def unpaid_odds(n_steps: int, calls_share: float) -> float:
     """How likely a trial must be to be faster, while no gains pay for exploration.
 
     Args:
         n_steps: steps so far.
         calls_share: share of a step that is charged for calls.
-        is_suspect: its algorithm and protocol have been catastrophically slow elsewhere.
 
     Returns:
         Probability.
     """
     of_steps = min(1.0, (UNPAID_ODDS_STEPS / max(1, n_steps)) ** 2)
-    odds = SUSPECT_ODDS if is_suspect else UNPAID_ODDS
-    return odds * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
+    return UNPAID_ODDS * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
 
 
 class Option(NamedTuple):
@@ -84,7 +69,6 @@ class Option(NamedTuple):
     """Expected gain per step."""
     risk_us: float
     surprise_us: float
-    """What it may cost at the very worst, less the credit that it has for that."""
     candidate: Candidate
     hope: tuple[float, float]
     """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
@@ -98,8 +82,6 @@ class Room(NamedTuple):
     """For all trials of one window together."""
     budget_us: float
     """For surprises: all that is left."""
-    step_earns_us: float
-    """What a step adds to it."""
     advance_us: float
     """What surprises may take of what will be earned."""
 
@@ -129,9 +111,8 @@ def best_option(
     may_try: Callable[[Candidate], bool],
     ties: Container[Candidate],
     least_gain: Floats | float = 0.0,
-    kin: Container[Candidate] = (),
     once_us: Floats | float = 0.0,
-) -> tuple[Option | None, bool]:
+) -> Option | None:
     """The best trial that fits, if any.
 
     Args:
@@ -145,11 +126,10 @@ def best_option(
         may_try: whether a candidate is allowed at all.
         ties: candidates that were on trial without a verdict; others go first.
         least_gain: what each option must gain (log) besides what the settings ask of all.
-        kin: candidates that this job has measured at this size in another phase.
         once_us: what each option costs besides, once: to be connected.
 
     Returns:
-        The trial, and whether there is one that only waits for more credit.
+        The trial; None if there is none.
     """
     mean, spread = opinion
     duration_us = math.exp(log_now)
@@ -159,11 +139,7 @@ def best_option(
     excess = expected_excess(mean - log_now, spread)
     risk_us = excess * exposed_us + once_us
     log_surprise = mean + SURPRISE_QUANTILE * spread - log_now
-    is_kin = np.array([option in kin for option in options])
-    least_surprise = np.where(is_kin, math.log(KIN_SURPRISE), log_catastrophe)
-    surprise_us = np.expm1(np.clip(log_surprise, least_surprise, math.log(MOST_SURPRISE))) * exposed_us
-    most_us = np.where(is_kin, surprise_us, (MOST_SURPRISE - 1.0) * exposed_us)
-    overdrawn_us = most_us + once_us - CREDIT_STEPS * room.step_earns_us
+    surprise_us = np.expm1(np.clip(log_surprise, log_catastrophe, math.log(MOST_SURPRISE))) * exposed_us
     surprise_us += once_us - room.advance_us
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
     surely_slow = mean - spread - log_now > log_catastrophe
@@ -173,25 +149,20 @@ def best_option(
         value = improvement * stakes.pays_within_steps * stakes.calls_per_step - excess * stakes.calls_at_risk
         is_worth_it &= value >= 0
     order = [int(index) for index in np.argsort(-value) if is_worth_it[index]]
-    waits_for_credit = False
     for index in sorted(order, key=lambda index: options[index] in ties):
         if surely_slow[index] or not may_try(options[index]):
-            continue
-        if overdrawn_us[index] > room.budget_us:
-            waits_for_credit = True
             continue
         if risk_us[index] > room.risk_us or surprise_us[index] > room.budget_us:
             continue
         log_us, std = float(mean[index]), float(spread[index])
         low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)
-        found = Option(
+        return Option(
             worth_us=float(improvement[index]) * duration_us * stakes.calls_per_step,
             risk_us=float(risk_us[index]),
-            surprise_us=max(float(surprise_us[index]), float(overdrawn_us[index])),
+            surprise_us=float(surprise_us[index]),
             candidate=options[index],
             hope=(log_now - log_us, std),
             reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
             f" against {duration_us:.1f} us of {usual}",
         )
-        return found, False
-    return None, waits_for_credit
+    return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zerotune.store.records import Algorithm, Candidate, CommunicatorClass, Protocol
+from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.outlook import Outlook
 from zerotune.tuner.learning.policy.memory import MemoryGate
@@ -25,8 +25,6 @@ from zerotune.tuner.learning.policy.trials.price import Price
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats
 
-_Kind = tuple[CommunicatorClass, Algorithm | None, Protocol | None]
-
 
 class Options:
     """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
@@ -39,10 +37,6 @@ class Options:
         self._budget = budget
         self._memory = memory
         self._price = price
-        self._suspects: set[_Kind] = set()
-        """What has been catastrophically slow somewhere in this regime."""
-        self.waits_for_credit: set[int] = set()
-        """Keys, by index, with something to try that would fit the budget, but might overdraw it by too much."""
 
     def best(
         self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float, room_us: float
@@ -66,38 +60,27 @@ class Options:
         usual = evidence.find(state.index, state.usual)
         options = self._outlook.fields.of(state).options
 
-        def ask(is_paid: bool) -> tuple[Option | None, bool]:
+        def ask(is_paid: bool) -> Option | None:
             return best_option(
                 options,
                 opinion,
                 state.usual,
                 evidence.log_us(incumbent if usual is None else usual),
                 self._price.stakes(
-                    state, self._pays_within_steps(state, is_paid), self._least_odds(state, options, is_paid)
+                    state, self._pays_within_steps(state, is_paid), self._least_odds(is_paid)
                 ),
-                Room(risk_left_us, room_us, self._budget.earned_in_us(1), self._budget.advance_us),
+                Room(risk_left_us, room_us, self._budget.advance_us),
                 self._settings,
                 lambda candidate: self.may_try(state, candidate),
                 {*state.ties, *state.retired},
                 self._memory.least_gain(options, state.n_channels),
-                self._outlook.kin(state, states, evidence),
                 self._connections_us(state, options),
             )
 
-        found, waits_for_credit = ask(self._budget.is_paid)
+        found = ask(self._budget.is_paid)
         if self._budget.is_paid and found is not None and found.risk_us > self._budget.gained_us:
-            found, waits_for_credit = ask(is_paid=False)  # gains pay for what was tried so far, not for this
-        (self.waits_for_credit.add if waits_for_credit else self.waits_for_credit.discard)(state.index)
+            found = ask(is_paid=False)  # gains pay for what was tried so far, not for this
         return found
-
-    def suspect(self, state: KeyState, candidate: Candidate) -> None:
-        """It was catastrophically slow: of the same algorithm and protocol long shots wait elsewhere, too."""
-        self._suspects.add(_kind(state, candidate))
-
-    def reopen(self) -> None:
-        """The regime changed."""
-        self._suspects.clear()
-        self.waits_for_credit.clear()
 
     def may_try(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether a trial of it may begin at all."""
@@ -127,16 +110,13 @@ class Options:
         pays_within_steps = PAYS_WITHIN * n_steps if state.is_known else math.inf
         return pays_within_steps if is_paid else min(pays_within_steps, unpaid_steps(n_steps))
 
-    def _least_odds(self, state: KeyState, options: Sequence[Candidate], is_paid: bool) -> Floats | float:
-        """How likely each option must be to be faster."""
+    def _least_odds(self, is_paid: bool) -> float:
+        """How likely a trial must be to be faster."""
         budget = self._budget
         if is_paid or not budget.training_us:
             return 0.0
         calls_share = self._price.calls_us * budget.n_steps / budget.training_us
-        least, of_suspects = (unpaid_odds(budget.n_steps, calls_share, is_suspect=one) for one in (False, True))
-        if not self._suspects:
-            return least
-        return np.where([_kind(state, option) in self._suspects for option in options], of_suspects, least)
+        return unpaid_odds(budget.n_steps, calls_share)
 
     def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
         """What each option would cost once, to be connected."""
@@ -145,7 +125,3 @@ class Options:
         place = state.key.communicator
         is_new = [not self._memory.is_connected(self.what_runs(state, option), place) for option in options]
         return self._price.connection_us * np.array(is_new, np.float64)
-
-
-def _kind(state: KeyState, candidate: Candidate) -> _Kind:
-    return state.key.communicator, candidate.algorithm, candidate.protocol

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from zerotune.store.records import Algorithm, Candidate, CommunicatorClass, Protocol
+from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.trials.admission import SURPRISE_QUANTILE, Option
 from zerotune.tuner.learning.policy.trials.trial import KeyState
@@ -29,7 +29,6 @@ class Untold:
     def __init__(self, catastrophic_ratio: float) -> None:
         self._log_catastrophe = math.log(catastrophic_ratio)
         self._waiting: dict[int, _Waiting] = {}
-        self._condemned: set[tuple[CommunicatorClass, Algorithm | None, Protocol | None]] = set()
 
     @property
     def reserved_us(self) -> float:
@@ -47,22 +46,16 @@ class Untold:
         if not evidence.has_measured(state.index, found.candidate):
             self._waiting[state.index] = _Waiting(state, found.candidate, found.risk_us)
 
-    def condemn(self, state: KeyState, candidate: Candidate) -> None:
-        """A catastrophe speaks against the same algorithm and protocol wherever nothing is known of them yet."""
-        self._condemned.add((state.key.communicator, candidate.algorithm, candidate.protocol))
-
     def review(self, evidence: Evidence, is_expected: Callable[[KeyState], bool]) -> list[KeyState]:
         """Forget what is known by now; the keys whose trial is to be withdrawn."""
         withdrawn = []
         for one in list(self._waiting.values()):
             is_over = one.state.trial != one.candidate or evidence.has_measured(one.state.index, one.candidate)
-            name = one.state.key.communicator, one.candidate.algorithm, one.candidate.protocol
-            is_withdrawn = not is_over and (name in self._condemned or not is_expected(one.state))
+            is_withdrawn = not is_over and not is_expected(one.state)
             if is_withdrawn:
                 withdrawn.append(one.state)
             if is_over or is_withdrawn:
                 del self._waiting[one.state.index]
-        self._condemned.clear()
         return withdrawn
 
     def has_twin(self, state: KeyState, found: Option, within_classes: int) -> bool:
