@@ -34,7 +34,7 @@ UNPAID_SQUARED: Final = 1.0 / 400.0
 as exploration has cost more than it has gained: perhaps nothing is to be gained. What promises most for what it may
 cost is tried first, the rest as the job turns out to be a long one.
 """
-UNPAID_ODDS: Final = 0.25
+UNPAID_ODDS: Final = 0.1
 UNPAID_ODDS_STEPS: Final = 200
 UNPAID_ODDS_SHARE: Final = 0.1
 """As long as exploration has not paid, a trial must be as likely as UNPAID_ODDS to be faster. Long shots seem worth it
