@@ -133,7 +133,7 @@ def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
     detector, rng, n_false = ChangeDetector(), np.random.default_rng(5), 0
     for _ in range(n_calls // 1000):
         residuals = rng.standard_normal(1000)
-        if len(detector.update(rng.integers(0, 5, 1000), residuals, residuals, np.zeros(1000))):
+        if len(detector.update(rng.integers(0, 5, 1000), residuals, residuals)):
             n_false += 1
             detector.reset()
     yield Result("regime_false_alarms_per_100000_calls_noise_only", n_false / (n_calls / 1e5), "alarms", "<= 1")

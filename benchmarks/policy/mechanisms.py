@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from zerotune.tuner.learning.policy.evidence import evidence, outlook, posterior
+from zerotune.tuner.learning.policy.evidence import outlook, posterior
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.oversight import Oversight
 from zerotune.tuner.learning.policy.steps.step_guard import StepGuard
@@ -34,7 +34,6 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "channel_fill": ((posterior, "FILL_ALL", 0.0), (posterior, "FILL_CELL", 0.0)),
     "latency_line": ((posterior, "SHARE_LINE", 0.0),),
     "agreement": ((Evidence, "agrees_nearby", lambda *_: True),),
-    "drift": ((evidence, "FOLLOWED", 0.0), (evidence, "TREND", 0.0)),
     "twins": ((Untold, "has_twin", lambda *_: False),),
     "variants": ((Oversight, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
@@ -48,7 +47,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
 }
 """By name: (object or module, attribute, what stands in for it)."""
 FITTED_OR_SPECIAL = (
-    *("kinship_learning", "channel_fill", "latency_line", "agreement", "drift", "twins"),
+    *("kinship_learning", "channel_fill", "latency_line", "agreement", "twins"),
     *("variants", "step_guard"),
 )
 """Eleven that together cost more than they brought when somebody first looked."""

@@ -62,8 +62,6 @@ class ChangeDetector:
         self._limit = limit
         self._sums = np.zeros((2, 0))
         """By direction (slower, faster) and key, as the next three are, which concern the time since it was zero."""
-        self._origin = np.zeros((2, 0))
-        """The drift at that time; NaN where none is known yet."""
         self._weight = np.zeros((2, 0))
         self._reached = np.zeros((2, 0))
         """Where residuals lay, summed up, the newer the more."""
@@ -75,16 +73,14 @@ class ChangeDetector:
         """A new regime began; how noise is distributed is still true."""
         for one in (self._sums, self._weight, self._reached):
             one[:] = 0.0
-        self._origin[:] = np.nan
 
-    def update(self, keys: Ints, standardised: Floats, deviation: Floats, drift: Floats) -> Ints:
-        """Take in what deviates from what slowly drifts.
+    def update(self, keys: Ints, standardised: Floats, deviation: Floats) -> Ints:
+        """Take in what deviates from what calls used to take.
 
         Args:
             keys: key index of each residual, shape [n].
             standardised: residuals divided by their noise scale, shape [n].
             deviation: the residuals (log), shape [n].
-            drift: how much (log) each one's key has drifted, shape [n].
 
         Returns:
             Keys that changed, mostly none.
@@ -93,20 +89,14 @@ class ChangeDetector:
             return keys
         n_keys = int(keys.max()) + 1
         self._grow(n_keys)
-        sums, weight, reached, origin = (
-            one[:, :n_keys] for one in (self._sums, self._weight, self._reached, self._origin)
-        )
+        sums, weight, reached = (one[:, :n_keys] for one in (self._sums, self._weight, self._reached))
         counts = np.bincount(keys, minlength=n_keys)
-        drifts = np.zeros(n_keys)
-        drifts[keys] = drift
         slower, faster = self._limits(keys, standardised)
         added = np.bincount(keys, np.clip(standardised, -faster, slower), minlength=n_keys)
         sums[:] = np.maximum(0.0, sums + _DIRECTIONS * added - ALLOWANCE * counts)
-        began = (counts > 0) & ((sums == 0.0) | np.isnan(origin))
         fade = FADE**counts
         weight[:] = np.where(sums > 0.0, fade * weight + counts, 0.0)
-        reached[:] = np.where(sums > 0.0, fade * reached + np.bincount(keys, deviation + drift, minlength=n_keys), 0.0)
-        origin[:] = np.where(began, drifts, origin)
+        reached[:] = np.where(sums > 0.0, fade * reached + np.bincount(keys, deviation, minlength=n_keys), 0.0)
         return np.flatnonzero((sums > self._limit).any(axis=0)).astype(np.int64)
 
     def _limits(self, keys: Ints, standardised: Floats) -> Floats:
@@ -131,15 +121,14 @@ class ChangeDetector:
     def shift(self, keys: Ints) -> float:
         """By how much (log) these keys have moved: their median."""
         direction = np.argmax(self._sums[:, keys], axis=0)
-        weight, origin = self._weight[direction, keys], np.nan_to_num(self._origin[direction, keys])
-        return float(np.median((self._reached[direction, keys] - origin * weight) / np.maximum(weight, 1.0)))
+        weight = np.maximum(self._weight[direction, keys], 1.0)
+        return float(np.median(self._reached[direction, keys] / weight))
 
     def _grow(self, n_keys: int) -> None:
         if (more := n_keys - self._sums.shape[1]) > 0:
             room = np.zeros((2, max(more, self._sums.shape[1], 64)))
-            for name in ("_sums", "_weight", "_reached", "_origin", "_beyond", "_quiet"):
-                new = room if name != "_origin" else np.full_like(room, np.nan)
-                setattr(self, name, np.concatenate([getattr(self, name), new], axis=1))
+            for name in ("_sums", "_weight", "_reached", "_beyond", "_quiet"):
+                setattr(self, name, np.concatenate([getattr(self, name), room], axis=1))
 
 
 class FinishedSteps(NamedTuple):
@@ -241,7 +230,7 @@ class Together:
         fade = 1.0 - 1.0 / ALIKE_MEMORY
         self._square = fade * self._square + min(pooled**2, CLIP**2 * variance)
         self._weight = fade * self._weight + 1.0
-        return bool(len(self._changes.update(_ALL, standardised, standardised, np.zeros(1))))
+        return bool(len(self._changes.update(_ALL, standardised, standardised)))
 
 
 class Regimes:

@@ -3,8 +3,6 @@
 Durations enter as natural logs. One training step's calls of a slot share whatever that step suffered, so
 the unit of evidence is the *step mean*, not the call: a hundred calls of one bad step count once. Single
 calls are clipped around the slot's running centre first, so that a straggler moves a mean by little.
-
-Where the network drifts, all settings of a key drift with it: means are kept without that drift, which is followed.
 """
 
 from __future__ import annotations
@@ -37,16 +35,6 @@ CLIP_AT_LEAST: Final = 0.1
 MEMORY: Final = 160
 """Units after which older ones fade, so that slow drift is followed."""
 CALL_MEMORY: Final = 400.0
-FOLLOWED: Final = 0.03
-TREND: Final = 0.0002
-"""Shares of what is new in a unit that are taken for a drift of all the key's settings, and for how fast all drift."""
-FOLLOWED_UNITS: Final = 60
-"""So many units of a slot are known before what is new there says anything about that: what was promising at first
-falls back to its mean, which is no drift.
-"""
-MOST_NEWS: Final = 3.0
-"""No unit is news by more than this many noise scales."""
-
 
 class Calls(NamedTuple):
     """Calls grouped by slot: the distinct slots, each call's place among them, centres, deviations from them."""
@@ -74,13 +62,7 @@ class Evidence:
         self.n_calls = np.zeros(0, np.int64)
         self.n_units = np.zeros(0, np.int64)
         self.mean = np.zeros(0)
-        """Of the units, without what the slot's key had drifted at their time."""
-        self._drift = np.zeros(0)
-        self._trend = 0.0
-        """By how much more with each step."""
-        """By key, how much (log) all its settings have drifted together."""
-        self._as_measured = np.zeros(0)
-        """Mean of the units with whatever their keys had drifted."""
+        """Of the units."""
         self.spread = np.zeros(0)
         """Sum of squared deviations of the units."""
         self.extra_us = np.zeros(0)
@@ -118,7 +100,6 @@ class Evidence:
                 more = np.zeros(max(64, 2 * key) - len(self._key_dof))
                 self._key_dof = np.concatenate([self._key_dof, more])
                 self._key_spread = np.concatenate([self._key_spread, more])
-                self._drift = np.concatenate([self._drift, more])
             self.candidates.append(candidate)
             if found >= len(self.key):
                 self._grow(max(256, 2 * found))
@@ -130,7 +111,7 @@ class Evidence:
         """What the only call of each of these slots took says nothing."""
         for one in (self.n_calls, self.n_units, self._open_calls):
             one[slots] = 0
-        self._open_sum[slots] = self.mean[slots] = self._as_measured[slots] = self.spread[slots] = 0.0
+        self._open_sum[slots] = self.mean[slots] = self.spread[slots] = 0.0
         self.history.forget(self.key[slots], slots)
 
     def slots_of(self, key: int) -> list[int]:
@@ -141,7 +122,7 @@ class Evidence:
         for name in ("key", "algorithm", "protocol", "n_calls", "n_units", "_open_step", "_open_calls"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(capacity - len(old), np.int64)]))
-        for name in ("mean", "_as_measured", "spread", "extra_us", "_open_sum", "_call_dof", "_call_spread"):
+        for name in ("mean", "spread", "extra_us", "_open_sum", "_call_dof", "_call_spread"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(capacity - len(old))]))
 
@@ -180,23 +161,17 @@ class Evidence:
         n = self.n_units[slots] + weight
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = np.where(calls > 0, self._open_sum[slots] / np.maximum(calls, 1), 0.0)
-            drift = self._drift[self.key[slots]]
-            centre: Floats = drift + (self.mean[slots] * self.n_units[slots] + (unit - drift) * weight) / n
+            centre: Floats = (self.mean[slots] * self.n_units[slots] + unit * weight) / n
         return centre
-
-    def drift(self, keys: Ints) -> Floats:
-        """How much (log) all settings of each key index have drifted together, shape [n]."""
-        return self._drift[keys]
 
     def log_us(self, slot: int) -> float:
         """Best current mean of one slot; NaN where nothing is known."""
         n_open = int(self._open_calls[slot])
         n_units = int(self.n_units[slot])
-        drift = float(self._drift[self.key[slot]])
         if not n_open:
-            return drift + float(self.mean[slot]) if n_units else float("nan")
-        unit = float(self._open_sum[slot]) / n_open - drift
-        return drift + (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
+            return float(self.mean[slot]) if n_units else float("nan")
+        unit = float(self._open_sum[slot]) / n_open
+        return (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
 
     def units(self, slot: int) -> float:
         """Units behind `centre`, the unfinished step included."""
@@ -229,29 +204,6 @@ class Evidence:
         if self.noise.at(self._newest_step) == NONE:
             return 1
         return 1 + int(self.history.n_units[self.key[slot]]) // DEPTH
-
-    def gain_beyond_drift(self, first: int, second: int, gain: float) -> float:
-        """What is left of a gain if what was taken for a drift of the key was none.
-
-        Of several settings the one that seems fastest was also lucky. It runs most, and as its luck ends, all its key's
-        settings seem to drift: what is measured then seems faster than what was measured before.
-
-        Args:
-            first: slot.
-            second: slot of the same key.
-            gain: of the second over the first (log).
-
-        Returns:
-            The gain, or the lower one without drift (log).
-        """
-        if self.noise.at(self._newest_step) != NONE:
-            return gain  # it is compared by what was measured
-        return min(gain, self._measured_log_us(first) - self._measured_log_us(second))
-
-    def _measured_log_us(self, slot: int) -> float:
-        n_units, n_open = int(self.n_units[slot]), int(self._open_calls[slot])
-        unit = float(self._open_sum[slot]) / n_open if n_open else 0.0
-        return (float(self._as_measured[slot]) * n_units + unit) / max(1, n_units + (n_open > 0))
 
     def agrees_nearby(self, first: int, second: int, gain: float, alpha: float) -> bool:
         """Whether neighbouring steps show the gain, too; a network that changed lately must prove it by these.
@@ -314,19 +266,16 @@ class Evidence:
 
     def _close(self, slots: Ints) -> None:
         keys = self.key[slots]
-        measured = self._open_sum[slots] / self._open_calls[slots]
-        unit = measured - self._drift[keys]
+        unit = self._open_sum[slots] / self._open_calls[slots]
         self._open_calls[slots] = 0
         self._open_sum[slots] = 0.0
         n = self.n_units[slots] + 1
         kept = 1.0 - 1.0 / np.minimum(n, MEMORY)
-        self._as_measured[slots] += (measured - self._as_measured[slots]) * (1.0 - kept)
         delta = unit - self.mean[slots]
         gained = delta**2 * kept
         self.mean[slots] += delta * (1.0 - kept)
         self.spread[slots] = self.spread[slots] * np.where(n > MEMORY, kept, 1.0) + gained
         self.n_units[slots] = np.minimum(n, MEMORY)
-        self._follow(keys, np.where(n > FOLLOWED_UNITS, delta, 0.0))
         is_dof = n > 1
         np.add.at(self._key_dof, keys, is_dof.astype(np.float64))
         np.add.at(self._key_spread, keys, gained)
@@ -338,17 +287,6 @@ class Evidence:
         if dof > 4000.0:
             dof, total = dof / 2, total / 2
         self._pooled = (dof, total)
-
-    def _follow(self, keys: Ints, news: Floats) -> None:
-        """A little of what is new at a key is taken for a drift of all its settings.
-
-        Else what was measured long ago would be compared with what its rival takes now. Level and trend are Holt's
-        double exponential smoothing.
-        """
-        limit = MOST_NEWS * self._typical()
-        news = np.clip(news, -limit, limit)
-        self._trend += TREND * float(news.sum()) / len(self._of_key)
-        np.add.at(self._drift, keys, FOLLOWED * news + self._trend)
 
 
 def grouped(ids: Ints, n_ids: int) -> tuple[Ints, Ints]:

@@ -147,7 +147,7 @@ class Intake:
         for step in np.unique(steps).tolist():
             at = steps == step
             units = self._means.add(keys[of[at]], clipped[at], step, sigma)
-            fired = self._changes.update(*units, evidence.drift(units.keys))
+            fired = self._changes.update(*units)
             if self._together.has_changed(units) and not len(fired):
                 fired = units.keys
             if not len(fired):

@@ -163,7 +163,7 @@ def compare(evidence: Evidence, first: int, second: int, alpha: float) -> tuple[
 
 
 def proven_gain(evidence: Evidence, first: int, second: int, gain: float, least: float, alpha: float) -> float | None:
-    """How much of a gain is there whether the key drifted or not, and in neighbouring steps.
+    """Whether a gain is there in neighbouring steps, too.
 
     Args:
         evidence: of the regime in force.
@@ -176,8 +176,7 @@ def proven_gain(evidence: Evidence, first: int, second: int, gain: float, least:
     Returns:
         Gain (log); None where it is not more than `least`.
     """
-    proven = evidence.gain_beyond_drift(first, second, gain)
-    return proven if proven > least and evidence.agrees_nearby(first, second, gain, alpha) else None
+    return gain if gain > least and evidence.agrees_nearby(first, second, gain, alpha) else None
 
 
 def level(false_promotion: float, n_tried: int) -> float:
