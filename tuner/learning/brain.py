@@ -43,7 +43,6 @@ from zerotune.tuner.learning.policy.epochs import Epochs
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.intake import Intake
 from zerotune.tuner.learning.policy.evidence.keys import KeyTable
-from zerotune.tuner.learning.policy.evidence.offered import withdraw_what_is_not_offered
 from zerotune.tuner.learning.policy.evidence.outlook import Outlook
 from zerotune.tuner.learning.policy.evidence.refused import Refusals
 from zerotune.tuner.learning.policy.memory import MemoryGate
@@ -273,7 +272,7 @@ class Brain:
             self._note(Event(self._states[0], self._states[0].incumbent, "takeover", words))
         if self._costs.revision != self._offered_by:
             self._offered_by = self._costs.revision
-            withdraw_what_is_not_offered(self._policy, self._states, self._note)
+            self._policy.withdraw_what_is_not_offered(self._states)
         self._policy.price.steps_at_risk = self._withdrawal.steps
         self._policy.price.first_steps_at_risk = self._withdrawal.first_steps
         self._policy.price.connection_us = self._intake.connections.typical_us

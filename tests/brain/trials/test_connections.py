@@ -27,8 +27,7 @@ from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.intake import Intake
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.overdrawn import pays_back
-from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.trials.trial import KeyState, pays_back
 from zerotune.tuner.learning.policy.turns import Turns
 
 RING, TREE = (Candidate(algorithm, Protocol.simple, 4) for algorithm in (Algorithm.ring, Algorithm.tree))

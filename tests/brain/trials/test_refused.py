@@ -9,7 +9,7 @@ import pytest
 from benchmarks.lib.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Protocol
-from zerotune.tuner.learning.policy.evidence.offered import NOT_OFFERED
+from zerotune.tuner.learning.policy.choice import NOT_OFFERED
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
 

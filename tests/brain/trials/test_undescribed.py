@@ -15,8 +15,8 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.choice import NOT_OFFERED
 from zerotune.tuner.learning.policy.evidence.field import FieldBook
-from zerotune.tuner.learning.policy.evidence.offered import NOT_OFFERED
 from zerotune.tuner.modeling.features import CostPrior, cell_of
 
 

@@ -14,7 +14,7 @@ looked at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -30,7 +30,6 @@ from zerotune.tuner.learning.policy.settings import PolicySettings
 from zerotune.tuner.learning.policy.trials.admission import Option
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.options import Options
-from zerotune.tuner.learning.policy.trials.overdrawn import pays_back
 from zerotune.tuner.learning.policy.trials.price import Price
 from zerotune.tuner.learning.policy.trials.trial import (
     MAX_TRIAL_UNITS,
@@ -40,6 +39,7 @@ from zerotune.tuner.learning.policy.trials.trial import (
     judge,
     judge_lead,
     odds,
+    pays_back,
 )
 from zerotune.tuner.learning.policy.trials.untold import Untold
 from zerotune.tuner.learning.policy.turns import Turns
@@ -66,6 +66,7 @@ NEAR_SIZES: Final = 8
 EVEN: Final = 0.5
 LEADS: Final = "; it runs in most steps until that is known"
 NEVER_STEP: Final = 2**62
+NOT_OFFERED: Final = "NCCL does not offer it here"
 
 
 class Event(NamedTuple):
@@ -344,6 +345,19 @@ class Policy:
         if candidate == state.lead:
             self.end_lead(state)
         self._report(Event(state, state.usual, "rollback", f"{candidate}: {reason}"))
+
+    def withdraw_what_is_not_offered(self, states: Sequence[KeyState]) -> None:
+        """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
+        offers = self.outlook.fields.offers
+        for state in states:
+            for setting in (state.trial, state.lead):
+                if setting is not None and not offers(state.family, setting):
+                    self.drop(state, setting, NOT_OFFERED, ban=True)
+            if not offers(state.family, state.incumbent):
+                words = f"{state.incumbent}: {NOT_OFFERED}"
+                state.banned[state.incumbent] = NOT_OFFERED
+                self.set_incumbent(state, BASELINE, "rollback", words)
+                self._report(Event(state, BASELINE, "rollback", words))
 
     # ---- inside ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.tuner.learning.policy.evidence.belief import KalmanFilter
+from zerotune.tuner.learning.policy.steps.kalman_filter import KalmanFilter
 
 OF_ALL: Final = 0.25
 """Prior standard deviation, in noise scales, of what trying anything anywhere does to a step."""

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.store.records import BASELINE
-from zerotune.tuner.learning.policy.evidence.belief import KalmanFilter
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.steps.kalman_filter import KalmanFilter
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats, Ints
 
