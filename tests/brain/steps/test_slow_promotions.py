@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.lib.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.policy.oversight import REST_STEPS
 
@@ -91,6 +91,25 @@ def test_steps_that_stay_slow_without_it_are_not_its_doing(slowdown: float) -> N
         state = next(state for state in brain._states if state.key.collective is Collective.all_gather)
         assert state.incumbent == FASTER
         assert not state.n_withdrawn
+
+
+def test_what_was_withdrawn_meanwhile_does_not_become_what_others_are_compared_with() -> None:
+    """Else a pause would run it."""
+    world, brain = _job(1, 0.005, NOTHING_BY_ITSELF)
+    _promoted(world, brain)
+    play(world, brain, 20)
+    state = next(state for state in brain._states if state.key.collective is Collective.all_gather)
+    assert brain._oversight._guarded.is_watching
+    brain._policy.set_incumbent(state, BASELINE, "rollback", "NCCL does not offer it here")
+    brain._urgent = True
+    play(world, brain, 5)
+    assert not brain._oversight._guarded.is_watching
+    brain._policy.begin_trial(state, Candidate(Algorithm.ring, Protocol.ll, 4), "", (0.1, 0.05), is_trusted=True)
+    compute_us = world.compute_us
+    for _ in range(100):
+        world.compute_us = compute_us * (1.3 if world.plan.rows else 1.0)
+        play(world, brain, 1)
+        assert all(row.candidate != FASTER for row in world.plan.rows)
 
 
 def test_a_slow_trial_at_its_key_is_not_held_against_it() -> None:

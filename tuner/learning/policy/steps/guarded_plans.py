@@ -135,6 +135,9 @@ class GuardedPlans:
             if self._promoted.get(key, (-1, 0))[0] != slots[key]:
                 self._promoted[key] = int(slots[key]), 0
         for key, (slot, n_steps) in [*self._promoted.items()]:
+            if evidence.candidates[slot] != states[key].incumbent:
+                del self._promoted[key]  # something else has withdrawn it, or followed it
+                continue
             self._promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
             if n_steps >= WATCH_STEPS or not self._policy.outlook.fields.offers(states[key].family, before):
