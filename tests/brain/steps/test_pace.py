@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.lib.brain_world import Call, World, decided, make_brain, play
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Collective, Phase
+from zerotune.store.records import BASELINE, Collective, Phase, StepRecord
 
 KINDS = (
     (Collective.all_gather, Phase.forward_gather),
@@ -90,3 +90,12 @@ def test_gains_are_no_other_pace(place: str, looks_every: int, seed: int) -> Non
     play(world, brain, 200, latency_steps=2, looks_every=looks_every)
     assert world.run_step()[1].duration_us < 0.95 * first_us
     assert not [one for one in brain.decisions() if one.kind == "pace"]
+
+
+def test_steps_that_call_nothing_may_have_any_pace() -> None:
+    world = _world()
+    brain = make_brain(world)
+    for step in range(60):
+        brain.step_finished(StepRecord(step, 0, 1_000.0 if step < 30 else 5_000.0))
+        assert brain.propose() is None
+    assert brain.decisions() == []

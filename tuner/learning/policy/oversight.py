@@ -177,7 +177,7 @@ class Oversight:
         )
         if is_on_trial:
             return self._variants.judge(in_force, step.step, duration_us, self._guarded.effects, states)
-        if shift is not None:
+        if shift is not None and states:
             self._pace_changed(shift, step.step, states)
         return paused != self._guarded.paused
 

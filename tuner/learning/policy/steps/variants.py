@@ -354,9 +354,9 @@ class Variants:
         worst_us = 0.0
         for index, candidate in changes.items():
             state = states[index]
-            if state.opinion is None:
-                continue
             options = self._policy.outlook.fields.of(state).options
+            if state.opinion is None or not {candidate, state.incumbent} <= {*options}:
+                continue
             at = [options.index(one) for one in (candidate, state.incumbent)]
             mean, spread = (opinion[at] for opinion in state.opinion)
             then_us, now_us = np.exp(mean)
