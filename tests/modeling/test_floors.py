@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from benchmarks.lib.data_sets import DataSet
 from benchmarks.modeling.prediction_held_out import floors
-from benchmarks.policy.brain_safety import least_steps
 from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import (
     BASELINE,
@@ -42,10 +39,3 @@ def test_smooth_times_can_be_predicted_and_an_isolated_jump_cannot() -> None:
     found = _floors(jump)
     assert found["interpolated_regret_worst"] == pytest.approx(100 * (400 / 44 - 1))
     assert found["neighbours_regret_worst"] == found["interpolated_regret_worst"], "not even in hindsight"
-
-
-def test_fewest_steps_of_any_test() -> None:
-    assert least_steps(40, math.log(1.02), 0.004, 0.9) == 5
-    assert least_steps(8, math.log(1.02), 0.004, 0.9) == 8
-    assert least_steps(3, math.log(1.02), 0.001, 0.9) == math.inf, "three known steps never say enough"
-    assert least_steps(40, math.log(1.1), 0.004, 0.9) == 1
