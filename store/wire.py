@@ -245,6 +245,14 @@ class StoreState(msgspec.Struct, frozen=True):
     """Records lost for good since the daemon started."""
     is_gone: bool = False
     """The store's file was removed or moved away: what is written goes with it."""
+    damage: str = ""
+    """What was wrong with the file that is `set_aside`; empty: nothing was."""
+    set_aside: str = ""
+    """Where a damaged file is kept since the daemon started; it goes on in a new one."""
+    n_recovered: int = 0
+    """Measurements of the damaged file that are in the new one."""
+    n_missing: int | None = None
+    """Measurements of it that could not be read; None: nobody knows."""
 
 
 class EndedJob(msgspec.Struct, frozen=True):
@@ -278,7 +286,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     """None from an older daemon."""
     store: StoreState = StoreState()
     health: str = "ok"
-    """`degraded` while the store cannot be written, or its file is gone."""
+    """`degraded` while the store cannot be written, or its file is gone; `damaged` if its file was."""
     without_steps: tuple[NoSteps, ...] = ()
     """Jobs of which no step was ever seen to end; they are not among `jobs`."""
     ended: tuple[EndedJob, ...] = ()

@@ -26,8 +26,9 @@ from zerotune.store.lockfile import LockFile
 from zerotune.store.passages import Passages
 from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
 from zerotune.store.sqlite import measurements as _measurements
+from zerotune.store.sqlite.damage import Damage, DamageWatch
 from zerotune.store.sqlite.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
-from zerotune.store.sqlite.opening import open_for_reading, open_for_writing, reader
+from zerotune.store.sqlite.opening import begin_anew, open_for_reading, open_for_writing, reader
 from zerotune.store.sqlite.retention import Retention, retain
 from zerotune.store.sqlite.rows import DECISION_COLUMNS, decision_of, decision_values, fabric_row, job_row
 from zerotune.store.sqlite.writer import Writer
@@ -54,26 +55,28 @@ class Store:
         reading: sqlite3.Connection,
         writing: sqlite3.Connection | None,
         lock: LockFile | None,
-        set_aside: Path | None,
+        damage: Damage | None,
         retention: Retention,
         clock: Callable[[], float],
     ) -> None:
         self.path = path
-        self.set_aside = set_aside
-        """Where a damaged file that stood at `path` was moved to."""
+        self._damage = damage
         self.n_invalid = 0
         """Measurements refused because a field held a value no record allows."""
         self._lock = lock
         self._clock = clock
         self._retention = retention
         self._readers = threading.local()
-        self._readers.connection = reading
+        self._n_files = 0
+        self._readers.connection, self._readers.n_files = reading, 0
         self._connections = [reading]
         self._writing = writing
         self._file = os.stat(path)
         self._series = _measurements.SeriesIds()
         self._rows_until_retention = 0
-        self._writer = None if writing is None else Writer(writing, self._series.forget)
+        self._writer = (
+            None if writing is None else Writer(writing, self._series.forget, self._begin_anew, DamageWatch(path))
+        )
 
     @classmethod
     def open(
@@ -109,13 +112,18 @@ class Store:
         retention = retention or Retention()
         if read_only:
             return cls(path, open_for_reading(path), None, None, None, retention, clock)
-        writing, lock, set_aside = open_for_writing(path, may_set_aside=may_set_aside)
-        store = cls(path, reader(path), writing, lock, set_aside, retention, clock)
+        writing, lock, damage = open_for_writing(path, may_set_aside=may_set_aside)
+        store = cls(path, reader(path), writing, lock, damage, retention, clock)
         if any(job.started_at_s and job.ended_at_s is None and not job.is_lost for job in store.jobs()):
             # Whoever recorded them is gone; those that train on are recorded anew when they greet.
             unended = "ended_at_s IS NULL AND started_at_s > 0 AND is_lost = 0"
             store._put(lambda connection: connection.execute(f"UPDATE jobs SET is_lost = 1 WHERE {unended}"))
         return store
+
+    @property
+    def set_aside(self) -> Path | None:
+        """Where the damaged file is that stood at `path` until this store was opened, or while it was open."""
+        return None if self._damage is None else self._damage.set_aside
 
     @property
     def is_read_only(self) -> bool:
@@ -132,7 +140,13 @@ class Store:
         """Whether what is recorded can be written, and what was lost."""
         if self._writer is None:
             return StoreState()
-        return msgspec.structs.replace(self._writer.state, is_gone=self._is_gone())
+        state = msgspec.structs.replace(self._writer.state, is_gone=self._is_gone())
+        if (damage := self._damage) is not None:
+            state = msgspec.structs.replace(
+                state, damage=damage.error, set_aside=str(damage.set_aside),
+                n_recovered=damage.n_recovered, n_missing=damage.n_missing,
+            )  # fmt: skip
+        return state
 
     @property
     def n_written(self) -> int:
@@ -540,6 +554,16 @@ class Store:
 
         self._writer.put(write, n_rows, is_essential=is_essential)
 
+    def _begin_anew(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+        """Called by the writer's thread when the file proves to be damaged."""
+        if self._writing is not None:
+            self._writing.close()  # before the new file's log is there, which closing would remove by its name
+        self._writing, self._damage = begin_anew(self.path, error)
+        self._series.forget()
+        self._file = os.stat(self.path)
+        self._n_files += 1
+        return self._writing
+
     def _columns(self, table: str) -> set[str]:
         """What a table has: an older store that is only read may lack the newest."""
         return {name for _, name, *_ in self._reader().execute(f"PRAGMA table_info({table})")}
@@ -554,8 +578,10 @@ class Store:
     def _reader(self) -> sqlite3.Connection:
         """This thread's reading connection; SQLite allows any number of them."""
         connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
-        if connection is None:
+        if connection is None or self._readers.n_files != self._n_files:
+            n_files = self._n_files
             connection = self._readers.connection = reader(self.path)
+            self._readers.n_files = n_files
             self._connections.append(connection)
         return connection
 

@@ -26,6 +26,7 @@ from zerotune.store.records import (
     TimingSource,
     size_class,
 )
+from zerotune.store.sqlite.checksums import checksums
 from zerotune.store.sqlite.levels import Cells, Levelled, levelled
 
 UNKNOWN: Final = 255
@@ -59,13 +60,14 @@ _SERIES_COLUMNS: Final = (
 )  # fmt: skip
 _SERIES: Final = np.dtype([(name, MEASUREMENT[name]) for name in _SERIES_COLUMNS])
 _ROW_COLUMNS: Final = ("series", "job", "epoch", "step", "duration_us", "memory_pressure", "measured_at_s")
+_WRITTEN: Final = (*_ROW_COLUMNS, "checksum")
 _ROWS_PER_STATEMENT: Final = 1000
-"""7 values a row: below SQLite's usual limit of 32,766 parameters."""
+"""8 values a row: below SQLite's usual limit of 32,766 parameters."""
 
 
 def _insert(n_rows: int) -> str:
-    marks = "(" + ",".join("?" * len(_ROW_COLUMNS)) + ")"
-    return f"INSERT INTO measurements ({','.join(_ROW_COLUMNS)}) VALUES " + ",".join([marks] * n_rows)
+    marks = "(" + ",".join("?" * len(_WRITTEN)) + ")"
+    return f"INSERT INTO measurements ({','.join(_WRITTEN)}) VALUES " + ",".join([marks] * n_rows)
 
 
 _FULL_INSERT: Final = _insert(_ROWS_PER_STATEMENT)
@@ -129,7 +131,8 @@ def insert(
         block: MEASUREMENT, shape (n,).
         measured_at_s: Unix time, of all of them.
     """
-    n_columns = len(_ROW_COLUMNS)
+    n_columns = len(_WRITTEN)
+    checksum = checksums([series, job, *(block[name] for name in _ROW_COLUMNS[2:6]), measured_at_s])
     for start in range(0, len(block), _ROWS_PER_STATEMENT):
         part = block[start : start + _ROWS_PER_STATEMENT]
         n_rows = len(part)
@@ -141,7 +144,9 @@ def insert(
         values[4::n_columns] = part["duration_us"].tolist()
         values[5::n_columns] = part["memory_pressure"].tolist()  # SQLite stores NaN as NULL
         values[6::n_columns] = [measured_at_s] * n_rows
+        values[7::n_columns] = checksum[start : start + n_rows].tolist()
         connection.execute(_FULL_INSERT if n_rows == _ROWS_PER_STATEMENT else _insert(n_rows), values)
+    connection.execute("UPDATE tallies SET n_rows = n_rows + ? WHERE name = 'measurements'", (len(block),))
 
 
 def select(

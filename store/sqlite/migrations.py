@@ -87,7 +87,17 @@ def m004_what_passed_the_tuner_by(db: Database) -> None:
     db.execute("ALTER TABLE jobs ADD COLUMN passages TEXT NOT NULL DEFAULT '{}'")
 
 
-READABLE_WITHOUT: Final = {"m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by"}
+@MIGRATIONS()
+def m005_what_was_written(db: Database) -> None:
+    """A checksum of each measurement (NULL: not checked), and how many measurements there must be."""
+    db.execute("ALTER TABLE measurements ADD COLUMN checksum INTEGER")
+    db.execute("CREATE TABLE tallies (name TEXT PRIMARY KEY, n_rows INTEGER NOT NULL) WITHOUT ROWID")
+    db.execute("INSERT INTO tallies SELECT 'measurements', count(*) FROM measurements")
+
+
+READABLE_WITHOUT: Final = {
+    "m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by", "m005_what_was_written",
+}  # fmt: skip
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 
 

@@ -14,8 +14,11 @@ from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.lockfile import LockFile, LockHeld
+from zerotune.store.sqlite.checksums import mark_wrong_rows
+from zerotune.store.sqlite.damage import Damage, check_pages
 from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
-from zerotune.store.sqlite.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
+from zerotune.store.sqlite.salvage import salvage
+from zerotune.store.sqlite.sound_rows import CELLS, columns_of, show_sound_rows, sound_condition, warn_of_damage
 
 _log = logging.getLogger("zerotune.store")
 
@@ -31,8 +34,8 @@ class StoreDamage(sqlite3.DatabaseError):
     """SQLite can read the file, but tables or columns are missing."""
 
 
-def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Path | None]:
-    """The writer's connection, the lock that goes with it, and where a corrupt file was set aside.
+def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Damage | None]:
+    """The writer's connection, the lock that goes with it, and what was wrong with a file that was set aside.
 
     Raises:
         StoreError: the directory cannot be written, or the file is another application's; or it is corrupt and may
@@ -44,7 +47,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
     lock = _lock(path)
     is_new = not path.exists()
     try:
-        set_aside = None
+        damage = None
         try:
             connection = _checked(path)
         except sqlite3.DatabaseError as error:
@@ -52,15 +55,50 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
                 raise StoreError(f"store {path} cannot be opened: {_in_one_line(error)}", _BY_FLAG) from error
             if not may_set_aside:
                 raise StoreError(f"store {path} is damaged: {_in_one_line(error)}", _RESTART) from error
-            set_aside = _set_aside(path, error)
-            connection = _checked(path)
-        return connection, lock, set_aside
+            try:
+                connection, damage = begin_anew(path, error)
+            except (sqlite3.Error, OSError) as failure:
+                problem = f"store {path} is damaged ({_in_one_line(error)}), and a new one cannot be begun: {failure}"
+                raise StoreError(problem, "make room there, or " + _BY_FLAG) from failure
+        return connection, lock, damage
     except BaseException:
         if is_new:  # on a full disk, for example: half a store is of no use
-            for suffix in _SIDE_FILES:
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            _remove(path)
         lock.release()
         raise
+
+
+def begin_anew(path: Path, error: sqlite3.DatabaseError) -> tuple[sqlite3.Connection, Damage]:
+    """Keep a damaged file under another name, and begin a new one in its place with what is sound of it.
+
+    Args:
+        path: of the store, whose lock is held, and which no connection of this process writes any more.
+        error: what SQLite found.
+
+    Returns:
+        The writer's connection to the new file, and what is known of the damage.
+
+    Raises:
+        sqlite3.Error: the new file cannot be written; all is as it was.
+        OSError: the old one cannot be renamed.
+    """
+    set_aside = _free_name(path)
+    _rename(path, set_aside)
+    try:
+        connection = _checked(path)
+        try:
+            found = salvage(set_aside, connection)
+        except BaseException:
+            connection.close()
+            raise
+    except BaseException:
+        _remove(path)
+        _rename(set_aside, path)
+        raise
+    damage = Damage(_in_one_line(error), set_aside, found.n_recovered, found.n_missing)
+    words = "store %s is damaged (%s): kept as %s, going on in a new one; %s"
+    _log.error(words, path, damage.error, set_aside, damage.losses)
+    return connection, damage
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -125,9 +163,7 @@ def _lock(path: Path) -> LockFile:
 def _checked(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
     try:
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(verdict)
+        check_pages(connection)
         _check_origin(connection, path)
         _check_tables(connection)
         connection.execute("PRAGMA journal_mode = WAL")
@@ -139,6 +175,7 @@ def _checked(path: Path) -> sqlite3.Connection:
         if MIGRATIONS.pending(database):
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             MIGRATIONS.apply(database)
+        mark_wrong_rows(connection, sound_condition(connection, "measurements"))
         warn_of_damage(connection, path)
     except BaseException:
         connection.close()
@@ -196,18 +233,25 @@ def _refuse_foreign(path: Path) -> None:
             raise StoreError(f"{path} is no zerotune store", _BY_FLAG)
 
 
-def _set_aside(path: Path, error: sqlite3.DatabaseError) -> Path:
-    """Rename a corrupt store and its side files to a name that is free; nothing is overwritten."""
+def _free_name(path: Path) -> Path:
+    """Where a damaged store may be kept: nothing is overwritten."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     names = [f"{path.name}.corrupt-{stamp}"] + [f"{path.name}.corrupt-{stamp}-{n}" for n in range(2, 1000)]
-    aside = next(
+    return next(
         path.with_name(name)
         for name in names
         if not any(path.with_name(name + suffix).exists() for suffix in _SIDE_FILES)
     )
+
+
+def _rename(path: Path, target: Path) -> None:
+    """A store, with its side files."""
     for suffix in _SIDE_FILES:
-        old = path.with_name(path.name + suffix)
-        if old.exists():
-            old.rename(path.with_name(aside.name + suffix))
-    _log.warning("store %s is damaged (%s): set aside as %s, starting a new one", path, _in_one_line(error), aside)
-    return aside
+        if (old := path.with_name(path.name + suffix)).exists():
+            old.rename(target.with_name(target.name + suffix))
+
+
+def _remove(path: Path) -> None:
+    """A store, with its side files."""
+    for suffix in _SIDE_FILES:
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -54,6 +54,8 @@ def retain(connection: sqlite3.Connection, retention: Retention) -> None:
                 " JOIN series s ON s.id = m.series WHERE s.fabric = ? ORDER BY m.id LIMIT ?)",
                 (fabric, n_rows - retention.max_rows_per_fabric),
             ).rowcount
+    if n_old or n_over:
+        connection.execute("UPDATE tallies SET n_rows = n_rows - ? WHERE name = 'measurements'", (n_old + n_over,))
     last_id = _last_id_before(connection, "jobs", "started_at_s", retention.max_days)
     old_jobs = "started_at_s > 0 AND id <= ? AND id NOT IN (SELECT job FROM measurements)"
     for table in ("steps", "decisions"):

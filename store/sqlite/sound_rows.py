@@ -84,6 +84,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "duration_us": _DURATION_US,
         "memory_pressure": _or_null(_NUMBER),
         "measured_at_s": _TIME_S,
+        "checksum": _or_null(_COUNT),  # below 0: it was found to be wrong
     },
     "steps": {
         "job": _ID,
@@ -194,6 +195,11 @@ def _tell(words: str) -> None:
     if words not in _told:
         _told.add(words)
         _log.warning("%s", words)
+
+
+def sound_condition(connection: sqlite3.Connection, table: str) -> str:
+    """SQL: every cell of a row holds what it may; of the columns that are there."""
+    return f"ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0)"
 
 
 def _condition(connection: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from zerotune.store.sqlite.checkpoints import IDLE_S, Checkpoints
+from zerotune.store.sqlite.damage import DamageWatch, is_damage
 from zerotune.store.wire import StoreState
 
 _log = logging.getLogger("zerotune.store")
@@ -43,10 +44,17 @@ class Writer:
     """Runs operations in order on its own thread, as many per transaction as have gathered.
 
     `connection` must be in autocommit mode and is used by this thread alone. `on_rollback` forgets
-    whatever operations remember of a transaction that was undone.
+    whatever operations remember of a transaction that was undone. `begin_anew` is called with the error that shows
+    that the file is damaged, closes the connection, and returns one to a sound file; `watch` looks for such damage.
     """
 
-    def __init__(self, connection: sqlite3.Connection, on_rollback: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        on_rollback: Callable[[], None],
+        begin_anew: Callable[[sqlite3.DatabaseError], sqlite3.Connection],
+        watch: DamageWatch,
+    ) -> None:
         self.n_lost = 0
         """Rows that did not fit into the queue, or that SQLite refused."""
         self.n_written = 0
@@ -54,6 +62,10 @@ class Writer:
         self._connection = connection
         self._checkpoints = Checkpoints(connection)
         self._on_rollback = on_rollback
+        self._begin_anew = begin_anew
+        self._damaged: sqlite3.DatabaseError | None = None
+        """What is wrong with a file that could not be left yet; its connection is closed."""
+        self._watch = watch
         self._error, self._failed_at_s = "", time.monotonic()
         self._is_out = False
         self._n_lost_before = 0
@@ -141,12 +153,15 @@ class Writer:
                 self._changed.notify_all()
             if not left:
                 self._checkpoints.committed()
-        self._checkpoints.cut()
+        if self._damaged is None:
+            self._checkpoints.cut()
 
     def _next_batch(self) -> list[_Entry]:
-        while self._checkpoints.is_log_left and not self._has_work(IDLE_S):
-            self._checkpoints.cut()
-        self._has_work(None)
+        while not self._has_work(IDLE_S if self._checkpoints.is_log_left else self._watch.due_in_s):
+            if self._checkpoints.is_log_left:
+                self._checkpoints.cut()
+            self._look_for_damage()
+        self._look_for_damage()
         with self._changed:
             self._changed.wait_for(lambda: self._hurry or self._closing, RETRY_S if self._is_out else LINGER_S)
             batch = list(self._pending)
@@ -155,14 +170,39 @@ class Writer:
             self._hurry = False
             return batch
 
-    def _has_work(self, timeout_s: float | None) -> bool:
+    def _look_for_damage(self) -> None:
+        """If it is time to, and not while the store is being closed."""
+        if not self._watch.due_in_s and not self._closing and (error := self._watch.look()) is not None:
+            self._leave_damaged_file(error)
+
+    def _leave_damaged_file(self, error: sqlite3.DatabaseError) -> str:
+        """Go on in a sound file; why that cannot be done now, empty if it is done."""
+        self._damaged = error
+        try:
+            self._connection = self._begin_anew(error)
+        except Exception as failure:  # no room for another file, say
+            self._checkpoints.is_log_left = False
+            return f"{error}; {failure}"
+        self._damaged, self._checkpoints = None, Checkpoints(self._connection)
+        return ""
+
+    def _has_work(self, timeout_s: float) -> bool:
         """Wait for it, so long at most."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._pending) or self._closing, timeout_s)
 
     def _write(self, batch: list[_Entry]) -> list[_Entry]:
         """Commit `batch`, in halves where the whole cannot be written; what is left when SQLite can write no more."""
-        if not batch or (error := self._commit(batch)) is None:
+        if not batch:
+            return []
+        error = self._damaged or self._commit(batch)
+        if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+            problem = self._leave_damaged_file(error)
+            error = None if problem else self._commit(batch)
+            if problem or (error is not None and is_damage(error)):
+                self._say_it_began(problem or str(error))
+                return batch
+        if error is None:
             return []
         if len(batch) > 1:
             half = len(batch) // 2

@@ -119,6 +119,14 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
             f" `kill {reply.daemon_pid}`, put back what was there, and start the daemon anew",
             "bold red",
         )
+    if store.damage:
+        n_missing = "an unknown number" if store.n_missing is None else f"{store.n_missing:,}"
+        yield (
+            f"{reply.health}: the store's file was damaged ({store.damage}): what is measured goes into a new one."
+            f" {_counted(store.n_recovered, 'measurement')} recovered, {n_missing} lost. The old file is kept as"
+            f" {store.set_aside}. Look at the disk",
+            "bold red",
+        )
     if store.is_out:
         room = f", {decimal(free_bytes)} free" if (free_bytes := _free_bytes(folder)) is not None else ""
         yield (

@@ -154,6 +154,9 @@ def _of_daemon(status: StatusReply | None) -> Iterator[Metric]:
     yield CounterMetricFamily("zerotune_daemon_refused", "Malformed messages refused.", value=status.n_refused)
     yield CounterMetricFamily("zerotune_store_lost", "Records that could not be stored.", value=status.store.n_lost)
     yield GaugeMetricFamily(
+        "zerotune_store_damaged", "Whether the store's file was found damaged.", value=float(bool(status.store.damage))
+    )
+    yield GaugeMetricFamily(
         "zerotune_store_waiting", "Records that the store cannot take now.", value=status.store.n_waiting
     )
 

@@ -52,7 +52,13 @@ class DaemonStatus:
             jobs=self._service.jobs(),
             options=self._options,
             store=writing,
-            health="degraded" if writing.is_out or writing.is_gone else "ok",
+            health=_health(writing),
             without_steps=absent_jobs.without_steps(job_ids),
             ended=absent_jobs.ended(job_ids),
         )
+
+
+def _health(store: wire.StoreState) -> str:
+    if store.is_out or store.is_gone:
+        return "degraded"
+    return "damaged" if store.damage else "ok"

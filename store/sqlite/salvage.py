@@ -1,0 +1,208 @@
+"""Sound rows of a damaged store, copied into a new one.
+
+Each table is read by SQLite itself, around what it cannot read; then the measurements on pages that no table leads to
+any more are added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from sqlite_utils import Database
+
+from zerotune.store.sqlite.checksums import COVERED, agree
+from zerotune.store.sqlite.migrations import MIGRATIONS
+from zerotune.store.sqlite.orphans import PAGE_BYTES, orphans
+from zerotune.store.sqlite.sound_rows import CELLS, columns_of, sound_condition
+
+_CHUNK_ROWS: Final = 10_000
+_LAST_ID: Final = 2**62
+_KEYS: Final = {"steps": ("job", "step"), "models": ("name", "fabric_id")}
+"""Tables that are read in the order of these columns; all others by `id`."""
+Row = tuple[Any, ...]
+
+
+class Salvaged(NamedTuple):
+    """What became of the measurements of a damaged store."""
+
+    n_recovered: int
+    n_missing: int | None
+    """None: how many there were cannot be read."""
+
+
+def salvage(damaged: Path, connection: sqlite3.Connection) -> Salvaged:
+    """Copy what is sound in a damaged store.
+
+    Args:
+        damaged: its file, which stays as it is.
+        connection: the writer's, to a new and empty store; in autocommit mode.
+
+    Returns:
+        How many measurements were found, and how many were not.
+
+    Raises:
+        sqlite3.Error: the new store cannot be written.
+        OSError: there is no room to work in.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"{damaged.name}.", dir=damaged.parent) as folder:
+            rows = _Copy(connection)
+            n_written = rows.copy(_readable(damaged, Path(folder)))
+            if rows.has_holes or n_written is None or rows.n_measurements < n_written:
+                rows.copy_orphans(damaged)
+        connection.execute(
+            "INSERT OR IGNORE INTO main.jobs (id, job_id)"
+            " SELECT DISTINCT job, 'recovered-' || job FROM main.measurements"
+            " WHERE job NOT IN (SELECT id FROM main.jobs)"
+        )
+        connection.execute("DELETE FROM main.measurements WHERE series NOT IN (SELECT id FROM main.series)")
+        n_recovered = rows.n_measurements
+        connection.execute("UPDATE tallies SET n_rows = ? WHERE name = 'measurements'", (n_recovered,))
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    return Salvaged(n_recovered, None if n_written is None else max(0, n_written - n_recovered))
+
+
+class _Copy:
+    """Copies rows into the new store, each once."""
+
+    def __init__(self, target: sqlite3.Connection) -> None:
+        self.has_holes = False
+        """Whether something could not be read."""
+        self._target = target
+
+    @property
+    def n_measurements(self) -> int:
+        """How many are there now."""
+        return int(self._target.execute("SELECT count(*) FROM main.measurements").fetchone()[0])
+
+    def copy(self, path: Path) -> int | None:
+        """Copy the sound rows of all tables; returns how many measurements were written, None where that is lost."""
+        n_written = None
+        with contextlib.closing(_reading(path)) as source:
+            with contextlib.suppress(sqlite3.DatabaseError):
+                n_written = self._tally(source)
+            for table in CELLS:
+                self._copy_table(source, table)
+        return n_written
+
+    def copy_orphans(self, path: Path) -> None:
+        """Copy measurements from single pages."""
+        for found in orphans(path):
+            self._insert("measurements", ["id", *COVERED, "checksum"], found)
+
+    def _tally(self, source: sqlite3.Connection) -> int | None:
+        found = source.execute("SELECT n_rows FROM tallies WHERE name = 'measurements'").fetchone()
+        return int(found[0]) if found and isinstance(found[0], int) else None
+
+    def _copy_table(self, source: sqlite3.Connection, table: str) -> None:
+        there, sound = set[str](), ""
+        with contextlib.suppress(sqlite3.DatabaseError):
+            there, sound = columns_of(source, table), sound_condition(source, table)
+        columns = sorted(name for name in columns_of(self._target, table) if name in there)
+        if not columns:
+            self.has_holes = True
+            return
+        if table == "measurements" and not {*COVERED}.issubset(columns):
+            columns = [name for name in columns if name != "checksum"]  # it would be wrong
+        rows = self._rows(source, table, columns, sound)
+        while chunk := [*itertools.islice(rows, _CHUNK_ROWS)]:
+            self._insert(table, columns, chunk)
+
+    def _insert(self, table: str, columns: list[str], rows: list[Row]) -> None:
+        if table == "measurements" and "checksum" in columns:
+            at = [columns.index(name) for name in (*COVERED, "checksum")]
+            good = agree([[row[index] for index in at] for row in rows])
+            rows = [rows[index] for index in np.flatnonzero(good)]
+        marks = ",".join("?" * len(columns))
+        self._target.executemany(f"INSERT OR IGNORE INTO main.{table} ({','.join(columns)}) VALUES ({marks})", rows)
+
+    def _rows(self, source: sqlite3.Connection, table: str, columns: list[str], sound: str) -> Iterator[Row]:
+        listed = ",".join(columns)
+        if table not in _KEYS:
+            select = f"SELECT {listed} FROM main.{table} NOT INDEXED WHERE {sound}"
+            yield from self._by_id(source, select, columns.index("id"))
+        if table in _KEYS or table == "series":  # an index of series holds all that the table does
+            index = "INDEXED BY sqlite_autoindex_series_1" if table == "series" else ""
+            keys = _KEYS.get(table, tuple(CELLS[table]))
+            for order in ("ASC", "DESC"):  # from both ends up to what cannot be read
+                by = ",".join(f"{name} {order}" for name in keys)
+                select = f"SELECT {listed} FROM main.{table} {index} WHERE {sound} ORDER BY {by}"
+                if (yield from self._until_damage(source, select)):
+                    break
+
+    def _by_id(self, source: sqlite3.Connection, select: str, at: int) -> Iterator[Row]:
+        """All rows that can be read; in the order of ids, but for those between what cannot and the next that can."""
+        last = 0
+        while True:
+            try:
+                for row in source.execute(f"{select} AND id > ? ORDER BY id", (last,)):
+                    last = row[at]
+                    yield row
+                return
+            except sqlite3.DatabaseError:
+                self.has_holes = True
+            leap = 1
+            while leap < _LAST_ID:
+                try:
+                    source.execute(f"{select} AND id > ? ORDER BY id LIMIT 1", (last + leap,)).fetchone()
+                    break
+                except sqlite3.DatabaseError:
+                    leap *= 2
+            else:
+                return
+            between = f"{select} AND id > ? AND id <= ? ORDER BY id DESC"
+            yield from self._until_damage(source, between, last, last + leap)
+            last += leap
+
+    def _until_damage(self, source: sqlite3.Connection, select: str, *values: int) -> Generator[Row, None, bool]:
+        """Rows until one cannot be read; whether all could."""
+        try:
+            yield from source.execute(select, values)
+        except sqlite3.DatabaseError:
+            self.has_holes = True
+            return False
+        return True
+
+
+def _uri(path: Path) -> str:
+    """To read it without a change, and without side files of its own where it has no log."""
+    mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "immutable=1"
+    return f"{path.absolute().as_uri()}?{mode}"
+
+
+def _reading(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(_uri(path), uri=True)
+    connection.text_factory = lambda raw: raw.decode(errors="replace")
+    return connection
+
+
+def _readable(damaged: Path, folder: Path) -> Path:
+    """The file itself; if its first page is lost, a copy with that of a new store: tables begin at the same pages."""
+    try:
+        with contextlib.closing(_reading(damaged)) as source:
+            source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return damaged
+    except sqlite3.DatabaseError:
+        mended, new = folder / "mended.db", folder / "new.db"
+    if not mended.exists():
+        with contextlib.closing(sqlite3.connect(new)) as connection:
+            MIGRATIONS.apply(Database(connection))
+        page = bytearray(new.read_bytes()[:PAGE_BYTES])
+        page[28:32] = (damaged.stat().st_size // PAGE_BYTES).to_bytes(4, "big")
+        page[32:40] = bytes(8)  # no free pages
+        shutil.copyfile(damaged, mended)
+        with mended.open("r+b") as file:
+            file.write(page)
+    return mended
