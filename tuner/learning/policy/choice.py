@@ -121,7 +121,6 @@ class Policy:
         """A key was seen for the first time."""
         self.outlook.fields.register(state)
         self._turns.register(state.index)
-        state.is_known = self.outlook.fields.knowledge.has_measured(state.key)
         decided = self.outlook.fields.knowledge.decided(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
             candidate, reason = self.outlook.fields.named(state, decided[0]), decided[1]
@@ -169,7 +168,7 @@ class Policy:
         self.has_settled = False
         for state in self._untold.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
             self.end_trial(state)
-        self.outlook.retune(states, evidence)
+        self.outlook.follow(states, evidence)
         self.budget.save(self.price.saved_us(states, evidence))
         evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
         newest = islice(reversed(self.trials.values()), MAX_JUDGED)

@@ -50,7 +50,6 @@ class KeyState:
         "incumbent_kind",
         "incumbent_reason",
         "index",
-        "is_known",
         "is_trusted",
         "key",
         "lead",
@@ -90,8 +89,6 @@ class KeyState:
         """
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
-        self.is_known = False
-        """Earlier jobs measured several settings here: no large gain is left to find."""
         self.is_trusted = False
         """The trial comes from earlier runs: it runs at once and is verified on the side."""
         self.trial_until_units = 0.0
