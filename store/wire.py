@@ -229,6 +229,8 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     budget_percent: float
     memory_threshold: float
     explore: bool
+    shadow: bool = False
+    """Nothing that it decides is carried out."""
 
 
 class StoreState(msgspec.Struct, frozen=True):

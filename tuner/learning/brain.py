@@ -72,10 +72,12 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """Steps a plan runs before the next one may replace it."""
     explore: bool = True
     """False: nothing is tried out; what earlier jobs proved is used, and verified."""
+    shadow: bool = False
+    """Decide and explain, but carry nothing out (`ShadowBrain`)."""
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
-        return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore)
+        return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore, self.shadow)
 
 
 class Brain:

@@ -316,12 +316,14 @@ def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | 
     from zerotune.tuner.fingerprint.encoding.weights import load_encoder
     from zerotune.tuner.learning.brain import Brain, BrainSettings
     from zerotune.tuner.learning.knowledge import Knowledge
+    from zerotune.tuner.learning.shadow import ShadowBrain
 
     chosen, encoder = settings or BrainSettings(), load_encoder(store)
 
     def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
         known = knowledge if isinstance(knowledge, Knowledge) else Knowledge.empty()
-        return Brain(job_id, fabric_id, fabric, known, chosen, clock, encoder)
+        kind = ShadowBrain if chosen.shadow else Brain
+        return kind(job_id, fabric_id, fabric, known, chosen, clock, encoder)
 
     return make
 

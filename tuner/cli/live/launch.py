@@ -14,7 +14,14 @@ from zerotune.store.errors import UserError
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
 from zerotune.tuner.cli.paths import output_file, store_path
 from zerotune.tuner.cli.sizes import megabytes
-from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_arguments
+from zerotune.tuner.cli.trial_options import (
+    BudgetPercent,
+    MemoryThreshold,
+    NoExplore,
+    Shadow,
+    brain_settings,
+    given_arguments,
+)
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
@@ -27,7 +34,7 @@ EXCLUDING = (
     ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
 )
 """Pairs of options that contradict each other, and why."""
-OF_THE_DAEMON = ("--store", "--budget-percent", "--memory-threshold", "--no-explore")
+OF_THE_DAEMON = ("--store", "--budget-percent", "--memory-threshold", "--no-explore", "--shadow")
 
 
 def launch(
@@ -64,6 +71,7 @@ def launch(
     budget_percent: BudgetPercent = None,
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
+    shadow: Shadow = False,
     agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
 ) -> None:
     """Run an unmodified training command with its collectives tuned.
@@ -98,12 +106,13 @@ def launch(
         "--budget-percent": budget_percent is not None,
         "--memory-threshold": memory_threshold is not None,
         "--no-explore": no_explore,
+        "--shadow": shadow,
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given)
-    for_daemon = given_arguments(budget_percent, memory_threshold, no_explore)
+    for_daemon = given_arguments(budget_percent, memory_threshold, no_explore, shadow)
     # Now: what is wrong with them belongs here, not in the daemon's log.
-    bounds = brain_settings(budget_percent, memory_threshold, no_explore) if for_daemon else None
+    bounds = brain_settings(budget_percent, memory_threshold, no_explore, shadow) if for_daemon else None
     answer, silent = None, None
     if agent and plan is None:
         check_endpoint(where)
