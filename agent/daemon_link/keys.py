@@ -22,22 +22,6 @@ def keys_dir() -> Path | None:
     return Path(value) if value else None
 
 
-def connect(socket: zmq.Socket[Any], endpoint: str, folder: Path | None = None) -> None:
-    """Connect a socket to a daemon, with keys where the endpoint needs them (`tcp://`).
-
-    Args:
-        socket: not connected yet.
-        endpoint: the daemon's, `ipc://…` or `tcp://…`.
-        folder: where the keys are; None: `keys_dir()`.
-
-    Raises:
-        UserError: the endpoint needs keys and none can be read.
-    """
-    if endpoint.startswith("tcp://"):
-        use_client_keys(socket, folder or keys_dir())
-    socket.connect(endpoint)
-
-
 def use_client_keys(socket: zmq.Socket[Any], folder: Path | None) -> None:
     """Make `socket` a CURVE client of the daemon whose public key is in `folder`.
 

@@ -403,6 +403,8 @@ def test_no_status_without_a_daemon(private_path):
         ("ipc://", "ipc:// .*tcp://"),
         ("ipc:///proc/zerotune/d.sock", "/proc/zerotune"),
         ("ipc:///tmp/" + "x" * 120, " 107 "),
+        ("ipc:///t/" + "x" * 95, " 85 "),
+        ("ipc://@zerotune", "@zerotune"),
     ],
 )
 def test_unsafe_and_impossible_endpoints_are_refused(private_path, endpoint, named):

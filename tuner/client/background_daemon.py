@@ -87,7 +87,12 @@ def ensure_daemon(
         )
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if (answer := fetch_status(endpoint, timeout_s=0.3)) is not None:
+        try:
+            answer = fetch_status(endpoint, timeout_s=0.3)
+        except UserError:
+            _end(process)
+            raise
+        if answer is not None:
             if answer.daemon_pid == process.pid:
                 return answer, process
             _end(process)

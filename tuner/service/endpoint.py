@@ -29,6 +29,7 @@ from zerotune.store.endpoints import ENDPOINT_REMEDY, check_endpoint
 from zerotune.store.errors import UserError
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.paths import runtime_dir
+from zerotune.store.private_folders import make_private, open_socket_folder
 
 _REMEDY: Final = ENDPOINT_REMEDY
 
@@ -125,9 +126,8 @@ def make_keys(folder: Path) -> None:
 def _lock(path: Path) -> LockFile:
     folder = path.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.stat()
-        _check_folder(folder, found)
+        make_private(folder)
+        os.close(open_socket_folder(folder))
         return LockFile(path.with_name(path.name + ".lock"))
     except LockHeld as held:
         raise UserError(
@@ -135,15 +135,6 @@ def _lock(path: Path) -> LockFile:
         ) from held
     except OSError as error:
         raise UserError(f"socket directory {folder} cannot be written: {error.strerror}", _REMEDY) from error
-
-
-def _check_folder(folder: Path, found: os.stat_result) -> None:
-    """Refuse a folder in which others could put their socket in the place of ours."""
-    mode = stat.S_IMODE(found.st_mode)
-    if folder == runtime_dir() and (found.st_uid != os.getuid() or mode & 0o077):
-        raise UserError(f"runtime directory {folder} is open to others (mode {mode:04o})", f"run `chmod 700 {folder}`")
-    if found.st_uid not in (0, os.getuid()) or (mode & 0o022 and not mode & stat.S_ISVTX):
-        raise UserError(f"other users may write to socket directory {folder} (mode {mode:04o})", _REMEDY)
 
 
 def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> ThreadAuthenticator:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UntrustedError, UserError
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
 from zerotune.tuner.cli.paths import output_file, store_path
 from zerotune.tuner.cli.sizes import megabytes
@@ -104,11 +104,17 @@ def launch(
     for_daemon = given_arguments(budget_percent, memory_threshold, no_explore)
     # Now: what is wrong with them belongs here, not in the daemon's log.
     bounds = brain_settings(budget_percent, memory_threshold, no_explore) if for_daemon else None
-    answer, silent = None, None
+    answer = None
+    silent: UserError | None = None
     if agent and plan is None:
         check_endpoint(where)
-        answer = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys)
-        if answer is None and (holder := holder_of(where)) is not None:
+        try:
+            answer = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys)
+        except UntrustedError as error:  # of another user's making: no reason to keep this one from training
+            if start_daemon:
+                raise
+            silent = error
+        if answer is None and silent is None and (holder := holder_of(where)) is not None:
             silent = no_answer(where, holder)
             if start_daemon and holder.is_stopped:
                 raise silent  # none can be started in its place
