@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+import stat
 import time
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.lockfile import LockFile, LockHeld
+from zerotune.store.private_folders import make_private
 from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
 from zerotune.store.sqlite.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
 
@@ -35,8 +37,9 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
     """The writer's connection, the lock that goes with it, and where a corrupt file was set aside.
 
     Raises:
-        StoreError: the directory cannot be written, or the file is another application's; or it is corrupt and may
-            not be set aside.
+        StoreError: the directory cannot be written, or anyone may write there; or the file is another application's;
+            or it is corrupt and may not be set aside.
+        UntrustedError: a link stands where the lock file goes.
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
@@ -112,7 +115,11 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 def _lock(path: Path) -> LockFile:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
+        if path.parent.stat().st_mode & stat.S_IWOTH:
+            raise StoreError(
+                f"any user may put files beside store {path}", f"run `chmod o-w {path.parent}`, or {_BY_FLAG}"
+            )
         return LockFile(path.with_name(path.name + ".lock"))
     except LockHeld as held:
         raise StoreLockedError(

@@ -18,8 +18,10 @@ import zmq
 from zerotune.agent.daemon_link.channel import HELLO_EVERY_S, Channel
 from zerotune.store import wire
 from zerotune.store.errors import UntrustedError, UserError
+from zerotune.store.lockfile import LockFile
 from zerotune.tuner.cli.live.launch import launch as launch_command
 from zerotune.tuner.cli.live.status import status as status_command
+from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status
 
 STRANGER = 65534
@@ -240,3 +242,12 @@ def test_a_folder_that_comes_later_is_found(private_path, connect, daemon):
     time.sleep(0.1)
     (private_path / "later").mkdir(mode=0o700)
     assert daemon(private_path / "later").was_greeted()
+
+
+@pytest.mark.parametrize("spoil", [open_to_all, pytest.param(of_another_user, marks=ROOT_ONLY)])
+def test_nobody_is_told_of_processes_that_a_strangers_lock_names(folder, spoil: Spoil):
+    lock = LockFile(folder / "d.sock.lock")
+    assert holder_of(f"ipc://{folder}/d.sock") is not None
+    spoil(folder)
+    assert holder_of(f"ipc://{folder}/d.sock") is None
+    lock.release()

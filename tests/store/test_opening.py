@@ -242,3 +242,13 @@ def test_a_store_of_before_decisions_had_steps_is_read_and_brought_up(path):
         store.record_decisions([decision])
         store.flush()
         assert [one.step for one in store.decisions()] == [None, 7]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_no_store_is_written_where_anyone_may_put_links(path, mode):
+    Store.open(path).close()
+    path.parent.chmod(mode)
+    with pytest.raises(StoreError, match="chmod o-w"):
+        Store.open(path)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    Store.open(path, read_only=True).close()
