@@ -65,6 +65,60 @@ def test_read_only_works_beside_the_writer_and_cannot_write(path, store, block):
             connection.execute("DELETE FROM main.measurements")
 
 
+@pytest.fixture
+def writer(path):
+    """The pid of a process that writes the store until the test ends."""
+    command = [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        yield child.pid
+        child.kill()
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_link_has_the_lock_of_what_it_leads_to(path, writer, tmp_path, what):
+    if what == "file":
+        (tmp_path / "link.db").symlink_to(path)
+    else:
+        (tmp_path / "link").symlink_to(path.parent)
+    link = tmp_path / "link.db" if what == "file" else tmp_path / "link" / path.name
+    with pytest.raises(StoreLockedError, match=rf"pid {writer}\)"):
+        Store.open(link)
+
+
+def test_a_store_keeps_its_lock_under_another_name(path, writer, tmp_path):
+    path.rename(tmp_path / "moved.db")
+    with pytest.raises(StoreLockedError):
+        Store.open(tmp_path / "moved.db")
+    assert not (tmp_path / "moved.db.lock").exists()
+
+
+def test_a_store_of_two_names_is_written_under_neither(path, tmp_path, block):
+    with Store.open(path) as store:
+        store.record_measurements("f", "j", block(5))
+    (tmp_path / "other.db").hardlink_to(path)
+    for name in (path, tmp_path / "other.db"):
+        with pytest.raises(StoreError, match=str(name)):
+            Store.open(name)
+    (tmp_path / "other.db").unlink()
+    with Store.open(path) as store:
+        assert len(store.measurements()) == 5
+
+
+def test_what_stands_in_a_damaged_stores_place_is_locked_too(path, tmp_path):
+    path.parent.mkdir()
+    path.write_bytes(b"this is no database" * 1000)
+    command = [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        path.rename(tmp_path / "moved.db")
+        with pytest.raises(StoreLockedError):
+            Store.open(tmp_path / "moved.db")
+        child.kill()
+
+
 def test_kill_9_loses_only_the_batch_in_flight(path):
     child = subprocess.Popen([sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)], stdout=subprocess.PIPE, text=True)
     try:

@@ -140,7 +140,7 @@ def launch(
             )
     if answer is not None:
         unused = for_daemon if bounds is not None and bounds.options() != answer.options else []
-        if given["--store"] and store_file is not None and str(store_file.absolute()) != answer.store_path:
+        if given["--store"] and store_file is not None and os.path.realpath(store_file) != answer.store_path:
             unused = [*unused, "--store", str(store)]
         if unused:
             print(
