@@ -462,6 +462,34 @@ sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path
         assert process.wait(timeout=WAIT_S) == 0
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640])
+def test_a_clients_secret_that_others_can_read_is_refused(curve_dir, mode):
+    (curve_dir / "client.key_secret").chmod(mode)
+    with pytest.raises(UserError, match=r"client\.key_secret.*chmod 600"):
+        fetch_status("tcp://127.0.0.1:5555", 0.1, curve_dir=curve_dir)
+
+
+@pytest.mark.parametrize("folder", [".", "clients"])
+def test_folders_that_others_may_put_keys_into_are_refused(curve_dir, private_path, folder):
+    (curve_dir / folder).chmod(0o777)
+    with pytest.raises(UserError, match="chmod go-w"):
+        run_daemon("tcp://127.0.0.1:5555", private_path / "store.db", curve_dir=curve_dir)
+
+
+@pytest.mark.parametrize("folders", [[], ["keys", "keys/clients"]])
+def test_whatever_the_umask_keys_are_closed_to_others(private_path, folders):
+    umask = os.umask(0)
+    try:
+        for folder in folders:
+            (private_path / folder).mkdir()
+        make_keys(private_path / "keys")
+    finally:
+        os.umask(umask)
+    made = [private_path / "keys", *private_path.rglob("keys/**/*")]
+    assert len(made) == 7
+    assert [path.name for path in made if path.stat().st_mode & 0o077] == []
+
+
 @pytest.mark.parametrize("spoiled", ["server.key_secret", "clients", "readable"])
 def test_incomplete_or_exposed_keys_are_refused(curve_dir, private_path, spoiled):
     if spoiled == "readable":

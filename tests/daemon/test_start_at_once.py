@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from zerotune.store.errors import UserError
+from zerotune.tuner.client.background_daemon import ensure_daemon
 from zerotune.tuner.client.status import fetch_status
 
 
@@ -35,3 +37,12 @@ def test_one_of_them_starts_it_and_all_train(endpoint: str, tmp_path: Path) -> N
     assert answer is not None
     assert started == [str(answer.daemon_pid)]
     assert not any("not used" in error for _, error in said), said
+    assert (tmp_path / "s.daemon.log").stat().st_mode & 0o077 == 0
+
+
+def test_a_log_that_is_a_link_is_not_followed(endpoint: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "s.daemon.log").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"s\.daemon\.log"):
+        ensure_daemon(endpoint, tmp_path / "s.db")
+    assert (tmp_path / "secret").read_text() == "secret"

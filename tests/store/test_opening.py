@@ -18,6 +18,7 @@ from sqlite_utils import Database
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
+from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.opening import open_for_reading
 
@@ -306,3 +307,18 @@ def test_no_store_is_written_where_anyone_may_put_links(path, mode):
         Store.open(path)
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     Store.open(path, read_only=True).close()
+
+
+def test_whatever_the_umask_a_store_is_closed_to_others(path, tmp_path, block):
+    umask = os.umask(0)
+    try:
+        with Store.open(path) as store:
+            store.record_measurements("f", "j", block(5))
+            store.flush()
+            back_up(path, tmp_path / "copy.db")
+            made = [path.parent, tmp_path / "copy.db", *path.parent.iterdir()]
+            modes = {one.name: one.stat().st_mode & 0o077 for one in made}
+    finally:
+        os.umask(umask)
+    assert len(modes) == 6
+    assert not any(modes.values()), modes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from zerotune.store import wire
 from zerotune.store.errors import UserError
+from zerotune.store.private_folders import make_private
 from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status
 
@@ -73,8 +75,10 @@ def ensure_daemon(
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
     try:
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        opened = log.open("ab")  # another daemon's words may be in it
+        make_private(log.parent)
+        # Another daemon's words may be in it. For this user alone, and following no link.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        opened = os.fdopen(os.open(log, flags, 0o600), "ab")
     except OSError as error:
         raise UserError(
             f"a daemon cannot write its log {log}: {error.strerror}",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,7 @@ import zmq
 import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
-from zerotune.agent.daemon_link.keys import load_key_pair
+from zerotune.agent.daemon_link.keys import load_key_pair, refuse_writable
 from zerotune.store.endpoints import ENDPOINT_REMEDY, check_endpoint
 from zerotune.store.errors import UserError
 from zerotune.store.lockfile import LockFile, LockHeld
@@ -107,8 +106,9 @@ def make_keys(folder: Path) -> None:
     if any(folder / name not in new for name in names) or list(folder.glob("*.key_secret")):
         raise UserError(f"there are keys in {folder} already", "name another folder, or remove them")
     try:
-        (folder / "clients").mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        make_private(folder / "clients")
+        for one in (folder, folder / "clients"):
+            one.chmod(0o700)
         umask = os.umask(0o177)
         try:
             for name in ("server", "client"):
@@ -140,10 +140,9 @@ def _lock(path: Path) -> LockFile:
 def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> ThreadAuthenticator:
     if curve_dir is None:
         raise UserError(f"endpoint {endpoint} would be open to the network", "give --curve-keys, or use ipc://")
-    secret = curve_dir / "server.key_secret"
-    public_key, secret_key = load_key_pair(secret)
-    if stat.S_IMODE(secret.stat().st_mode) & 0o077:
-        raise UserError(f"key {secret} can be read by others", f"run `chmod 600 {secret}`")
+    for folder in (curve_dir, curve_dir / "clients"):
+        refuse_writable(folder)
+    public_key, secret_key = load_key_pair(curve_dir / "server.key_secret")
     if not (curve_dir / "clients").is_dir():
         raise UserError(f"no client may connect: {curve_dir / 'clients'} is missing", "put clients' public keys there")
     authenticator = ThreadAuthenticator(socket.context)
