@@ -429,6 +429,49 @@ def test_only_the_owner_may_connect(daemon, private_path):
     assert (private_path / "d.sock").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_key_that_is_taken_away_lets_nobody_in_any_more(private_path, connect):
+    make_keys(private_path / "keys")
+    clients = private_path / "keys" / "clients"
+    zmq.auth.create_certificates(private_path, "other")
+    shutil.copy(private_path / "other.key", clients)
+    endpoint, known = f"tcp://127.0.0.1:{free_port()}", private_path / "keys"
+    revoked = private_path / "revoked"
+    shutil.copytree(known, revoked)
+    for suffix in ("key", "key_secret"):
+        shutil.copy(private_path / f"other.{suffix}", revoked / f"client.{suffix}")
+    (revoked / "client.key_secret").chmod(0o600)
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint]
+    command += ["--curve-keys", str(known), "--store", str(private_path / "s.db")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process, zmq.Context() as context:
+        try:
+            stays, leaves = (context.socket(zmq.DEALER) for _ in range(2))
+            for socket, keys in ((stays, known), (leaves, revoked)):
+                socket.linger = 0
+                use_client_keys(socket, keys)
+                socket.connect(endpoint)
+                socket.send_multipart(wire.encode(wire.StatusRequest()))
+                assert isinstance(receive(socket), wire.StatusReply)
+            (clients / "other.key").unlink()
+            assert fetch_status(endpoint, 0.3, curve_dir=revoked) is None, "no new connection, at once"
+            deadline_s = time.monotonic() + WAIT_S
+            while True:  # the connection that there was
+                leaves.send_multipart(wire.encode(wire.StatusRequest()))
+                if not leaves.poll(500):
+                    break
+                leaves.recv_multipart()
+                assert time.monotonic() < deadline_s
+                time.sleep(0.1)
+            stays.send_multipart(wire.encode(wire.StatusRequest()))
+            assert isinstance(receive(stays), wire.StatusReply)
+            shutil.copy(private_path / "other.key", clients)
+            assert fetch_status(endpoint, curve_dir=revoked) is not None, "a key put back lets in again"
+            for socket in (stays, leaves):
+                socket.close()
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
 @pytest.fixture
 def curve_dir(private_path):
     folder = private_path / "keys"

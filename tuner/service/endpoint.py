@@ -21,7 +21,6 @@ from typing import Final
 
 import zmq
 import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
 
 from zerotune.agent.daemon_link.keys import load_key_pair, refuse_writable
 from zerotune.store.endpoints import ENDPOINT_REMEDY, check_endpoint
@@ -29,6 +28,7 @@ from zerotune.store.errors import UserError
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.paths import runtime_dir
 from zerotune.store.private_folders import make_private, open_socket_folder
+from zerotune.tuner.service.clients import AdmittedClients
 
 _REMEDY: Final = ENDPOINT_REMEDY
 
@@ -43,14 +43,14 @@ class BoundEndpoint:
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> None:
         self._lock: LockFile | None = None
         self._socket_path: Path | None = None
-        self._authenticator: ThreadAuthenticator | None = None
+        self._clients: AdmittedClients | None = None
         check_endpoint(endpoint)
         scheme, _, place = endpoint.partition("://")
         if scheme == "ipc":
             self._socket_path = Path(place)
             self._lock = _lock(self._socket_path)
         else:
-            self._authenticator = _serve_curve(socket, endpoint, curve_dir)
+            self._clients = _serve_curve(socket, endpoint, curve_dir)
         try:
             # The socket file is created without rights for others; a stale one is replaced.
             umask = os.umask(0o177)
@@ -59,17 +59,19 @@ class BoundEndpoint:
             finally:
                 os.umask(umask)
         except zmq.ZMQError as error:
-            self.stop_authenticator()
+            self.turn_away_clients()
             self.release()
             raise UserError(f"endpoint {endpoint} cannot be bound: {error}", _REMEDY) from error
 
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """As it was bound: with the port that the system chose, and 0.0.0.0 for any host."""
+        if self._clients is not None:
+            self._clients.watch(int(self.address.rpartition(":")[2]))
 
-    def stop_authenticator(self) -> None:
-        """Call before the socket's context ends."""
-        if self._authenticator is not None:
-            self._authenticator.stop()
+    def turn_away_clients(self) -> None:
+        """Let nobody in any more; call before the socket's context ends."""
+        if self._clients is not None:
+            self._clients.close()
 
     def release(self) -> None:
         """Free the address for others, after the socket's context has ended."""
@@ -137,7 +139,7 @@ def _lock(path: Path) -> LockFile:
         raise UserError(f"socket directory {folder} cannot be written: {error.strerror}", _REMEDY) from error
 
 
-def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> ThreadAuthenticator:
+def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> AdmittedClients:
     if curve_dir is None:
         raise UserError(f"endpoint {endpoint} would be open to the network", "give --curve-keys, or use ipc://")
     for folder in (curve_dir, curve_dir / "clients"):
@@ -145,9 +147,6 @@ def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | Non
     public_key, secret_key = load_key_pair(curve_dir / "server.key_secret")
     if not (curve_dir / "clients").is_dir():
         raise UserError(f"no client may connect: {curve_dir / 'clients'} is missing", "put clients' public keys there")
-    authenticator = ThreadAuthenticator(socket.context)
-    authenticator.start()
-    authenticator.configure_curve(domain="*", location=curve_dir / "clients")
     socket.curve_publickey, socket.curve_secretkey = public_key, secret_key
     socket.curve_server = True
-    return authenticator
+    return AdmittedClients(socket.context, curve_dir / "clients")
