@@ -36,6 +36,7 @@ def test_one_of_them_starts_it_and_all_train(endpoint: str, tmp_path: Path) -> N
     answer = fetch_status(endpoint)
     assert answer is not None
     assert started == [str(answer.daemon_pid)]
+    assert all(re.search(rf"daemon {answer.daemon_pid}\b", error) for _, error in said), "which one it is, all say"
     assert not any("not used" in error for _, error in said), said
     assert (tmp_path / "s.daemon.log").stat().st_mode & 0o077 == 0
 

@@ -128,11 +128,18 @@ def launch(
         print(f"zerotune: --endpoint {where} is not used: --plan uses none; leave one out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
-    if agent and plan is None and start_daemon and store_file is not None and answer is None:
+    if start_daemon and store_file is not None:  # so neither --no-agent nor --plan
         from zerotune.tuner.client.background_daemon import ensure_daemon
 
-        answer, started = ensure_daemon(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
-        if started is not None:
+        started = None
+        if answer is None:
+            answer, started = ensure_daemon(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
+        if started is None:
+            print(
+                f"zerotune: daemon {answer.daemon_pid} is running at {where}, store {answer.store_path}",
+                file=sys.stderr,
+            )
+        else:
             print(
                 f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
                 f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank",
