@@ -89,20 +89,35 @@ class Line:
         return True
 
 
+def listener_pid(endpoint: str) -> int | None:
+    """Which process listens at an `ipc://` endpoint, 0 for one of another container; None: nobody, or it is `tcp://`."""
+    scheme, _, place = endpoint.partition("://")
+    try:
+        return _listener(place)[0] if scheme == "ipc" else None
+    except OSError:
+        return None
+
+
+def _listener(path: str) -> tuple[int, int]:
+    """Pid and user of the process that listens at a socket."""
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        probe.setblocking(False)  # a daemon that stands still lets connections wait
+        probe.connect(path)
+        pid, user, _ = _UCRED.unpack(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size))
+    return pid, user
+
+
 def _is_served(reached: str, path: Path) -> bool:
     """Whether this user or root listens at a socket; False where nobody does.
 
     Raises:
         UntrustedError: another user does, or has made the socket, or may speak for us there.
     """
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        probe.setblocking(False)  # a daemon that stands still lets connections wait
-        try:
-            probe.connect(reached)
-            found = os.stat(reached)
-        except OSError:
-            return False
-        _, user, _ = _UCRED.unpack(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size))
+    try:
+        _, user = _listener(reached)
+        found = os.stat(reached)
+    except OSError:
+        return False
     ours = (os.getuid(), 0)
     if user not in ours or found.st_uid not in ours:
         stranger = user if user not in ours else found.st_uid

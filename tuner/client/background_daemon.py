@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from zerotune.agent.daemon_link.line import listener_pid
 from zerotune.store import wire
 from zerotune.store.errors import UserError
 from zerotune.store.private_folders import make_private
@@ -96,12 +97,14 @@ def ensure_daemon(
         except UserError:
             _end(process)
             raise
+        listener = listener_pid(endpoint)
         if answer is not None:
-            if answer.daemon_pid == process.pid:
+            # In another container another daemon may have the same pid, by its own count.
+            if answer.daemon_pid == process.pid and listener in (process.pid, None):
                 return answer, process
             _end(process)
             return answer, None
-        if process.poll() is not None and holder_of(endpoint) is None:
+        if process.poll() is not None and holder_of(endpoint) is None and listener is None:
             break  # with a holder, it has lost the race and the winner is about to answer
         time.sleep(0.02)
     _end(process)
