@@ -22,12 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.errors import StoreError
-from zerotune.store.lockfile import LockFile
 from zerotune.store.passages import Passages
 from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
 from zerotune.store.sqlite import measurements as _measurements
 from zerotune.store.sqlite.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
-from zerotune.store.sqlite.opening import open_for_reading, open_for_writing, reader
+from zerotune.store.sqlite.opening import WriterLock, open_for_reading, open_for_writing, reader
 from zerotune.store.sqlite.retention import Retention, retain
 from zerotune.store.sqlite.rows import DECISION_COLUMNS, decision_of, decision_values, fabric_row, job_row
 from zerotune.store.sqlite.writer import Writer
@@ -53,7 +52,7 @@ class Store:
         path: Path,
         reading: sqlite3.Connection,
         writing: sqlite3.Connection | None,
-        lock: LockFile | None,
+        lock: WriterLock | None,
         set_aside: Path | None,
         retention: Retention,
         clock: Callable[[], float],
@@ -105,7 +104,7 @@ class Store:
             StoreLockedError: another process has it open for writing; names its command and pid.
             StoreVersionError: a newer zerotune wrote it.
         """
-        path = Path(path).absolute()
+        path = Path(os.path.realpath(path))  # as SQLite names the log, and each user of a link the lock
         retention = retention or Retention()
         if read_only:
             return cls(path, open_for_reading(path), None, None, None, retention, clock)

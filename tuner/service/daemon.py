@@ -267,7 +267,7 @@ def run_daemon(
     finally:
         sys.setswitchinterval(switch_interval_s)
         for one in bound:
-            one.stop_authenticator()
+            one.turn_away_clients()
         socket.close(linger=200)
         context.term()  # only then is the socket's file gone and the address free
         for one in bound:

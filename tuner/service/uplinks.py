@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import zmq
 
-from zerotune.agent.daemon_link.keys import connect
+from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.tuner.service.nodes import UplinksLike
@@ -85,7 +85,8 @@ class Uplinks(UplinksLike):
         try:
             if self._keys_dir is None or not endpoint.startswith("tcp://"):
                 raise UserError(f"{endpoint} cannot be reached without keys", "start the daemon with --curve-keys")
-            connect(socket, endpoint, self._keys_dir)
+            use_client_keys(socket, self._keys_dir)
+            socket.connect(endpoint)
         except (UserError, zmq.ZMQError) as error:
             _log.warning("job %s: its ranks on this node are measured alone: %s", job_id, error)
             self._refused.add(endpoint)
