@@ -24,6 +24,7 @@ from zerotune.store.records import MissingEvidence, Plan, Stage, StepRecord
 
 WIRE_VERSION: Final = 1
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)
+MAX_FRAMES: Final = 3
 MAX_BODY_BYTES: Final = 4 * 2**20
 MAX_RECORDS_BYTES: Final = 8 * 2**20
 
@@ -341,8 +342,8 @@ def decode_daemon(frames: Sequence[bytes]) -> DaemonMessage:
 
 
 def _decode(frames: Sequence[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, bytes | None]:
-    if not 2 <= len(frames) <= 3:
-        raise WireError(f"a message has 2 or 3 frames, not {len(frames)}")
+    if not 2 <= len(frames) <= MAX_FRAMES:
+        raise WireError(f"a message has 2 or {MAX_FRAMES} frames, this one has {'more' if frames[2:] else 'fewer'}")
     header, body = frames[0], frames[1]
     if len(header) != len(HEADER) or header[:2] != HEADER[:2]:
         raise WireError("the first frame is not a zerotune header")
@@ -351,7 +352,7 @@ def _decode(frames: Sequence[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> t
         raise WireError(f"wire version {found} is not {WIRE_VERSION}; install one zerotune on all nodes")
     if len(body) > MAX_BODY_BYTES:
         raise WireError(f"body of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")
-    records = frames[2] if len(frames) == 3 else None
+    records = frames[2] if len(frames) == MAX_FRAMES else None
     if records is not None and len(records) > MAX_RECORDS_BYTES:
         raise WireError(f"records frame of {len(records)} bytes is over the limit of {MAX_RECORDS_BYTES}")
     try:

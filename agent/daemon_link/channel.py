@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import zmq
 
 from zerotune.agent.daemon_link.keys import connect
+from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 
@@ -157,7 +158,7 @@ class Channel:
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         while True:
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames = receive_frames(socket)
             except zmq.Again:
                 return
             try:
