@@ -195,6 +195,10 @@ HOSTILE = {
     "records missing": wire.encode(wire.Observations("job", 0, 10)),
     "records short": wire.encode(wire.Observations("job", 0, 10), b"x" * 639),
     "records for ever": wire.encode(wire.Observations("job", 0, 2**62), b"x" * 64),
+    "a number that does not fit": wire.encode(wire.Hello("job", 0, 2**62, 0, "node", 1, "f", {}, 1, 5)),
+    "an epoch that does not fit": wire.encode(wire.Hello("job", 0, 1, 0, "node", 1, "f", {}, 1, 5, 2**62)),
+    "a step that does not fit": wire.encode(wire.Steps("job", 0, (StepRecord(2**62, 0, 1.0),))),
+    "records of too many ranks": wire.encode(wire.Observations("job", 0, 1), b"\xff" * wire.OBSERVATION_BYTES),
     "a daemon's message": wire.encode(wire.Welcome(1, "x")),
 }
 
@@ -309,8 +313,16 @@ def test_random_records_of_a_greeted_rank_are_survived(daemon, connect):
     rng = np.random.default_rng(0)
     for _ in range(20):
         n = 100
-        socket.send_multipart(wire.encode(wire.Observations("job", 0, n), rng.bytes(n * wire.OBSERVATION_BYTES)))
-        socket.send_multipart(wire.encode(wire.CostTables("job", 0, n), rng.bytes(n * wire.COST_BYTES)))
+        observations = np.frombuffer(rng.bytes(n * wire.OBSERVATION_BYTES), wire.OBSERVATION_FIELDS).copy()
+        costs = np.frombuffer(rng.bytes(n * wire.COST_BYTES), wire.COST_FIELDS).copy()
+        for block in (observations, costs):  # within their ranges: others are refused
+            block["n_ranks"] %= 2**16
+            block["n_nodes"] %= 2**16
+            block["message_bytes"] %= 2**62
+        observations["duration_us"] = observations["memory_pressure"] = rng.uniform(-1, 2, n)
+        costs["n_algorithms"], costs["n_protocols"], costs["n_pipe_ops"] = 7, 3, 1
+        socket.send_multipart(wire.encode(wire.Observations("job", 0, n), observations.tobytes()))
+        socket.send_multipart(wire.encode(wire.CostTables("job", 0, n), costs.tobytes()))
     socket.send_multipart(hello())
     while not isinstance(receive(socket), wire.Welcome):
         pass
