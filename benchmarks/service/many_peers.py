@@ -149,7 +149,7 @@ def measure(folder: Path, n_peers: int, n_jobs: int, n_asked: int) -> list[Resul
             ends_at_s = time.monotonic() + WAIT_S
             while (after := fetch_status(endpoint, WAIT_S)) and after.jobs and time.monotonic() < ends_at_s:
                 time.sleep(0.2)
-            time.sleep(1.0)
+            time.sleep(3.0)  # a daemon gives memory back every two seconds at most
             after_bytes = daemon.memory_info().rss
         finally:
             process.send_signal(signal.SIGTERM)
