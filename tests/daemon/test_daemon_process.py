@@ -25,7 +25,7 @@ import zmq
 import zmq.auth
 
 from benchmarks.lib.free_port import free_port
-from benchmarks.service.many_peers import HANDSHAKE
+from benchmarks.service.many_peers import HANDSHAKE, Peers
 from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
@@ -405,6 +405,21 @@ def test_64_ranks_fit_in_memory_and_an_idle_daemon_uses_no_cpu(daemon, connect):
     before = sum(process.cpu_times()[:2])
     time.sleep(1.0)
     assert sum(process.cpu_times()[:2]) - before <= 0.02
+
+
+def test_more_ranks_than_the_soft_limit_of_open_files_are_served(private_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        daemon = Daemon(private_path)  # inherits it
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    peers = Peers(f"{private_path}/d.sock", 400, 4)
+    deadline_s = time.monotonic() + WAIT_S
+    while sum(job.n_ranks_seen for job in fetch_status(daemon.endpoint, WAIT_S).jobs) < 400:
+        assert time.monotonic() < deadline_s
+    peers.leave()
+    assert daemon.end() == 0
 
 
 def test_status_says_where_and_who(daemon, capsys):
