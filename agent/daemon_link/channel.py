@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import zmq
 
 from zerotune.agent.daemon_link.line import Line
+from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.agent.settings import is_first_of_node
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
@@ -30,6 +31,8 @@ COINCIDE_S = 0.3
 DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
+TOLD_IGNORED = 3
+"""Messages of the daemon that make no sense are logged so often, then at each doubling of their number."""
 
 
 class Outbox(Protocol):
@@ -73,6 +76,7 @@ class Channel:
         self._wake_fds = os.pipe()
         self._thread = threading.Thread(target=self._run, name="zerotune-channel", daemon=True)
         self.n_unsent = 0
+        self._n_ignored = 0
         self.alive = False
 
     def start(self) -> None:
@@ -165,13 +169,15 @@ class Channel:
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         while True:
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames = receive_frames(socket)
             except zmq.Again:
                 return
             try:
                 message = wire.decode_daemon(frames)
             except WireError as error:
-                logger.warning("ignored a frame from the daemon: %s", error)
+                self._n_ignored += 1
+                if self._n_ignored <= TOLD_IGNORED or self._n_ignored & (self._n_ignored - 1) == 0:
+                    logger.warning("ignored message %d from the daemon: %s", self._n_ignored, error)
                 continue
             self._set_alive(True)
             self._on_message(message)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import zmq
 
 from zerotune.agent.daemon_link.keys import use_client_keys
+from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.tuner.service.nodes import UplinksLike
@@ -55,7 +56,7 @@ class Uplinks(UplinksLike):
         for job_id, socket in list(self._sockets.items()):
             try:
                 while True:
-                    received.append((job_id, wire.decode_daemon(socket.recv_multipart(zmq.NOBLOCK))))
+                    received.append((job_id, wire.decode_daemon(receive_frames(socket))))
             except zmq.Again:
                 continue
             except (zmq.ZMQError, WireError) as error:
