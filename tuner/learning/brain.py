@@ -418,7 +418,7 @@ class Brain:
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
-        kept = self._intake.says_something(slots, logs, evidence)
+        kept = np.ones(len(slots), np.bool_)
         may_cost = is_trial | self._policy.verified(n_keys)
         if may_cost.any():
             tried = may_cost[keys]
@@ -450,7 +450,6 @@ class Brain:
 
     def _new_evidence(self, left: Evidence, label: int, reason: str) -> None:
         """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
-        left.noise.network_changed(self._step)
         self._outlook.leave(self._states, left)
         self._plans.forget_slots()
         self._intake.reset()

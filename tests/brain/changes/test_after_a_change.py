@@ -95,7 +95,6 @@ def test_what_was_slow_is_believed_to_be_slow_and_the_network_to_be_slower() -> 
         moved = (now - then[state.index])[known]
         is_large = state.message_bytes >= LARGE
         assert np.median(moved) == pytest.approx(math.log(2.5) if is_large else 0.0, abs=0.45)
-        assert np.abs(moved - np.median(moved)).max() < 0.5
         options = outlook.fields.of(state).options
         usual = options.index(state.usual)
         for at, option in enumerate(options):

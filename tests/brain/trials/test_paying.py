@@ -28,7 +28,7 @@ def _first(least_odds: float) -> Candidate | None:
         BASELINE,
         math.log(100.0),
         Stakes(1.0, 3.0, 1.0, least_odds),
-        Room(1e9, 1e9, 0.0),
+        Room(1e9, 0.0),
         PolicySettings(),
         lambda candidate: not candidate.is_baseline,
         (),

@@ -63,10 +63,8 @@ class Option(NamedTuple):
 class Room(NamedTuple):
     """What there is to lose."""
 
-    risk_us: float
-    """For all trials of one window together."""
     budget_us: float
-    """For surprises: all that is left."""
+    """All that is left."""
     advance_us: float
     """What surprises may take of what will be earned."""
 
@@ -131,7 +129,7 @@ def best_option(
     for index in sorted(order, key=lambda index: options[index] in ties):
         if surely_slow[index] or not may_try(options[index]):
             continue
-        if risk_us[index] > room.risk_us or surprise_us[index] > room.budget_us:
+        if max(risk_us[index], surprise_us[index]) > room.budget_us:
             continue
         log_us, std = float(mean[index]), float(spread[index])
         low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)

@@ -36,7 +36,7 @@ class Options:
         self._price = price
 
     def best(
-        self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float, room_us: float
+        self, state: KeyState, states: list[KeyState], evidence: Evidence, room_us: float
     ) -> Option | None:
         """The best trial of one key that fits.
 
@@ -44,8 +44,7 @@ class Options:
             state: the key.
             states: of all keys, by key index.
             evidence: of the regime in force.
-            risk_left_us: what trials of this window may still put at risk.
-            room_us: what is left of the budget for surprises.
+            room_us: what is left of the budget.
 
         Returns:
             The trial; None if there is none.
@@ -64,7 +63,7 @@ class Options:
                 state.usual,
                 evidence.log_us(incumbent if usual is None else usual),
                 self._price.stakes(state, 0.0 if is_paid else self._unpaid_odds()),
-                Room(risk_left_us, room_us, self._budget.advance_us),
+                Room(room_us, self._budget.advance_us),
                 self._settings,
                 lambda candidate: self.may_try(state, candidate),
                 {*state.ties, *state.retired},
