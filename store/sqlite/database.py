@@ -261,7 +261,7 @@ class Store:
             self._rows_until_retention -= len(block)
             if self._rows_until_retention < 0:
                 self._rows_until_retention = self._retention.every_rows
-                retain(connection, self._retention, now_s)
+                retain(connection, self._retention)
 
         self._put(write, len(block))
 

@@ -1,23 +1,32 @@
-"""How much the store keeps."""
+"""How much the store keeps.
+
+Old is what was recorded long before the newest rows, in the order of recording. The clock only tells which rows are of
+one day: a day that it makes up counts as one more day, wherever in time it lies.
+"""
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from typing import Final
 
 import msgspec
 
+_log = logging.getLogger("zerotune.store")
+
 MOST_ROWS_BETWEEN: Final = 100_000
+_DAY_S: Final = 86400
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How much is kept: the newest measurements of each fabric.
+    """How much is kept: the newest measurements of each fabric, and of all what the newest days brought.
 
-    A job that began too long ago goes as soon as none of its measurements is left.
+    A job goes as soon as none of its measurements is left, and jobs of so many newer days are there.
     """
 
     max_rows_per_fabric: int = 1_000_000
-    max_age_s: float = 365 * 86400.0
+    max_days: int = 365
+    """Days on which anything was recorded; others do not count."""
 
     @property
     def every_rows(self) -> int:
@@ -25,27 +34,43 @@ class Retention(msgspec.Struct, frozen=True):
         return max(1, min(MOST_ROWS_BETWEEN, self.max_rows_per_fabric // 10))
 
 
-def retain(connection: sqlite3.Connection, retention: Retention, now_s: float) -> None:
-    """Delete measurements that are too old, the oldest of fabrics that have too many, and jobs without any.
+def retain(connection: sqlite3.Connection, retention: Retention) -> None:
+    """Delete measurements of days long ago, the oldest of fabrics that have too many, and old jobs without any.
 
     Args:
         connection: in a transaction that writes.
         retention: how much is kept.
-        now_s: Unix time.
     """
-    oldest_s = now_s - retention.max_age_s
-    connection.execute("DELETE FROM measurements WHERE measured_at_s < ?", (oldest_s,))
+    last_id = _last_id_before(connection, "measurements", "measured_at_s", retention.max_days)
+    n_old = connection.execute("DELETE FROM measurements WHERE id <= ?", (last_id,)).rowcount
     counts = connection.execute(
         "SELECT s.fabric, count(*) FROM measurements m JOIN series s ON s.id = m.series GROUP BY s.fabric"
     ).fetchall()
+    n_over = 0
     for fabric, n_rows in counts:
         if n_rows > retention.max_rows_per_fabric:
-            connection.execute(
+            n_over += connection.execute(
                 "DELETE FROM measurements WHERE id IN (SELECT m.id FROM measurements m"
                 " JOIN series s ON s.id = m.series WHERE s.fabric = ? ORDER BY m.id LIMIT ?)",
                 (fabric, n_rows - retention.max_rows_per_fabric),
-            )
-    old_jobs = "started_at_s > 0 AND started_at_s < ? AND id NOT IN (SELECT job FROM measurements)"
+            ).rowcount
+    last_id = _last_id_before(connection, "jobs", "started_at_s", retention.max_days)
+    old_jobs = "started_at_s > 0 AND id <= ? AND id NOT IN (SELECT job FROM measurements)"
     for table in ("steps", "decisions"):
-        connection.execute(f"DELETE FROM {table} WHERE job IN (SELECT id FROM jobs WHERE {old_jobs})", (oldest_s,))
-    connection.execute(f"DELETE FROM jobs WHERE {old_jobs}", (oldest_s,))
+        connection.execute(f"DELETE FROM {table} WHERE job IN (SELECT id FROM jobs WHERE {old_jobs})", (last_id,))
+    n_jobs = connection.execute(f"DELETE FROM jobs WHERE {old_jobs}", (last_id,)).rowcount
+    if n_old or n_over or n_jobs:
+        _log.warning(
+            "retention removed %s measurements from before the newest %s days, %s beyond %s of a fabric, and %s jobs",
+            f"{n_old:,}", f"{retention.max_days:,}", f"{n_over:,}", f"{retention.max_rows_per_fabric:,}", f"{n_jobs:,}",
+        )  # fmt: skip
+
+
+def _last_id_before(connection: sqlite3.Connection, table: str, time_s: str, max_days: int) -> int:
+    """Id of the last row that was recorded before the newest `max_days` days; 0 if there is none."""
+    found = connection.execute(
+        f"SELECT max(id) FROM {table} WHERE {time_s} > 0 GROUP BY CAST({time_s} / {_DAY_S} AS INTEGER)"
+        " ORDER BY 1 DESC LIMIT 1 OFFSET ?",
+        (max_days,),
+    ).fetchone()
+    return 0 if found is None else int(found[0])

@@ -179,26 +179,45 @@ def test_retention_keeps_the_newest_rows_of_each_fabric(path, block):
         np.testing.assert_array_equal(store.measurements("large")["step"], np.arange(451, 501))
 
 
-def test_retention_by_age(path, block):
-    now_s = [1000.0]
-    for step, now_s[0] in enumerate((1000.0, 1100.0, 1200.0)):
-        with Store.open(path, retention=Retention(max_age_s=150.0), clock=lambda: now_s[0]) as store:
+def test_retention_by_days_on_which_anything_was_measured(path, block, caplog):
+    for step, day in enumerate((10, 500, 501)):
+        with Store.open(path, retention=Retention(max_days=2), clock=lambda day=day: day * 86400.0) as store:
             store.record_job(f"job-{step}", "f", {}, 8)
             store.record_steps(f"job-{step}", [StepRecord(1, 0, 1.0)])
-            store.record_measurements("f", f"job-{step}", block(1, step=step))
+            store.record_measurements("f", f"job-{step}", block(7, step=step))
             store.flush()
     with Store.open(path, read_only=True) as store:
-        np.testing.assert_array_equal(store.measurements()["step"], [1, 2])
+        np.testing.assert_array_equal(np.unique(store.measurements()["step"]), [1, 2])
         assert store.steps("job-0") == []
         assert len(store.steps("job-1")) == 1
         assert [one.job_id for one in store.jobs()] == ["job-1", "job-2"]
+    (said,) = caplog.messages
+    assert " 7 " in said, "what is deleted is counted"
+
+
+@pytest.mark.parametrize("jump_days", [3 * 365, -3 * 365], ids=["ahead", "behind"])
+def test_a_wrong_clock_deletes_nothing_and_what_it_dates_grows_old_as_all_else(path, block, caplog, jump_days):
+    days = [2000 + day for day in range(5)]
+    for step, day in enumerate((*days, days[-1] + jump_days, days[-1] + 1)):
+        with Store.open(path, retention=Retention(max_days=10), clock=lambda day=day: day * 86400.0) as store:
+            store.record_job(f"job-{step}", "f", {}, 8)
+            store.record_measurements("f", f"job-{step}", block(4, step=step))
+            store.flush()
+    with Store.open(path, read_only=True) as store:
+        np.testing.assert_array_equal(store.measurements()["step"], np.repeat(np.arange(7), 4))
+        assert len(store.jobs()) == 7
+    assert not caplog.messages
+    with Store.open(path, retention=Retention(max_days=1), clock=lambda: days[-1] * 86400.0 + 2 * 86400.0) as store:
+        store.record_measurements("f", "last", block(4, step=9))
+        store.flush()
+        np.testing.assert_array_equal(store.measurements()["step"], [9] * 4)
 
 
 def test_a_job_that_runs_for_long_keeps_its_steps(path, block):
-    now_s = [1000.0]
-    with Store.open(path, retention=Retention(10, 150.0), clock=lambda: now_s[0]) as store:
+    day = [1]
+    with Store.open(path, retention=Retention(10, 2), clock=lambda: day[0] * 86400.0) as store:
         store.record_job("long", "f", {}, 8)
-        for step, now_s[0] in enumerate((1000.0, 1100.0, 1200.0)):
+        for step, day[0] in enumerate((1, 2, 3)):
             store.record_steps("long", [StepRecord(step, 0, 1.0)])
             store.record_measurements("f", "long", block(2, step=step))
             store.flush()

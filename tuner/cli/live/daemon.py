@@ -28,9 +28,8 @@ def daemon(
         str | None, typer.Option(help="Serve Prometheus metrics at HOST:PORT, from a process of their own.")
     ] = None,
     retention_days: Annotated[
-        float,
-        typer.Option(help="Forget jobs that began longer ago, with their measurements.", min=0.01, callback=a_number),
-    ] = 365.0,
+        int, typer.Option(help="Days on which anything was measured that are kept, the newest.", min=1)
+    ] = 365,
     retention_rows: Annotated[
         int, typer.Option(help="Measurements kept of each fabric, the newest.", min=1000)
     ] = 1_000_000,
@@ -75,7 +74,7 @@ def daemon(
             flush=True,
         )
 
-    retention = Retention(max_rows_per_fabric=retention_rows, max_age_s=86400.0 * retention_days)
+    retention = Retention(max_rows_per_fabric=retention_rows, max_days=retention_days)
     metrics_at = ""
     with contextlib.ExitStack() as stack:
         if metrics is not None:
