@@ -5,6 +5,7 @@ ZerotuneError
 │   ├── FabricError          a fabric file with nonsense
 │   ├── TraceError           a trace that is not one, or a broken one
 │   ├── PlanError            a plan with an illegal cell or overlapping rows
+│   ├── UntrustedError       at the daemon's address there is, or could be, another user's
 │   └── StoreError           the store cannot be used
 │       ├── StoreVersionError    written by a newer zerotune
 │       └── StoreLockedError     another daemon holds it
@@ -42,6 +43,10 @@ class TraceError(UserError):
 
 class PlanError(UserError):
     """A plan names an illegal cell, an impossible channel count or overlapping rows."""
+
+
+class UntrustedError(UserError):
+    """Another user has, or could have, put a socket of their own in the place of the daemon's."""
 
 
 class StoreError(UserError):

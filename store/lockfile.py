@@ -6,11 +6,19 @@ the loser who won. Ours rather than a library's: those lock, but do not tell by 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
 import sys
 from pathlib import Path
+from typing import Final
+
+from zerotune.store.errors import UntrustedError
+
+_AS_IT_IS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Whatever somebody has put there: no link is followed, and no pipe waited for."""
 
 
 class LockHeld(Exception):
@@ -27,6 +35,7 @@ class LockFile:
 
     Raises:
         LockHeld: another process (or another LockFile of this one) holds it.
+        UntrustedError: a link is there, or something else that is no file: to lock it would overwrite another file.
         OSError: the file cannot be created.
     """
 
@@ -55,7 +64,11 @@ def named_holder(path: Path) -> tuple[int, str] | None:
     Does not touch the lock: whoever wants it at this moment gets it.
     """
     try:
-        held = _held(path, path.read_bytes())
+        descriptor = os.open(path, os.O_RDONLY | _AS_IT_IS)
+        try:
+            held = _held(path, os.read(descriptor, 4096))
+        finally:
+            os.close(descriptor)
     except OSError:
         return None
     return (held.pid, held.command) if held.pid > 0 else None
@@ -63,7 +76,7 @@ def named_holder(path: Path) -> tuple[int, str] | None:
 
 def _acquire(path: Path) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = _open(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -80,6 +93,20 @@ def _acquire(path: Path) -> int:
         except FileNotFoundError:
             pass
         os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _AS_IT_IS, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    else:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:  # 0: its holder has just removed it
+            return descriptor
+        os.close(descriptor)
+    raise UntrustedError(f"lock file {path} is a link, or no file", "find out who made it, and remove it")
 
 
 def _held(path: Path, text: bytes) -> LockHeld:

@@ -6,23 +6,27 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
 import platformdirs
 
 APP_NAME = "zerotune"
+SESSION_DIRS = "/run/user"
+"""Where systemd makes each user's runtime directory, which cron and batch jobs are not told of."""
 
 
 def runtime_dir() -> Path:
-    """The directory of sockets and locks; not created here (the daemon does, with mode 0700)."""
+    """The directory of sockets and locks; neither made nor checked here (`open_socket_folder` checks it)."""
     override = os.environ.get("ZEROTUNE_RUNTIME_DIR")
     if override:
         return Path(override)
-    session_dir = os.environ.get("XDG_RUNTIME_DIR")
-    if session_dir:
-        return Path(session_dir) / APP_NAME
-    # Containers and batch jobs have no login session. The daemon makes it private and checks the owner.
+    # Of another user, say after `su`, or open to others, it is no runtime directory by the XDG specification.
+    for session_dir in (os.environ.get("XDG_RUNTIME_DIR"), f"{SESSION_DIRS}/{os.getuid()}"):
+        if session_dir and _is_private(Path(session_dir)):
+            return Path(session_dir) / APP_NAME
+    # Containers and batch jobs have no login session.
     return Path(tempfile.gettempdir()) / f"{APP_NAME}-{os.getuid()}"
 
 
@@ -42,6 +46,15 @@ def default_store_path() -> Path:
 def user_fabrics_dir() -> Path:
     """The folder of the fabrics that this user has added, below the XDG data directory; not created here."""
     return _data_dir() / "fabrics"
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return folder.is_absolute() and is_own and not stat.S_IMODE(found.st_mode) & 0o077
 
 
 def _data_dir() -> Path:

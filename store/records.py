@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import math
 from enum import Enum, IntEnum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from zerotune.store.job_names import titled
 from zerotune.store.passages import Passages
+
+# Ranges of numbers that travel: what is decoded outside of them is refused there.
+U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+Ordinal = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""A step, or an epoch: with room to count on, and below the marks of unknown ones."""
+MessageBytes = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Micros = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""Thirty years at most, and never NaN; differences of two clocks may be a little below 0."""
+Pressure = Annotated[float, msgspec.Meta(ge=-1, le=1000)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
 class Collective(IntEnum):
@@ -165,8 +175,8 @@ BASELINE: Final = Candidate()
 class CommunicatorClass(msgspec.Struct, frozen=True, order=True):
     """Communicators of one shape share decisions: `n_ranks` ranks over `n_nodes` nodes."""
 
-    n_ranks: int
-    n_nodes: int
+    n_ranks: U32
+    n_nodes: U32
 
     def __str__(self) -> str:
         ranks = "1 rank" if self.n_ranks == 1 else f"{self.n_ranks:,} ranks"
@@ -214,11 +224,11 @@ class PlanRow(msgspec.Struct, frozen=True):
     communicator: CommunicatorClass
     collective: Collective
     phase: Phase
-    min_bytes: int
-    max_bytes: int
+    min_bytes: MessageBytes
+    max_bytes: MessageBytes
     candidate: Candidate
-    reason: str = ""
-    model_id: str = ""
+    reason: Text = ""
+    model_id: Text = ""
 
 
 RANKS_PER_TURN_INTERVAL: Final = 512
@@ -237,10 +247,10 @@ class FirstLook(msgspec.Struct, frozen=True):
     daemon does until then; `expires_after` is what `Plan.expires_after` is from there on.
     """
 
-    n_boundaries: int
-    n_rows: int
+    n_boundaries: Ordinal
+    n_rows: Ordinal
     rows: tuple[PlanRow, ...] = ()
-    expires_after: int = 1_000_000
+    expires_after: Ordinal = 1_000_000
 
     def __post_init__(self) -> None:
         if self.n_boundaries < 1 or self.n_rows < 0:
@@ -256,9 +266,9 @@ class Plan(msgspec.Struct, frozen=True):
     `post_step_gather` (ZeRO-1 and 2) and not to `forward_gather` (ZeRO-3).
     """
 
-    epoch: int
+    epoch: Ordinal
     rows: tuple[PlanRow, ...] = ()
-    expires_after: int = 1_000_000
+    expires_after: Ordinal = 1_000_000
     gathers_after_step: bool = False
     first_look: FirstLook | None = None
 
@@ -331,11 +341,11 @@ class StepRecord(msgspec.Struct, frozen=True):
     `exposed_us` is communication that computation had to wait for; None when unknown.
     """
 
-    step: int
-    epoch: int
-    duration_us: float
-    exposed_us: float | None = None
-    memory_pressure: float | None = None
+    step: Ordinal
+    epoch: Ordinal
+    duration_us: Micros
+    exposed_us: Micros | None = None
+    memory_pressure: Pressure | None = None
 
 
 class CostReport(msgspec.Struct, frozen=True):
@@ -358,9 +368,9 @@ class Decision(msgspec.Struct, frozen=True):
     epoch: int
     kind: str
     """`explore`, `promote`, `keep`, `rollback`, `prior` (known from earlier runs) or `lead` (runs in most steps, though
-    not proven to be faster); `pace`, `regime`, `variant` and `takeover` concern the whole job (`is_of_job`):
-    training's own pace or the network has changed, another plan was compared with the one in force, another daemon
-    began to decide.
+    not proven to be faster); `pace`, `regime`, `variant`, `takeover` and `shadow` concern the whole job
+    (`is_of_job`): training's own pace or the network has changed, another plan was compared with the one in force,
+    another daemon began to decide, what a daemon in shadow would have gained.
     """
     reason: str
     predicted_us: float | None = None
@@ -384,7 +394,7 @@ class Decision(msgspec.Struct, frozen=True):
         return self.kind in OF_JOB or (self.kind == "keep" and self.reason.startswith(_OF_JOB_ONCE))
 
 
-OF_JOB: Final = ("pace", "regime", "variant", "takeover")
+OF_JOB: Final = ("pace", "regime", "variant", "takeover", "shadow")
 _OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
 """How the reasons of decisions about the whole job began, before such decisions had kinds of their own."""
 

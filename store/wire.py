@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from zerotune.store.errors import WireError
 from zerotune.store.passages import Passages
-from zerotune.store.records import MissingEvidence, Plan, Stage, StepRecord
+from zerotune.store.records import U32, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
 
 WIRE_VERSION: Final = 1
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)
+MAX_FRAMES: Final = 3
 MAX_BODY_BYTES: Final = 4 * 2**20
 MAX_RECORDS_BYTES: Final = 8 * 2**20
 
@@ -73,36 +76,67 @@ COST_FIELDS: Final = [
 ]
 COST_BYTES: Final = 120
 
+MAX_RANK: Final = 65_535
+MAX_STEPS: Final = 4096
+"""As many as wait in an agent at most."""
+MAX_ID_LENGTH: Final = 256
+# Ranges of what travels: a message with anything outside of them is refused as a whole.
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
+RankCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK + 1)]
+RecordCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORDS_BYTES // OBSERVATION_BYTES)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**45)]
+"""Of what one rank saw; those of all ranks together still fit 63 bits."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Real = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+Facts = Annotated[dict[Name, Text | Whole | Real | bool], msgspec.Meta(max_length=256)]
+
+_OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
+_COST: Final = np.dtype(COST_FIELDS)
+_LARGEST: Final = {
+    "message_bytes": 2**62,
+    "n_ranks": MAX_RANK + 1,
+    "n_nodes": MAX_RANK + 1,
+    "duration_us": 1e15,
+    "memory_pressure": 1000,
+    "n_algorithms": 7,
+    "n_protocols": 3,
+    "n_pipe_ops": 2**31 - 1,
+}
+"""Largest values of the records' fields; negative ones and NaN mean unknown where there are any."""
+
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First message of a rank; sent again whenever the daemon may be a new one."""
 
-    job_id: str
-    rank: int
-    n_ranks: int
-    local_rank: int
-    node: str
-    pid: int
-    fabric_id: str
-    fabric: dict[str, str | int | float | bool]
+    job_id: Id
+    rank: Rank
+    n_ranks: RankCount
+    local_rank: Rank
+    node: Name
+    pid: U32
+    fabric_id: Name
+    fabric: Facts
     """What the fabric is, for people and for the cost model; `emulated` names a fabric file."""
-    nccl_version: int
-    tuner_abi: int
-    epoch: int = 0
+    nccl_version: U32
+    tuner_abi: U32
+    epoch: Ordinal = 0
     """Epoch of the plan that is in force on this rank."""
-    leader: str = ""
+    leader: Name = ""
     """Endpoint of rank 0's daemon as seen from this node; empty where this rank does not know it."""
-    name: str = ""
+    name: Name = ""
     """What people call the job."""
 
 
 class Observations(msgspec.Struct, frozen=True, tag="observations"):
     """Announces a records frame of n_records observations; n_dropped counts losses so far."""
 
-    job_id: str
-    rank: int
-    n_records: int
-    n_dropped: int = 0
+    job_id: Id
+    rank: Rank
+    n_records: RecordCount
+    n_dropped: Count = 0
     passages: Passages | None = None
     """All that this rank saw so far, where that has changed since it was sent."""
 
@@ -110,32 +144,32 @@ class Observations(msgspec.Struct, frozen=True, tag="observations"):
 class Steps(msgspec.Struct, frozen=True, tag="steps"):
     """Finished training steps of one rank."""
 
-    job_id: str
-    rank: int
-    steps: tuple[StepRecord, ...]
+    job_id: Id
+    rank: Rank
+    steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(max_length=MAX_STEPS)]
 
 
 class CostTables(msgspec.Struct, frozen=True, tag="cost_tables"):
     """Announces a records frame of live cost tables."""
 
-    job_id: str
-    rank: int
-    n_records: int
+    job_id: Id
+    rank: Rank
+    n_records: RecordCount
 
 
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     """Rank 0 says that all ranks run under `epoch` from `step` on."""
 
-    job_id: str
-    epoch: int
-    step: int
+    job_id: Id
+    epoch: Ordinal
+    step: Ordinal
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """The rank leaves in good order."""
 
-    job_id: str
-    rank: int
+    job_id: Id
+    rank: Rank
 
 
 class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
@@ -144,20 +178,20 @@ class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
     Its observations were joined over the `n_ranks` ranks of the node, `rank` being the lowest; 0 ranks: they have left.
     """
 
-    job_id: str
-    rank: int
-    n_ranks: int
-    n_records: int
+    job_id: Id
+    rank: Rank
+    n_ranks: RankCount
+    n_records: RecordCount
 
 
 class NoSteps(msgspec.Struct, frozen=True, tag="no_steps"):
     """The first rank of a node says, every two seconds, that its job trains and that no step was seen to end."""
 
-    job_id: str
-    n_ranks: int
-    n_calls: int
+    job_id: Id
+    n_ranks: RankCount
+    n_calls: Count
     """Collectives of this rank so far."""
-    waited_s: float
+    waited_s: Seconds
 
     def describe(self) -> str:
         """One sentence: what is missing, and what to do about it."""
@@ -175,33 +209,33 @@ class StatusRequest(msgspec.Struct, frozen=True, tag="status_request"):
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The daemon's answer to Hello."""
 
-    daemon_pid: int
-    version: str
-    listen: str = ""
+    daemon_pid: U32
+    version: Name
+    listen: Name = ""
     """Where daemons of other nodes reach this one; a wildcard host stands for this node."""
 
 
 class PlanOffer(msgspec.Struct, frozen=True, tag="plan_offer"):
     """A plan for the ranks to agree on; sent to rank 0 only."""
 
-    job_id: str
+    job_id: Id
     plan: Plan
 
 
 class Observe(msgspec.Struct, frozen=True, tag="observe"):
     """Open (or close, 0) an observation window of `n_steps` steps on the receiving rank."""
 
-    job_id: str
-    n_steps: int
+    job_id: Id
+    n_steps: Ordinal
 
 
 class JobStatus(msgspec.Struct, frozen=True):
     """One job as `zerotune status` shows it."""
 
-    job_id: str
+    job_id: Id
     fabric_id: str
     stage: Stage
-    n_ranks: int
+    n_ranks: RankCount
     n_ranks_seen: int
     epoch: int
     step: int
@@ -229,6 +263,8 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     budget_percent: float
     memory_threshold: float
     explore: bool
+    shadow: bool = False
+    """Nothing that it decides is carried out."""
 
 
 class StoreState(msgspec.Struct, frozen=True):
@@ -258,7 +294,7 @@ class StoreState(msgspec.Struct, frozen=True):
 class EndedJob(msgspec.Struct, frozen=True):
     """A job that was connected until not long ago."""
 
-    job_id: str
+    job_id: Id
     step: int
     """Its last step."""
     fell_silent: bool
@@ -332,7 +368,16 @@ def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
     if records is None or len(records) != expected:
         found = "none" if records is None else f"{len(records)} bytes"
         raise WireError(f"records frame: {found}, the message announces {expected} bytes")
+    _check(np.frombuffer(records, _COST if isinstance(message, CostTables) else _OBSERVATION))
     return message, records
+
+
+def _check(records: NDArray[np.void]) -> None:
+    """Refuse records of which a number is outside its range; all of a block at once."""
+    for name in records.dtype.names or ():
+        most = _LARGEST.get(name)
+        if most is not None and (records[name] > most).any():
+            raise WireError(f"{name} of a record is over the limit of {most}")
 
 
 def decode_daemon(frames: Sequence[bytes]) -> DaemonMessage:
@@ -349,8 +394,8 @@ def decode_daemon(frames: Sequence[bytes]) -> DaemonMessage:
 
 
 def _decode(frames: Sequence[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> tuple[Any, bytes | None]:
-    if not 2 <= len(frames) <= 3:
-        raise WireError(f"a message has 2 or 3 frames, not {len(frames)}")
+    if not 2 <= len(frames) <= MAX_FRAMES:
+        raise WireError(f"a message has 2 or {MAX_FRAMES} frames, this one has {'more' if frames[2:] else 'fewer'}")
     header, body = frames[0], frames[1]
     if len(header) != len(HEADER) or header[:2] != HEADER[:2]:
         raise WireError("the first frame is not a zerotune header")
@@ -359,7 +404,7 @@ def _decode(frames: Sequence[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> t
         raise WireError(f"wire version {found} is not {WIRE_VERSION}; install one zerotune on all nodes")
     if len(body) > MAX_BODY_BYTES:
         raise WireError(f"body of {len(body)} bytes is over the limit of {MAX_BODY_BYTES}")
-    records = frames[2] if len(frames) == 3 else None
+    records = frames[2] if len(frames) == MAX_FRAMES else None
     if records is not None and len(records) > MAX_RECORDS_BYTES:
         raise WireError(f"records frame of {len(records)} bytes is over the limit of {MAX_RECORDS_BYTES}")
     try:

@@ -23,6 +23,8 @@ NO_ALGORITHM: Final = 255
 JOIN_TIMEOUT_S: Final = 2.0
 """How long the first rank's record waits for the others'."""
 MAX_PENDING: Final = 400_000
+MOST_KEPT: Final = 2 * MAX_PENDING
+"""When so many wait, those that come are given up: they come faster than they are joined."""
 MAX_COMMUNICATORS: Final = 4096
 MAX_REPORTERS: Final = 65536
 
@@ -54,8 +56,8 @@ class Joiner:
     def _forget(self) -> None:
         self._forget_waiting()
         self._communicators.clear()
-        self._joined_up_to = np.full(MAX_COMMUNICATORS * 16, -1, np.int64)
-        self.members_changed()
+        self._joined_up_to = np.empty(0, np.int64)
+        self._n_members = np.empty(0, np.int64)
 
     def _forget_waiting(self) -> None:
         # What waits, sorted by code: the calls of all ranks side by side.
@@ -65,7 +67,7 @@ class Joiner:
 
     def members_changed(self) -> None:
         """Ranks came or went: how many report each communicator has to be learned anew."""
-        self._n_members = np.zeros(MAX_COMMUNICATORS, np.int64)
+        self._n_members[:] = 0
 
     def member_is_gone(self) -> None:
         """A rank left and does not come back: calls that still wait for its record are dropped."""
@@ -80,6 +82,9 @@ class Joiner:
 
     def add(self, rank: int, records: NDArray[np.void]) -> None:
         """Take in records (OBSERVATION, shape (n,)) that `rank` sent; only timed ones count."""
+        if self.n_pending > MOST_KEPT:
+            self.n_partial += len(records)
+            return
         self._chunks.append((rank, records))
         self._n_new += len(records)
 
@@ -173,12 +178,21 @@ class Joiner:
             self.n_partial += len(self._codes)
             self._forget()
         indices = [self._communicators.setdefault(comm_id, len(self._communicators)) for comm_id in unique.tolist()]
+        self._make_room(len(self._communicators))
         communicator = np.array(indices, np.uint64)[inverse] % np.uint64(MAX_COMMUNICATORS)
         place = communicator << np.uint64(4) | records["collective"].astype(np.uint64)
         codes: NDArray[np.uint64] = (
             place << np.uint64(48) | records["sequence"].astype(np.uint64) << np.uint64(16) | reporters
         )
         return codes
+
+    def _make_room(self, n_communicators: int) -> None:
+        """Most jobs have few communicators, and a daemon may have many jobs: the tables grow as they are needed."""
+        n_more = min(n_communicators, MAX_COMMUNICATORS) - len(self._n_members)
+        if n_more > 0:
+            n_more = min(max(n_more, len(self._n_members), 8), MAX_COMMUNICATORS - len(self._n_members))
+            self._n_members = np.append(self._n_members, np.zeros(n_more, np.int64))
+            self._joined_up_to = np.append(self._joined_up_to, np.full(16 * n_more, -1, np.int64))
 
     def _shortest(
         self, places: NDArray[np.int64], starts: NDArray[np.intp], joined: NDArray[np.bool_]

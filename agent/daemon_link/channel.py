@@ -17,7 +17,9 @@ from typing import Any, Protocol
 
 import zmq
 
-from zerotune.agent.daemon_link.keys import connect
+from zerotune.agent.daemon_link.line import Line
+from zerotune.agent.daemon_link.receiving import receive_frames
+from zerotune.agent.settings import is_first_of_node
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 
@@ -29,6 +31,8 @@ COINCIDE_S = 0.3
 DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
+TOLD_IGNORED = 3
+"""Messages of the daemon that make no sense are logged so often, then at each doubling of their number."""
 
 
 class Outbox(Protocol):
@@ -61,7 +65,8 @@ class Channel:
         on_message: Callable[[wire.DaemonMessage], None],
         on_alive: Callable[[bool], None],
     ) -> None:
-        self._endpoint = endpoint
+        self._line = Line(endpoint) if endpoint is not None else None
+        self._has_warned = False
         self._hello = hello
         self._outbox = outbox
         self._on_message = on_message
@@ -71,6 +76,7 @@ class Channel:
         self._wake_fds = os.pipe()
         self._thread = threading.Thread(target=self._run, name="zerotune-channel", daemon=True)
         self.n_unsent = 0
+        self._n_ignored = 0
         self.alive = False
 
     def start(self) -> None:
@@ -101,7 +107,6 @@ class Channel:
         # Without a daemon nothing is queued: a daemon that returns gets fresh news, not old.
         socket.setsockopt(zmq.IMMEDIATE, 1)
         try:
-            self._connect(socket)
             self._loop(socket)
         except Exception:
             logger.exception("the agent's channel stopped; training goes on untuned")
@@ -109,14 +114,19 @@ class Channel:
         finally:
             socket.close()
             context.term()
+            if self._line is not None:
+                self._line.close()
 
     def _connect(self, socket: zmq.Socket[bytes]) -> None:
-        if self._endpoint is None:
+        if self._line is None:
             return
         try:
-            connect(socket, self._endpoint)
+            self._line.connect(socket)
         except UserError as error:
-            logger.warning("zerotune: %s; training goes on untuned", error)
+            if not self._has_warned:
+                self._has_warned = True
+                level = logging.WARNING if is_first_of_node() else logging.INFO
+                logger.log(level, "zerotune: %s; training goes on untuned", error)
 
     def _loop(self, socket: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
@@ -125,6 +135,7 @@ class Channel:
         heard_at = time.monotonic()
         greet_at = tick_at = heard_at
         has_greeted = False
+        self._connect(socket)
         while not self._is_stopping:
             # Messages from the daemon wake this thread at once; messages to it wait for the tick.
             pause_s = min(greet_at, tick_at) - time.monotonic()
@@ -138,6 +149,7 @@ class Channel:
             if self.alive and now - heard_at > DAEMON_TIMEOUT_S:
                 self._set_alive(False)
             if greet_at - now <= COINCIDE_S:
+                self._connect(socket)
                 hello = self._hello()
                 if hello is not None:
                     has_greeted = True
@@ -157,13 +169,15 @@ class Channel:
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         while True:
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames = receive_frames(socket)
             except zmq.Again:
                 return
             try:
                 message = wire.decode_daemon(frames)
             except WireError as error:
-                logger.warning("ignored a frame from the daemon: %s", error)
+                self._n_ignored += 1
+                if self._n_ignored <= TOLD_IGNORED or self._n_ignored & (self._n_ignored - 1) == 0:
+                    logger.warning("ignored message %d from the daemon: %s", self._n_ignored, error)
                 continue
             self._set_alive(True)
             self._on_message(message)

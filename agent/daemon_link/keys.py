@@ -6,6 +6,7 @@ Keys are ZeroMQ certificates in one folder, see `zerotune.tuner.service.endpoint
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +23,16 @@ def keys_dir() -> Path | None:
     return Path(value) if value else None
 
 
-def connect(socket: zmq.Socket[Any], endpoint: str, folder: Path | None = None) -> None:
-    """Connect a socket to a daemon, with keys where the endpoint needs them (`tcp://`).
-
-    Args:
-        socket: not connected yet.
-        endpoint: the daemon's, `ipc://…` or `tcp://…`.
-        folder: where the keys are; None: `keys_dir()`.
-
-    Raises:
-        UserError: the endpoint needs keys and none can be read.
-    """
-    if endpoint.startswith("tcp://"):
-        use_client_keys(socket, folder or keys_dir())
-    socket.connect(endpoint)
-
-
 def use_client_keys(socket: zmq.Socket[Any], folder: Path | None) -> None:
     """Make `socket` a CURVE client of the daemon whose public key is in `folder`.
 
     Raises:
-        UserError: there is no folder, or a key is missing or malformed.
+        UserError: there is no folder, or others may write to it; or a key is missing, malformed, or can be read by
+            others.
     """
     if folder is None:
         raise UserError("a daemon at tcp:// wants keys", f"give --curve-keys or {ENV_CURVE_KEYS}")
+    refuse_writable(folder)
     public_key, secret_key = load_key_pair(folder / "client.key_secret")
     try:
         server_key, _ = zmq.auth.load_certificate(folder / "server.key")
@@ -54,13 +41,25 @@ def use_client_keys(socket: zmq.Socket[Any], folder: Path | None) -> None:
     socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = public_key, secret_key, server_key
 
 
+def refuse_writable(folder: Path) -> None:
+    """See that nobody else may put keys into `folder`; one that is missing has none.
+
+    Raises:
+        UserError: others may.
+    """
+    if folder.is_dir() and folder.stat().st_mode & 0o022:
+        raise UserError(f"others may put keys into {folder}", f"run `chmod go-w {folder}`")
+
+
 def load_key_pair(path: Path) -> tuple[bytes, bytes]:
     """Public and secret key in `path`.
 
     Raises:
-        UserError: they cannot be read.
+        UserError: they cannot be read, or others can read them.
     """
     try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise UserError(f"key {path} can be read by others", f"run `chmod 600 {path}`; better, make new keys")
         public_key, secret_key = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
         raise UserError(f"key {path} cannot be read: {error}", "make keys with `zerotune keys`") from error

@@ -27,6 +27,7 @@ from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.shadow import ShadowBrain
 
 
 @dataclass(frozen=True)
@@ -388,12 +389,13 @@ def make_brain(world: World, knowledge: Knowledge | None = None, settings: Brain
     Returns:
         The brain; it has seen nothing of the job yet.
     """
-    return Brain(
+    settings = settings or BrainSettings()
+    return (ShadowBrain if settings.shadow else Brain)(
         "job",
         world.fabric.fabric_id,
         {**world.fabric.describe(), "emulated": world.fabric_name},
         knowledge or Knowledge.empty(),
-        settings or BrainSettings(),
+        settings,
         clock=lambda: 0.0,
     )
 

@@ -71,8 +71,7 @@ def after_the_first_step(data: DataSet) -> Floats:
     keys.learn_defaults(block, called, costs)
     slots = np.array([evidence.slot(key, BASELINE) for key in called.tolist()])
     evidence.add(evidence.calls(slots, keys.logs(block, called)), np.zeros(len(block), np.int64))
-    for _ in {state.key.communicator for state in keys.states}:  # one is asked at a time
-        outlook.retune(keys.states, evidence)
+    outlook.follow(keys.states, evidence)
     problems, scores = {problem.key: problem for problem in data.problems}, []
     for state in keys.states:
         problem = problems[state.key]

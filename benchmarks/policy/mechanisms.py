@@ -5,13 +5,12 @@ No switch of these is in the policy itself, so that nothing is left behind when 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from zerotune.tuner.learning.policy.evidence import outlook, posterior
+from zerotune.tuner.learning.policy.evidence import posterior
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.oversight import Oversight
 from zerotune.tuner.learning.policy.steps.step_guard import StepGuard
@@ -30,16 +29,13 @@ def _without_leads(*arguments: Any, **named: Any) -> Any:
 
 
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
-    "kinship_learning": ((outlook, "kinship_of", lambda known, start: start),),
     "channel_fill": ((posterior, "FILL_ALL", 0.0), (posterior, "FILL_CELL", 0.0)),
-    "latency_line": ((posterior, "SHARE_LINE", 0.0),),
     "agreement": ((Evidence, "agrees_nearby", lambda *_: True),),
     "twins": ((Untold, "has_twin", lambda *_: False),),
     "variants": ((Oversight, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
-    "must_pay": ((options, "unpaid_steps", lambda n_steps: math.inf),),
-    "odds": ((options, "unpaid_odds", lambda *_, **__: 0.0),),
+    "odds": ((options, "unpaid_odds", lambda *_: 0.0),),
     "kernel_structure": (
         *((posterior, f"SHARE_{name}", 0.0) for name in ("ALL", "PROTOCOL", "CELL", "NEAR")),
         (posterior, "SHARE_OWN", 1.0),
@@ -47,8 +43,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
 }
 """By name: (object or module, attribute, what stands in for it)."""
 FITTED_OR_SPECIAL = (
-    *("kinship_learning", "channel_fill", "latency_line", "agreement", "twins"),
-    *("variants", "step_guard"),
+    *("channel_fill", "agreement", "twins", "variants", "step_guard"),
 )
 """Eleven that together cost more than they brought when somebody first looked."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
         try:
             with atomic_write(target) as partial:
                 partial.unlink(missing_ok=True)  # of a backup that was killed
+                os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # as closed as the store
                 with contextlib.closing(sqlite3.connect(partial)) as copy:
                     source.backup(copy)  # all pages in one reading transaction: a writer's commits do not disturb it
                     copy.execute("PRAGMA journal_mode = DELETE")  # no side files, wherever it is read

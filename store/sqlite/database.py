@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.errors import StoreError
-from zerotune.store.lockfile import LockFile
 from zerotune.store.passages import Passages
 from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
 from zerotune.store.sqlite import measurements as _measurements
 from zerotune.store.sqlite.damage import Damage, DamageWatch
 from zerotune.store.sqlite.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
-from zerotune.store.sqlite.opening import begin_anew, open_for_reading, open_for_writing, reader
+from zerotune.store.sqlite.opening import WriterLock, begin_anew, open_for_reading, open_for_writing, reader
 from zerotune.store.sqlite.retention import Retention, retain
 from zerotune.store.sqlite.rows import DECISION_COLUMNS, decision_of, decision_values, fabric_row, job_row
 from zerotune.store.sqlite.writer import Writer
@@ -54,7 +53,7 @@ class Store:
         path: Path,
         reading: sqlite3.Connection,
         writing: sqlite3.Connection | None,
-        lock: LockFile | None,
+        lock: WriterLock | None,
         damage: Damage | None,
         retention: Retention,
         clock: Callable[[], float],
@@ -108,7 +107,7 @@ class Store:
             StoreLockedError: another process has it open for writing; names its command and pid.
             StoreVersionError: a newer zerotune wrote it.
         """
-        path = Path(path).absolute()
+        path = Path(os.path.realpath(path))  # as SQLite names the log, and each user of a link the lock
         retention = retention or Retention()
         if read_only:
             return cls(path, open_for_reading(path), None, None, None, retention, clock)
@@ -556,9 +555,10 @@ class Store:
 
     def _begin_anew(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
         """Called by the writer's thread when the file proves to be damaged."""
-        if self._writing is not None:
-            self._writing.close()  # before the new file's log is there, which closing would remove by its name
-        self._writing, self._damage = begin_anew(self.path, error)
+        if self._writing is None or self._lock is None:
+            raise error
+        self._writing.close()  # before the new file's log is there, which closing would remove by its name
+        self._writing, self._damage = begin_anew(self.path, error, self._lock)
         self._series.forget()
         self._file = os.stat(self.path)
         self._n_files += 1

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import logging
 import os
 import sqlite3
+import stat
+import struct
 import time
 from pathlib import Path
 from typing import Final
@@ -14,6 +18,7 @@ from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.lockfile import LockFile, LockHeld
+from zerotune.store.private_folders import make_private
 from zerotune.store.sqlite.checksums import mark_wrong_rows
 from zerotune.store.sqlite.damage import Damage, check_pages
 from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
@@ -28,26 +33,88 @@ _BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
 _RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _BY_FLAG
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
+_ON_THE_FILE: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 2**62, 1, 0)
+"""struct flock: one byte, far behind those that SQLite locks and behind any that a file has."""
 
 
 class StoreDamage(sqlite3.DatabaseError):
     """SQLite can read the file, but tables or columns are missing."""
 
 
-def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Damage | None]:
-    """The writer's connection, the lock that goes with it, and what was wrong with a file that was set aside.
+class WriterLock:
+    """Held by the one process that writes a store, from construction to `release`.
+
+    The lock file beside the store says who that is. What counts is the lock on the file itself, which may have been
+    renamed, or be mounted elsewhere. It belongs to its open file: SQLite's own, of the process, do not mind it.
 
     Raises:
-        StoreError: the directory cannot be written, or the file is another application's; or it is corrupt and may
-            not be set aside.
+        StoreError: anyone may write to the store's directory, or nobody.
+        StoreLockedError: another process holds it.
+        UntrustedError: a link stands where the lock file goes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = -1
+        self._beside = _lock(path)
+
+    def take_file(self) -> None:
+        """Lock the file that has the store's name now, an empty one of this user alone where there was none.
+
+        Raises:
+            StoreError: it cannot be opened, or has other names by hard links.
+            StoreLockedError: another process has it open for writing, under another name.
+        """
+        self._let_go()
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"store {self._path} cannot be opened: {error.strerror}", _BY_FLAG) from error
+        if (n_names := os.fstat(self._descriptor).st_nlink) > 1:
+            raise StoreError(  # SQLite's log goes by the name: under each, the file lacks what the others' logs hold
+                f"store {self._path} is one file with {n_names} names (hard links)",
+                f"keep one of them and remove the others, or {_BY_FLAG}",
+            )
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _ON_THE_FILE)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise StoreLockedError(
+                    f"store {self._path} is in use under another name", f"stop the daemon that has it, or {_BY_FLAG}"
+                ) from error
+            # A kernel or a file system without such locks: the one beside the store has to do.
+
+    def release(self) -> None:
+        """Free the store for others, after all connections to it were closed; may be called twice."""
+        self._let_go()
+        self._beside.release()
+
+    def _let_go(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, WriterLock, Damage | None]:
+    """The writer's connection, the lock that goes with it, and what was wrong with a file that was set aside.
+
+    Args:
+        path: of the file itself: no symbolic link.
+        may_set_aside: move a damaged file to another name.
+
+    Raises:
+        StoreError: the directory cannot be written, or anyone may write there; or the file is another application's,
+            or has several names; or it is corrupt and may not be set aside.
+        UntrustedError: a link stands where the lock file goes.
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
     _refuse_foreign(path)
-    lock = _lock(path)
+    lock = WriterLock(path)
     is_new = not path.exists()
     try:
         damage = None
+        lock.take_file()
         try:
             connection = _checked(path)
         except sqlite3.DatabaseError as error:
@@ -56,7 +123,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
             if not may_set_aside:
                 raise StoreError(f"store {path} is damaged: {_in_one_line(error)}", _RESTART) from error
             try:
-                connection, damage = begin_anew(path, error)
+                connection, damage = begin_anew(path, error, lock)
             except (sqlite3.Error, OSError) as failure:
                 problem = f"store {path} is damaged ({_in_one_line(error)}), and a new one cannot be begun: {failure}"
                 raise StoreError(problem, "make room there, or " + _BY_FLAG) from failure
@@ -68,23 +135,28 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
         raise
 
 
-def begin_anew(path: Path, error: sqlite3.DatabaseError) -> tuple[sqlite3.Connection, Damage]:
+def begin_anew(
+    path: Path, error: sqlite3.DatabaseError, lock: WriterLock
+) -> tuple[sqlite3.Connection, Damage]:
     """Keep a damaged file under another name, and begin a new one in its place with what is sound of it.
 
     Args:
-        path: of the store, whose lock is held, and which no connection of this process writes any more.
+        path: of the store, which no connection of this process writes any more.
         error: what SQLite found.
+        lock: of the store, which is held; it is the new file's from now on.
 
     Returns:
         The writer's connection to the new file, and what is known of the damage.
 
     Raises:
+        StoreError: the new file cannot be locked; all is as it was.
         sqlite3.Error: the new file cannot be written; all is as it was.
         OSError: the old one cannot be renamed.
     """
     set_aside = _free_name(path)
     _rename(path, set_aside)
     try:
+        lock.take_file()
         connection = _checked(path)
         try:
             found = salvage(set_aside, connection)
@@ -94,6 +166,7 @@ def begin_anew(path: Path, error: sqlite3.DatabaseError) -> tuple[sqlite3.Connec
     except BaseException:
         _remove(path)
         _rename(set_aside, path)
+        lock.take_file()
         raise
     damage = Damage(_in_one_line(error), set_aside, found.n_recovered, found.n_missing)
     words = "store %s is damaged (%s): kept as %s, going on in a new one; %s"
@@ -150,7 +223,11 @@ def _read_only(path: Path) -> sqlite3.Connection:
 
 def _lock(path: Path) -> LockFile:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
+        if path.parent.stat().st_mode & stat.S_IWOTH:
+            raise StoreError(
+                f"any user may put files beside store {path}", f"run `chmod o-w {path.parent}`, or {_BY_FLAG}"
+            )
         return LockFile(path.with_name(path.name + ".lock"))
     except LockHeld as held:
         raise StoreLockedError(

@@ -91,6 +91,22 @@ def test_greets_sends_receives_and_says_goodbye(endpoint, channel):
     assert alive.is_set(), "who says goodbye has not lost the daemon"
 
 
+def test_messages_that_make_no_sense_are_told_of_a_few_times(endpoint, channel, caplog):
+    daemon = Daemon(endpoint)
+    _, _, messages, _ = channel()
+    sender, *_ = daemon.receive(wire.Hello)
+    for _ in range(200):
+        daemon.socket.send_multipart([sender, b"junk", b"junk"])
+    daemon.socket.send_multipart([sender, *wire.encode(wire.Observe("job", 3))])
+    ends_at_s = time.monotonic() + 10
+    while wire.Observe("job", 3) not in messages:
+        assert time.monotonic() < ends_at_s
+        time.sleep(0.01)
+    told = [record.args[0] for record in caplog.records if record.name == "zerotune.agent" and record.args]
+    assert told == [1, 2, 3, 4, 8, 16, 32, 64, 128]
+    daemon.close()
+
+
 def test_without_a_daemon_nothing_waits_and_everything_is_counted(channel):
     line, outbox, _, alive = channel()
     outbox.messages += [(wire.Adopted("job", 1, 1), None)] * 10

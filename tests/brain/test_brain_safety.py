@@ -208,7 +208,7 @@ def test_what_leads_and_becomes_catastrophically_slow_is_dropped_at_once() -> No
         world = _small_gain_world(seed)
         brain = make_brain(world)
         play(world, brain, 70)
-        state = next((state for state in brain._states if state.lead is not None), None)
+        state = next((state for state in brain._states if state.lead is not None and state.trial is None), None)
         if state is not None:
             break
     assert state is not None

@@ -145,7 +145,7 @@ def test_nor_do_those_of_one_window_that_fit_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(brain._policy.options, "best", best)
     for pressure, n_begun in ((0.5, 1), (0.4, 2)):
         brain.memory.heard(pressure, world.step)
-        brain._policy._start_trials(brain._states, brain._regimes.evidence, world.step, 1.0, 1.0)
+        brain._policy._start_trials(brain._states, brain._regimes.evidence, world.step, 1.0)
         assert len(brain._policy.trials) == n_begun
         brain._policy.connect_nothing()
 

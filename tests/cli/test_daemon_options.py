@@ -13,6 +13,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import DaemonOptions
 from zerotune.tuner import cli
 from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.shadow import ShadowBrain
 from zerotune.tuner.service import daemon
 from zerotune.tuner.service.absent_jobs import AbsentJobs
 
@@ -29,6 +30,7 @@ class Served(Exception):
         (("--budget-percent", "100", "--memory-threshold", "1"), BrainSettings(1.0, 1.0)),
         (("--memory-threshold", "0.8"), BrainSettings(memory_threshold=0.8)),
         (("--no-explore",), BrainSettings(explore=False)),
+        (("--shadow",), BrainSettings(shadow=True)),
     ],
 )
 def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant, tmp_path: Path, monkeypatch):
@@ -54,7 +56,8 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
     with pytest.raises(Served):
         cli.main()
     assert made[0].settings == meant
-    assert told == [DaemonOptions(round(100 * meant.budget_fraction, 9), meant.memory_threshold, meant.explore)]
+    assert told == [meant.options()]
+    assert isinstance(made[0], ShadowBrain) == meant.shadow
     assert made[0].budget.fraction == (meant.budget_fraction if meant.explore else 0.0)
     Store.open(tmp_path / "s.db").close()  # given back
 

@@ -105,9 +105,9 @@ def test_a_temporary_folder_that_is_not_used_is_told(tmp_path: Path, monkeypatch
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     assert f"TMPDIR {tmp_path / 'none'} " in temporary_folder_note()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
+    monkeypatch.setenv("ZEROTUNE_RUNTIME_DIR", "/run/zerotune")
     assert temporary_folder_note() == "", "TMPDIR has no part in it"
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.delenv("ZEROTUNE_RUNTIME_DIR")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     assert temporary_folder_note() == ""

@@ -157,7 +157,7 @@ def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monk
         "zerotune.tuner.client.background_daemon.ensure_daemon",
         lambda *_, options, **__: asked.append(options) or (ANSWER, Started),
     )
-    for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore",), ()):
+    for words in (("--budget-percent", "2.5", "--memory-threshold", "0.8"), ("--no-explore", "--shadow"), ()):
         code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *words)
         assert code == 0, error
         assert asked.pop() == list(words)

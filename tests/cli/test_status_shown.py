@@ -44,6 +44,7 @@ def test_a_workload_that_is_not_recognised_is_said_to_be_so():
     [
         (DaemonOptions(2.5, 0.8, True), "options --budget-percent 2.5 --memory-threshold 0.8"),
         (DaemonOptions(1.0, 0.92, False), "options --no-explore --memory-threshold 0.92"),
+        (DaemonOptions(1.0, 0.92, True, shadow=True), "--shadow"),
         (None, ""),
     ],
 )

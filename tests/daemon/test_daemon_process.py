@@ -12,7 +12,9 @@ import socket as sockets
 import struct
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -23,7 +25,9 @@ import zmq
 import zmq.auth
 
 from benchmarks.lib.free_port import free_port
+from benchmarks.service.many_peers import HANDSHAKE, Peers
 from zerotune.agent.daemon_link.keys import use_client_keys
+from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import StoreLockedError, UserError
 from zerotune.store.lockfile import named_holder
@@ -41,8 +45,9 @@ WAIT_S = 60
 """Longer than anything takes on a busy machine."""
 SERVE = """
 import sys
-from zerotune.tuner.service import service
+from zerotune.tuner.service import flood_guard, service
 from zerotune.tuner.service.daemon import run_daemon
+flood_guard.MAX_RESIDENT_BYTES = 400 * 2**20
 service.RANK_TIMEOUT_S = float(sys.argv[4])
 code = run_daemon(sys.argv[1], sys.argv[2], idle_exit_s=float(sys.argv[3]) if sys.argv[3] else None)
 assert not {"sklearn", "torch"} & set(sys.modules)  # fits have a process of their own
@@ -190,6 +195,10 @@ HOSTILE = {
     "records missing": wire.encode(wire.Observations("job", 0, 10)),
     "records short": wire.encode(wire.Observations("job", 0, 10), b"x" * 639),
     "records for ever": wire.encode(wire.Observations("job", 0, 2**62), b"x" * 64),
+    "a number that does not fit": wire.encode(wire.Hello("job", 0, 2**62, 0, "node", 1, "f", {}, 1, 5)),
+    "an epoch that does not fit": wire.encode(wire.Hello("job", 0, 1, 0, "node", 1, "f", {}, 1, 5, 2**62)),
+    "a step that does not fit": wire.encode(wire.Steps("job", 0, (StepRecord(2**62, 0, 1.0),))),
+    "records of too many ranks": wire.encode(wire.Observations("job", 0, 1), b"\xff" * wire.OBSERVATION_BYTES),
     "a daemon's message": wire.encode(wire.Welcome(1, "x")),
 }
 
@@ -217,6 +226,77 @@ def test_a_frame_over_the_transport_limit_costs_its_sender_the_connection(daemon
     assert fetch_status(daemon.endpoint).resident_bytes < 200 * 2**20
 
 
+def test_a_message_that_never_ends_costs_connections_and_not_the_memory_of_the_machine(daemon, connect):
+    good = connect(daemon.endpoint)
+    good.send_multipart(hello())
+    receive(good)
+    frame = b"\x03" + struct.pack(">Q", wire.MAX_RECORDS_BYTES) + bytes(wire.MAX_RECORDS_BYTES)  # more will follow
+    with sockets.socket(sockets.AF_UNIX) as raw:
+        raw.connect(daemon.endpoint.removeprefix("ipc://"))
+        raw.sendall(HANDSHAKE)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            deque((raw.sendall(frame) for _ in range(500)), maxlen=0)
+    good.send_multipart(hello())
+    while not isinstance(receive(good), wire.Welcome):
+        pass
+    assert fetch_status(daemon.endpoint, WAIT_S).resident_bytes < 200 * 2**20
+    assert daemon.end() == 0
+
+
+def test_what_jobs_took_is_given_back_when_they_end(daemon, connect):
+    first = connect(daemon.endpoint)  # what any job needs is loaded now
+    first.send_multipart(hello())
+    first.send_multipart(wire.encode(wire.Steps("job", 0, (StepRecord(1, 0, 5000.0),))))
+    while not isinstance(receive(first), wire.Observe):
+        pass
+    before_bytes = fetch_status(daemon.endpoint).resident_bytes
+    n_jobs = 200
+    ranks = [connect(daemon.endpoint) for _ in range(n_jobs)]
+    for at, socket in enumerate(ranks):
+        socket.send_multipart(hello(job=f"job{at}"))
+    for socket in ranks:
+        assert isinstance(receive(socket), wire.Welcome)
+    status = fetch_status(daemon.endpoint)
+    assert len(status.jobs) == n_jobs + 1
+    assert (status.resident_bytes - before_bytes) / n_jobs < 0.4 * 2**20
+    for at, socket in enumerate(ranks):
+        socket.send_multipart(wire.encode(wire.Goodbye(f"job{at}", 0)))
+    deadline_s = time.monotonic() + WAIT_S
+    while fetch_status(daemon.endpoint).resident_bytes > before_bytes + 20 * 2**20:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_daemon_without_memory_for_a_message_drops_it_and_serves_on(private_path, connect, monkeypatch):
+    refused = []
+
+    def receive_or_fail(socket, n_addresses):
+        frames = receive_frames(socket, n_addresses)
+        if len(frames) == 4 and not refused:
+            refused.append(frames[0])
+            raise MemoryError
+        return frames
+
+    monkeypatch.setattr("zerotune.tuner.service.daemon.receive_frames", receive_or_fail)
+    endpoint = f"ipc://{private_path}/d.sock"
+    thread = threading.Thread(target=run_daemon, args=(endpoint, private_path / "s.db"), kwargs={"idle_exit_s": 1.0})
+    thread.start()
+    while fetch_status(endpoint, 0.5) is None:
+        time.sleep(0.02)
+    socket = connect(endpoint)
+    socket.send_multipart(hello())
+    receive(socket)
+    socket.send_multipart(wire.encode(wire.Observations("job", 0, 1), bytes(wire.OBSERVATION_BYTES)))
+    socket.send_multipart(hello())
+    while not isinstance(receive(socket), wire.Welcome):
+        pass
+    assert refused
+    assert fetch_status(endpoint).n_errors == 1
+    socket.send_multipart(wire.encode(wire.Goodbye("job", 0)))
+    thread.join(timeout=WAIT_S)
+    assert not thread.is_alive()
+
+
 def test_bytes_that_are_not_zeromq_are_ignored(daemon, connect):
     with sockets.socket(sockets.AF_UNIX) as raw:
         raw.connect(daemon.endpoint.removeprefix("ipc://"))
@@ -233,8 +313,16 @@ def test_random_records_of_a_greeted_rank_are_survived(daemon, connect):
     rng = np.random.default_rng(0)
     for _ in range(20):
         n = 100
-        socket.send_multipart(wire.encode(wire.Observations("job", 0, n), rng.bytes(n * wire.OBSERVATION_BYTES)))
-        socket.send_multipart(wire.encode(wire.CostTables("job", 0, n), rng.bytes(n * wire.COST_BYTES)))
+        observations = np.frombuffer(rng.bytes(n * wire.OBSERVATION_BYTES), wire.OBSERVATION_FIELDS).copy()
+        costs = np.frombuffer(rng.bytes(n * wire.COST_BYTES), wire.COST_FIELDS).copy()
+        for block in (observations, costs):  # within their ranges: others are refused
+            block["n_ranks"] %= 2**16
+            block["n_nodes"] %= 2**16
+            block["message_bytes"] %= 2**62
+        observations["duration_us"] = observations["memory_pressure"] = rng.uniform(-1, 2, n)
+        costs["n_algorithms"], costs["n_protocols"], costs["n_pipe_ops"] = 7, 3, 1
+        socket.send_multipart(wire.encode(wire.Observations("job", 0, n), observations.tobytes()))
+        socket.send_multipart(wire.encode(wire.CostTables("job", 0, n), costs.tobytes()))
     socket.send_multipart(hello())
     while not isinstance(receive(socket), wire.Welcome):
         pass
@@ -317,6 +405,21 @@ def test_64_ranks_fit_in_memory_and_an_idle_daemon_uses_no_cpu(daemon, connect):
     before = sum(process.cpu_times()[:2])
     time.sleep(1.0)
     assert sum(process.cpu_times()[:2]) - before <= 0.02
+
+
+def test_more_ranks_than_the_soft_limit_of_open_files_are_served(private_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        daemon = Daemon(private_path)  # inherits it
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    peers = Peers(f"{private_path}/d.sock", 400, 4)
+    deadline_s = time.monotonic() + WAIT_S
+    while sum(job.n_ranks_seen for job in fetch_status(daemon.endpoint, WAIT_S).jobs) < 400:
+        assert time.monotonic() < deadline_s
+    peers.leave()
+    assert daemon.end() == 0
 
 
 def test_status_says_where_and_who(daemon, capsys):
@@ -403,6 +506,8 @@ def test_no_status_without_a_daemon(private_path):
         ("ipc://", "ipc:// .*tcp://"),
         ("ipc:///proc/zerotune/d.sock", "/proc/zerotune"),
         ("ipc:///tmp/" + "x" * 120, " 107 "),
+        ("ipc:///t/" + "x" * 95, " 85 "),
+        ("ipc://@zerotune", "@zerotune"),
     ],
 )
 def test_unsafe_and_impossible_endpoints_are_refused(private_path, endpoint, named):
@@ -425,6 +530,49 @@ def test_folders_that_others_can_enter_or_change_are_refused(private_path, monke
 
 def test_only_the_owner_may_connect(daemon, private_path):
     assert (private_path / "d.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_that_is_taken_away_lets_nobody_in_any_more(private_path, connect):
+    make_keys(private_path / "keys")
+    clients = private_path / "keys" / "clients"
+    zmq.auth.create_certificates(private_path, "other")
+    shutil.copy(private_path / "other.key", clients)
+    endpoint, known = f"tcp://127.0.0.1:{free_port()}", private_path / "keys"
+    revoked = private_path / "revoked"
+    shutil.copytree(known, revoked)
+    for suffix in ("key", "key_secret"):
+        shutil.copy(private_path / f"other.{suffix}", revoked / f"client.{suffix}")
+    (revoked / "client.key_secret").chmod(0o600)
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint]
+    command += ["--curve-keys", str(known), "--store", str(private_path / "s.db")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process, zmq.Context() as context:
+        try:
+            stays, leaves = (context.socket(zmq.DEALER) for _ in range(2))
+            for socket, keys in ((stays, known), (leaves, revoked)):
+                socket.linger = 0
+                use_client_keys(socket, keys)
+                socket.connect(endpoint)
+                socket.send_multipart(wire.encode(wire.StatusRequest()))
+                assert isinstance(receive(socket), wire.StatusReply)
+            (clients / "other.key").unlink()
+            assert fetch_status(endpoint, 0.3, curve_dir=revoked) is None, "no new connection, at once"
+            deadline_s = time.monotonic() + WAIT_S
+            while True:  # the connection that there was
+                leaves.send_multipart(wire.encode(wire.StatusRequest()))
+                if not leaves.poll(500):
+                    break
+                leaves.recv_multipart()
+                assert time.monotonic() < deadline_s
+                time.sleep(0.1)
+            stays.send_multipart(wire.encode(wire.StatusRequest()))
+            assert isinstance(receive(stays), wire.StatusReply)
+            shutil.copy(private_path / "other.key", clients)
+            assert fetch_status(endpoint, curve_dir=revoked) is not None, "a key put back lets in again"
+            for socket in (stays, leaves):
+                socket.close()
+        finally:
+            process.terminate()
+    assert process.returncode == 0
 
 
 @pytest.fixture
@@ -458,6 +606,34 @@ sys.exit(run_daemon({endpoint!r}, {str(private_path / "s.db")!r}, curve_dir=Path
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=WAIT_S) == 0
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640])
+def test_a_clients_secret_that_others_can_read_is_refused(curve_dir, mode):
+    (curve_dir / "client.key_secret").chmod(mode)
+    with pytest.raises(UserError, match=r"client\.key_secret.*chmod 600"):
+        fetch_status("tcp://127.0.0.1:5555", 0.1, curve_dir=curve_dir)
+
+
+@pytest.mark.parametrize("folder", [".", "clients"])
+def test_folders_that_others_may_put_keys_into_are_refused(curve_dir, private_path, folder):
+    (curve_dir / folder).chmod(0o777)
+    with pytest.raises(UserError, match="chmod go-w"):
+        run_daemon("tcp://127.0.0.1:5555", private_path / "store.db", curve_dir=curve_dir)
+
+
+@pytest.mark.parametrize("folders", [[], ["keys", "keys/clients"]])
+def test_whatever_the_umask_keys_are_closed_to_others(private_path, folders):
+    umask = os.umask(0)
+    try:
+        for folder in folders:
+            (private_path / folder).mkdir()
+        make_keys(private_path / "keys")
+    finally:
+        os.umask(umask)
+    made = [private_path / "keys", *private_path.rglob("keys/**/*")]
+    assert len(made) == 7
+    assert [path.name for path in made if path.stat().st_mode & 0o077] == []
 
 
 @pytest.mark.parametrize("spoiled", ["server.key_secret", "clients", "readable"])

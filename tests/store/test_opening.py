@@ -18,6 +18,7 @@ from sqlite_utils import Database
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
+from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.opening import open_for_reading
 
@@ -63,6 +64,60 @@ def test_read_only_works_beside_the_writer_and_cannot_write(path, store, block):
             reading.record_measurements("f", "j", block(1))
         with closing(open_for_reading(path)) as connection, pytest.raises(sqlite3.OperationalError, match="readonly"):
             connection.execute("DELETE FROM main.measurements")
+
+
+@pytest.fixture
+def writer(path):
+    """The pid of a process that writes the store until the test ends."""
+    command = [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        yield child.pid
+        child.kill()
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_link_has_the_lock_of_what_it_leads_to(path, writer, tmp_path, what):
+    if what == "file":
+        (tmp_path / "link.db").symlink_to(path)
+    else:
+        (tmp_path / "link").symlink_to(path.parent)
+    link = tmp_path / "link.db" if what == "file" else tmp_path / "link" / path.name
+    with pytest.raises(StoreLockedError, match=rf"pid {writer}\)"):
+        Store.open(link)
+
+
+def test_a_store_keeps_its_lock_under_another_name(path, writer, tmp_path):
+    path.rename(tmp_path / "moved.db")
+    with pytest.raises(StoreLockedError):
+        Store.open(tmp_path / "moved.db")
+    assert not (tmp_path / "moved.db.lock").exists()
+
+
+def test_a_store_of_two_names_is_written_under_neither(path, tmp_path, block):
+    with Store.open(path) as store:
+        store.record_measurements("f", "j", block(5))
+    (tmp_path / "other.db").hardlink_to(path)
+    for name in (path, tmp_path / "other.db"):
+        with pytest.raises(StoreError, match=str(name)):
+            Store.open(name)
+    (tmp_path / "other.db").unlink()
+    with Store.open(path) as store:
+        assert len(store.measurements()) == 5
+
+
+def test_what_stands_in_a_damaged_stores_place_is_locked_too(path, tmp_path):
+    path.parent.mkdir()
+    path.write_bytes(b"this is no database" * 1000)
+    command = [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        path.rename(tmp_path / "moved.db")
+        with pytest.raises(StoreLockedError):
+            Store.open(tmp_path / "moved.db")
+        child.kill()
 
 
 def test_kill_9_loses_only_the_batch_in_flight(path):
@@ -242,3 +297,28 @@ def test_a_store_of_before_decisions_had_steps_is_read_and_brought_up(path):
         store.record_decisions([decision])
         store.flush()
         assert [one.step for one in store.decisions()] == [None, 7]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_no_store_is_written_where_anyone_may_put_links(path, mode):
+    Store.open(path).close()
+    path.parent.chmod(mode)
+    with pytest.raises(StoreError, match="chmod o-w"):
+        Store.open(path)
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    Store.open(path, read_only=True).close()
+
+
+def test_whatever_the_umask_a_store_is_closed_to_others(path, tmp_path, block):
+    umask = os.umask(0)
+    try:
+        with Store.open(path) as store:
+            store.record_measurements("f", "j", block(5))
+            store.flush()
+            back_up(path, tmp_path / "copy.db")
+            made = [path.parent, tmp_path / "copy.db", *path.parent.iterdir()]
+            modes = {one.name: one.stat().st_mode & 0o077 for one in made}
+    finally:
+        os.umask(umask)
+    assert len(modes) == 6
+    assert not any(modes.values()), modes

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerotune.store.errors import UserError, ZerotuneError
+from zerotune.tuner.cli.terminal import filtered_output
 
 
 def main() -> None:
     """Entry point of the console script: every failure is one line on stderr and an exit code, never a traceback."""
     # Where the home cannot be written, matplotlib tells at length that it keeps its fonts elsewhere.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    with _ended_in_good_order() if sys.argv[1:2] == ["daemon"] else contextlib.nullcontext():
+    with filtered_output(), _ended_in_good_order() if sys.argv[1:2] == ["daemon"] else contextlib.nullcontext():
         _run()
 
 

@@ -6,15 +6,16 @@ import contextlib
 import math
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from zerotune.store.errors import UserError
 from zerotune.store.job_names import MAX_NAME_LENGTH, is_job_name
 from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.terminal import shown
 
 
 def _existing_keys(context: typer.Context, folder: Path | None) -> Path | None:
@@ -83,10 +84,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 
 def console() -> Any:
     """The console for tables. Text that does not fit into a cell is folded, where rich would cut it."""
-    from rich.console import Console
     from rich.table import Table
 
-    class Folding(Console):
+    class Folding(_filtering()):  # type: ignore[misc]
         def print(self, *objects: Any, **options: Any) -> None:
             for table in objects:
                 for column in table.columns if isinstance(table, Table) else ():
@@ -94,7 +94,7 @@ def console() -> Any:
             super().print(*objects, **options)
 
     # Into a pipe or a file, rich would take 80 columns.
-    return Folding() if sys.stdout.isatty() else Folding(width=160)
+    return Folding(sys.stdout) if sys.stdout.isatty() else Folding(sys.stdout, width=160)
 
 
 def print_json(document: object) -> None:
@@ -106,9 +106,24 @@ def print_json(document: object) -> None:
 
 def progress_console() -> Any:
     """Where progress goes: stderr, so that `--json` and pipes stay clean."""
-    from rich.console import Console
+    return _filtering()(sys.stderr)
 
-    return Console(stderr=True)
+
+def _filtering() -> Any:
+    """A class of consoles that make visible what would steer the terminal, before rich adds its own codes."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Filtering(Console):
+        def __init__(self, stream: TextIO, **options: Any) -> None:
+            super().__init__(file=getattr(stream, "unfiltered", stream), **options)
+
+        def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+            return super()._render_buffer(
+                segment if segment.control else Segment(shown(segment.text), segment.style) for segment in buffer
+            )
+
+    return Filtering
 
 
 @contextlib.contextmanager

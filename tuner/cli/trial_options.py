@@ -31,14 +31,21 @@ NoExplore = Annotated[
     bool, typer.Option("--no-explore", help="Try nothing out; what earlier jobs proved is used and verified.")
 ]
 
+Shadow = Annotated[
+    bool, typer.Option("--shadow", help="Decide and explain, but carry nothing out: training runs as if untuned.")
+]
 
-def brain_settings(budget_percent: float | None, memory_threshold: float | None, no_explore: bool) -> BrainSettings:
+
+def brain_settings(
+    budget_percent: float | None, memory_threshold: float | None, no_explore: bool, shadow: bool
+) -> BrainSettings:
     """The settings that these options stand for; what is not given has the default of `BrainSettings`.
 
     Args:
         budget_percent: what trying settings out may cost, in percent of training time, above 0 and up to 100.
         memory_threshold: share of device memory above which nothing is added, above 0 and up to 1.
         no_explore: try nothing out.
+        shadow: carry nothing out.
 
     Returns:
         The settings for a daemon's brains.
@@ -68,20 +75,24 @@ def brain_settings(budget_percent: float | None, memory_threshold: float | None,
         budget_fraction=usual.budget_fraction if budget_percent is None else budget_percent / 100.0,
         memory_threshold=usual.memory_threshold if memory_threshold is None else memory_threshold,
         explore=not no_explore,
+        shadow=shadow,
     )
 
 
-def given_arguments(budget_percent: float | None, memory_threshold: float | None, no_explore: bool) -> list[str]:
+def given_arguments(
+    budget_percent: float | None, memory_threshold: float | None, no_explore: bool, shadow: bool
+) -> list[str]:
     """These options as arguments of a command line; those that were not given are left out.
 
     Args:
         budget_percent: as for `brain_settings`; None: not given.
         memory_threshold: as for `brain_settings`; None: not given.
         no_explore: whether it was given.
+        shadow: whether it was given.
 
     Returns:
         Words of the command line.
     """
     words = [] if budget_percent is None else ["--budget-percent", str(budget_percent)]
     words += [] if memory_threshold is None else ["--memory-threshold", str(memory_threshold)]
-    return [*words, *(["--no-explore"] if no_explore else [])]
+    return [*words, *(["--no-explore"] if no_explore else []), *(["--shadow"] if shadow else [])]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from zerotune.agent.daemon_link.line import listener_pid
 from zerotune.store import wire
 from zerotune.store.errors import UserError
+from zerotune.store.private_folders import make_private
 from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status
 
@@ -73,8 +76,10 @@ def ensure_daemon(
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
     try:
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        opened = log.open("ab")  # another daemon's words may be in it
+        make_private(log.parent)
+        # Another daemon's words may be in it. For this user alone, and following no link.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        opened = os.fdopen(os.open(log, flags, 0o600), "ab")
     except OSError as error:
         raise UserError(
             f"a daemon cannot write its log {log}: {error.strerror}",
@@ -87,12 +92,19 @@ def ensure_daemon(
         )
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if (answer := fetch_status(endpoint, timeout_s=0.3)) is not None:
-            if answer.daemon_pid == process.pid:
+        try:
+            answer = fetch_status(endpoint, timeout_s=0.3)
+        except UserError:
+            _end(process)
+            raise
+        listener = listener_pid(endpoint)
+        if answer is not None:
+            # In another container another daemon may have the same pid, by its own count.
+            if answer.daemon_pid == process.pid and listener in (process.pid, None):
                 return answer, process
             _end(process)
             return answer, None
-        if process.poll() is not None and holder_of(endpoint) is None:
+        if process.poll() is not None and holder_of(endpoint) is None and listener is None:
             break  # with a holder, it has lost the race and the winner is about to answer
         time.sleep(0.02)
     _end(process)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+from zerotune.store.errors import UntrustedError
 from zerotune.store.lockfile import named_holder
+from zerotune.store.private_folders import open_socket_folder
 
 
 class Holder(NamedTuple):
@@ -20,10 +23,17 @@ class Holder(NamedTuple):
 def holder_of(endpoint: str) -> Holder | None:
     """Which daemon has `endpoint`, whether it answers or not; None where there is none.
 
-    For daemons at `tcp://` always None: their lock files are not on this machine.
+    For daemons at `tcp://` always None: their lock files are not on this machine. None, too, where others could have
+    written the lock file.
     """
     scheme, _, place = endpoint.partition("://")
-    return living_holder(Path(place + ".lock")) if scheme == "ipc" else None
+    if scheme != "ipc":
+        return None
+    try:
+        os.close(open_socket_folder(Path(place).parent))
+    except (OSError, UntrustedError):
+        return None
+    return living_holder(Path(place + ".lock"))
 
 
 def living_holder(lock: Path) -> Holder | None:

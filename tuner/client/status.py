@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from zerotune.agent.daemon_link.keys import connect
+from zerotune.agent.daemon_link.line import Line
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.store.job_names import titled
@@ -33,15 +34,15 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
         Its answer; None where none comes in time or what comes cannot be read.
 
     Raises:
+        UntrustedError: another user's is there, or could be.
         UserError: the endpoint needs keys, and the folder lacks one.
     """
-    scheme, _, place = endpoint.partition("://")
-    if scheme == "ipc" and not Path(place).exists():
-        return None
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+    line = contextlib.closing(Line(endpoint, curve_dir))
+    with line as way, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         try:
-            connect(socket, endpoint, curve_dir)
+            if not way.connect(socket):
+                return None
             socket.send_multipart(wire.encode(wire.StatusRequest()))
             if not socket.poll(int(timeout_s * 1000)):
                 return None
@@ -104,7 +105,8 @@ def in_words(missing: MissingEvidence) -> str:
 def may_try(options: wire.DaemonOptions) -> str:
     """What a daemon may try, as the options of `zerotune daemon` that say so."""
     budget = f"--budget-percent {options.budget_percent:g}" if options.explore else "--no-explore"
-    return f"options {budget} --memory-threshold {options.memory_threshold:g}"
+    shadow = " --shadow (nothing that is decided is carried out)" if options.shadow else ""
+    return f"options {budget} --memory-threshold {options.memory_threshold:g}{shadow}"
 
 
 def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:

@@ -72,10 +72,12 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """Steps a plan runs before the next one may replace it."""
     explore: bool = True
     """False: nothing is tried out; what earlier jobs proved is used, and verified."""
+    shadow: bool = False
+    """Decide and explain, but carry nothing out (`ShadowBrain`)."""
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
-        return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore)
+        return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore, self.shadow)
 
 
 class Brain:
@@ -416,7 +418,7 @@ class Brain:
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
-        kept = self._intake.says_something(slots, logs, evidence)
+        kept = np.ones(len(slots), np.bool_)
         may_cost = is_trial | self._policy.verified(n_keys)
         if may_cost.any():
             tried = may_cost[keys]
@@ -448,7 +450,6 @@ class Brain:
 
     def _new_evidence(self, left: Evidence, label: int, reason: str) -> None:
         """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
-        left.noise.network_changed(self._step)
         self._outlook.leave(self._states, left)
         self._plans.forget_slots()
         self._intake.reset()

@@ -260,10 +260,6 @@ class Knowledge:
                 if known_std < std[index]:
                     mean[index], std[index] = entry.log_us, known_std
 
-    def has_measured(self, key: DecisionKey) -> bool:
-        """Whether earlier runs measured more than one setting at `key`."""
-        return len(self._by_key.get(key, {})) > 1
-
     def knows_of(self, collective: int, candidate: Candidate) -> bool:
         """Whether earlier runs measured this algorithm and protocol anywhere; True where nobody measured anything."""
         return not self._cells or candidate.is_baseline or (collective, *cell_of(candidate)) in self._cells

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector as Base
 
-from zerotune.store.errors import StoreError
+from zerotune.store.errors import StoreError, UntrustedError
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol
 from zerotune.store.sqlite.database import UNKNOWN
 from zerotune.store.sqlite.new_measurements import NewMeasurement, NewMeasurements
@@ -85,7 +85,10 @@ class Collector(Base):
 
     def _current_status(self) -> StatusReply | None:
         if self._clock() - self._asked_at_s >= STATUS_AGE_S:
-            self._status = fetch_status(self._endpoint, STATUS_TIMEOUT_S, curve_dir=self._curve_dir)
+            try:
+                self._status = fetch_status(self._endpoint, STATUS_TIMEOUT_S, curve_dir=self._curve_dir)
+            except UntrustedError:
+                self._status = None
             self._asked_at_s = self._clock()
         return self._status
 

@@ -338,6 +338,11 @@ def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list
     return named | {"job_id": [job_id] * len(found), "fabric_id": [fabric_id or None] * len(found)}
 
 
+def _no_formula(cell: Any) -> Any:
+    """A cell as spreadsheets show it: text that begins as a formula gets the apostrophe that makes it text."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
 def _named(name: str, values: NDArray[Any]) -> list[Any]:
     """A column of Python values; None = unknown."""
     kind = _ENUMS.get(name)
@@ -355,7 +360,8 @@ def _write_csv(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
         writer = csv.writer(text)
         writer.writerow([*(MEASUREMENT.names or ()), *_OF_JOB])
         for columns in blocks:
-            writer.writerows(zip(*columns.values(), strict=True))
+            of_job = {name: list(map(_no_formula, columns[name])) for name in _OF_JOB}
+            writer.writerows(zip(*(columns | of_job).values(), strict=True))
             n_rows += len(columns["job_id"])
     return n_rows
 

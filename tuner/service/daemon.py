@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import zmq
 
+from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.store.sqlite.database import Retention, Store
@@ -26,7 +27,9 @@ from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.modeling.learner import Learner, Loader
 from zerotune.tuner.service.daemon_status import DaemonStatus, version
 from zerotune.tuner.service.endpoint import BoundEndpoint
+from zerotune.tuner.service.flood_guard import FloodGuard
 from zerotune.tuner.service.inbox import Inbox
+from zerotune.tuner.service.process_limits import give_back_memory, raise_open_files
 from zerotune.tuner.service.service import BrainFactory, Reply, Service
 from zerotune.tuner.service.uplinks import Uplinks
 
@@ -43,6 +46,10 @@ ROUND_S: Final = 0.0005
 RECEIVE_QUEUE_MESSAGES: Final = 64
 """Per rank; what does not fit stays with the agent, which drops and counts."""
 SEND_QUEUE_MESSAGES: Final = 256
+LISTEN_BACKLOG: Final = 16_384
+"""Connections that wait to be accepted, as when all ranks of a node begin at once; the kernel may allow fewer."""
+GIVE_BACK_EVERY_S: Final = 2.0
+"""Looking for what an ended job left takes tens of milliseconds."""
 STOOD_STILL_S: Final = 1.0
 """A round of the loop that is later than this shows that the daemon itself was stopped for a while."""
 ARRIVING_MS: Final = 50
@@ -103,14 +110,14 @@ class Daemon:
         poller.register(self._woken, zmq.POLLIN)
         leave_at_s = float("inf") if idle_exit_s is None else self._clock() + idle_exit_s
         meant_at_s = self._clock()
+        n_ended, give_back_at_s = 0, meant_at_s
         while not self._stopping:
             self._receive()
             self._work_off()
             if (held_up_s := self._clock() - meant_at_s) > STOOD_STILL_S:
                 self._service.stood_still(held_up_s)
             self._send(self._guarded(self._service.tick))
-            for job_id, message in self._uplinks.receive():
-                self._send(self._service.handle_uplink(job_id, message))
+            self._send(self._guarded(self._from_leaders))
             while self._calls:
                 self._calls.popleft()()
             now_s = self._clock()
@@ -121,7 +128,11 @@ class Daemon:
                 return
             meant_at_s = now_s
             if not self._inbox:
-                due_at_s = min(self._service.next_tick_s, leave_at_s)
+                has_ended = self._service.n_ended > n_ended
+                if has_ended and now_s >= give_back_at_s:
+                    n_ended, has_ended, give_back_at_s = self._service.n_ended, False, now_s + GIVE_BACK_EVERY_S
+                    give_back_memory()
+                due_at_s = min(self._service.next_tick_s, leave_at_s, give_back_at_s if has_ended else float("inf"))
                 # An idle daemon sleeps for ever.
                 poller.poll(None if due_at_s == float("inf") else max(0, math.ceil((due_at_s - now_s) * 1000)))
                 meant_at_s = max(now_s, due_at_s)
@@ -147,8 +158,11 @@ class Daemon:
             if not self._inbox.has_room:
                 return
             try:
-                sender, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender, *frames = receive_frames(self._socket, 1)
             except zmq.Again:
+                return
+            except MemoryError:
+                self._shed()
                 return
             if not self._inbox.put(sender, frames):
                 self._take(sender, frames)
@@ -161,25 +175,43 @@ class Daemon:
             if self._clock() >= ends_at_s:
                 return
 
+    def _shed(self) -> None:
+        """There is no memory for a message: what waits to be handled is dropped, like the message itself."""
+        self.n_errors += 1
+        n_waiting, self._inbox = len(self._inbox), Inbox()
+        give_back_memory()
+        _log.error("out of memory: %d messages of ranks were dropped", 1 + n_waiting)
+
     def _take(self, sender: bytes, frames: list[bytes]) -> None:
+        self._send(self._guarded(lambda: self._answers(sender, frames)))
+
+    def _answers(self, sender: bytes, frames: list[bytes]) -> list[Reply]:
         try:
             message, raw = wire.decode_agent(frames)
         except WireError as error:
             self.n_refused += 1
-            self._send([(sender, wire.ErrorReply(type(error).__name__, str(error)))])
-            return
+            return [(sender, wire.ErrorReply(type(error).__name__, str(error)))]
         if isinstance(message, wire.StatusRequest):
-            self._send([(sender, self._describe(self.n_errors, self.n_refused + self._service.n_refused))])
-            return
+            return [(sender, self._describe(self.n_errors, self.n_refused + self._service.n_refused))]
         records = None
         if raw is not None:
             records = np.frombuffer(raw, COST if isinstance(message, wire.CostTables) else OBSERVATION)
-        self._send(self._guarded(lambda: self._service.handle(sender, message, records)))
+        return self._service.handle(sender, message, records)
+
+    def _from_leaders(self) -> list[Reply]:
+        return [
+            reply
+            for job_id, message in self._uplinks.receive()
+            for reply in self._service.handle_uplink(job_id, message)
+        ]
 
     def _guarded(self, call: Callable[[], list[Reply] | None]) -> list[Reply]:
         """The answers of `call`; an exception in it loses one message and does not end the daemon."""
         try:
             return call() or []
+        except MemoryError:
+            self._shed()
+            return []
         except Exception:
             self.n_errors += 1
             _log.exception("the daemon goes on after a failure of its own")
@@ -188,7 +220,7 @@ class Daemon:
     def _send(self, replies: list[Reply]) -> None:
         for receiver, message in replies:
             # A receiver that has left or does not read loses the message.
-            with contextlib.suppress(zmq.ZMQError):
+            with contextlib.suppress(zmq.ZMQError, MemoryError):
                 self._socket.send_multipart([receiver, *wire.encode(message)], zmq.NOBLOCK)
 
 
@@ -229,11 +261,13 @@ def run_daemon(
     if listen is not None and not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
         raise UserError(f"--listen {listen} is no second address of {endpoint}", "give tcp://HOST:PORT beside ipc://")
     wall_s = time.time() - time.monotonic()
+    raise_open_files()
     context = zmq.Context()
     socket = _router(context)
     bound: list[BoundEndpoint] = []
     switch_interval_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    guard = FloodGuard(socket)
     try:
         for address in filter(None, (endpoint, listen)):
             bound.append(BoundEndpoint(socket, address, curve_dir))
@@ -267,7 +301,8 @@ def run_daemon(
     finally:
         sys.setswitchinterval(switch_interval_s)
         for one in bound:
-            one.stop_authenticator()
+            one.turn_away_clients()
+        guard.stop()
         socket.close(linger=200)
         context.term()  # only then is the socket's file gone and the address free
         for one in bound:
@@ -288,6 +323,7 @@ def _reachable(bound: list[BoundEndpoint]) -> str:
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.MAXMSGSIZE, max(wire.MAX_BODY_BYTES, wire.MAX_RECORDS_BYTES))
+    socket.setsockopt(zmq.BACKLOG, LISTEN_BACKLOG)
     socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES)
     socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
     return socket
@@ -316,12 +352,14 @@ def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | 
     from zerotune.tuner.fingerprint.encoding.weights import load_encoder
     from zerotune.tuner.learning.brain import Brain, BrainSettings
     from zerotune.tuner.learning.knowledge import Knowledge
+    from zerotune.tuner.learning.shadow import ShadowBrain
 
     chosen, encoder = settings or BrainSettings(), load_encoder(store)
 
     def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
         known = knowledge if isinstance(knowledge, Knowledge) else Knowledge.empty()
-        return Brain(job_id, fabric_id, fabric, known, chosen, clock, encoder)
+        kind = ShadowBrain if chosen.shadow else Brain
+        return kind(job_id, fabric_id, fabric, known, chosen, clock, encoder)
 
     return make
 

@@ -15,20 +15,20 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import Final
 
 import zmq
 import zmq.auth
-from zmq.auth.thread import ThreadAuthenticator
 
-from zerotune.agent.daemon_link.keys import load_key_pair
+from zerotune.agent.daemon_link.keys import load_key_pair, refuse_writable
 from zerotune.store.endpoints import ENDPOINT_REMEDY, check_endpoint
 from zerotune.store.errors import UserError
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.paths import runtime_dir
+from zerotune.store.private_folders import make_private, open_socket_folder
+from zerotune.tuner.service.clients import AdmittedClients
 
 _REMEDY: Final = ENDPOINT_REMEDY
 
@@ -43,14 +43,14 @@ class BoundEndpoint:
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> None:
         self._lock: LockFile | None = None
         self._socket_path: Path | None = None
-        self._authenticator: ThreadAuthenticator | None = None
+        self._clients: AdmittedClients | None = None
         check_endpoint(endpoint)
         scheme, _, place = endpoint.partition("://")
         if scheme == "ipc":
             self._socket_path = Path(place)
             self._lock = _lock(self._socket_path)
         else:
-            self._authenticator = _serve_curve(socket, endpoint, curve_dir)
+            self._clients = _serve_curve(socket, endpoint, curve_dir)
         try:
             # The socket file is created without rights for others; a stale one is replaced.
             umask = os.umask(0o177)
@@ -59,17 +59,19 @@ class BoundEndpoint:
             finally:
                 os.umask(umask)
         except zmq.ZMQError as error:
-            self.stop_authenticator()
+            self.turn_away_clients()
             self.release()
             raise UserError(f"endpoint {endpoint} cannot be bound: {error}", _REMEDY) from error
 
         self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         """As it was bound: with the port that the system chose, and 0.0.0.0 for any host."""
+        if self._clients is not None:
+            self._clients.watch(int(self.address.rpartition(":")[2]))
 
-    def stop_authenticator(self) -> None:
-        """Call before the socket's context ends."""
-        if self._authenticator is not None:
-            self._authenticator.stop()
+    def turn_away_clients(self) -> None:
+        """Let nobody in any more; call before the socket's context ends."""
+        if self._clients is not None:
+            self._clients.close()
 
     def release(self) -> None:
         """Free the address for others, after the socket's context has ended."""
@@ -106,8 +108,9 @@ def make_keys(folder: Path) -> None:
     if any(folder / name not in new for name in names) or list(folder.glob("*.key_secret")):
         raise UserError(f"there are keys in {folder} already", "name another folder, or remove them")
     try:
-        (folder / "clients").mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        make_private(folder / "clients")
+        for one in (folder, folder / "clients"):
+            one.chmod(0o700)
         umask = os.umask(0o177)
         try:
             for name in ("server", "client"):
@@ -125,9 +128,8 @@ def make_keys(folder: Path) -> None:
 def _lock(path: Path) -> LockFile:
     folder = path.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = folder.stat()
-        _check_folder(folder, found)
+        make_private(folder)
+        os.close(open_socket_folder(folder))
         return LockFile(path.with_name(path.name + ".lock"))
     except LockHeld as held:
         raise UserError(
@@ -137,27 +139,14 @@ def _lock(path: Path) -> LockFile:
         raise UserError(f"socket directory {folder} cannot be written: {error.strerror}", _REMEDY) from error
 
 
-def _check_folder(folder: Path, found: os.stat_result) -> None:
-    """Refuse a folder in which others could put their socket in the place of ours."""
-    mode = stat.S_IMODE(found.st_mode)
-    if folder == runtime_dir() and (found.st_uid != os.getuid() or mode & 0o077):
-        raise UserError(f"runtime directory {folder} is open to others (mode {mode:04o})", f"run `chmod 700 {folder}`")
-    if found.st_uid not in (0, os.getuid()) or (mode & 0o022 and not mode & stat.S_ISVTX):
-        raise UserError(f"other users may write to socket directory {folder} (mode {mode:04o})", _REMEDY)
-
-
-def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> ThreadAuthenticator:
+def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> AdmittedClients:
     if curve_dir is None:
         raise UserError(f"endpoint {endpoint} would be open to the network", "give --curve-keys, or use ipc://")
-    secret = curve_dir / "server.key_secret"
-    public_key, secret_key = load_key_pair(secret)
-    if stat.S_IMODE(secret.stat().st_mode) & 0o077:
-        raise UserError(f"key {secret} can be read by others", f"run `chmod 600 {secret}`")
+    for folder in (curve_dir, curve_dir / "clients"):
+        refuse_writable(folder)
+    public_key, secret_key = load_key_pair(curve_dir / "server.key_secret")
     if not (curve_dir / "clients").is_dir():
         raise UserError(f"no client may connect: {curve_dir / 'clients'} is missing", "put clients' public keys there")
-    authenticator = ThreadAuthenticator(socket.context)
-    authenticator.start()
-    authenticator.configure_curve(domain="*", location=curve_dir / "clients")
     socket.curve_publickey, socket.curve_secretkey = public_key, secret_key
     socket.curve_server = True
-    return authenticator
+    return AdmittedClients(socket.context, curve_dir / "clients")

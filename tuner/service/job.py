@@ -24,6 +24,7 @@ from zerotune.tuner.service.silent_ranks import SilentRanks
 _log = logging.getLogger("zerotune.service")
 
 MAX_BACKLOG: Final = 10_000
+MAX_BACKLOG_BYTES: Final = 16 * 2**20
 RATE_PERIOD_S: Final = 2.0
 GREETED_S: Final = 3.0
 """All ranks with an agent greet within this time of each other.
@@ -84,7 +85,6 @@ class BrainLike(Protocol):
 class RankSession(msgspec.Struct):
     """One connected rank."""
 
-    hello: Hello
     heard_at_s: float
     n_dropped: int = 0
 
@@ -135,6 +135,7 @@ class Job:
         self._told_passages, self._told_passages_at_s = Passages(), now_s
         self._brain: BrainLike | None = None
         self._backlog: list[Callable[[BrainLike], None]] = []
+        self._backlog_bytes = 0
         self._step_us: deque[float] = deque(maxlen=64)
         self._last_decisions: deque[str] = deque(maxlen=5)
         self._n_explored = 0
@@ -161,15 +162,22 @@ class Job:
         self._brain = brain
         if self.highest_epoch:
             self.tell(lambda brain: brain.adopted(self.highest_epoch, self.step))
-        backlog, self._backlog = self._backlog, []
+        backlog, self._backlog, self._backlog_bytes = self._backlog, [], 0
         for event in backlog:
             self.tell(event)
 
-    def tell(self, event: Callable[[BrainLike], None]) -> None:
-        """Call the brain; if it raises, tuning of this job stops."""
+    def tell(self, event: Callable[[BrainLike], None], n_bytes: int = 0) -> None:
+        """Call the brain; if it raises, tuning of this job stops.
+
+        Args:
+            event: what the brain is to do.
+            n_bytes: of the records that `event` keeps.
+        """
         if self._brain is None:
-            if not self.trouble and len(self._backlog) < MAX_BACKLOG:
+            has_room = len(self._backlog) < MAX_BACKLOG and self._backlog_bytes + n_bytes <= MAX_BACKLOG_BYTES
+            if not self.trouble and has_room:
                 self._backlog.append(event)
+                self._backlog_bytes += n_bytes
             return
         try:
             event(self._brain)
@@ -214,7 +222,7 @@ class Job:
         if rank == self.lead_rank:
             sane = (records["message_bytes"] > 0) & (records["message_bytes"] < 2**62)
             block = records if sane.all() else records[sane]
-            self.tell(lambda brain: brain.sequence(block))
+            self.tell(lambda brain: brain.sequence(block), block.nbytes)
 
     def passed_by(self, rank: int, passages: Passages) -> None:
         """All that `rank` saw so far to pass the tuner by, and not to."""

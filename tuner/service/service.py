@@ -46,9 +46,8 @@ RANK_TIMEOUT_S: Final = 10.0
 JOIN_EVERY_S: Final = 0.05
 """How long observations are gathered before they are joined."""
 TICK_EVERY_S: Final = 0.5
-MAX_SESSIONS: Final = 4096
-MAX_RANK: Final = 65_535
-MAX_ID_LENGTH: Final = 256
+MAX_SESSIONS: Final = 16_384
+MAX_JOBS: Final = 1024
 
 Reply = tuple[bytes, DaemonMessage]
 
@@ -143,6 +142,8 @@ class Service:
         """The slices of a job's tick that are still to be done."""
         self.n_refused = 0
         """Messages answered with an error."""
+        self.n_ended = 0
+        """Jobs that were here and have ended."""
         self.n_unannounced = 0
         """Messages of ranks that had not said hello, as after a restart of the daemon."""
 
@@ -196,7 +197,7 @@ class Service:
             job.observe(rank, records)
             job.next_tick_s = min(job.next_tick_s, session.heard_at_s + JOIN_EVERY_S)
         elif isinstance(message, CostTables) and records is not None and rank == job.lead_rank:
-            job.tell(lambda brain: brain.cost_tables(records))
+            job.tell(lambda brain: brain.cost_tables(records), records.nbytes)
         elif isinstance(message, Steps) and rank == job.lead_rank:
             return self._steps(job, message.steps)
         elif isinstance(message, Adopted) and rank == job.lead_rank:
@@ -302,7 +303,7 @@ class Service:
         if len(block):
             self._record(job, block)
             yield []
-            job.tell(lambda brain: brain.observe(block))
+            job.tell(lambda brain: brain.observe(block), block.nbytes)
             yield []
         yield self._think(job)
 
@@ -351,6 +352,8 @@ class Service:
             self._leave(sender)
             job = self._jobs.get(hello.job_id)
         if job is None:
+            if len(self._jobs) >= MAX_JOBS:
+                return self._refuse(sender, "BadHello", f"{MAX_JOBS} jobs are connected already")
             job = self._jobs[hello.job_id] = Job(hello, now_s, self._uplinks)
             self._store.record_job(hello.job_id, hello.fabric_id, hello.fabric, hello.n_ranks, job.name)
             _log.info("job %s with %d ranks on fabric %s", hello.job_id, hello.n_ranks, hello.fabric_id)
@@ -360,7 +363,7 @@ class Service:
         if previous is not None:
             self._senders.pop(previous[0], None)
         self._senders[sender] = hello.job_id, hello.rank
-        job.ranks[hello.rank] = sender, RankSession(hello, now_s)
+        job.ranks[hello.rank] = sender, RankSession(now_s)
         job.silent_ranks.rank_is_here(hello.rank)
         job.reporter_came(now_s)
         self._find_leader(job, hello)
@@ -435,6 +438,7 @@ class Service:
             job_id, stage=job.stage, ended_at_s=self._clock(), is_lost=fell_silent, passages=passages
         )
         del self._jobs[job_id]
+        self.n_ended += 1
         silent_since_s = session.heard_at_s if fell_silent else None
         self.absent_jobs.has_ended(job_id, job.name, job.step, silent_since_s=silent_since_s)
         self.learning.job_ended(job.fabric_id)
@@ -447,8 +451,4 @@ class Service:
 
 def _problem(hello: Hello) -> str:
     """Why this Hello cannot be of a rank of ours; empty when it can."""
-    if not 0 < len(hello.job_id) <= MAX_ID_LENGTH or not len(hello.fabric_id) <= MAX_ID_LENGTH:
-        return f"job_id and fabric_id have 1 to {MAX_ID_LENGTH} characters"
-    if not 0 <= hello.rank < hello.n_ranks or hello.rank > MAX_RANK:
-        return f"rank {hello.rank} of {hello.n_ranks} is impossible"
-    return ""
+    return "" if hello.rank < hello.n_ranks else f"rank {hello.rank} of {hello.n_ranks} is impossible"

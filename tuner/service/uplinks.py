@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import zmq
 
-from zerotune.agent.daemon_link.keys import connect
+from zerotune.agent.daemon_link.keys import use_client_keys
+from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.tuner.service.nodes import UplinksLike
@@ -55,7 +56,7 @@ class Uplinks(UplinksLike):
         for job_id, socket in list(self._sockets.items()):
             try:
                 while True:
-                    received.append((job_id, wire.decode_daemon(socket.recv_multipart(zmq.NOBLOCK))))
+                    received.append((job_id, wire.decode_daemon(receive_frames(socket))))
             except zmq.Again:
                 continue
             except (zmq.ZMQError, WireError) as error:
@@ -85,7 +86,8 @@ class Uplinks(UplinksLike):
         try:
             if self._keys_dir is None or not endpoint.startswith("tcp://"):
                 raise UserError(f"{endpoint} cannot be reached without keys", "start the daemon with --curve-keys")
-            connect(socket, endpoint, self._keys_dir)
+            use_client_keys(socket, self._keys_dir)
+            socket.connect(endpoint)
         except (UserError, zmq.ZMQError) as error:
             _log.warning("job %s: its ranks on this node are measured alone: %s", job_id, error)
             self._refused.add(endpoint)

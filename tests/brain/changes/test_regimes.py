@@ -180,9 +180,9 @@ def test_what_led_before_congestion_leads_again_after_it() -> None:
     """A change that was none, too, would else cost all leads and the steps until they may be tried again."""
     place = fabric.load("h100_ib_2").communicator(range(16))
     calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in range(15, 25)]
-    world = World("h100_ib_2", place, calls, seed=3)
+    world = World("h100_ib_2", place, calls, seed=3, noise=0.05)
     brain = make_brain(world)
-    play(world, brain, 40)
+    play(world, brain, 60)
     policy, states = brain._policy, brain._states
 
     def leads() -> dict[int, Candidate]:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from benchmarks.lib.brain_world import Call, Unsteady, make_brain, play, zero3_step
 from zerotune.store.records import Collective, CommunicatorClass, Phase
 from zerotune.tuner.learning.policy.evidence.serial_noise import (
-    CHANGING,
     DEPTH,
     NONE,
     UNKNOWN,
@@ -58,21 +57,6 @@ def test_noise_of_steps_alone_is_told_from_noise_that_they_share() -> None:
     assert np.median([one.reach for one in found]) >= 0.9
 
 
-def test_a_load_that_rests_and_evidence_gathered_afresh_are_no_reason_to_forget_it() -> None:
-    rng = np.random.default_rng(4)
-    model, slots = NoiseModel(), rng.integers(0, 2, 400)
-    values = rng.normal(0.0, 0.02, 400)
-    values[:40] += _load(rng, 40, 0.95, 0.15)
-    model.ask(_history(values[:40], slots[:40]), [0])
-    known = model.noise
-    assert known != NONE
-    model.ask(_history(values[40:50], slots[40:50]), [0])  # the regime changed: a new history
-    assert model.noise != NONE
-    for end in range(60, 400, 2):
-        model.ask(_history(values[40:end], slots[40:end]), [0])
-    assert model.noise == NONE, "a load that has long been gone is forgotten"
-
-
 def test_without_shared_noise_it_is_the_difference_of_means() -> None:
     rng = np.random.default_rng(1)
     values, slots = rng.normal(0.0, 0.02, 30), rng.integers(0, 3, 30)
@@ -111,15 +95,6 @@ def test_of_what_was_not_measured_nothing_is_known() -> None:
     history = _history(np.zeros(5), np.zeros(5, np.int64))
     assert model.contrast(history, 0, 0, 7, noise) == UNKNOWN
     assert model.contrast(history, 99, 0, 1, noise) == UNKNOWN
-
-
-def test_a_network_that_keeps_changing_is_expected_to() -> None:
-    model = NoiseModel()
-    model.network_changed(100)
-    assert model.at(101) == NONE
-    model.network_changed(150)
-    assert model.at(151) == CHANGING
-    assert model.at(301) == NONE
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=200))

@@ -119,6 +119,6 @@ def test_measurements_that_come_late_make_no_kinds() -> None:
     """What a step moves is told by what rank 0 enqueued; a job whose steps are all alike is judged by all of them."""
     world = _world("ethernet_boxes", 5, "steady", Late)
     brain = make_brain(world)
-    play(world, brain, 120)
+    play(world, brain, 280)
     assert len(brain._oversight._recent) > 60
     assert sum(one.kind == "promote" for one in brain.decisions()) >= 2

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.lib.brain_world import Call, World, decided, make_brain, play
 from zerotune.agent.nccl import fabric
@@ -25,7 +23,6 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials import options
 from zerotune.tuner.learning.policy.trials.admission import Option, Room, Stakes, best_option
 from zerotune.tuner.learning.policy.trials.budget import ADVANCE_STEPS, Budget
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
@@ -39,7 +36,6 @@ def _option(
     slower: float,
     doubt: float,
     *,
-    pays_within_steps: float = math.inf,
     room_us: float = 1e9,
     advance_us: float = 0.0,
 ) -> Option | None:
@@ -49,27 +45,12 @@ def _option(
         (np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])),
         BASELINE,
         math.log(100.0),
-        Stakes(1.0, STEPS_AT_RISK, 1.0, pays_within_steps),
-        Room(1e9, room_us, advance_us),
+        Stakes(1.0, STEPS_AT_RISK, 1.0),
+        Room(room_us, advance_us),
         PolicySettings(),
         lambda candidate: candidate == TRIED,
         (),
     )
-
-
-def test_what_is_believed_slower_pays_only_in_a_longer_job() -> None:
-    """0.2 slower, give or take 0.2: it may gain 1.6 % of the time, and costs 0.6 calls' time to see."""
-    assert _option(0.2, 0.2) is not None, "where nothing is known there is no hurry either"
-    assert _option(0.2, 0.2, pays_within_steps=30.0) is None
-    assert _option(0.2, 0.2, pays_within_steps=60.0) is not None
-    assert _option(-0.2, 0.05, pays_within_steps=1.0) is not None, "what is surely faster costs nothing"
-
-
-@given(st.floats(-0.1, 0.5), st.floats(0.01, 0.5), st.floats(1.0, 1e4), st.floats(1.0, 100.0))
-def test_what_may_begin_may_begin_in_a_longer_job(slower: float, doubt: float, steps: float, factor: float) -> None:
-    if _option(slower, doubt, pays_within_steps=steps) is not None:
-        assert _option(slower, doubt, pays_within_steps=steps * factor) is not None
-        assert _option(slower, doubt) is not None
 
 
 @pytest.mark.parametrize("of_what_is_needed", [0.9, 1.1])
@@ -106,34 +87,6 @@ class _Line:
         self.key, self.candidate, self.is_default = key, candidate, is_default
         self.median_us, self.std_us, self.count = median_us, 0.02 * median_us, 50
         self.level_std = 0.0
-
-
-def _n_slow_trials(n_known_keys: int) -> int:
-    """Trials of settings that are believed to be slower, in twenty steps of a job with eight keys, so many of which an
-    earlier job has measured.
-    """
-    place = fabric.load("ethernet_boxes").communicator(range(16))
-    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in range(14, 22)]
-    world = World("ethernet_boxes", place, calls, seed=4, compute_us=100_000.0)
-    slower = Candidate(Algorithm.ring, Protocol.simple, 1)
-    lines = []
-    for call in calls[:n_known_keys]:
-        key = DecisionKey(place, call.collective, call.phase, size_class(call.message_bytes))
-        own_us, ran = world.truth(call, BASELINE)
-        lines += [_Line(key, ran, own_us, is_default=True), _Line(key, slower, 1.5 * own_us, is_default=False)]
-    brain = make_brain(world, Knowledge(lines, by_job=[lines]))
-    play(world, brain, 20)
-    begun = [decision for decision in brain.decisions() if decision.kind == "explore"]
-    return sum((one.predicted_us or 0.0) > 1.02 * (one.baseline_us or 0.0) for one in begun)
-
-
-def test_only_where_earlier_jobs_have_measured_must_a_trial_pay_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {}
-    for pays_within in (math.inf, 0.1):
-        monkeypatch.setattr(options, "PAYS_WITHIN", pays_within)
-        found[pays_within] = [_n_slow_trials(n_known_keys) for n_known_keys in (0, 8)]
-    assert found[0.1][0] == found[math.inf][0]
-    assert found[0.1][1] < 0.75 * found[math.inf][1]
 
 
 class _Shifted:
@@ -195,8 +148,8 @@ def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
             (np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])),
             BASELINE,
             math.log(100.0),
-            Stakes(1.0, 1.0, 1.0, math.inf),
-            Room(room_us, room_us, 200.0),
+            Stakes(1.0, 1.0, 1.0),
+            Room(room_us, 200.0),
             PolicySettings(),
             lambda candidate: candidate == TRIED,
             (),

@@ -27,8 +27,7 @@ from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.intake import Intake
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.trial import KeyState, pays_back
-from zerotune.tuner.learning.policy.turns import Turns
+from zerotune.tuner.learning.policy.trials.trial import KeyState
 
 RING, TREE = (Candidate(algorithm, Protocol.simple, 4) for algorithm in (Algorithm.ring, Algorithm.tree))
 PLACE = CommunicatorClass(8, 1)
@@ -170,13 +169,11 @@ def test_a_connecting_call_that_may_be_slow_by_itself_asks_again_only_once_that_
     job = Job()
     job.run(RING, [500.0], connects=True)
     assert list(job.intake.doubted_us.values()) == [pytest.approx(400.0)]
-    assert not pays_back([job.state], [], job.evidence, job.intake.doubted_us)
     job.run(RING, [110.0])
     assert not job.intake.doubted_us
     job = Job()
     job.run(RING, [5_000.0], connects=True)
     assert not job.intake.doubted_us, "connecting took most of that"
-    assert pays_back([job.state], [], job.evidence, job.intake.doubted_us) == [0]
     job = Job()
     job.run(RING, [500.0], connects=True)
     job.run(RING, [500.0])
@@ -247,15 +244,6 @@ def test_a_connection_is_known_from_calls_and_steps_together() -> None:
     assert connections.finished(7, 1_050.0, [1_000.0] * 8), "noise"
     assert connections.typical_us == 3_000.0
     assert budget.spent_us == 3_000.0
-
-
-def test_an_overdrawn_budget_stops_nothing_that_pays_back() -> None:
-    turns = Turns()
-    for index in range(3):
-        turns.register(index)
-        turns.begin_trial(index, 0.9, is_trusted=False)
-    turns.take({}, -1.0, pays_back=[1])
-    assert [turns.is_trials(index) for index in range(3)] == [False, True, False]
 
 
 def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compared() -> None:

@@ -1,5 +1,6 @@
 /* Communicators and events that come and go in any order. */
 #include <pthread.h>
+#include <stdlib.h>
 
 #include "nccl_profiling.h"
 
@@ -180,10 +181,33 @@ static void no_context_does_no_harm(void) {
   }
 }
 
+static _Atomic int masks_end;
+
+static void *switch_observing(void *unused) {
+  for (uint32_t on = 1; !masks_end; on = !on) the.set_observing(on);
+  return unused;
+}
+
+/* Where each communicator has a mask, it goes with it: the sanitizers see a write by a switch that comes too late. */
+static void masks_end_while_observing_is_switched(void) {
+  pthread_t thread;
+  masks_end = 0;
+  pthread_create(&thread, NULL, switch_observing, NULL);
+  for (int i = 0; i < 2000; i++) {
+    void *context;
+    int *mask = calloc(1, sizeof *mask);
+    CHECK_EQUAL(the.profiler_v1->init(&context, mask), NCCL_SUCCESS);
+    CHECK_EQUAL(the.profiler_v1->finalize(context), NCCL_SUCCESS);
+    free(mask);
+  }
+  masks_end = 1;
+  pthread_join(thread, NULL);
+}
+
 void test_lifetimes(void) {
   static void (*const each[])(void) = {any_order_of_ends,  equal_ids_pair_in_turn,    other_shapes_and_ids_do_not_pair,
                                        ends_with_events_in_flight, kernel_first,      exhausted_pool_is_counted,
-                                       no_context_does_no_harm};
+                                       no_context_does_no_harm,    masks_end_while_observing_is_switched};
   for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
     the.reset();
     each[i]();

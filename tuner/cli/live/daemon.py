@@ -9,7 +9,7 @@ import typer
 
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number
 from zerotune.tuner.cli.paths import endpoint_or_default, store_path
-from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings
+from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, Shadow, brain_settings
 
 
 def daemon(
@@ -36,6 +36,7 @@ def daemon(
     budget_percent: BudgetPercent = None,
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
+    shadow: Shadow = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -58,7 +59,7 @@ def daemon(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
     where, path = endpoint_or_default(endpoint), store_path(store)
-    settings = brain_settings(budget_percent, memory_threshold, no_explore)
+    settings = brain_settings(budget_percent, memory_threshold, no_explore, shadow)
 
     def announce(opened: Path, addresses: list[str]) -> None:
         note = temporary_folder_note()

@@ -10,11 +10,18 @@ from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UntrustedError, UserError
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
 from zerotune.tuner.cli.paths import output_file, store_path
 from zerotune.tuner.cli.sizes import megabytes
-from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, brain_settings, given_arguments
+from zerotune.tuner.cli.trial_options import (
+    BudgetPercent,
+    MemoryThreshold,
+    NoExplore,
+    Shadow,
+    brain_settings,
+    given_arguments,
+)
 
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
@@ -27,7 +34,7 @@ EXCLUDING = (
     ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
 )
 """Pairs of options that contradict each other, and why."""
-OF_THE_DAEMON = ("--store", "--budget-percent", "--memory-threshold", "--no-explore")
+OF_THE_DAEMON = ("--store", "--budget-percent", "--memory-threshold", "--no-explore", "--shadow")
 
 
 def launch(
@@ -64,6 +71,7 @@ def launch(
     budget_percent: BudgetPercent = None,
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
+    shadow: Shadow = False,
     agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
 ) -> None:
     """Run an unmodified training command with its collectives tuned.
@@ -98,17 +106,24 @@ def launch(
         "--budget-percent": budget_percent is not None,
         "--memory-threshold": memory_threshold is not None,
         "--no-explore": no_explore,
+        "--shadow": shadow,
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given)
-    for_daemon = given_arguments(budget_percent, memory_threshold, no_explore)
+    for_daemon = given_arguments(budget_percent, memory_threshold, no_explore, shadow)
     # Now: what is wrong with them belongs here, not in the daemon's log.
-    bounds = brain_settings(budget_percent, memory_threshold, no_explore) if for_daemon else None
-    answer, silent = None, None
+    bounds = brain_settings(budget_percent, memory_threshold, no_explore, shadow) if for_daemon else None
+    answer = None
+    silent: UserError | None = None
     if agent and plan is None:
         check_endpoint(where)
-        answer = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys)
-        if answer is None and (holder := holder_of(where)) is not None:
+        try:
+            answer = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys)
+        except UntrustedError as error:  # of another user's making: no reason to keep this one from training
+            if start_daemon:
+                raise
+            silent = error
+        if answer is None and silent is None and (holder := holder_of(where)) is not None:
             silent = no_answer(where, holder)
             if start_daemon and holder.is_stopped:
                 raise silent  # none can be started in its place
@@ -122,11 +137,18 @@ def launch(
         print(f"zerotune: --endpoint {where} is not used: --plan uses none; leave one out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
-    if agent and plan is None and start_daemon and store_file is not None and answer is None:
+    if start_daemon and store_file is not None:  # so neither --no-agent nor --plan
         from zerotune.tuner.client.background_daemon import ensure_daemon
 
-        answer, started = ensure_daemon(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
-        if started is not None:
+        started = None
+        if answer is None:
+            answer, started = ensure_daemon(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
+        if started is None:
+            print(
+                f"zerotune: daemon {answer.daemon_pid} is running at {where}, store {answer.store_path}",
+                file=sys.stderr,
+            )
+        else:
             print(
                 f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
                 f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank",
@@ -134,7 +156,7 @@ def launch(
             )
     if answer is not None:
         unused = for_daemon if bounds is not None and bounds.options() != answer.options else []
-        if given["--store"] and store_file is not None and str(store_file.absolute()) != answer.store_path:
+        if given["--store"] and store_file is not None and os.path.realpath(store_file) != answer.store_path:
             unused = [*unused, "--store", str(store)]
         if unused:
             print(

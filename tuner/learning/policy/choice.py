@@ -39,7 +39,6 @@ from zerotune.tuner.learning.policy.trials.trial import (
     judge,
     judge_lead,
     odds,
-    pays_back,
 )
 from zerotune.tuner.learning.policy.trials.untold import Untold
 from zerotune.tuner.learning.policy.turns import Turns
@@ -52,8 +51,6 @@ MAX_NEW_TRIALS: Final = 8
 MAX_JUDGED: Final = 48
 """Trials judged in one window; with more running they take turns."""
 TRUSTED_HOPE: Final = (0.03, 0.03)
-RISK_SHARE: Final = 0.5
-"""Share of the remaining budget that the trials of one window may put at risk."""
 RETRY_STEPS: Final = 8
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
 UNPAID_RETRY_STEPS: Final = 2
@@ -121,7 +118,6 @@ class Policy:
         """A key was seen for the first time."""
         self.outlook.fields.register(state)
         self._turns.register(state.index)
-        state.is_known = self.outlook.fields.knowledge.has_measured(state.key)
         decided = self.outlook.fields.knowledge.decided(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
             candidate, reason = self.outlook.fields.named(state, decided[0]), decided[1]
@@ -169,21 +165,16 @@ class Policy:
         self.has_settled = False
         for state in self._untold.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
             self.end_trial(state)
-        self.outlook.retune(states, evidence)
+        self.outlook.follow(states, evidence)
         self.budget.save(self.price.saved_us(states, evidence))
         evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
         newest = islice(reversed(self.trials.values()), MAX_JUDGED)
-        risks_us = {state.index: self.price.window_us(state, evidence) for state in newest if not state.is_trusted}
         if may_start:
-            running_us = sum(risks_us.values()) + self._untold.reserved_us
-            risk_left_us = RISK_SHARE * max(0.0, self.budget.remaining_us) - running_us
-            if risk_left_us > 0:
-                room_us = self.budget.remaining_us - running_us
-                self._start_trials(states, evidence, step, risk_left_us, room_us)
-        paid: list[int] = []
-        if self.budget.remaining_us < 0:
-            paid = pays_back(self.trials.values(), self.leads.values(), evidence, self.price.doubted_us)
-        changed = self._turns.take(risks_us, self.budget.remaining_us, leads_rest_at=leads_rest_at, pays_back=paid)
+            running_us = sum(self.price.window_us(state, evidence) for state in newest if not state.is_trusted)
+            room_us = self.budget.remaining_us - running_us - self._untold.reserved_us
+            if room_us > 0:
+                self._start_trials(states, evidence, step, room_us)
+        changed = self._turns.take(is_overdrawn=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
         changed |= self._pause_changed
         self._pause_changed = set()
         return {index: self.runs(states[index]) for index in changed}
@@ -422,9 +413,9 @@ class Policy:
         self._report(Event(state, candidate, "promote", reason))
 
     def _start_trials(
-        self, states: list[KeyState], evidence: Evidence, step: int, risk_left_us: float, room_us: float
+        self, states: list[KeyState], evidence: Evidence, step: int, room_us: float
     ) -> None:
-        """Begin the most promising trials whose risks together fit `risk_left_us`; `room_us` is there for surprises."""
+        """Begin the most promising trials whose risks together fit `room_us`, and the surprise of each."""
         picked: list[tuple[KeyState, Option]] = []
         n_looked_at = n_quiet = 0
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
@@ -437,7 +428,7 @@ class Policy:
             if incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
                 continue
             n_looked_at += 1
-            found = self.options.best(state, states, evidence, risk_left_us, room_us)
+            found = self.options.best(state, states, evidence, room_us)
             if found is None:
                 state.quiet_until = retry_at if self.budget.is_paid else step + UNPAID_RETRY_STEPS
             else:
@@ -450,14 +441,12 @@ class Policy:
         self.has_settled = not picked and not self.trials and (was_all or self._n_in_vain >= len(states))
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             if (
-                found.risk_us > risk_left_us
-                or found.surprise_us > room_us
+                max(found.risk_us, found.surprise_us) > room_us
                 or not self.options.may_run(state, found.candidate)
             ):
                 continue
             if self._untold.has_twin(state, found, SAME_SIZE if self.budget.is_paid else NEAR_SIZES):
                 continue
-            risk_left_us -= found.risk_us
             room_us -= found.risk_us
             self._number(state, found.candidate)
             state.retired.pop(found.candidate, None)

@@ -6,7 +6,7 @@ has run as often as it should, whatever the shares are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Final
 
 import numpy as np
@@ -100,22 +100,14 @@ class Turns:
         self._changed.add(index)
 
     def take(
-        self,
-        risks_us: Mapping[int, float],
-        remaining_us: float,
-        *,
-        leads_rest_at: Collection[int] | None = None,
-        pays_back: Collection[int] = (),
+        self, *, is_overdrawn: bool, leads_rest_at: Collection[int] | None = None
     ) -> set[int]:
         """Choose what runs in the next window.
 
         Args:
-            risks_us: what one more window of a trial may cost, by key; trials without an entry wait for nothing.
-            remaining_us: of the budget. Once overdrawn, only incumbents and what earlier jobs proved run, and at keys
-                that are among `pays_back`.
+            is_overdrawn: the budget is: only incumbents and what earlier jobs proved run.
             leads_rest_at: None while leads alternate with incumbents. While steps are compared, at these keys no lead
                 runs; others run in all windows, as what alternates would scatter the steps.
-            pays_back: keys at which trials and leads run although the budget is overdrawn.
 
         Returns:
             Keys at which something else may run than in the last window.
@@ -123,7 +115,6 @@ class Turns:
         self._due += self._share
         runs_trial = self._due >= 1.0
         self._due[runs_trial] -= 1.0
-        self._postpone(risks_us, max(0.0, remaining_us), runs_trial)
         waits = self._has_lead & ~runs_trial
         self._lead_due[waits] += LEAD_SHARE
         runs_lead = waits & (self._lead_due >= 1.0)
@@ -131,27 +122,14 @@ class Turns:
         if leads_rest_at is not None:
             runs_lead = waits
             runs_lead[[*leads_rest_at]] = False
-        if remaining_us < 0:
-            pays = self._is_trusted.copy()
-            pays[[*pays_back]] = True
-            runs_trial &= pays
-            runs_lead &= pays
+        if is_overdrawn:
+            runs_trial &= self._is_trusted
+            runs_lead &= self._is_trusted
         differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
         changed = self._changed | set(np.flatnonzero(differs).tolist())
         self._runs_trial, self._runs_lead = runs_trial, runs_lead
         self._changed = set()
         return changed
-
-    def _postpone(self, risks_us: Mapping[int, float], left_us: float, runs_trial: Flags) -> None:
-        """Trials that one more window of would cost more than is left wait until that has been earned."""
-        for index, risk_us in risks_us.items():
-            if not runs_trial[index]:
-                continue
-            if risk_us <= left_us:
-                left_us -= risk_us
-            else:
-                runs_trial[index] = False
-                self._due[index] = 1.0 - self._share[index]  # it is due in the next window
 
     def _grow(self, more: int) -> None:
         for name in ("_runs_trial", "_runs_lead", "_has_lead", "_lead_due", "_share", "_due", "_is_trusted"):

@@ -170,7 +170,7 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
 
 def is_of_pace(decision: Decision) -> bool:
     """Whether it reports a change of training's pace or of the network."""
-    return decision.is_of_job and decision.kind not in ("variant", "takeover")
+    return decision.is_of_job and decision.kind in ("pace", "regime", "keep")
 
 
 def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Decision]) -> StepSpan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from pathlib import Path
 
 import msgspec
@@ -154,4 +155,4 @@ def _line(store: Store, jobs: JobsRead, job: JobRecord, n_steps: int, *, is_writ
 
 def _is_written(path: Path) -> bool:
     """Whether a living process has it open for writing."""
-    return living_holder(path.absolute().with_name(path.name + ".lock")) is not None
+    return living_holder(Path(os.path.realpath(path) + ".lock")) is not None

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.evidence.serial_noise import (
-    CHANGING,
     DEPTH,
     NONE,
     PRIOR_SIGMA,
@@ -188,7 +187,7 @@ class Evidence:
     def contrast(self, first: int, second: int) -> Contrast:
         """By how much (log) the second slot of a key is faster than the first."""
         key = int(self.key[first])
-        noise = self.noise.at(self._newest_step)
+        noise = self.noise.noise
         if noise != NONE:
             return self.noise.contrast(self.history, key, first, second, noise)
         n_first, n_second = self.units(first), self.units(second)
@@ -201,27 +200,13 @@ class Evidence:
 
         Where neighbouring steps are alike, older units are forgotten, and each new set is a new chance to be lucky.
         """
-        if self.noise.at(self._newest_step) == NONE:
+        if self.noise.noise == NONE:
             return 1
         return 1 + int(self.history.n_units[self.key[slot]]) // DEPTH
 
-    def agrees_nearby(self, first: int, second: int, gain: float, alpha: float) -> bool:
-        """Whether neighbouring steps show the gain, too; a network that changed lately must prove it by these.
-
-        Args:
-            first: slot.
-            second: slot of the same key.
-            gain: of the second over the first (log).
-            alpha: probability of a wrong yes.
-
-        Returns:
-            True if they do.
-        """
-        key = int(self.key[first])
-        if self.noise.at(self._newest_step) == NONE and self.noise.has_changed_lately(self._newest_step):
-            gain, pairs, sigma = self.noise.contrast(self.history, key, first, second, CHANGING)
-            return gain > radius_of_pairs(pairs, sigma, alpha)
-        return self.noise.agrees(self.history, key, first, second, gain)
+    def agrees_nearby(self, first: int, second: int, gain: float) -> bool:
+        """Whether neighbouring steps show the gain, too: see `NoiseModel.agrees`."""
+        return self.noise.agrees(self.history, int(self.key[first]), first, second, gain)
 
     def call_sigma(self, slots: Ints) -> Floats:
         """Noise (log) of single calls in each slot, shrunk towards the job's noise, shape [n]."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.evidence.connections import Connections
-from zerotune.tuner.learning.policy.evidence.evidence import Calls, Evidence, group_median, grouped
+from zerotune.tuner.learning.policy.evidence.evidence import Calls, Evidence, grouped
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.stragglers import Stragglers
 from zerotune.tuner.learning.policy.trials.trial import KeyState
@@ -89,25 +89,6 @@ class Intake:
         if len(second):
             fell = evidence.centre(slots[second]) - logs[second] > self._log_catastrophe
             evidence.forget(slots[second[fell]])
-
-    def says_something(self, slots: Ints, logs: Floats, evidence: Evidence) -> Flags:
-        """Leave out the first call of a setting if it took twice as long as those that come with it.
-
-        Args:
-            slots: of each call, shape [n].
-            logs: log microseconds, shape [n].
-            evidence: without these calls.
-
-        Returns:
-            True for calls that count, shape [n].
-        """
-        says = np.ones(len(slots), np.bool_)
-        fresh = np.flatnonzero(evidence.n_calls[slots] == 0)
-        if len(fresh):
-            _, first, of = np.unique(slots[fresh], return_index=True, return_inverse=True)
-            excess = logs[fresh] - group_median(of, logs[fresh])
-            says[fresh[first[excess[first] > self._log_catastrophe]]] = False
-        return says
 
     def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
         """How much calls deviate from what they used to take, once that is beyond doubt.

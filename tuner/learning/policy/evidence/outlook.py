@@ -18,23 +18,18 @@ from zerotune.tuner.learning.policy.evidence.field import FieldBook
 from zerotune.tuner.learning.policy.evidence.places import Places
 from zerotune.tuner.learning.policy.evidence.posterior import (
     Guess,
-    Kinship,
     Known,
     SettingPoints,
     condition,
     condition_gains,
-    kinship_of,
 )
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import CostPrior, Floats
 
-MIN_TO_TUNE: Final = 12
 COMMON_DOUBT: Final = 1.5
 """How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
 the first calls tell it.
 """
-RETUNE_GROWTH: Final = 1.3
-"""Places measured before a family is asked how far off its guesses are, and their growth until it is asked anew."""
 
 
 class Outlook:
@@ -82,7 +77,7 @@ class Outlook:
 
     def _given(
         self, state: KeyState, states: list[KeyState], evidence: Evidence
-    ) -> tuple[npt.NDArray[np.bool_], tuple[Guess, Known, Kinship]]:
+    ) -> tuple[npt.NDArray[np.bool_], tuple[Guess, Known, float]]:
         """Which options of `state` are available, and what their posterior follows from."""
         table = self.fields.of(state).table
         guess, std = table[:, 4], table[:, 5]
@@ -92,25 +87,13 @@ class Outlook:
         collective = np.full(len(table), int(state.key.collective))
         guess = np.where(usable, guess + places.level(state), 0.0)
         lie = SettingPoints.of_table(table, collective, np.full(len(table), state.index))
-        return usable, (Guess(lie, guess, std), known, self._kinship(places, state))
+        return usable, (Guess(lie, guess, std), known, self._common_std(state))
 
-    def retune(self, states: list[KeyState], evidence: Evidence) -> None:
-        """Follow what has changed with the network.
-
-        Once much was measured since the last time, work out for one family how far off its starting guesses are.
-        """
+    def follow(self, states: list[KeyState], evidence: Evidence) -> None:
+        """Follow what has changed with the network."""
         self.fields.follow()
-        families = self._follow(states, evidence).values()
-        for places in families:
+        for places in self._follow(states, evidence).values():
             places.follow_levels(evidence)
-        for places in families:
-            if len(places) >= MIN_TO_TUNE and len(places) >= RETUNE_GROWTH * places.tuned_at:
-                places.tuned_at = len(places)
-                known = places.spread_out(states, self.fields, evidence)
-                if len(known.residual):
-                    owner = states[places.first_owner]
-                    places.kinship = kinship_of(known, self._kinship(places, owner))
-                return
 
     def leave(self, states: list[KeyState], evidence: Evidence) -> None:
         """The regime with this evidence is in force no longer."""
@@ -118,10 +101,9 @@ class Outlook:
             places.leave(evidence)
         self._n_followed = 0
 
-    def _kinship(self, places: Places, state: KeyState) -> Kinship:
+    def _common_std(self, state: KeyState) -> float:
         fields = self.fields
-        common = COMMON_DOUBT if fields.is_guesswork(state.family) else fields.doubt_in_common(state.family)
-        return places.kinship._replace(common=common)
+        return COMMON_DOUBT if fields.is_guesswork(state.family) else fields.doubt_in_common(state.family)
 
     def _follow(self, states: list[KeyState], evidence: Evidence) -> defaultdict[CommunicatorClass, Places]:
         """Take in slots made since the last call."""

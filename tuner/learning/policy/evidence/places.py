@@ -16,7 +16,7 @@ from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.field import FieldBook
 from zerotune.tuner.learning.policy.evidence.options_field import N_COLUMNS, Field
-from zerotune.tuner.learning.policy.evidence.posterior import MAX_POINTS, Kinship, Known, SettingPoints
+from zerotune.tuner.learning.policy.evidence.posterior import MAX_POINTS, Known, SettingPoints
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats, Ints
 
@@ -55,16 +55,9 @@ class Places:
         self._has_past = False
         self._curve: tuple[Floats, Floats] | None = None
         """Size classes of the keys whose level is known, in order, and these levels."""
-        self.kinship = Kinship()
-        self.tuned_at = 0
 
     def __len__(self) -> int:
         return len(self._candidates)
-
-    @property
-    def first_owner(self) -> int:
-        """Index of the key that the first place belongs to."""
-        return int(self._owner[0])
 
     def append(self, slot: int, state: KeyState, candidate: Candidate) -> None:
         """The regime in force has a slot for a key's setting.
@@ -171,23 +164,6 @@ class Places:
         gaps = np.abs(self._class[:n] - state.key.size_class)
         gaps += OTHER_COLLECTIVE * (self._collective[:n] != int(state.key.collective))
         chosen = np.argpartition(gaps, MAX_POINTS)[:MAX_POINTS] if n > MAX_POINTS else np.arange(n)
-        return self._known(chosen, states, fields, evidence)
-
-    def spread_out(self, states: list[KeyState], fields: FieldBook, evidence: Evidence) -> Known:
-        """Points from all that was measured.
-
-        Args:
-            states: of all keys, by key index.
-            fields: makes the rows of points that have none yet.
-            evidence: of the regime in force.
-
-        Returns:
-            At most MAX_POINTS points.
-        """
-        chosen = np.unique(np.linspace(0, len(self) - 1, MAX_POINTS).astype(np.int64))
-        return self._known(chosen, states, fields, evidence)
-
-    def _known(self, chosen: Ints, states: list[KeyState], fields: FieldBook, evidence: Evidence) -> Known:
         at = self._with_rows(chosen, states, fields)
         carried = np.maximum(CARRIED_STD, CARRIED_SHARE * np.abs(self._level[at] - self._past_level[at]))
         log_us, variance = self._past_log_us[at], self._past_variance[at] + carried**2

@@ -10,7 +10,6 @@ steps says most about their difference.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -30,8 +29,6 @@ GROWTH: Final = 1.25
 """The noise of a key is estimated anew once its units have grown by this factor."""
 DOUBT: Final = 3.0
 """What noise that steps share must be worth in log likelihood."""
-REMEMBERED: Final = 0.8
-"""What forgotten units of a key said about noise is multiplied by this with each further `DEPTH` of units."""
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise of a unit (log) before anything is known, and how many units that opinion weighs."""
@@ -58,13 +55,10 @@ REACHES: Final = (0.5, 0.8, 0.95, 0.99)
 SIZES: Final = (0.3, 1.0, 3.0, 10.0)
 CHOICES: Final = (NONE, *(SharedNoise(size, reach) for reach in REACHES for size in SIZES))
 CHANGING: Final = SharedNoise(3.0, 0.95)
-"""What a network is compared by that may have changed just now."""
+"""What a gain is checked by: the network may be changing just now."""
 RUN_BEFORE: Final = 0.5
 """Share of the trial's units after which the incumbent must have run once more."""
 AGREES: Final = 0.5
-RESTLESS_CHANGES: Final = 2
-RESTLESS_STEPS: Final = 200
-"""A network that changed RESTLESS_CHANGES times within this many steps is restless."""
 
 
 class Units(NamedTuple):
@@ -195,12 +189,9 @@ class NoiseModel:
 
     def __init__(self) -> None:
         self.noise = NONE
-        """What the keys' units say, between changes of the network."""
-        self._changed_at: deque[int] = deque(maxlen=RESTLESS_CHANGES)
+        """What the keys' units say; settings are compared by it."""
         self._scores: dict[int, tuple[float, Floats, Floats]] = {}
         """By key: its units when it was asked, log likelihood and variance of a unit by choice."""
-        self._past: dict[int, Floats] = {}
-        """By key, what its units that are forgotten by now said: log likelihood by choice, fading."""
         self._next = 0
 
     @property
@@ -209,15 +200,6 @@ class NoiseModel:
         at = CHOICES.index(self.noise)
         known = [variances[at] for _, _, variances in self._scores.values()]
         return float(np.mean(known)) if known else PRIOR_SIGMA**2
-
-    def network_changed(self, step: int) -> None:
-        """Evidence is gathered afresh."""
-        self._changed_at.append(step)
-
-    def at(self, step: int) -> SharedNoise:
-        """What settings are compared by: a network that keeps changing is expected to."""
-        is_restless = len(self._changed_at) == RESTLESS_CHANGES and step - self._changed_at[0] < RESTLESS_STEPS
-        return CHANGING if is_restless and self.noise == NONE else self.noise
 
     def ask(self, history: UnitHistory, keys: Sequence[int]) -> None:
         """Ask the next of `keys` that has measured more since it was asked."""
@@ -235,27 +217,10 @@ class NoiseModel:
         n_free = fits[0].n_free + PRIOR_UNITS
         variances = (np.array([one.residual for one in fits]) + PRIOR_UNITS * PRIOR_SIGMA**2) / n_free
         likelihood = -0.5 * (n_free * np.log(variances) + np.array([one.log_determinant for one in fits]))
-        self._remember(key, n_units)
         self._scores[key] = n_units, likelihood - likelihood[0], variances
-        total = np.sum([scores for _, scores, _ in self._scores.values()] + [*self._past.values()], axis=0)
+        total = np.sum([scores for _, scores, _ in self._scores.values()], axis=0)
         total[0] += DOUBT
         self.noise = CHOICES[int(np.argmax(total))]
-
-    def _remember(self, key: int, n_units: float) -> None:
-        """Keep what a key said when it was last asked, as far as the units are forgotten that said it.
-
-        A load that rests for a while, or evidence that is gathered afresh, does not make steps independent.
-        """
-        if key not in self._scores:
-            return
-        asked, scores, _ = self._scores[key]
-        n_gone = n_units - max(asked, DEPTH) if n_units >= asked else DEPTH
-        share = min(1.0, max(0.0, n_gone) / min(asked, DEPTH))
-        self._past[key] = REMEMBERED**share * self._past.get(key, 0.0) + share * scores
-
-    def has_changed_lately(self, step: int) -> bool:
-        """The network may be one that keeps changing: one change is not two yet, but no proof may rest on its end."""
-        return bool(self._changed_at) and step - self._changed_at[-1] < RESTLESS_STEPS
 
     def agrees(self, history: UnitHistory, key: int, first: int, second: int, gain: float) -> bool:
         """Whether neighbouring steps show the gain, too: the network may have changed just as the second slot ran.

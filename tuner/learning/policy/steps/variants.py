@@ -25,7 +25,7 @@ from zerotune.tuner.learning.policy.gain_texts import Z_90, comparison, saved
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, Variant
 from zerotune.tuner.learning.policy.steps.step_effects import StepEffects
 from zerotune.tuner.learning.policy.steps.training_model import Load, PlanLoads, TrainingModel, group_of
-from zerotune.tuner.learning.policy.trials.admission import RISK_QUANTILE, unpaid_steps
+from zerotune.tuner.learning.policy.trials.admission import RISK_QUANTILE
 from zerotune.tuner.learning.policy.trials.trial import KeyState, expected_gain
 from zerotune.tuner.modeling.features import cell_of
 
@@ -47,10 +47,6 @@ MOST_AT_RISK: Final = 0.5
 """Share of the remaining budget that a variant may put at risk."""
 FEW_STEPS: Final = 4.0
 """Where what runs can be withdrawn within this many steps, variants may run settings that were never measured."""
-UNPAID_SHARE: Final = 0.25
-"""While no gains pay for exploration, a variant must pay within this share of the steps that a trial of one key has: it
-runs longer before steps show its effect, and concerns all of its keys at once.
-"""
 LEAST_GAIN: Final = 0.002
 """Less (log) is not taken."""
 WINDOW_STEPS: Final = 2
@@ -385,11 +381,9 @@ class Variants:
         doubt = math.hypot(doubt, exposed * max(0.0, variant.worst_us - more_us) / RISK_QUANTILE / step_us, 1e-6)
         if gain - RISK_QUANTILE * doubt < -MOST_LOST:
             return 0.0
-        budget = self._policy.budget
-        n_steps = step if budget.is_paid else min(step, int(UNPAID_SHARE * unpaid_steps(step)))
         loss = max(0.0, -gain)
         n_needed = 2.0 * (REJECTED * noise / loss) ** 2 if loss else math.inf
-        return n_steps * expected_gain(gain - LEAST_GAIN, doubt) - loss * min(max(n_needed, 2.0), MOST_STEPS)
+        return step * expected_gain(gain - LEAST_GAIN, doubt) - loss * min(max(n_needed, 2.0), MOST_STEPS)
 
     def _charge(self) -> None:
         """What steps with the variant took longer, by their median: a checkpoint is not its doing."""

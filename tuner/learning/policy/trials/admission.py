@@ -24,28 +24,13 @@ MOST_SURPRISE: Final = 10.0
 """One trial in a hundred is slower than predicted by SURPRISE_QUANTILE standard deviations: that is expected, up to
 MOST_SURPRISE times the present duration.
 """
-PAYS_WITHIN: Final = 3.0
-"""Where earlier jobs have measured a key nothing is urgent: a trial must be expected to pay within this many times the
-steps that the job has run.
-"""
-UNPAID_PAYS_WITHIN: Final = 0.2
-UNPAID_SQUARED: Final = 1.0 / 400.0
-"""A trial must pay within this many times the steps so far, or this many times their square, whichever is more, as long
-as exploration has cost more than it has gained: perhaps nothing is to be gained. What promises most for what it may
-cost is tried first, the rest as the job turns out to be a long one.
-"""
-UNPAID_ODDS: Final = 0.1
+UNPAID_ODDS: Final = 0.4
 UNPAID_ODDS_STEPS: Final = 200
 UNPAID_ODDS_SHARE: Final = 0.1
-"""As long as exploration has not paid, a trial must be as likely as UNPAID_ODDS to be faster. Long shots seem worth it
-where little is known, but what nobody has measured may be thirty times slower. Less will do in a job of more than
-UNPAID_ODDS_STEPS, by the square, and where calls are less than UNPAID_ODDS_SHARE of a step.
+"""As long as exploration has cost more than it has gained, a trial must be as likely as UNPAID_ODDS to be faster:
+perhaps nothing is to be gained, and what nobody has measured may be thirty times slower. Less will do in a job of more
+than UNPAID_ODDS_STEPS, by the square, and where calls are less than UNPAID_ODDS_SHARE of a step.
 """
-
-
-def unpaid_steps(n_steps: int) -> float:
-    """Steps that a trial must be expected to pay within after `n_steps`, while no gains pay for exploration."""
-    return max(UNPAID_PAYS_WITHIN * n_steps, UNPAID_SQUARED * n_steps**2)
 
 
 def unpaid_odds(n_steps: int, calls_share: float) -> float:
@@ -78,10 +63,8 @@ class Option(NamedTuple):
 class Room(NamedTuple):
     """What there is to lose."""
 
-    risk_us: float
-    """For all trials of one window together."""
     budget_us: float
-    """For surprises: all that is left."""
+    """All that is left."""
     advance_us: float
     """What surprises may take of what will be earned."""
 
@@ -94,10 +77,8 @@ class Stakes(NamedTuple):
     """Calls that a trial may run before it can be withdrawn."""
     charged_share: float
     """Share of a call's extra time that the budget pays for."""
-    pays_within_steps: float
-    """A trial must be expected to pay within these; infinite where it need not."""
-    least_odds: Floats | float = 0.0
-    """It must be as likely as that to be faster; of all options, or of each."""
+    least_odds: float = 0.0
+    """A trial must be as likely as that to be faster."""
 
 
 def best_option(
@@ -144,15 +125,11 @@ def best_option(
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
     surely_slow = mean - spread - log_now > log_catastrophe
     is_worth_it = (improvement >= settings.worthwhile) & (odds_above(log_now - mean, spread) >= stakes.least_odds)
-    value = improvement
-    if math.isfinite(stakes.pays_within_steps):
-        value = improvement * stakes.pays_within_steps * stakes.calls_per_step - excess * stakes.calls_at_risk
-        is_worth_it &= value >= 0
-    order = [int(index) for index in np.argsort(-value) if is_worth_it[index]]
+    order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
     for index in sorted(order, key=lambda index: options[index] in ties):
         if surely_slow[index] or not may_try(options[index]):
             continue
-        if risk_us[index] > room.risk_us or surprise_us[index] > room.budget_us:
+        if max(risk_us[index], surprise_us[index]) > room.budget_us:
             continue
         log_us, std = float(mean[index]), float(spread[index])
         low, high = math.exp(log_us - 1.645 * std), math.exp(log_us + 1.645 * std)

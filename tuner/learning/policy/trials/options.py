@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,12 +12,10 @@ from zerotune.tuner.learning.policy.evidence.outlook import Outlook
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.settings import PolicySettings
 from zerotune.tuner.learning.policy.trials.admission import (
-    PAYS_WITHIN,
     Option,
     Room,
     best_option,
     unpaid_odds,
-    unpaid_steps,
 )
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.price import Price
@@ -39,7 +36,7 @@ class Options:
         self._price = price
 
     def best(
-        self, state: KeyState, states: list[KeyState], evidence: Evidence, risk_left_us: float, room_us: float
+        self, state: KeyState, states: list[KeyState], evidence: Evidence, room_us: float
     ) -> Option | None:
         """The best trial of one key that fits.
 
@@ -47,8 +44,7 @@ class Options:
             state: the key.
             states: of all keys, by key index.
             evidence: of the regime in force.
-            risk_left_us: what trials of this window may still put at risk.
-            room_us: what is left of the budget for surprises.
+            room_us: what is left of the budget.
 
         Returns:
             The trial; None if there is none.
@@ -66,10 +62,8 @@ class Options:
                 opinion,
                 state.usual,
                 evidence.log_us(incumbent if usual is None else usual),
-                self._price.stakes(
-                    state, self._pays_within_steps(state, is_paid), self._least_odds(is_paid)
-                ),
-                Room(risk_left_us, room_us, self._budget.advance_us),
+                self._price.stakes(state, 0.0 if is_paid else self._unpaid_odds()),
+                Room(room_us, self._budget.advance_us),
                 self._settings,
                 lambda candidate: self.may_try(state, candidate),
                 {*state.ties, *state.retired},
@@ -105,18 +99,11 @@ class Options:
         """The setting that is meant, NCCL's own where that is known."""
         return state.default_setting or candidate if candidate.is_baseline else candidate
 
-    def _pays_within_steps(self, state: KeyState, is_paid: bool) -> float:
-        n_steps = self._budget.n_steps
-        pays_within_steps = PAYS_WITHIN * n_steps if state.is_known else math.inf
-        return pays_within_steps if is_paid else min(pays_within_steps, unpaid_steps(n_steps))
-
-    def _least_odds(self, is_paid: bool) -> float:
-        """How likely a trial must be to be faster."""
+    def _unpaid_odds(self) -> float:
         budget = self._budget
-        if is_paid or not budget.training_us:
+        if not budget.training_us:
             return 0.0
-        calls_share = self._price.calls_us * budget.n_steps / budget.training_us
-        return unpaid_odds(budget.n_steps, calls_share)
+        return unpaid_odds(budget.n_steps, self._price.calls_us * budget.n_steps / budget.training_us)
 
     def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
         """What each option would cost once, to be connected."""

@@ -14,7 +14,6 @@ from zerotune.tuner.learning.policy.evidence.keys import Traffic
 from zerotune.tuner.learning.policy.steps.exposed import ExposedShare
 from zerotune.tuner.learning.policy.trials.admission import Stakes
 from zerotune.tuner.learning.policy.trials.trial import KeyState
-from zerotune.tuner.modeling.features import Floats
 
 LOOKED_AT: Final = 48
 """Keys at which it is worked out anew in one window what their settings save."""
@@ -55,13 +54,12 @@ class Price:
         here = len(self.traffic.per_step)
         return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
 
-    def stakes(self, state: KeyState, pays_within_steps: float, least_odds: Floats | float) -> Stakes:
+    def stakes(self, state: KeyState, least_odds: float) -> Stakes:
         """What a trial at one key puts at risk.
 
         Args:
             state: the key.
-            pays_within_steps: a trial must be expected to pay within these.
-            least_odds: it must be as likely as this to be faster; one for all options, or shape [n_options].
+            least_odds: a trial must be as likely as this to be faster.
 
         Returns:
             As `best_option` takes it.
@@ -70,7 +68,6 @@ class Price:
             float(self.traffic.per_step[state.index]),
             self.traffic.calls_in(state.index, self.first_steps_at_risk),
             self.charged_share,
-            pays_within_steps,
             least_odds,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
 from enum import Enum
 from typing import Final
 
@@ -50,7 +49,6 @@ class KeyState:
         "incumbent_kind",
         "incumbent_reason",
         "index",
-        "is_known",
         "is_trusted",
         "key",
         "lead",
@@ -90,8 +88,6 @@ class KeyState:
         """
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
-        self.is_known = False
-        """Earlier jobs measured several settings here: no large gain is left to find."""
         self.is_trusted = False
         """The trial comes from earlier runs: it runs at once and is verified on the side."""
         self.trial_until_units = 0.0
@@ -177,7 +173,7 @@ def proven_gain(evidence: Evidence, first: int, second: int, gain: float, least:
     Returns:
         Gain (log); None where it is not more than `least`.
     """
-    return gain if gain > least and evidence.agrees_nearby(first, second, gain, alpha) else None
+    return gain if gain > least and evidence.agrees_nearby(first, second, gain) else None
 
 
 def level(false_promotion: float, n_tried: int) -> float:
@@ -313,34 +309,3 @@ def expected_gain(edge: float, std: float) -> float:
     scaled = edge / std
     density = math.exp(-0.5 * scaled**2) / math.sqrt(2.0 * math.pi)
     return edge * 0.5 * math.erfc(-scaled / math.sqrt(2.0)) + std * density
-
-
-def pays_back(
-    trials: Iterable[KeyState], leads: Iterable[KeyState], evidence: Evidence, doubted: Container[int]
-) -> list[int]:
-    """Keys at which going on with the trial, or the lead where there is no trial, pays back what it has cost.
-
-    It is measured to be faster, or was connected at a price; to stop would not undo the cost.
-
-    Args:
-        trials: keys with a trial.
-        leads: keys with a lead.
-        evidence: of the regime in force.
-        doubted: slots that were seen to be slow.
-
-    Returns:
-        Key indices.
-    """
-    explored = [(state, state.trial) for state in trials]
-    explored += [(state, state.lead) for state in leads if state.trial is None]
-    return [state.index for state, candidate in explored if _is_paid(state, candidate, evidence, doubted)]
-
-
-def _is_paid(state: KeyState, candidate: Candidate | None, evidence: Evidence, doubted: Container[int]) -> bool:
-    slot = None if candidate is None else evidence.find(state.index, candidate)
-    incumbent = evidence.find(state.index, state.incumbent)
-    if slot is None or incumbent is None or slot in doubted:
-        return False
-    if not evidence.n_calls[slot]:
-        return bool(evidence.extra_us[slot] > 0)
-    return evidence.log_us(slot) < evidence.log_us(incumbent)

@@ -1,0 +1,297 @@
+"""Training while all around it breaks: daemons killed, stopped, imitated, fed garbage; full disks; dead ranks.
+
+    python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--seed S] [--json]
+
+Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
+torchrun. All along an event drawn by chance befalls the daemon, its store's disk or a rank. Then the same befalls the
+same two jobs without the agent: what steps stall by there is the machine's own doing. Figures:
+
+    events, daemon_deaths     injected
+    hangs                     jobs of which no step came for HANG_S, although nothing held them up
+    disagreements             collectives for which ranks chose differently; the emulated NCCL checks each
+    failed_jobs               that ended by themselves, or in another way than with code 0
+    losses_that_differ        of all steps, to the last bit, from those without the agent
+    acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
+    worst_stall_ms            by how much the worst step took longer than the worst without the agent
+
+Clocks that jump and nodes in network namespaces are not played here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+import zmq
+
+from benchmarks.lib.reporting import Result, report, say
+
+ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
+RUNTIMES: Final = ("fsdp2", "zero_runtime")
+HANG_S: Final = 30.0
+PAUSE_S: Final = (0.2, 1.0)
+"""Between two events."""
+MARK: Final = "ZEROTUNE_CHAOS"
+"""In the environment of every process that belongs to one run."""
+
+
+class Job:
+    """One training job under torchrun."""
+
+    def __init__(self, runtime: str, folder: Path, arguments: argparse.Namespace, environment: dict[str, str]) -> None:
+        self.runtime, self.folder = runtime, folder / runtime
+        self.folder.mkdir()
+        self.log = self.folder / "log"
+        agent = ("--agent", "--name", runtime) if arguments.with_agent else ("--no-agent",)
+        command = [
+            *ZEROTUNE, "launch", "--fabric", "ethernet_boxes", *agent, "--",
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=100000",
+            f"--nproc-per-node={arguments.ranks}",
+            "-m", "benchmarks.agent.chaos_worker", runtime, str(self.folder),
+        ]  # fmt: skip
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        self.n_seen, self.moved_at_s = 0, time.monotonic()
+
+    def steps(self) -> dict[str, list[dict[str, object]]]:
+        """Lines of every start of the job, by its number; one that was cut off is none."""
+        found: dict[str, list[dict[str, object]]] = {}
+        for path in sorted(self.folder.glob("*.jsonl")):
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(ValueError):
+                    found.setdefault(path.stem, []).append(json.loads(line))
+        return found
+
+    def hangs(self) -> bool:
+        """Whether no step has come for HANG_S."""
+        n_seen = sum(path.stat().st_size for path in self.folder.glob("*.jsonl"))
+        if n_seen != self.n_seen:
+            self.n_seen, self.moved_at_s = n_seen, time.monotonic()
+        return time.monotonic() - self.moved_at_s > HANG_S
+
+    def ranks(self) -> list[psutil.Process]:
+        """Its training processes that live."""
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(self.process.pid).children()
+            return [one for one in children if "chaos_worker" in " ".join(one.cmdline())]
+        return []
+
+
+class Chaos:
+    """One run: the jobs, the daemon, and what befalls them."""
+
+    def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
+        self.folder, self.arguments = folder, arguments
+        self.runtime = folder / "run"
+        self.runtime.mkdir(mode=0o700)
+        self.endpoint, self.store = f"ipc://{self.runtime}/d.sock", folder / "store.db"
+        own = {"ZEROTUNE_ENDPOINT": self.endpoint, "OMP_NUM_THREADS": "1", MARK: str(folder)}
+        self.environment = {**os.environ, **own, "ZEROTUNE_RUNTIME_DIR": str(self.runtime)}
+        self.chance = random.Random(arguments.seed)
+        self.events: Counter[str] = Counter()
+        self.n_hangs = 0
+        self.acknowledged: set[int] = set()
+        self.daemon = self._start_daemon()
+        self.jobs = [Job(one, folder, arguments, self.environment) for one in RUNTIMES]
+
+    def _start_daemon(self) -> subprocess.Popen[bytes]:
+        command = [*ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", str(self.store)]
+        with (self.folder / "daemon.log").open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+
+    def rows(self) -> set[int]:
+        """Row ids of all measurements in the store; empty where there is none yet."""
+        return set(self._ask("SELECT rowid FROM measurements"))
+
+    def n_steps_under_a_plan(self) -> int:
+        """Steps in the store that ran what the daemon asked for."""
+        return sum(self._ask("SELECT count(*) FROM steps WHERE epoch > 0"))
+
+    def _ask(self, query: str) -> list[int]:
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(self.store)) as db:
+            return [row for (row,) in db.execute(query)]
+        return []
+
+    # ---- events -------------------------------------------------------------------------------------
+
+    def kill_daemon(self) -> None:
+        """A daemon dies; after a while there is another."""
+        self.daemon.kill()
+        self.daemon.wait()
+        self.acknowledged |= self.rows()
+        time.sleep(self.chance.choice((0.0, 0.0, 1.5)))
+        self.daemon = self._start_daemon()
+
+    def stop_daemon(self) -> None:
+        """The daemon stands still."""
+        self.daemon.send_signal(signal.SIGSTOP)
+        time.sleep(self.chance.uniform(0.1, 3.0))
+        self.daemon.send_signal(signal.SIGCONT)
+
+    def send_garbage(self) -> None:
+        """The daemon hears what makes no sense."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.linger = 100
+            socket.connect(self.endpoint)
+            for _ in range(50):
+                frames = [self.chance.randbytes(self.chance.choice((0, 3, 100, 10_000))) for _ in range(3)]
+                socket.send_multipart(frames[: self.chance.randint(1, 3)], zmq.DONTWAIT)
+
+    def imitate_daemon(self) -> None:
+        """The daemon dies, and something answers in its place that makes no sense."""
+        self.daemon.kill()
+        self.daemon.wait()
+        self.acknowledged |= self.rows()
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.linger = 0
+            socket.bind(self.endpoint)
+            os.chmod(self.runtime / "d.sock", 0o600)
+            until_s = time.monotonic() + 1.0
+            while time.monotonic() < until_s:
+                if socket.poll(100):
+                    sender = socket.recv_multipart()[0]
+                    with contextlib.suppress(zmq.ZMQError):
+                        socket.send_multipart([sender, self.chance.randbytes(self.chance.choice((1, 50, 5_000)))])
+        self.daemon = self._start_daemon()
+
+    def fill_disk(self) -> None:
+        """For a while no file of the daemon's may grow."""
+        with contextlib.suppress(OSError):
+            resource.prlimit(self.daemon.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            time.sleep(self.chance.uniform(0.5, 2.0))
+            resource.prlimit(self.daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    def kill_rank(self) -> None:
+        """A rank dies; torchrun starts its job again."""
+        ranks = self.chance.choice(self.jobs).ranks()
+        if ranks:
+            with contextlib.suppress(psutil.Error):
+                self.chance.choice(ranks).kill()
+
+    # ---- the run ------------------------------------------------------------------------------------
+
+    def run(self, seconds: float) -> None:
+        """Let things happen for so long, then end the jobs in good order."""
+        common = [self.kill_daemon, self.stop_daemon, self.send_garbage, self.imitate_daemon, self.fill_disk]
+        self._wait(lambda: all(job.steps() for job in self.jobs), 120.0)
+        until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * seconds
+        told_at_s = 0.0
+        while time.monotonic() < until_s and not self.n_hangs and all(job.process.poll() is None for job in self.jobs):
+            event = self.chance.choice(common)
+            if time.monotonic() > next_rank_s:
+                event, next_rank_s = self.kill_rank, time.monotonic() + max(20.0, 0.3 * seconds)
+            event()
+            self.events[event.__name__] += 1
+            time.sleep(self.chance.uniform(*PAUSE_S))
+            self.n_hangs += sum(job.hangs() for job in self.jobs)
+            if time.monotonic() - told_at_s > 10.0:
+                told_at_s = time.monotonic()
+                say(f"{self.events.total()} events, {until_s - time.monotonic():.0f} s to go")
+        for job in self.jobs:
+            (job.folder / "stop").touch()
+        self._wait(lambda: all(job.process.poll() is not None for job in self.jobs), 2 * HANG_S)
+        self.n_hangs += sum(job.process.poll() is None for job in self.jobs) if not self.n_hangs else 0
+        time.sleep(1.0)  # the last records are on their way
+        self.daemon.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.daemon.wait(20.0)
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool], seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while not condition() and time.monotonic() < until_s:
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == str(self.folder):
+                    process.kill()
+        for one in (self.daemon, *(job.process for job in self.jobs)):
+            one.wait()
+
+
+@contextlib.contextmanager
+def a_run(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[Chaos]:
+    """Everything of one run; nothing of it is left afterwards."""
+    folder.mkdir(mode=0o700)
+    chaos = Chaos(folder, argparse.Namespace(**vars(arguments), with_agent=with_agent))
+    try:
+        yield chaos
+    finally:
+        chaos.close()
+
+
+def worst_ms(chaos: Chaos) -> float:
+    """The longest step; the first ones of each start, which compile and connect, are none."""
+    return max(
+        (float(str(one["wall_ms"])) for job in chaos.jobs for lines in job.steps().values() for one in lines[5:]),
+        default=0.0,
+    )
+
+
+def n_different(chaos: Chaos, reference: Chaos) -> int:
+    """Steps whose loss is not what it is without the agent; as far as both came."""
+    n_found = 0
+    for job, other in zip(chaos.jobs, reference.jobs, strict=True):
+        expected = max(other.steps().values(), key=len, default=[])
+        for lines in job.steps().values():
+            n_found += sum(one["loss"] != there["loss"] for one, there in zip(lines, expected, strict=False))
+    return n_found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of chaos, with the agent")
+    parser.add_argument("--quick", action="store_true", help="40 seconds of it")
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="of each job")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    arguments = parser.parse_args()
+    seconds = 40.0 if arguments.quick else 60.0 * arguments.minutes
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)))
+        tuned = stack.enter_context(a_run(folder / "tuned", arguments, with_agent=True))
+        tuned.run(seconds)
+        rows = tuned.rows()
+        untuned = stack.enter_context(a_run(folder / "untuned", arguments, with_agent=False))
+        untuned.run(seconds)
+        n_steps = sum(len(lines) for job in tuned.jobs for lines in job.steps().values())
+        logs = "".join(job.log.read_text(errors="replace") for job in tuned.jobs)
+        n_deaths = tuned.events["kill_daemon"] + tuned.events["imitate_daemon"]
+        results = [
+            *(Result(f"events@{name}", n, "events") for name, n in sorted(tuned.events.items())),
+            Result("events", tuned.events.total(), "events", "> 0"),
+            Result("daemon_deaths", n_deaths, "deaths", "> 0"),
+            Result("steps", n_steps, "steps", "> 0"),
+            Result("steps_under_a_plan", tuned.n_steps_under_a_plan(), "steps in the store", "> 0"),
+            Result("hangs", tuned.n_hangs, "jobs", "0"),
+            Result("disagreements", logs.count("RankDisagreement"), "lines", "0"),
+            Result("failed_jobs", sum(job.process.poll() != 0 for job in tuned.jobs), "jobs", "0"),
+            Result("losses_that_differ", n_different(tuned, untuned), "steps", "0"),
+            Result("rows", len(rows), "rows", "> 0"),
+            Result("acknowledged_rows_lost", len(tuned.acknowledged - rows), "rows", "0"),
+            Result("worst_step_ms", worst_ms(tuned), "ms", peer="untuned", ratio=worst_ms(tuned) / worst_ms(untuned)),
+            Result("worst_stall_ms", max(0.0, worst_ms(tuned) - worst_ms(untuned)), "ms", "<= 50"),
+        ]
+    report("chaos", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

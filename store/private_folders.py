@@ -1,0 +1,54 @@
+"""Folders of this user alone: made closed, whatever the umask says, and checked before they are relied on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from zerotune.store.errors import UntrustedError
+from zerotune.store.paths import runtime_dir
+
+
+def make_private(folder: Path) -> None:
+    """Make `folder` and those above it that are missing, each for this user alone."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+
+
+def open_socket_folder(folder: Path) -> int:
+    """A descriptor of a folder in which only this user and root can put a socket or a lock.
+
+    The runtime directory must be this user's and closed to all others, and may be no link.
+
+    Returns:
+        What names the folder that was checked, whatever its path names later.
+
+    Raises:
+        UntrustedError: others could put theirs there.
+        OSError: there is no such folder.
+    """
+    is_own = folder == runtime_dir()
+    if is_own and folder.is_symlink():
+        raise UntrustedError(f"socket directory {folder} is a link", "name its target with ZEROTUNE_RUNTIME_DIR")
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if is_own else 0))
+    found = os.fstat(descriptor)
+    mode = stat.S_IMODE(found.st_mode)
+    try:
+        if found.st_uid != os.getuid() and (is_own or found.st_uid != 0):
+            raise UntrustedError(
+                f"socket directory {folder} belongs to user {found.st_uid}",
+                "name another with ZEROTUNE_RUNTIME_DIR, --endpoint or ZEROTUNE_ENDPOINT",
+            )
+        if mode & (0o077 if is_own else 0o022):
+            raise UntrustedError(
+                f"socket directory {folder} is open to other users (mode {mode:04o})",
+                f"run `chmod 700 {folder}`, or name another with --endpoint or ZEROTUNE_ENDPOINT",
+            )
+    except UntrustedError:
+        os.close(descriptor)
+        raise
+    return descriptor

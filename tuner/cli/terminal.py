@@ -1,0 +1,60 @@
+"""What the command prints: names of jobs, hosts, fabrics and files come from others, and must not steer a terminal.
+
+All output passes through here: `filtered_output` for what is printed, `shown` for what rich draws. Control characters,
+marks of writing direction and halves of surrogates are shown by their four digits, as JSON writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TextIO, cast
+
+_STEERING: Final = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # all control characters but tab and line feed
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"  # writing direction, line separators, byte-order mark
+    "\ud800-\udfff"  # bytes of file names that are no text
+)
+_ESCAPED: Final = re.compile(f"[{_STEERING}]")
+_COLOURS: Final = re.compile(r"(\x1b\[[0-79;]*m)")
+"""As typer's messages have them; without 8, which hides."""
+
+
+def shown(text: str) -> str:
+    """`text` with everything that steers a terminal made visible."""
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class _Filtered:
+    """A text stream that lets colours through and nothing else that steers a terminal.
+
+    rich filters by itself and writes to `unfiltered`, since it moves the cursor.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unfiltered = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+    def write(self, text: str) -> int:
+        parts = _COLOURS.split(text) if "\x1b" in text else [text]
+        self.unfiltered.write("".join(part if at % 2 else shown(part) for at, part in enumerate(parts)))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+@contextlib.contextmanager
+def filtered_output() -> Iterator[None]:
+    """While it is open, what is printed to stdout and stderr is filtered."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, _Filtered(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before

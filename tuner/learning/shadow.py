@@ -1,0 +1,94 @@
+"""A brain in shadow: it decides and explains, and nothing that it decides ever runs.
+
+What it learns is what NCCL's own choices take, as nothing else does run. So it tells what it would use of what earlier
+jobs proved, what it would try first, and what a step should gain by that, all as predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import msgspec
+
+from zerotune.store.records import BASELINE, Decision, Plan
+from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.choice import Event
+from zerotune.tuner.learning.policy.gain_texts import Z_90
+from zerotune.tuner.learning.policy.trials.trial import KeyState, expected_gain
+
+FIRST_SUMMARY_STEP: Final = 50
+"""The first summary comes after so many steps, each further one after twice as many."""
+LEAST_STD: Final = 1e-6
+"""So that what is known for certain has an expected gain, too."""
+
+
+class PredictedGain(NamedTuple):
+    """What a step should gain, as a share of its time."""
+
+    n_settings: int
+    share: float
+    std: float
+
+
+class ShadowBrain(Brain):
+    """As `Brain`, but `propose` keeps its plans to itself."""
+
+    _next_summary_step = FIRST_SUMMARY_STEP
+
+    def propose(self) -> Plan | None:
+        """Decide; there is never a plan."""
+        super().propose()
+        if self._states and self._step >= self._next_summary_step:
+            self._next_summary_step = 2 * self._step
+            self._note(Event(self._states[0], BASELINE, "shadow", _in_words(self.predicted_gain())))
+        return None
+
+    def decisions(self) -> list[Decision]:
+        """Decisions taken since the last call; their reasons say that they are not carried out."""
+        return [msgspec.structs.replace(one, reason=f"in shadow: {one.reason}") for one in super().decisions()]
+
+    def predicted_gain(self) -> PredictedGain:
+        """What a step should gain with what was proved before, leads or would be tried.
+
+        Of what would be tried only gains count: it would be withdrawn where it turned out slower.
+        """
+        budget, price = self.budget, self._policy.price
+        if not budget.training_us:
+            return PredictedGain(0, 0.0, 0.0)
+        n_settings, saved_us, variance = 0, 0.0, 0.0
+        for state in self._states[: len(price.traffic.per_step)]:
+            found = self._predicted_us(state)
+            if found is not None:
+                rate = float(price.traffic.per_step[state.index]) * price.exposed_share
+                n_settings += 1
+                saved_us += rate * found[0]
+                variance += (rate * found[1]) ** 2
+        step_us = budget.training_us / budget.n_steps
+        return PredictedGain(n_settings, saved_us / step_us, math.sqrt(variance) / step_us)
+
+    def _predicted_us(self, state: KeyState) -> tuple[float, float] | None:
+        """What a call at one key should take less, and its standard deviation; None where NCCL's choice stays."""
+        evidence = self._regimes.evidence
+        setting, slot = state.trial or state.usual, evidence.find(state.index, BASELINE)
+        at = self._outlook.fields.of(state).place.get(setting)
+        if setting.is_baseline or at is None or slot is None or not evidence.n_calls[slot]:
+            return None
+        mean, spread = self._outlook.posterior(state, self._states, evidence)
+        gain, std = evidence.log_us(slot) - float(mean[at]), max(float(spread[at]), LEAST_STD)
+        if not math.isfinite(gain):
+            return None
+        if state.trial is not None and not state.is_trusted:
+            gain = expected_gain(gain, std)
+        now_us = math.exp(evidence.log_us(slot))
+        return -now_us * math.expm1(-gain), now_us * std
+
+
+def _in_words(gain: PredictedGain) -> str:
+    if not gain.n_settings:
+        return "NCCL's own choices would have stayed everywhere"
+    low, high = (100.0 * (gain.share + side * Z_90 * gain.std) for side in (-1, 1))
+    return (
+        f"at {gain.n_settings} keys another setting would run or be tried; steps should be {100.0 * gain.share:.1f} %"
+        f" shorter by that (90 %: {low:.1f} to {high:.1f})"
+    )

@@ -1,0 +1,77 @@
+"""Cuts connections off before messages that never end fill memory.
+
+ZeroMQ hands a message over once all its frames have arrived, and has no limit on their number. Until then they lie in
+its memory, and neither the daemon's loop nor any limit of a frame sees them. So a thread watches the process's memory;
+over the limit it ends every connection, which frees what has arrived in part. Ranks connect anew within a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket as sockets
+import threading
+from typing import Any, Final
+
+import psutil
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from zerotune.tuner.service.process_limits import give_back_memory
+
+_log = logging.getLogger("zerotune.daemon")
+
+MAX_RESIDENT_BYTES: Final = 1536 * 2**20
+"""Several times what thousands of ranks need."""
+STEP_BYTES: Final = 256 * 2**20
+"""After connections were ended, memory must have grown by so much before they are ended again."""
+LOOK_EVERY_MS: Final = 200
+
+
+class FloodGuard:
+    """Watches from its construction on, which comes before `socket` is bound, until `stop`.
+
+    Args:
+        socket: the daemon's; its events are read here from now on.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any]) -> None:
+        self._socket = socket
+        self._events = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        self._fds: set[int] = set()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._watch, name="zerotune-flood-guard", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; the socket must be open still."""
+        self._is_stopping = True
+        self._thread.join()
+        self._socket.disable_monitor()
+        self._events.close(linger=0)
+
+    def _watch(self) -> None:
+        process = psutil.Process()
+        ends_at_bytes = MAX_RESIDENT_BYTES
+        while not self._is_stopping:
+            if self._events.poll(LOOK_EVERY_MS):
+                event = recv_monitor_message(self._events)
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._fds.add(event["value"])
+                else:
+                    self._fds.discard(event["value"])
+            resident_bytes = process.memory_info().rss
+            if resident_bytes > ends_at_bytes:
+                _log.error("%d MiB of memory: all connections are ended, ranks connect anew", resident_bytes >> 20)
+                self._end_all()
+                give_back_memory()
+                ends_at_bytes = resident_bytes + STEP_BYTES
+            elif resident_bytes < MAX_RESIDENT_BYTES:
+                ends_at_bytes = MAX_RESIDENT_BYTES
+
+    def _end_all(self) -> None:
+        for fd in self._fds:
+            # ZeroMQ owns the descriptor: it sees the end of the stream, and closes.
+            with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as connection:
+                connection.shutdown(sockets.SHUT_RDWR)
