@@ -229,7 +229,16 @@ class Chaos:
 
 @contextlib.contextmanager
 def a_run(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[Chaos]:
-    """Everything of one run; nothing of it is left afterwards."""
+    """Everything of one run; nothing of it is left afterwards.
+
+    Args:
+        folder: of its own, which is made.
+        arguments: of the command line.
+        with_agent: whether the jobs are tuned.
+
+    Yields:
+        The run, whose jobs have begun.
+    """
     folder.mkdir(mode=0o700)
     chaos = Chaos(folder, argparse.Namespace(**vars(arguments), with_agent=with_agent))
     try:

@@ -205,7 +205,16 @@ class Evidence:
         return 1 + int(self.history.n_units[self.key[slot]]) // DEPTH
 
     def agrees_nearby(self, first: int, second: int, gain: float) -> bool:
-        """Whether neighbouring steps show the gain, too: see `NoiseModel.agrees`."""
+        """Whether neighbouring steps show the gain, too: see `NoiseModel.agrees`.
+
+        Args:
+            first: slot.
+            second: slot of the same key.
+            gain: of the second over the first (log).
+
+        Returns:
+            True if they show a good part of it.
+        """
         return self.noise.agrees(self.history, int(self.key[first]), first, second, gain)
 
     def call_sigma(self, slots: Ints) -> Floats:
