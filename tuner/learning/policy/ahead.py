@@ -1,10 +1,10 @@
 """Rows for messages that nobody has sent yet, so that a plan is there before their first.
 
 While memory is short, a message of a new size must not make NCCL connect what the device has no room for:
-every size that was not seen gets a setting that is connected already. When memory becomes free, larger
-batches and buckets usually follow: the sizes just above the largest ones get what is surely faster than NCCL's own
-choice there, as far as what ran at the largest ones tells. Where that is not clear they are left to NCCL. What is
-guessed is verified once it runs.
+every size that was not seen gets a setting that is connected already, the cheapest by NCCL's costs. When memory becomes
+free, larger batches and buckets usually follow: what runs at the largest messages runs at the sizes just above, too,
+where NCCL's own choice stays the same and NCCL's costs leave something of the gain that was measured. Other sizes are
+left to NCCL. What is guessed is verified once it runs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from zerotune.tuner.modeling.features import cell_of
 
 MAX_ROWS: Final = 90
 """A plan table holds 4096 rows, of which the keys may take 4000."""
-MAX_OPINIONS: Final = 32
-"""Posteriors worked out in one go, for nearer sizes first: bounds the time of one call."""
 OCTAVES_AHEAD: Final = 2
 """Octaves above the largest message seen that get rows when memory becomes free."""
 OCTAVES_GUARDED: Final = 4
@@ -46,16 +44,8 @@ OCTAVES_GUARDED: Final = 4
 SMALLEST_CLASS: Final = 3 * SIZE_CLASSES_PER_OCTAVE
 """Eight bytes: below, several classes begin at the same size."""
 LARGEST_CLASS: Final = 47 * SIZE_CLASSES_PER_OCTAVE
-DOUBTS: Final = (0.3, 0.4)
-"""Standard deviations that are taken off the expected gain of a setting measured at the largest messages, in the first
-octave above and the second: what is left must still be a gain.
-"""
-DOUBT_UNTRIED: Final = 0.8
-"""Standard deviations taken off for other channel counts of an algorithm and protocol that ran there. Algorithms and
-protocols that never ran there are not guessed.
-"""
-TRIED_UNITS: Final = 2
-"""Steps of evidence from which on a setting counts as measured."""
+LOST_PER_OCTAVE: Final = 0.1
+"""Gain (log) that may be lost from one octave to the next besides what NCCL's costs say."""
 SMALLER_COSTS: Final = 0.01
 """Slowdown (log) for which fewer channels are preferred while memory is short."""
 PHASES: Final[Mapping[Collective, tuple[Phase, ...]]] = {
@@ -71,11 +61,6 @@ class Span(NamedTuple):
 
     first: int
     last: int
-
-
-class _Opinion(NamedTuple):
-    options: tuple[Candidate, ...]
-    mean: np.ndarray
 
 
 class Ahead:
@@ -101,24 +86,21 @@ class Ahead:
         connected = {shape: dict(own) for shape, own in memory.connected()}
         if len(states) != self._n_known:
             self._n_known, self._largest = len(states), _largest(states)
-        found = [(state.usual, len(state.banned), len(_tried(state, evidence))) for state in self._largest]
-        depends_on = connected if memory.is_short else found
-        known = self._outlook.fields.follow()
-        situation = memory.is_short, memory.is_falling, len(states), depends_on, known
+        depends_on = connected if memory.is_short else [state.usual for state in self._largest]
+        situation = memory.is_short, memory.is_falling, len(states), depends_on, self._outlook.fields.follow()
         if situation == self._made_for:
             return False
         self._made_for = situation
         before = self.rows
         if memory.is_short:
-            self.rows = self._guards(states, evidence, connected)
+            self.rows = self._guards(states, connected)
         else:
-            self.rows = self._next_ones(self._largest, states, evidence) if memory.is_falling and self._may_try else ()
+            self.rows = self._carried(evidence) if memory.is_falling and self._may_try else ()
         return [_setting(row) for row in before] != [_setting(row) for row in self.rows]
 
     def _guards(
-        self, states: list[KeyState], evidence: Evidence, connected: Mapping[CommunicatorClass, Mapping[Algorithm, int]]
+        self, states: list[KeyState], connected: Mapping[CommunicatorClass, Mapping[Algorithm, int]]
     ) -> tuple[PlanRow, ...]:
-        opinions: dict[tuple[Family, Span], Candidate | None] = {}
         rows: list[PlanRow] = []
         seen = _seen(states)
         # What is called most was seen first, and has the first claim on rows.
@@ -126,140 +108,54 @@ class Ahead:
             for collective in TUNABLE:
                 for phase in PHASES[collective]:
                     classes = seen.get((communicator, collective, phase), [])
-                    spans = [span for gap in _gaps(classes) for span in _split(gap, bool(classes))]
-                    for span in spans:
-                        name = ((communicator, collective), span)
-                        if name not in opinions:
-                            opinions[name] = self._connected_best(*name, phase, states, evidence, len(opinions))
-                        setting = opinions[name]
+                    for span in (span for gap in _gaps(classes) for span in _split(gap, bool(classes))):
+                        setting = self._connected_best((communicator, collective), span)
                         if setting is not None:
                             rows.append(_row(communicator, collective, phase, span, setting, SHORT))
         return _merged(rows)[:MAX_ROWS]
 
-    def _next_ones(self, largest: list[KeyState], states: list[KeyState], evidence: Evidence) -> tuple[PlanRow, ...]:
-        rows: list[list[PlanRow]] = [[] for _ in largest]
-        n_opinions = 0
-        for step in range(OCTAVES_AHEAD * SIZE_CLASSES_PER_OCTAVE):
-            octave = step // SIZE_CLASSES_PER_OCTAVE
-            for state, own in zip(largest, rows, strict=True):
-                size_class, setting = state.key.size_class + 1 + step, BASELINE
-                default = self._default_of(state, size_class, is_far=octave > 0)
-                if default is not None and n_opinions < MAX_OPINIONS:
-                    n_opinions += 1
-                    setting = self._surely_faster(state, size_class, default, DOUBTS[octave], states, evidence)
-                place = state.key.communicator, state.family[1], Phase(state.key.phase)
-                own.append(_row(*place, Span(size_class, size_class), setting, FREE))
-        return _merged([row for own in rows for row in own])[:MAX_ROWS]
-
-    def _surely_faster(
-        self,
-        state: KeyState,
-        size_class: int,
-        default: Candidate,
-        doubt: float,
-        states: list[KeyState],
-        evidence: Evidence,
-    ) -> Candidate:
-        """What should be faster than `default`, NCCL's own choice at a larger size, even if less so than expected."""
-        tried = _tried(state, evidence)
-        ran = {cell_of(one) for one in (*tried, state.default_setting) if one is not None and not one.is_baseline}
-        if cell_of(default) not in ran:
-            return BASELINE
-        nobody = KeyState(
-            _NO_INDEX, DecisionKey(*state.family, state.key.phase, size_class), float(_centre(size_class))
-        )
-        nobody.default_setting = default
-        gains, spreads = self._outlook.gains(nobody, states, evidence)
-        promised = self._promises(state, _centre(size_class), default, evidence)
-        best, most = BASELINE, self._min_gain
-        for option, gain, spread in zip(
-            self._outlook.fields.of(nobody).options, gains.tolist(), spreads.tolist(), strict=True
-        ):
-            if cell_of(option) not in ran or option in state.banned or option.n_channels > state.max_channels:
-                continue
-            if option == state.usual and math.isfinite(promised):
-                gain = 0.5 * (gain + promised)
-            gain -= (doubt if option in tried else DOUBT_UNTRIED) * spread
-            if gain > most and self._memory.allows(option, state.key.communicator):
-                best, most = option, gain
-        return best
-
-    def _default_of(self, state: KeyState, size_class: int, *, is_far: bool) -> Candidate | None:
-        """What NCCL should choose by itself for messages of a larger class.
-
-        None where that is not known, or where it changes the algorithm or protocol within the class: what is faster
-        than the one may be slower than the other.
-        """
-        ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
-        first, last = (self._default_at(state, end, is_far=is_far) for end in ends)
-        if first is None or last is None or cell_of(first) != cell_of(last):
-            return None
-        return self._default_at(state, _centre(size_class), is_far=is_far)
-
-    def _default_at(self, state: KeyState, message_bytes: int, *, is_far: bool = False) -> Candidate | None:
-        """What NCCL should choose by itself for larger messages; None where nothing says.
-
-        Without a description of the hardware there are the cost tables of smaller messages only, or what ran at
-        these: neither tells of a choice that changes, so nothing is known of what is far.
-        """
+    def _connected_best(self, family: Family, span: Span) -> Candidate | None:
+        """The cheapest setting that connects nothing; of nearly equals the one with the fewest channels."""
         costs = self._outlook.fields.costs
-        described = costs.default(*state.family, message_bytes, described_only=True)
-        if described is not None or is_far:
-            return described
-        own = state.default_setting
-        found = costs.default(*state.family, message_bytes) or own
-        if found is None or found.n_channels:
-            return found
-        is_own = own is not None and cell_of(own) == cell_of(found)
-        n_channels = own.n_channels if own is not None and is_own else costs.max_channels(state.family[0])
-        return Candidate(found.algorithm, found.protocol, n_channels)
-
-    def _promises(self, state: KeyState, message_bytes: int, default: Candidate, evidence: Evidence) -> float:
-        """By how much (log) what runs at a key should be faster than `default`, NCCL's choice at a larger size.
-
-        As much as was measured at the key's own size, less the difference that NCCL's costs of both sizes make. NaN
-        where that is not known, and where NCCL chooses another algorithm or protocol there, which was not measured.
-        """
-        slots = evidence.find(state.index, BASELINE), evidence.find(state.index, state.usual)
-        own_default = self._default_at(state, int(state.message_bytes))
-        if slots[0] is None or slots[1] is None or own_default is None or cell_of(own_default) != cell_of(default):
-            return math.nan
-        costs = self._outlook.fields.costs
-        own, own_usual = costs.log_cost(*state.family, (own_default, state.usual), state.message_bytes)[0].tolist()
-        next_, next_usual = costs.log_cost(*state.family, (default, state.usual), message_bytes)[0].tolist()
-        measured = evidence.log_us(slots[0]) - evidence.log_us(slots[1])
-        return float(measured + min(0.0, next_ - next_usual - (own - own_usual)))
-
-    def _connected_best(
-        self, family: Family, span: Span, phase: Phase, states: list[KeyState], evidence: Evidence, n_before: int
-    ) -> Candidate | None:
-        """The fastest setting that connects nothing; of nearly equals the one with the fewest channels."""
-        communicator, collective = family
-        if n_before < MAX_OPINIONS:
-            options, mean = self._opinion(family, span, phase, states, evidence)
-        else:
-            options = self._outlook.fields.costs.candidates(*family)
-            sizes = np.array([float(_middle(span))])
-            mean = self._outlook.fields.costs.log_cost(communicator, collective, options, sizes)[0]
-        usable = [
-            (float(mean[at]), option)
-            for at, option in enumerate(options)
-            if math.isfinite(mean[at]) and self._memory.has_room_for(option, communicator)
-        ]
+        options = [one for one in costs.candidates(*family) if self._memory.has_room_for(one, family[0])]
+        log_us = costs.log_cost(*family, options, float(_middle(span)))[0].tolist()
+        usable = [(us, option) for us, option in zip(log_us, options, strict=True) if math.isfinite(us)]
         if not usable:
             return None
-        lowest = min(log_us for log_us, _ in usable)
-        near = [(option.n_channels, log_us, option) for log_us, option in usable if log_us <= lowest + SMALLER_COSTS]
-        return min(near)[2]
+        lowest = min(us for us, _ in usable)
+        return min((option.n_channels, us, option) for us, option in usable if us <= lowest + SMALLER_COSTS)[2]
 
-    def _opinion(
-        self, family: Family, span: Span, phase: Phase, states: list[KeyState], evidence: Evidence
-    ) -> _Opinion:
-        middle = _middle(span)
-        nobody = KeyState(_NO_INDEX, DecisionKey(*family, phase, (span.first + span.last) // 2), float(middle))
-        mean, _ = self._outlook.posterior(nobody, states, evidence)
-        return _Opinion(self._outlook.fields.of(nobody).options, mean)
+    def _carried(self, evidence: Evidence) -> tuple[PlanRow, ...]:
+        rows: list[PlanRow] = []
+        for state in self._largest:
+            first = state.key.size_class + 1
+            for size_class in range(first, first + OCTAVES_AHEAD * SIZE_CLASSES_PER_OCTAVE):
+                setting = state.usual if self._gain(state, size_class, evidence) > self._min_gain else BASELINE
+                place = state.key.communicator, state.family[1], Phase(state.key.phase)
+                rows.append(_row(*place, Span(size_class, size_class), setting, FREE))
+        return _merged(rows)[:MAX_ROWS]
 
+    def _gain(self, state: KeyState, size_class: int, evidence: Evidence) -> float:
+        """By how much (log) what runs at a key should be faster than NCCL's own choice in a larger size class.
+
+        As much as was measured at the key, less what NCCL's costs of both sizes and the distance take of it. NaN where
+        that is not known, and where NCCL chooses another algorithm or protocol, beside which nothing was measured.
+        """
+        costs, usual = self._outlook.fields.costs, state.usual
+        slots = evidence.find(state.index, BASELINE), evidence.find(state.index, usual)
+        ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
+        sizes = int(state.message_bytes), *ends
+        defaults = [costs.default(*state.family, size, described_only=True) for size in sizes]
+        settings = [one for one in defaults if one is not None]
+        if len(settings) < len(sizes) or len({cell_of(one) for one in settings}) > 1:
+            return math.nan
+        if slots[0] is None or slots[1] is None or not self._memory.allows(usual, state.family[0]):
+            return math.nan
+        log_us = costs.log_cost(*state.family, (*settings, usual), np.array(sizes, np.float64))
+        here, *there = np.diagonal(log_us) - log_us[:, -1]
+        octaves = math.log2(ends[1] / state.message_bytes)
+        lost = max(0.0, here - min(there)) + LOST_PER_OCTAVE * octaves
+        return evidence.log_us(slots[0]) - evidence.log_us(slots[1]) - float(lost)
 
 SHORT: Final = "memory is short: nothing new is connected for sizes not seen yet"
 FREE: Final = "memory became free: larger messages are expected"
@@ -284,12 +180,6 @@ def _seen(states: list[KeyState]) -> dict[tuple[CommunicatorClass, Collective, P
     for classes in found.values():
         classes.sort()
     return found
-
-
-def _tried(state: KeyState, evidence: Evidence) -> set[Candidate]:
-    """What was measured at a key."""
-    slots = evidence.slots_of(state.index)
-    return {evidence.candidates[slot] for slot in slots if evidence.units(slot) >= TRIED_UNITS}
 
 
 def _largest(states: list[KeyState]) -> list[KeyState]:
