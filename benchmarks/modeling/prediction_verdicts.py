@@ -15,7 +15,6 @@ from benchmarks.lib.reporting import Result
 from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.trials.admission import RISK_QUANTILE
 from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, candidate_at
@@ -24,6 +23,8 @@ from zerotune.tuner.offline.replay.policies import DOUBT_Z, MIN_GAIN
 
 Truth = dict[tuple[CommunicatorClass, int, int], dict[Candidate, float]]
 """True us by candidate, at each communicator, collective and bytes."""
+
+RISK_QUANTILE = 1.3
 
 
 def truth_of(problems: Sequence[Problem]) -> Truth:

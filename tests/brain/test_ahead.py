@@ -9,6 +9,7 @@ from zerotune.store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
     Algorithm,
+    Candidate,
     Collective,
     CommunicatorClass,
     Phase,
@@ -101,7 +102,8 @@ def test_without_a_description_larger_messages_are_left_to_nccl() -> None:
     brain = Brain("job", "", {}, Knowledge.empty(), BrainSettings(), clock=lambda: 0.0)
     play(world, brain, 20)
     world.memory_pressure = 0.6
-    play(world, brain, 100)
+    brain._policy.set_incumbent(brain._states[0], Candidate(Algorithm.tree, Protocol.ll128, 24), "promote", "")
+    play(world, brain, 2)
     assert not brain._states[0].usual.is_baseline
     assert all(row.candidate.is_baseline for row in brain._ahead.rows)
 

@@ -138,8 +138,8 @@ def test_larger_messages_are_expected_when_pressure_drops() -> None:
     assert slot is not None
     assert evidence.n_calls[slot] == sum(call == first for call in world.calls)
     if not asked.is_baseline:
-        assert state.trial == asked
-        assert state.is_trusted
+        assert state.lead == asked
+        assert state.lead_is_proven
 
 
 def test_nothing_is_anticipated_while_memory_never_was_short() -> None:

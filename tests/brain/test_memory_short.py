@@ -28,7 +28,7 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy import memory
 from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate
 from zerotune.tuner.learning.policy.plans import Variant
-from zerotune.tuner.learning.policy.trials.admission import Option
+from zerotune.tuner.learning.policy.trials.options import Option
 
 MIB = 1 << 20
 BOXES = CommunicatorClass(16, 16)
@@ -140,7 +140,7 @@ def test_nor_do_those_of_one_window_that_fit_alone(monkeypatch: pytest.MonkeyPat
     brain.memory._device_mb = 1700.0  # tree takes 0.127, PAT 0.339
 
     def best(state, *_: object) -> Option:
-        return Option(1.0, 0.0, 0.0, (PAT, TREE)[state.index], (0.0, 1.0), "")
+        return Option(1.0, 0.0, (PAT, TREE)[state.index], (0.0, 1.0), "")
 
     monkeypatch.setattr(brain._policy.options, "best", best)
     for pressure, n_begun in ((0.5, 1), (0.4, 2)):
@@ -166,7 +166,7 @@ def test_what_would_add_channels_ends_as_memory_gets_short(leads: bool) -> None:
         if leads:
             brain._policy.begin_lead(state, asked)
         else:
-            brain._policy.begin_trial(state, asked, "", (0.03, 0.03), is_trusted=False)
+            brain._policy.begin_trial(state, asked, "", (0.03, 0.03))
         _, record = world.run_step()
         brain.step_finished(msgspec.structs.replace(record, memory_pressure=0.99))
         assert (state.lead if leads else state.trial) == (asked if stays else None)

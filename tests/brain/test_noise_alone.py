@@ -16,7 +16,8 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius_of_pairs
 from zerotune.tuner.learning.policy.evidence.serial_noise import DEPTH, NONE, NoiseModel, SharedNoise
-from zerotune.tuner.learning.policy.trials.trial import compare
+from zerotune.tuner.learning.policy.settings import PolicySettings
+from zerotune.tuner.learning.policy.trials.trial import KeyState, judge
 
 KEY = DecisionKey(CommunicatorClass(8, 1), int(Collective.all_gather), Phase.forward_gather, 20)
 LUCKY, NEXT = (Candidate(Algorithm.ring, protocol, 4) for protocol in (Protocol.ll, Protocol.simple))
@@ -43,8 +44,10 @@ def test_each_set_of_units_that_is_compared_anew_asks_for_more() -> None:
     at = _measure(evidence, BASELINE, np.full(2 * DEPTH, 5.0), at)
     assert evidence.n_th_window(slot) == 3
     _measure(evidence, NEXT, np.full(5, 5.0), at)
-    _, half = compare(evidence, slot, evidence.slot(0, NEXT), 0.01)
+    state = KeyState(0, KEY, 1e6)
+    state.trial, state.numbers = NEXT, {NEXT: 2}
+    _, _, half = judge(evidence, state, PolicySettings(false_promotion=0.01))
     _, pairs, sigma = evidence.contrast(slot, evidence.slot(0, NEXT))
-    assert half == radius_of_pairs(pairs, sigma, 0.01 / 3**2)
+    assert half == radius_of_pairs(pairs, sigma, 0.01 / (2 * 3) / 3**2)
     noise.noise = NONE
     assert evidence.n_th_window(slot) == 1, "nothing is forgotten then"

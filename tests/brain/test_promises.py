@@ -47,7 +47,7 @@ def test_what_is_on_trial_while_the_network_recovers_is_not_promoted_for_that(se
     world.slowdown = {"all_gather": 1.5, "reduce_scatter": 1.5}
     play(world, brain, 40)
     brain.decisions()
-    brain._policy.begin_trial(state, TRIED, "to be seen", (0.3, 0.3), is_trusted=False)
+    brain._policy.begin_trial(state, TRIED, "to be seen", (0.3, 0.3))
     while not _ran(world):
         play(world, brain, 1)
     world.slowdown = {}
@@ -78,13 +78,15 @@ def test_plans_tell_that_gathers_come_after_the_step_once_that_is_seen() -> None
     assert world.plan.gathers_after_step
 
 
-@pytest.mark.parametrize("is_trusted", [False, True])
-def test_nothing_is_tried_while_the_budget_is_overdrawn(is_trusted: bool) -> None:
+@pytest.mark.parametrize("is_proven", [False, True])
+def test_nothing_is_tried_while_the_budget_is_overdrawn(is_proven: bool) -> None:
     """What earlier jobs proved runs on: it costs nothing as far as is known."""
     world, brain, state = _job(BrainSettings(budget_fraction=0.01))
-    hope = (0.0, 0.01) if is_trusted else (0.05, 0.05)
     brain._policy.reopen(brain._states, 0, 1)
-    brain._policy.begin_trial(state, TRIED, "to be seen", hope, is_trusted=is_trusted)
+    if is_proven:
+        brain._policy.begin_lead(state, TRIED, (0.05, 0.05), is_proven=True)
+    else:
+        brain._policy.begin_trial(state, TRIED, "to be seen", (0.05, 0.05))
     state.trial_until_units = 1e9
     brain.budget.spend(1e6)
     n_ran = 0
@@ -93,8 +95,8 @@ def test_nothing_is_tried_while_the_budget_is_overdrawn(is_trusted: bool) -> Non
         play(world, brain, 1)
         n_ran += _ran(world)
         assert all(world.chosen(call) in (BASELINE, TRIED) for call in world.calls)
-    assert (n_ran > 0) == is_trusted
-    if not is_trusted:
+    assert (n_ran > 0) == is_proven
+    if not is_proven:
         brain.budget.spend(-1e9)
         play(world, brain, 6)
         assert brain.n_explored > 0

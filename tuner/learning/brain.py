@@ -38,7 +38,7 @@ from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning import decision_records
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.ahead import Ahead, covering
-from zerotune.tuner.learning.policy.choice import TRUSTED_HOPE, Event, Policy
+from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
 from zerotune.tuner.learning.policy.epochs import Epochs
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.intake import Intake
@@ -124,7 +124,6 @@ class Brain:
         self._states = self._keys.states
         self._plans = PlanBook()
         self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
-        self._policy.price.doubted_us = self._intake.doubted_us
         self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
         self._refusals = Refusals()
         self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
@@ -372,14 +371,14 @@ class Brain:
         self._policy.register(state)
         row = covering(self._ahead.rows, state.key)
         if row is not None and self.memory.is_short:
-            if state.trial is not None:
-                self._policy.drop(state, state.trial, row.reason, ban=False)
+            if state.lead is not None:
+                self._policy.drop(state, state.lead, row.reason, ban=False)
             self._policy.set_incumbent(state, row.candidate, "prior", row.reason)
             self._note(Event(state, row.candidate, "prior", row.reason))
-        elif row is not None and state.trial is None and not row.candidate.is_baseline:
-            self._policy.begin_trial(state, row.candidate, row.reason, TRUSTED_HOPE, is_trusted=True)
+        elif row is not None and state.lead is None and not row.candidate.is_baseline:
+            self._policy.begin_lead(state, row.candidate, PROVEN_HOPE, reason=row.reason, is_proven=True)
             self._note(Event(state, row.candidate, "prior", row.reason))
-        self._urgent |= row is not None or state.is_trusted
+        self._urgent |= row is not None or state.lead_is_proven
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
         why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"

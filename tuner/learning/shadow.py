@@ -49,7 +49,7 @@ class ShadowBrain(Brain):
         return [msgspec.structs.replace(one, reason=f"in shadow: {one.reason}") for one in super().decisions()]
 
     def predicted_gain(self) -> PredictedGain:
-        """What a step should gain with what was proved before, leads or would be tried.
+        """What a step should gain with what was proved before, or leads, and where nothing does with what is tried.
 
         Of what would be tried only gains count: it would be withdrawn where it turned out slower.
         """
@@ -70,7 +70,9 @@ class ShadowBrain(Brain):
     def _predicted_us(self, state: KeyState) -> tuple[float, float] | None:
         """What a call at one key should take less, and its standard deviation; None where NCCL's choice stays."""
         evidence = self._regimes.evidence
-        setting, slot = state.trial or state.usual, evidence.find(state.index, BASELINE)
+        is_tried = state.usual.is_baseline and state.trial is not None
+        setting = state.trial if is_tried and state.trial else state.usual
+        slot = evidence.find(state.index, BASELINE)
         at = self._outlook.fields.of(state).place.get(setting)
         if setting.is_baseline or at is None or slot is None or not evidence.n_calls[slot]:
             return None
@@ -78,7 +80,7 @@ class ShadowBrain(Brain):
         gain, std = evidence.log_us(slot) - float(mean[at]), max(float(spread[at]), LEAST_STD)
         if not math.isfinite(gain):
             return None
-        if state.trial is not None and not state.is_trusted:
+        if is_tried:
             gain = expected_gain(gain, std)
         now_us = math.exp(evidence.log_us(slot))
         return -now_us * math.expm1(-gain), now_us * std

@@ -43,7 +43,7 @@ def _promoted(world: World, brain: Brain) -> None:
     """FASTER is promoted for gathers."""
     play(world, brain, 20)
     state = next(state for state in brain._states if state.key.collective is Collective.all_gather)
-    brain._policy.begin_trial(state, FASTER, "earlier runs", (0.1, 0.05), is_trusted=True)
+    brain._policy.begin_lead(state, FASTER, (0.1, 0.05), reason="earlier runs", is_proven=True)
     while state.incumbent != FASTER:
         play(world, brain, 1)
 
@@ -104,7 +104,7 @@ def test_what_was_withdrawn_meanwhile_does_not_become_what_others_are_compared_w
     brain._urgent = True
     play(world, brain, 5)
     assert not brain._oversight._guarded.is_watching
-    brain._policy.begin_trial(state, Candidate(Algorithm.ring, Protocol.ll, 4), "", (0.1, 0.05), is_trusted=True)
+    brain._policy.begin_trial(state, Candidate(Algorithm.ring, Protocol.ll, 4), "", (0.1, 0.05))
     compute_us = world.compute_us
     for _ in range(100):
         world.compute_us = compute_us * (1.3 if world.plan.rows else 1.0)
@@ -118,7 +118,7 @@ def test_a_slow_trial_at_its_key_is_not_held_against_it() -> None:
     _promoted(world, brain)
     state = next(state for state in brain._states if state.key.collective is Collective.all_gather)
     other = Candidate(Algorithm.ring, Protocol.ll, 4)
-    brain._policy.begin_trial(state, other, "to be seen", (0.1, 0.05), is_trusted=True)
+    brain._policy.begin_trial(state, other, "to be seen", (0.1, 0.05))
     compute_us = world.compute_us
     for _ in range(60):
         runs_other = any(row.candidate == other for row in world.plan.rows)

@@ -1,4 +1,4 @@
-"""Which trial may begin: what it may cost, and where earlier jobs have measured, how soon it must pay."""
+"""Which trial may begin, and what it may cost."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials.admission import Option, Room, Stakes, best_option
-from zerotune.tuner.learning.policy.trials.budget import ADVANCE_STEPS, Budget
+from zerotune.tuner.learning.policy.trials.options import Option, best_option
+from zerotune.tuner.learning.policy.trials.price import Stakes
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
@@ -37,7 +37,6 @@ def _option(
     doubt: float,
     *,
     room_us: float = 1e9,
-    advance_us: float = 0.0,
 ) -> Option | None:
     """What may begin where the only candidate is believed to be slower by so much (log), give or take `doubt`."""
     return best_option(
@@ -45,29 +44,18 @@ def _option(
         (np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])),
         BASELINE,
         math.log(100.0),
-        Stakes(1.0, STEPS_AT_RISK, 1.0),
-        Room(room_us, advance_us),
+        Stakes(room_us, 1.0, STEPS_AT_RISK),
         PolicySettings(),
         lambda candidate: candidate == TRIED,
         (),
     )
 
 
-@pytest.mark.parametrize("of_what_is_needed", [0.9, 1.1])
-def test_the_worst_of_a_hundred_is_earned_or_will_be_soon(of_what_is_needed: float) -> None:
-    """Had all of it to be earned first, nothing would begin in the first hundred steps of a job of one key."""
-    worst_us = 100.0 * STEPS_AT_RISK  # twice the present duration, for as long as it runs
-    advance_us = 0.9 * worst_us
-    found = _option(0.0, 0.25, room_us=of_what_is_needed * (worst_us - advance_us), advance_us=advance_us)
-    assert (found is not None) == (of_what_is_needed > 1.0)
-
-
-def test_what_is_advanced_is_never_more_than_the_first_steps_earn() -> None:
-    budget = Budget(0.01)
-    for n_steps in range(1, 2 * ADVANCE_STEPS):
-        budget.earn(1e5)
-        most_us = max(ADVANCE_STEPS, n_steps) * 0.01 * 1e5
-        assert budget.remaining_us + budget.advance_us == pytest.approx(most_us)
+@pytest.mark.parametrize("of_its_risk", [0.99, 1.01])
+def test_what_a_trial_may_cost_must_be_left_of_the_budget(of_its_risk: float) -> None:
+    found = _option(0.0, 0.25)
+    assert found is not None
+    assert (_option(0.0, 0.25, room_us=of_its_risk * found.risk_us) is not None) == (of_its_risk > 1.0)
 
 
 def test_risk_is_what_a_trial_costs_on_average() -> None:
@@ -148,8 +136,7 @@ def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
             (np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])),
             BASELINE,
             math.log(100.0),
-            Stakes(1.0, 1.0, 1.0),
-            Room(room_us, 200.0),
+            Stakes(room_us, 1.0, 1.0),
             PolicySettings(),
             lambda candidate: candidate == TRIED,
             (),

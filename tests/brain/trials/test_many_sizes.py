@@ -19,7 +19,7 @@ from zerotune.store.records import (
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.keys import LEAST_IDLE_STEPS, KeyTable
 from zerotune.tuner.learning.policy.steps.exposed import ExposedShare
-from zerotune.tuner.learning.policy.trials.admission import Option
+from zerotune.tuner.learning.policy.trials.options import Option
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.learning.policy.trials.untold import Untold
 from zerotune.tuner.modeling.features import CostPrior
@@ -123,7 +123,7 @@ def test_what_a_trial_may_cost_is_set_aside_until_it_is_known() -> None:
     states = _states(3)
     for state in states:
         state.trial = LL
-        untold.begin(state, Option(1.0, 5.0, 0.0, LL, (0.1, 0.1), ""), evidence)
+        untold.begin(state, Option(1.0, 5.0, LL, (0.1, 0.1), ""), evidence)
     assert untold.reserved_us == 15.0
     slot = np.array([evidence.slot(0, LL)])
     evidence.add(evidence.calls(slot, np.array([3.0])), np.array([1]))

@@ -13,8 +13,9 @@ from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
 from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials.admission import Room, Stakes, best_option, unpaid_odds
 from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.trials.options import best_option, unpaid_odds
+from zerotune.tuner.learning.policy.trials.price import Stakes
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
 
@@ -27,8 +28,7 @@ def _first(least_odds: float) -> Candidate | None:
         (means, np.array([1e-3, 0.4, 0.05])),
         BASELINE,
         math.log(100.0),
-        Stakes(1.0, 3.0, 1.0, least_odds),
-        Room(1e9, 0.0),
+        Stakes(1e9, 1.0, 3.0, least_odds),
         PolicySettings(),
         lambda candidate: not candidate.is_baseline,
         (),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from zerotune.tuner.learning.policy.turns import LEAD_SHARE, LEAST_SHARE, MOST_SHARE, TRUSTED_SHARE, Turns
+from zerotune.tuner.learning.policy.turns import INCUMBENT_EVERY, VERIFIED_IN, Turns
 
 N_WINDOWS = 60
 
@@ -19,22 +17,20 @@ def turns() -> Turns:
     return made
 
 
-@given(st.floats(0.0, 1.0), st.booleans())
-def test_a_trial_gets_its_share_at_any_time(odds: float, is_trusted: bool) -> None:
+@pytest.mark.parametrize("index", [0, 70])
+def test_a_trial_takes_turns_with_what_usually_runs(index: int) -> None:
     turns = Turns()
-    turns.register(70)
-    turns.begin_trial(70, odds, is_trusted=is_trusted)
-    share = min(max(odds, TRUSTED_SHARE if is_trusted else LEAST_SHARE), MOST_SHARE)
-    n_runs = 0
-    for n_windows in range(1, N_WINDOWS + 1):
+    turns.register(index)
+    turns.begin_trial(index)
+    ran = []
+    for _ in range(N_WINDOWS):
         turns.take(is_overdrawn=False)
-        n_runs += turns.is_trials(70)
-        assert abs(n_runs - share * n_windows) < 1.0 + 1e-6
-    assert 0 < n_runs < N_WINDOWS, "the incumbent shows itself, too"
+        ran.append(turns.is_trials(index))
+    assert ran == [True, False] * (N_WINDOWS // 2)
 
 
 def test_what_is_untried_runs_at_once(turns: Turns) -> None:
-    turns.begin_trial(1, 0.0, is_trusted=False)
+    turns.begin_trial(1)
     assert turns.take(is_overdrawn=False) == {1}
     assert turns.is_trials(1)
     assert turns.explored()[:3].tolist() == [False, True, False]
@@ -42,8 +38,8 @@ def test_what_is_untried_runs_at_once(turns: Turns) -> None:
 
 
 def test_a_lead_runs_where_no_trial_does(turns: Turns) -> None:
-    turns.begin_lead(0)
-    turns.begin_trial(0, 0.5, is_trusted=False)
+    turns.begin_lead(0, is_proven=False)
+    turns.begin_trial(0)
     n_leads = n_trials = 0
     for _ in range(N_WINDOWS):
         turns.take(is_overdrawn=False)
@@ -51,7 +47,7 @@ def test_a_lead_runs_where_no_trial_does(turns: Turns) -> None:
         n_trials += turns.is_trials(0)
         n_leads += turns.is_leads(0)
     assert n_trials == pytest.approx(N_WINDOWS / 2, abs=1)
-    assert n_leads == pytest.approx(LEAD_SHARE * N_WINDOWS / 2, abs=1)
+    assert n_leads == pytest.approx((1 - 1 / INCUMBENT_EVERY) * N_WINDOWS / 2, abs=1)
     turns.end_trial(0)
     turns.end_lead(0)
     assert 0 in turns.take(is_overdrawn=False)
@@ -60,8 +56,8 @@ def test_a_lead_runs_where_no_trial_does(turns: Turns) -> None:
 
 
 def test_while_steps_are_compared_leads_run_in_all_windows_or_in_none(turns: Turns) -> None:
-    turns.begin_lead(1)
-    turns.begin_lead(2)
+    turns.begin_lead(1, is_proven=False)
+    turns.begin_lead(2, is_proven=True)
     for _ in range(N_WINDOWS):
         turns.take(is_overdrawn=False, leads_rest_at={2})
         assert turns.is_leads(1)
@@ -69,14 +65,25 @@ def test_while_steps_are_compared_leads_run_in_all_windows_or_in_none(turns: Tur
 
 
 def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved(turns: Turns) -> None:
-    turns.begin_lead(0)
-    turns.begin_trial(1, 1.0, is_trusted=False)
-    turns.begin_trial(2, 1.0, is_trusted=True)
-    turns.take(is_overdrawn=True)
-    assert not turns.is_leads(0)
-    assert not turns.is_trials(1)
-    turns.take(is_overdrawn=True)
-    assert turns.is_trials(2)
-    assert turns.verified()[:3].tolist() == [False, False, True]
+    turns.begin_lead(0, is_proven=False)
+    turns.begin_trial(1)
+    turns.begin_lead(2, is_proven=True)
+    n_proven = 0
+    for _ in range(N_WINDOWS):
+        turns.take(is_overdrawn=True)
+        assert not turns.is_leads(0)
+        assert not turns.is_trials(1)
+        assert turns.verified()[:3].tolist() == [False, False, True]
+        n_proven += turns.is_leads(2)
+    assert 0 < n_proven < N_WINDOWS
 
 
+def test_what_earlier_jobs_proved_is_verified_at_once(turns: Turns) -> None:
+    turns.begin_lead(0, is_proven=True)
+    ran = []
+    for _ in range(N_WINDOWS):
+        turns.take(is_overdrawn=False)
+        ran.append(turns.is_leads(0))
+        assert not turns.explored().any()
+    assert sum(ran[:VERIFIED_IN]) == VERIFIED_IN // 2
+    assert sum(ran[VERIFIED_IN:]) >= (1 - 1 / INCUMBENT_EVERY) * (N_WINDOWS - VERIFIED_IN) - 1

@@ -27,9 +27,8 @@ from zerotune.tuner.learning.policy.evidence.outlook import Outlook
 from zerotune.tuner.learning.policy.gain_texts import comparison, saved
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials.admission import Option
 from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.options import Options
+from zerotune.tuner.learning.policy.trials.options import Option, Options
 from zerotune.tuner.learning.policy.trials.price import Price
 from zerotune.tuner.learning.policy.trials.trial import (
     MAX_TRIAL_UNITS,
@@ -37,8 +36,6 @@ from zerotune.tuner.learning.policy.trials.trial import (
     KeyState,
     Verdict,
     judge,
-    judge_lead,
-    odds,
 )
 from zerotune.tuner.learning.policy.trials.untold import Untold
 from zerotune.tuner.learning.policy.turns import Turns
@@ -50,17 +47,15 @@ MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 MAX_JUDGED: Final = 48
 """Trials judged in one window; with more running they take turns."""
-TRUSTED_HOPE: Final = (0.03, 0.03)
+PROVEN_HOPE: Final = (0.03, 0.03)
+"""Gain (log) of what earlier jobs proved, and its standard deviation: the network may be another by now."""
 RETRY_STEPS: Final = 8
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
-UNPAID_RETRY_STEPS: Final = 2
-"""Steps before such a key is looked at again while gains do not pay for exploration: soon they may."""
 LOOK_EVERY: Final = 2
 """With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
 SAME_SIZE: Final = 1
 NEAR_SIZES: Final = 8
 """Size classes within which a setting is new at one key at a time: two octaves while gains do not pay for exploring."""
-EVEN: Final = 0.5
 LEADS: Final = "; it runs in most steps until that is known"
 NEVER_STEP: Final = 2**62
 NOT_OFFERED: Final = "NCCL does not offer it here"
@@ -121,16 +116,14 @@ class Policy:
         decided = self.outlook.fields.knowledge.decided(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
             candidate, reason = self.outlook.fields.named(state, decided[0]), decided[1]
-            self.begin_trial(state, candidate, reason, TRUSTED_HOPE, is_trusted=True)
+            self.begin_lead(state, candidate, PROVEN_HOPE, reason=reason, is_proven=True)
             self._report(Event(state, candidate, "prior", reason))
             return
         open_lead = self.outlook.fields.knowledge.open_lead(state.key)
         if open_lead is not None:
             open_lead = open_lead._replace(candidate=self.outlook.fields.named(state, open_lead.candidate))
         if open_lead is not None and self.budget.fraction > 0 and self.options.may_try(state, open_lead.candidate):
-            self._number(state, open_lead.candidate)
-            state.ties[open_lead.candidate] = open_lead.reason
-            self.begin_lead(state, open_lead.candidate, open_lead.hope)
+            self.begin_lead(state, open_lead.candidate, open_lead.hope, reason=open_lead.reason)
             self._report(Event(state, open_lead.candidate, "lead", open_lead.reason + LEADS))
 
     # ---- one window ---------------------------------------------------------------------------------
@@ -156,24 +149,19 @@ class Policy:
         Returns:
             Settings that differ from the last window's, by key index.
         """
-        for state in list(islice(self.trials.values(), MAX_JUDGED)):
-            self.trials[state.index] = self.trials.pop(state.index)
-            self._settle(state, evidence)
-        for state in list(islice(self.leads.values(), MAX_JUDGED)):
-            self.leads[state.index] = self.leads.pop(state.index)
-            self._settle_lead(state, evidence)
+        for running, leads in ((self.trials, False), (self.leads, True)):
+            for state in list(islice(running.values(), MAX_JUDGED)):
+                running[state.index] = running.pop(state.index)
+                self._settle(state, evidence, leads=leads)
         self.has_settled = False
         for state in self._untold.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
             self.end_trial(state)
         self.outlook.follow(states, evidence)
         self.budget.save(self.price.saved_us(states, evidence))
         evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
-        newest = islice(reversed(self.trials.values()), MAX_JUDGED)
-        if may_start:
-            running_us = sum(self.price.window_us(state, evidence) for state in newest if not state.is_trusted)
-            room_us = self.budget.remaining_us - running_us - self._untold.reserved_us
-            if room_us > 0:
-                self._start_trials(states, evidence, step, room_us)
+        room_us = self.budget.remaining_us - self._untold.reserved_us
+        if may_start and room_us > 0:
+            self._start_trials(states, evidence, step, room_us)
         changed = self._turns.take(is_overdrawn=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
         changed |= self._pause_changed
         self._pause_changed = set()
@@ -193,7 +181,6 @@ class Policy:
             state
             for state in self.trials.values()
             if state.trial is not None
-            and not state.is_trusted
             and self._turns.is_trials(state.index)
             and state.index not in self._paused
             and not evidence.has_measured(state.index, state.trial)
@@ -222,41 +209,52 @@ class Policy:
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
-    def begin_trial(
-        self, state: KeyState, candidate: Candidate, reason: str, hope: tuple[float, float], *, is_trusted: bool
-    ) -> None:
-        """Let `candidate` alternate with the incumbent from the next window on.
+    def begin_trial(self, state: KeyState, candidate: Candidate, reason: str, hope: tuple[float, float]) -> None:
+        """Let `candidate` alternate with what usually runs from the next window on.
 
         Args:
             state: the key.
             candidate: to try.
             reason: why, for the decision.
             hope: expected gain (log) and its standard deviation.
-            is_trusted: earlier jobs proved it.
         """
-        state.trial, state.trial_reason, state.hope, state.is_trusted = candidate, reason, hope, is_trusted
+        state.numbers.setdefault(candidate, state.n_tried + 1)
+        state.retired.pop(candidate, None)
+        state.trial, state.trial_reason, state.hope = candidate, reason, hope
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
-        self._turns.begin_trial(state.index, odds(None, state, 0.0), is_trusted=is_trusted)
+        self._turns.begin_trial(state.index)
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
-        state.trial, state.is_trusted = None, False
+        state.trial = None
         self.trials.pop(state.index, None)
         self._turns.end_trial(state.index)
 
-    def begin_lead(self, state: KeyState, candidate: Candidate, hope: tuple[float, float] = NO_HOPE) -> None:
+    def begin_lead(
+        self,
+        state: KeyState,
+        candidate: Candidate,
+        hope: tuple[float, float] = NO_HOPE,
+        *,
+        reason: str = "",
+        is_proven: bool = False,
+    ) -> None:
         """Let `candidate` run in nearly all windows without a trial; the incumbent runs in the others.
 
         Args:
             state: the key.
             candidate: that leads.
             hope: gain (log) that earlier jobs measured, and its standard deviation.
+            reason: why, for its rows.
+            is_proven: earlier jobs proved it.
         """
-        state.lead, state.lead_hope = candidate, hope
+        state.numbers.setdefault(candidate, state.n_tried + 1)
+        state.ties[candidate] = reason or state.ties.get(candidate, "")
+        state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
         self.memory.promise(candidate, state.key.communicator)
         self.leads[state.index] = state
-        self._turns.begin_lead(state.index)
+        self._turns.begin_lead(state.index, is_proven=is_proven)
 
     def end_lead(self, state: KeyState) -> None:
         """The incumbent runs again where nothing is on trial."""
@@ -273,7 +271,7 @@ class Policy:
             kind: as `Decision.kind`.
             reason: why, for the decision.
         """
-        state.previous, state.incumbent = state.incumbent, candidate
+        state.incumbent = candidate
         state.incumbent_kind, state.incumbent_reason = kind, reason
         self.end_lead(state)
 
@@ -352,70 +350,37 @@ class Policy:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _number(state: KeyState, candidate: Candidate) -> None:
-        """Number the candidates of a key in the order they are tried: later ones are allowed less error."""
-        if candidate not in state.numbers:
-            state.n_tried += 1
-            state.numbers[candidate] = state.n_tried
-
-    def _settle(self, state: KeyState, evidence: Evidence) -> None:
-        trial = state.trial
-        if trial is None or state.index in self._paused:
+    def _settle(self, state: KeyState, evidence: Evidence, *, leads: bool) -> None:
+        candidate = state.lead if leads else state.trial
+        if candidate is None or state.index in self._paused:
             return
-        verdict, gain, half = judge(
-            evidence,
-            state,
-            false_promotion=self.settings.false_promotion,
-            min_gain=self.settings.min_gain,
-        )
-        if verdict is Verdict.better:
-            if not self.may_promote:
-                return
-            self.end_trial(state)
-            self._promote(state, trial, gain, half)
+        verdict, gain, half = judge(evidence, state, self.settings, leads=leads)
+        if verdict is Verdict.better and self.may_promote:
+            if not leads:
+                self.end_trial(state)
+            reason = (
+                f"measured {comparison(gain)} than {state.incumbent}"
+                f" (at least {saved(max(gain - half, 0.0))}, all looks counted)"
+            )
+            self.set_incumbent(state, candidate, "promote", reason)
+            self._report(Event(state, candidate, "promote", reason))
+        elif verdict is Verdict.not_better and leads:
+            self.end_lead(state)
+            self._lead_ended(state, candidate, f"measured {comparison(gain)} than {state.incumbent} by now")
         elif verdict is Verdict.not_better:
             words = comparison(gain) + (", too little to tell," if gain >= 0 else "")
-            reason = f"measured {words} than {state.incumbent}"
-            self.drop(state, trial, reason, ban=False)
+            self.drop(state, candidate, f"measured {words} than {state.incumbent}", ban=False)
         elif verdict is Verdict.tie:
-            state.ties[trial] = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
+            reason = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
-            self.begin_lead(state, trial)  # it is not slower than the lead so far, if there was one
-            self._report(Event(state, trial, "lead", state.ties[trial] + LEADS))
-        else:
-            # What would be better, had the incumbent run often enough beside it, takes turns with it.
-            self._turns.weigh_trial(state.index, EVEN if gain > half else odds(evidence, state, 0.0))
-
-    def _settle_lead(self, state: KeyState, evidence: Evidence) -> None:
-        lead = state.lead
-        if lead is None or state.index in self._paused:
-            return
-        verdict, gain, half = judge_lead(
-            evidence, state, false_promotion=self.settings.false_promotion, min_gain=self.settings.min_gain
-        )
-        if verdict is Verdict.better and self.may_promote:
-            self._promote(state, lead, gain, half)
-        elif verdict is Verdict.not_better:
-            self.end_lead(state)
-            self._lead_ended(state, lead, f"measured {comparison(gain)} than {state.incumbent} by now")
+            self.begin_lead(state, candidate, reason=reason)  # it is not slower than the lead so far, if there was one
+            self._report(Event(state, candidate, "lead", reason + LEADS))
 
     def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
         self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))
 
-    def _promote(self, state: KeyState, candidate: Candidate, gain: float, half: float) -> None:
-        """Proven to be faster: by `gain` (log), at least by `gain - half`."""
-        reason = (
-            f"measured {comparison(gain)} than {state.incumbent}"
-            f" (at least {saved(max(gain - half, 0.0))}, all looks counted)"
-        )
-        self.set_incumbent(state, candidate, "promote", reason)
-        self._report(Event(state, candidate, "promote", reason))
-
-    def _start_trials(
-        self, states: list[KeyState], evidence: Evidence, step: int, room_us: float
-    ) -> None:
-        """Begin the most promising trials whose risks together fit `room_us`, and the surprise of each."""
+    def _start_trials(self, states: list[KeyState], evidence: Evidence, step: int, room_us: float) -> None:
+        """Begin the most promising trials whose risks together fit `room_us`."""
         picked: list[tuple[KeyState, Option]] = []
         n_looked_at = n_quiet = 0
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
@@ -430,7 +395,7 @@ class Policy:
             n_looked_at += 1
             found = self.options.best(state, states, evidence, room_us)
             if found is None:
-                state.quiet_until = retry_at if self.budget.is_paid else step + UNPAID_RETRY_STEPS
+                state.quiet_until = retry_at
             else:
                 picked.append((state, found))
             if n_looked_at >= MAX_NEW_TRIALS:
@@ -440,17 +405,12 @@ class Policy:
         was_all = n_looked_at < MAX_NEW_TRIALS and n_quiet + n_looked_at > 0
         self.has_settled = not picked and not self.trials and (was_all or self._n_in_vain >= len(states))
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
-            if (
-                max(found.risk_us, found.surprise_us) > room_us
-                or not self.options.may_run(state, found.candidate)
-            ):
+            if found.risk_us > room_us or not self.options.may_run(state, found.candidate):
                 continue
             if self._untold.has_twin(state, found, SAME_SIZE if self.budget.is_paid else NEAR_SIZES):
                 continue
             room_us -= found.risk_us
-            self._number(state, found.candidate)
-            state.retired.pop(found.candidate, None)
-            self.begin_trial(state, found.candidate, found.reason, found.hope, is_trusted=False)
+            self.begin_trial(state, found.candidate, found.reason, found.hope)
             self._untold.begin(state, found, evidence)
             slot = evidence.find(state.index, found.candidate)
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)

@@ -1,8 +1,4 @@
-"""Whose turn it is at each key in the next window: the incumbent's, its trial's or its lead's.
-
-Trials and leads get shares of the windows, and the windows that are due sum these up: over a few windows everything
-has run as often as it should, whatever the shares are.
-"""
+"""Whose turn it is at each key in the next window: the incumbent's, its trial's or its lead's."""
 
 from __future__ import annotations
 
@@ -12,36 +8,33 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-LEAST_SHARE: Final = 0.15
-MOST_SHARE: Final = 0.95
-"""Bounds of the share of windows that a trial gets; between them it is the odds that the trial is faster."""
-LEAD_SHARE: Final = 0.92
-"""Share of the windows without a trial that a lead gets."""
-TRUSTED_SHARE: Final = 0.75
-"""The least that a trial gets which earlier jobs proved."""
+INCUMBENT_EVERY: Final = 12
+"""A lead leaves one in so many of the windows without a trial to the incumbent."""
+VERIFIED_IN: Final = 8
+"""First windows in which a lead that earlier jobs proved takes turns with the incumbent, not measured so far."""
 
 Flags = npt.NDArray[np.bool_]
 
 
 class Turns:
-    """Shares and turns of all keys, by index."""
+    """Turns of all keys, by index: a trial runs in every other window, and at once; a lead in nearly all others."""
 
     def __init__(self) -> None:
         self._runs_trial = np.zeros(0, np.bool_)
         self._runs_lead = np.zeros(0, np.bool_)
+        self._has_trial = np.zeros(0, np.bool_)
         self._has_lead = np.zeros(0, np.bool_)
-        self._lead_due = np.zeros(0)
-        """Windows of the lead that are due, among those without a trial."""
-        self._share = np.zeros(0)
-        """Share of a key's windows that its trial gets; 0 = no trial."""
-        self._due = np.zeros(0)
-        """Windows of the trial that are due: sums up the share, a window takes one."""
-        self._is_trusted = np.zeros(0, np.bool_)
+        self._is_proven = np.zeros(0, np.bool_)
+        """The lead is."""
+        self._was_trials = np.zeros(0, np.bool_)
+        """The last window was the trial's, were it only for its first steps."""
+        self._n_waited = np.zeros(0, np.int64)
+        """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent."""
         self._changed: set[int] = set()
 
     def register(self, index: int) -> None:
         """There is such a key."""
-        if index >= len(self._share):
+        if index >= len(self._has_trial):
             self._grow(max(64, index + 1))
 
     def is_trials(self, index: int) -> bool:
@@ -54,34 +47,21 @@ class Turns:
 
     def explored(self) -> Flags:
         """Where something runs in this window that nothing has spoken for yet."""
-        explored: Flags = self._runs_trial & ~self._is_trusted | self._runs_lead
+        explored: Flags = self._runs_trial | self._runs_lead & ~self._is_proven
         return explored
 
     def verified(self) -> Flags:
         """Where something that earlier jobs proved takes turns with the incumbent."""
-        verified: Flags = self._is_trusted & (self._share > 0.0)
+        verified: Flags = self._has_lead & self._is_proven
         return verified
 
-    def begin_trial(self, index: int, odds: float, *, is_trusted: bool) -> None:
-        """A trial begins.
-
-        Args:
-            index: of the key.
-            odds: probability that it is faster.
-            is_trusted: earlier jobs proved it.
-        """
-        self._is_trusted[index] = is_trusted
-        self.weigh_trial(index, odds)
-        # It runs at once; trusted ones take turns at showing the incumbent again.
-        self._due[index] = 1.0 - self._share[index] * (index % 3 == 0 if is_trusted else 1)
-
-    def weigh_trial(self, index: int, odds: float) -> None:
-        """What is known now of the trial."""
-        self._share[index] = min(max(odds, TRUSTED_SHARE if self._is_trusted[index] else LEAST_SHARE), MOST_SHARE)
+    def begin_trial(self, index: int) -> None:
+        """A trial from now on."""
+        self._has_trial[index], self._was_trials[index] = True, False
 
     def end_trial(self, index: int) -> None:
         """No trial any more."""
-        self._share[index] = self._due[index] = 0.0
+        self._has_trial[index] = False
         self._changed.add(index)
 
     def end_turn(self, index: int) -> None:
@@ -89,9 +69,15 @@ class Turns:
         self._runs_trial[index] = False
         self._runs_lead[index] = self._has_lead[index]
 
-    def begin_lead(self, index: int) -> None:
-        """A lead from now on."""
-        self._has_lead[index] = True
+    def begin_lead(self, index: int, *, is_proven: bool) -> None:
+        """A lead from now on.
+
+        Args:
+            index: of the key.
+            is_proven: earlier jobs proved it.
+        """
+        self._has_lead[index], self._is_proven[index] = True, is_proven
+        self._n_waited[index] = -VERIFIED_IN if is_proven else 0
         self._changed.add(index)
 
     def end_lead(self, index: int) -> None:
@@ -99,9 +85,7 @@ class Turns:
         self._has_lead[index] = False
         self._changed.add(index)
 
-    def take(
-        self, *, is_overdrawn: bool, leads_rest_at: Collection[int] | None = None
-    ) -> set[int]:
+    def take(self, *, is_overdrawn: bool, leads_rest_at: Collection[int] | None = None) -> set[int]:
         """Choose what runs in the next window.
 
         Args:
@@ -112,19 +96,19 @@ class Turns:
         Returns:
             Keys at which something else may run than in the last window.
         """
-        self._due += self._share
-        runs_trial = self._due >= 1.0
-        self._due[runs_trial] -= 1.0
-        waits = self._has_lead & ~runs_trial
-        self._lead_due[waits] += LEAD_SHARE
-        runs_lead = waits & (self._lead_due >= 1.0)
-        self._lead_due[runs_lead] -= 1.0
-        if leads_rest_at is not None:
-            runs_lead = waits
+        runs_trial = self._has_trial & ~self._was_trials
+        self._was_trials = runs_trial.copy()
+        runs_lead = self._has_lead & ~runs_trial
+        if leads_rest_at is None:
+            self._n_waited += runs_lead
+            # Not all keys' leads rest in the same window.
+            rests = (self._n_waited + np.arange(len(runs_lead))) % INCUMBENT_EVERY == 0
+            runs_lead &= ~np.where(self._n_waited < 0, self._n_waited % 2 == 0, rests)
+        else:
             runs_lead[[*leads_rest_at]] = False
         if is_overdrawn:
-            runs_trial &= self._is_trusted
-            runs_lead &= self._is_trusted
+            runs_trial = np.zeros_like(runs_trial)
+            runs_lead &= self._is_proven
         differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
         changed = self._changed | set(np.flatnonzero(differs).tolist())
         self._runs_trial, self._runs_lead = runs_trial, runs_lead
@@ -132,6 +116,6 @@ class Turns:
         return changed
 
     def _grow(self, more: int) -> None:
-        for name in ("_runs_trial", "_runs_lead", "_has_lead", "_lead_due", "_share", "_due", "_is_trusted"):
-            old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))

@@ -25,10 +25,10 @@ from zerotune.tuner.learning.policy.gain_texts import Z_90, comparison, saved
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, Variant
 from zerotune.tuner.learning.policy.steps.step_effects import StepEffects
 from zerotune.tuner.learning.policy.steps.training_model import Load, PlanLoads, TrainingModel, group_of
-from zerotune.tuner.learning.policy.trials.admission import RISK_QUANTILE
 from zerotune.tuner.learning.policy.trials.trial import KeyState, expected_gain
 from zerotune.tuner.modeling.features import cell_of
 
+RISK_QUANTILE: Final = 1.3
 SETTLED_STEPS: Final = 20
 """Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 AGAIN_AFTER_STEPS: Final = 200

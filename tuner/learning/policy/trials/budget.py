@@ -6,10 +6,6 @@ from typing import Final
 
 PAID_WITHIN: Final = 20.0
 """What this many more steps will save counts as saved."""
-ADVANCE_STEPS: Final = 200
-"""A new job may spend at once what this many steps earn: two steps' time at 1 %. If that had to be earned first, a job
-of one or two keys would begin its first trial after a hundred steps and more.
-"""
 
 
 class Budget:
@@ -30,15 +26,6 @@ class Budget:
         """A training step of `step_us` microseconds has finished."""
         self.training_us += step_us
         self.n_steps += 1
-
-    def earned_in_us(self, n_steps: float) -> float:
-        """What `n_steps` earn, at the mean duration so far."""
-        return self.fraction * self.training_us * n_steps / max(1, self.n_steps)
-
-    @property
-    def advance_us(self) -> float:
-        """What is still to be earned of the first `ADVANCE_STEPS` steps."""
-        return self.earned_in_us(max(0, ADVANCE_STEPS - self.n_steps))
 
     def spend(self, extra_us: float) -> None:
         """Exploration cost `extra_us` over the incumbents; negative corrects an earlier charge."""

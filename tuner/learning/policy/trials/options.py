@@ -1,26 +1,62 @@
-"""What may be tried at one key, and which of it is worth it now."""
+"""Which trial of a key, if any, may begin: offered by NCCL, worth it by expected improvement, covered by the budget.
+
+A trial's *risk* is what it costs until it can be withdrawn, in microseconds of training time, on average over the cases
+in which it is slower and those in which it is not. The trials of one window share what is left of the budget.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Container, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.outlook import Outlook
+from zerotune.tuner.learning.policy.evidence.posterior import expected_excess, expected_improvement, odds_above
+from zerotune.tuner.learning.policy.gain_texts import Z_90
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials.admission import (
-    Option,
-    Room,
-    best_option,
-    unpaid_odds,
-)
 from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.price import Price
+from zerotune.tuner.learning.policy.trials.price import Price, Stakes
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats
+
+UNPAID_ODDS: Final = 0.4
+UNPAID_ODDS_STEPS: Final = 200
+UNPAID_ODDS_SHARE: Final = 0.1
+"""As long as exploration has cost more than it has gained, a trial must be as likely as UNPAID_ODDS to be faster:
+perhaps nothing is to be gained, and what nobody has measured may be thirty times slower. Less will do in a job of more
+than UNPAID_ODDS_STEPS, by the square, and where calls are less than UNPAID_ODDS_SHARE of a step.
+"""
+
+
+def unpaid_odds(n_steps: int, calls_share: float) -> float:
+    """How likely a trial must be to be faster, while no gains pay for exploration.
+
+    Args:
+        n_steps: steps so far.
+        calls_share: share of a step that is charged for calls.
+
+    Returns:
+        Probability.
+    """
+    of_steps = min(1.0, (UNPAID_ODDS_STEPS / max(1, n_steps)) ** 2)
+    return UNPAID_ODDS * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
+
+
+class Option(NamedTuple):
+    """A trial that may begin."""
+
+    worth_us: float
+    """Expected gain per step."""
+    risk_us: float
+    candidate: Candidate
+    hope: tuple[float, float]
+    """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
+    reason: str
 
 
 class Options:
@@ -35,9 +71,7 @@ class Options:
         self._memory = memory
         self._price = price
 
-    def best(
-        self, state: KeyState, states: list[KeyState], evidence: Evidence, room_us: float
-    ) -> Option | None:
+    def best(self, state: KeyState, states: list[KeyState], evidence: Evidence, room_us: float) -> Option | None:
         """The best trial of one key that fits.
 
         Args:
@@ -62,8 +96,7 @@ class Options:
                 opinion,
                 state.usual,
                 evidence.log_us(incumbent if usual is None else usual),
-                self._price.stakes(state, 0.0 if is_paid else self._unpaid_odds()),
-                Room(room_us, self._budget.advance_us),
+                self._price.stakes(state, room_us, 0.0 if is_paid else self._unpaid_odds()),
                 self._settings,
                 lambda candidate: self.may_try(state, candidate),
                 {*state.ties, *state.retired},
@@ -112,3 +145,59 @@ class Options:
         place = state.key.communicator
         is_new = [not self._memory.is_connected(self.what_runs(state, option), place) for option in options]
         return self._price.connection_us * np.array(is_new, np.float64)
+
+
+def best_option(
+    options: Sequence[Candidate],
+    opinion: tuple[Floats, Floats],
+    usual: Candidate,
+    log_now: float,
+    stakes: Stakes,
+    settings: PolicySettings,
+    may_try: Callable[[Candidate], bool],
+    ties: Container[Candidate],
+    least_gain: Floats | float = 0.0,
+    once_us: Floats | float = 0.0,
+) -> Option | None:
+    """The best trial that fits, if any.
+
+    Args:
+        options: candidates, shape [n].
+        opinion: mean (log us) and standard deviation (log) of each, shape [n].
+        usual: what mostly runs at the key.
+        log_now: its log duration.
+        stakes: what a trial at the key puts at risk.
+        settings: of the policy.
+        may_try: whether a candidate is allowed at all.
+        ties: candidates that were on trial without a verdict; others go first.
+        least_gain: what each option must gain (log) besides what the settings ask of all.
+        once_us: what each option costs besides, once: to be connected.
+
+    Returns:
+        The trial; None if there is none.
+    """
+    mean, spread = opinion
+    duration_us = math.exp(log_now)
+    log_catastrophe = math.log(settings.catastrophic_ratio)
+    improvement = expected_improvement(log_now - mean - settings.min_gain - least_gain, spread)
+    risk_us = expected_excess(mean - log_now, spread) * duration_us * stakes.charged_calls + once_us
+    # Where that is doubtful the budget decides: what nobody looks at is never learned of.
+    surely_slow = mean - spread - log_now > log_catastrophe
+    is_worth_it = (improvement >= settings.worthwhile) & (odds_above(log_now - mean, spread) >= stakes.least_odds)
+    order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
+    for index in sorted(order, key=lambda index: options[index] in ties):
+        if surely_slow[index] or not may_try(options[index]):
+            continue
+        if risk_us[index] > stakes.room_us:
+            continue
+        log_us, std = float(mean[index]), float(spread[index])
+        low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
+        return Option(
+            worth_us=float(improvement[index]) * duration_us * stakes.calls_per_step,
+            risk_us=float(risk_us[index]),
+            candidate=options[index],
+            hope=(log_now - log_us, std),
+            reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
+            f" against {duration_us:.1f} us of {usual}",
+        )
+    return None

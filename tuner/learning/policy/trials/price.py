@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -12,11 +12,21 @@ from zerotune.store.records import BASELINE
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
 from zerotune.tuner.learning.policy.evidence.keys import Traffic
 from zerotune.tuner.learning.policy.steps.exposed import ExposedShare
-from zerotune.tuner.learning.policy.trials.admission import Stakes
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 
 LOOKED_AT: Final = 48
 """Keys at which it is worked out anew in one window what their settings save."""
+
+
+class Stakes(NamedTuple):
+    """What depends on one key, and what there is to lose."""
+
+    room_us: float
+    calls_per_step: float
+    charged_calls: float
+    """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
+    least_odds: float = 0.0
+    """A trial must be as likely as that to be faster."""
 
 
 class Price:
@@ -30,8 +40,6 @@ class Price:
         """Steps that a setting runs before anything is known of it."""
         self.connection_us = 0.0
         """What training waits for an algorithm to be connected, as far as this job has seen that."""
-        self.doubted_us: Mapping[int, float] = {}
-        """Slots of which a single call was slow, and what it cost: another one would cost as much."""
         self.traffic = Traffic.empty()
         self._saved_us = np.zeros(0)
         self._usual_us = np.zeros(0)
@@ -54,33 +62,19 @@ class Price:
         here = len(self.traffic.per_step)
         return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
 
-    def stakes(self, state: KeyState, least_odds: float) -> Stakes:
+    def stakes(self, state: KeyState, room_us: float, least_odds: float) -> Stakes:
         """What a trial at one key puts at risk.
 
         Args:
             state: the key.
+            room_us: what is left of the budget.
             least_odds: a trial must be as likely as this to be faster.
 
         Returns:
             As `best_option` takes it.
         """
-        return Stakes(
-            float(self.traffic.per_step[state.index]),
-            self.traffic.calls_in(state.index, self.first_steps_at_risk),
-            self.charged_share,
-            least_odds,
-        )
-
-    def window_us(self, state: KeyState, evidence: Evidence) -> float:
-        """What one more window of a running trial may cost, from what it has cost so far."""
-        trial, incumbent = state.trial, evidence.find(state.index, state.incumbent)
-        slot = evidence.find(state.index, trial) if trial is not None else None
-        if slot is None or incumbent is None:
-            return 0.0
-        if not evidence.n_calls[slot]:  # what it was admitted for is set aside
-            return self.doubted_us.get(slot, 0.0)
-        extra = math.exp(evidence.log_us(slot)) - math.exp(evidence.log_us(incumbent))
-        return max(0.0, extra) * self.traffic.calls_in(state.index, self.steps_at_risk) * self.charged_share
+        n_calls = self.traffic.calls_in(state.index, self.first_steps_at_risk)
+        return Stakes(room_us, float(self.traffic.per_step[state.index]), n_calls * self.charged_share, least_odds)
 
     def saved_us(self, states: Sequence[KeyState], evidence: Evidence) -> float:
         """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""

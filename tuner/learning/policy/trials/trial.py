@@ -10,6 +10,7 @@ from zerotune.agent.nccl.catalog import CHANNEL_LADDER
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius_of_pairs
 from zerotune.tuner.learning.policy.evidence.options_field import Field
+from zerotune.tuner.learning.policy.settings import PolicySettings
 from zerotune.tuner.modeling.features import Floats
 
 Family = tuple[CommunicatorClass, Collective]
@@ -22,6 +23,8 @@ faster leads from then on and so goes on being measured; what is not is tried ag
 """
 NO_HOPE: Final = (0.0, math.inf)
 """Nothing is known of a lead but what this job measures."""
+VERIFIED: Final = 0.2
+"""Probability of a wrong promotion of what earlier jobs proved."""
 WORTH_GOING_ON: Final = 0.001
 """A trial ends when what it may still gain (log, expected) is less."""
 
@@ -33,7 +36,6 @@ class Verdict(Enum):
     better = "better"
     not_better = "not better"
     tie = "tie"
-    catastrophic = "catastrophic"
 
 
 class KeyState:
@@ -49,17 +51,15 @@ class KeyState:
         "incumbent_kind",
         "incumbent_reason",
         "index",
-        "is_trusted",
         "key",
         "lead",
         "lead_hope",
+        "lead_is_proven",
         "max_channels",
         "message_bytes",
-        "n_tried",
         "n_withdrawn",
         "numbers",
         "opinion",
-        "previous",
         "quiet_until",
         "retired",
         "ties",
@@ -76,8 +76,6 @@ class KeyState:
         self.incumbent: Candidate = BASELINE
         self.incumbent_kind = "keep"
         self.incumbent_reason = "nothing measured beats NCCL's own choice yet"
-        self.previous: Candidate = BASELINE
-        """What ran before the incumbent was promoted."""
         self.trial: Candidate | None = None
         self.trial_reason = ""
         self.lead: Candidate | None = None
@@ -86,18 +84,16 @@ class KeyState:
         """By how much (log) earlier jobs measured the lead to be faster than the incumbent, and the standard
         deviation of that.
         """
+        self.lead_is_proven = False
+        """Earlier jobs proved the lead: it runs at once, is no exploration, and is verified on the side."""
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
-        self.is_trusted = False
-        """The trial comes from earlier runs: it runs at once and is verified on the side."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
         self.n_withdrawn = 0
         """How often steps spoke against what was promoted here."""
-        self.n_tried = 0
-        """Different candidates that were on trial."""
         self.numbers: dict[Candidate, int] = {}
-        """Number of each of them, in the order they were tried, from 1."""
+        """Number, from 1, of each candidate that was on trial, in that order: later ones are allowed less error."""
         self.default_setting: Candidate | None = None
         """What NCCL ran here when left alone."""
         self.max_channels = MOST_CHANNELS
@@ -122,6 +118,11 @@ class KeyState:
         """What the incumbent runs with, as far as that is known; else 0."""
         return self.channels_of(self.incumbent)
 
+    @property
+    def n_tried(self) -> int:
+        """Different candidates that were on trial."""
+        return len(self.numbers)
+
     def channels_of(self, candidate: Candidate) -> int:
         """What a setting runs with here, as far as that is known; else 0."""
         if candidate.n_channels or self.default_setting is None:
@@ -131,8 +132,7 @@ class KeyState:
     def reopen(self) -> None:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
         self.trial = self.lead = None
-        self.is_trusted = False
-        self.n_tried = self.n_withdrawn = 0
+        self.n_withdrawn = 0
         self.max_channels = MOST_CHANNELS
         self.banned.clear()
         self.retired.clear()
@@ -142,141 +142,43 @@ class KeyState:
         self.quiet_until = 0
 
 
-def compare(evidence: Evidence, first: int, second: int, alpha: float) -> tuple[float, float]:
-    """By how much the second slot of a key is faster than the first; always-valid.
-
-    Args:
-        evidence: of the regime in force.
-        first: slot.
-        second: slot of the same key.
-        alpha: total probability of being wrong, 0 to 1.
-
-    Returns:
-        Gain (log) and half width of its interval.
-    """
-    gain, pairs, sigma = evidence.contrast(first, second)
-    n_th = evidence.n_th_window(first)
-    return gain, radius_of_pairs(pairs, sigma, alpha / n_th**2)
-
-
-def proven_gain(evidence: Evidence, first: int, second: int, gain: float, least: float, alpha: float) -> float | None:
-    """Whether a gain is there in neighbouring steps, too.
-
-    Args:
-        evidence: of the regime in force.
-        first: slot.
-        second: slot of the same key.
-        gain: of the second over the first (log).
-        least: gain (log) that is asked for.
-        alpha: total probability of being wrong, 0 to 1.
-
-    Returns:
-        Gain (log); None where it is not more than `least`.
-    """
-    return gain if gain > least and evidence.agrees_nearby(first, second, gain) else None
-
-
-def level(false_promotion: float, n_tried: int) -> float:
-    """Error level of the n-th trial at a key (1-based); the levels of all trials sum to `false_promotion`."""
-    return false_promotion / (n_tried * (n_tried + 1))
-
-
 def judge(
-    evidence: Evidence,
-    state: KeyState,
-    *,
-    false_promotion: float,
-    min_gain: float,
+    evidence: Evidence, state: KeyState, settings: PolicySettings, *, leads: bool = False
 ) -> tuple[Verdict, float, float]:
-    """Verdict on the trial of a key.
+    """Verdict on the trial of a key, or on its lead, against its incumbent; always-valid.
+
+    What earlier jobs measured may keep a lead, but only what this job measures promotes anything. The error levels of
+    all that is tried at a key sum to `settings.false_promotion`.
 
     Args:
         evidence: of the regime in force.
-        state: the key.
-        false_promotion: probability of a wrong promotion.
-        min_gain: least gain (log) that is worth a change.
+        state: the key, which has a trial or lead.
+        settings: of the policy.
+        leads: whether the lead is judged.
 
     Returns:
         Verdict, measured gain (log) and half width of its interval.
-
-    Raises:
-        ValueError: it has no trial.
     """
-    if state.trial is None:
-        raise ValueError("no trial to judge")
-    trial = evidence.find(state.index, state.trial)
-    incumbent = evidence.find(state.index, state.incumbent)
-    if trial is None or incumbent is None or not evidence.n_calls[trial] or not evidence.n_calls[incumbent]:
-        return Verdict.open, 0.0, float("inf")
-    alpha = 0.2 if state.is_trusted else level(false_promotion, state.numbers.get(state.trial, 1))
-    gain, half = compare(evidence, incumbent, trial, alpha)
-    if (proven := proven_gain(evidence, incumbent, trial, gain, max(half, min_gain), alpha)) is not None:
-        return Verdict.better, proven, half
-    n_trial = evidence.units(trial)
-    hoped, std = belief(evidence, state)
-    if expected_gain(hoped - min_gain, std) < WORTH_GOING_ON:
+    candidate = (state.lead if leads else state.trial) or BASELINE
+    slot, incumbent = evidence.find(state.index, candidate), evidence.find(state.index, state.incumbent)
+    if slot is None or incumbent is None or not evidence.n_calls[slot] or not evidence.n_calls[incumbent]:
+        return Verdict.open, 0.0, math.inf
+    gain, pairs, sigma = evidence.contrast(incumbent, slot)
+    n_th = state.numbers.get(candidate, 1)
+    alpha = VERIFIED if leads and state.lead_is_proven else settings.false_promotion / (n_th * (n_th + 1))
+    alpha /= evidence.n_th_window(incumbent) ** 2
+    half = radius_of_pairs(pairs, sigma, alpha)
+    if gain > max(half, settings.min_gain) and evidence.agrees_nearby(incumbent, slot, gain):
+        return Verdict.better, gain, half
+    if leads:
+        believed, _ = weighed(state.lead_hope, evidence, incumbent, slot)
+        return Verdict.open if believed > 0 else Verdict.not_better, gain, half
+    hoped, std = weighed(state.hope, evidence, evidence.find(state.index, state.usual), slot)
+    if expected_gain(hoped - settings.min_gain, std) < WORTH_GOING_ON:
         return Verdict.not_better, gain, half
-    if n_trial >= state.trial_until_units and not state.is_trusted:
-        return Verdict.tie if odds(evidence, state, min_gain) > 0.5 else Verdict.not_better, gain, half
+    if evidence.units(slot) >= state.trial_until_units:
+        return Verdict.tie if hoped > settings.min_gain else Verdict.not_better, gain, half
     return Verdict.open, gain, half
-
-
-def judge_lead(
-    evidence: Evidence, state: KeyState, *, false_promotion: float, min_gain: float
-) -> tuple[Verdict, float, float]:
-    """Verdict on the lead of a key against its incumbent.
-
-    What earlier jobs measured may keep a lead, but only what this job measures promotes it.
-
-    Args:
-        evidence: of the regime in force.
-        state: the key.
-        false_promotion: probability of a wrong promotion.
-        min_gain: least gain (log) that is worth a change.
-
-    Returns:
-        Verdict, measured gain (log) and half width of its interval.
-
-    Raises:
-        ValueError: it has no lead.
-    """
-    if state.lead is None:
-        raise ValueError("no lead to judge")
-    lead, incumbent = evidence.find(state.index, state.lead), evidence.find(state.index, state.incumbent)
-    if lead is None or incumbent is None:
-        return Verdict.open, 0.0, float("inf")
-    alpha = level(false_promotion, state.numbers.get(state.lead, 1))
-    gain, half = compare(evidence, incumbent, lead, alpha)
-    if (proven := proven_gain(evidence, incumbent, lead, gain, max(half, min_gain), alpha)) is not None:
-        return Verdict.better, proven, half
-    believed, _ = weighed(state.lead_hope, evidence, incumbent, lead)
-    return Verdict.open if believed > 0 else Verdict.not_better, gain, half
-
-
-def odds(evidence: Evidence | None, state: KeyState, min_gain: float) -> float:
-    """Probability that the trial of a key is faster than what usually runs there.
-
-    Args:
-        evidence: of the regime in force; None: before anything was measured.
-        state: the key.
-        min_gain: by more than this (log).
-
-    Returns:
-        0 to 1.
-    """
-    hoped, std = belief(evidence, state)
-    return 0.5 * math.erfc(-(hoped - min_gain) / (std * math.sqrt(2.0)))
-
-
-def belief(evidence: Evidence | None, state: KeyState) -> tuple[float, float]:
-    """By how much (log) the trial of `state` is faster than what runs else, and the standard deviation of that.
-
-    What was hoped for and what was measured so far, weighed by their precisions.
-    """
-    if evidence is None or state.trial is None:
-        return state.hope
-    trial, usual = evidence.find(state.index, state.trial), evidence.find(state.index, state.usual)
-    return weighed(state.hope, evidence, usual, trial)
 
 
 def weighed(

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.trials.admission import SURPRISE_QUANTILE, Option
+from zerotune.tuner.learning.policy.trials.options import Option
 from zerotune.tuner.learning.policy.trials.trial import KeyState
+
+UNLUCKY_Z: Final = 2.33
+"""One trial in a hundred is slower than predicted by more standard deviations."""
 
 
 class _Waiting(NamedTuple):
@@ -70,7 +73,7 @@ class Untold:
             True if so.
         """
         hoped, std = found.hope
-        if SURPRISE_QUANTILE * std - hoped <= self._log_catastrophe:
+        if UNLUCKY_Z * std - hoped <= self._log_catastrophe:
             return False
         return any(
             one.state.trial == one.candidate == found.candidate
