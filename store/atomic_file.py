@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from zerotune.store.errors import UserError
 def atomic_write(path: Path) -> Iterator[Path]:
     """The path to write to; it replaces `path` when the block ends.
 
-    When anything fails, `path` stays as it was and nothing is left behind. A pipe or a device is written to directly.
+    When anything fails, `path` stays as it was and nothing is left behind. Else what was written is on disk. A pipe or
+    a device is written to directly.
     """
     if path.exists() and not path.is_file():
         yield path
@@ -23,11 +25,22 @@ def atomic_write(path: Path) -> Iterator[Path]:
     partial = whole.with_name(whole.name + ".partial")
     try:
         yield partial
+        _sync(partial)  # else a power cut may leave the new name with no content
         partial.replace(whole)
+        sync_folder(whole.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to disk; file systems that cannot do that do it by themselves."""
+    try:
+        _sync(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EACCES, errno.EPERM):
+            raise
 
 
 @contextlib.contextmanager
@@ -42,3 +55,11 @@ def users_file(path: Path) -> Iterator[Path]:
             yield partial
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}", "choose another path") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import stat
 import struct
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,13 +22,22 @@ from zerotune.store.private_folders import make_private
 from zerotune.store.sqlite.checksums import mark_wrong_rows
 from zerotune.store.sqlite.damage import Damage, check_pages
 from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
-from zerotune.store.sqlite.salvage import salvage
+from zerotune.store.sqlite.replacement import (
+    clear,
+    declare_whole,
+    free_stamp,
+    is_set_aside,
+    partial_file,
+    put_in_place,
+    remove,
+    unfinished,
+)
+from zerotune.store.sqlite.salvage import Salvaged, salvage
 from zerotune.store.sqlite.sound_rows import CELLS, columns_of, show_sound_rows, sound_condition, warn_of_damage
 
 _log = logging.getLogger("zerotune.store")
 
 BUSY_TIMEOUT_S: Final = 10.0
-_SIDE_FILES: Final = ("", "-wal", "-shm")
 _BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
 _RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _BY_FLAG
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
@@ -58,21 +67,25 @@ class WriterLock:
         self._descriptor = -1
         self._beside = _lock(path)
 
-    def take_file(self) -> None:
+    def take_file(self, path: Path | None = None) -> None:
         """Lock the file that has the store's name now, an empty one of this user alone where there was none.
+
+        Args:
+            path: of a file that is going to have that name, instead.
 
         Raises:
             StoreError: it cannot be opened, or has other names by hard links.
             StoreLockedError: another process has it open for writing, under another name.
         """
         self._let_go()
+        path = path or self._path
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"store {self._path} cannot be opened: {error.strerror}", _BY_FLAG) from error
+            raise StoreError(f"store {path} cannot be opened: {error.strerror}", _BY_FLAG) from error
         if (n_names := os.fstat(self._descriptor).st_nlink) > 1:
             raise StoreError(  # SQLite's log goes by the name: under each, the file lacks what the others' logs hold
-                f"store {self._path} is one file with {n_names} names (hard links)",
+                f"store {path} is one file with {n_names} names (hard links)",
                 f"keep one of them and remove the others, or {_BY_FLAG}",
             )
         try:
@@ -80,7 +93,7 @@ class WriterLock:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise StoreLockedError(
-                    f"store {self._path} is in use under another name", f"stop the daemon that has it, or {_BY_FLAG}"
+                    f"store {path} is in use under another name", f"stop the daemon that has it, or {_BY_FLAG}"
                 ) from error
             # A kernel or a file system without such locks: the one beside the store has to do.
 
@@ -111,9 +124,11 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
     """
     _refuse_foreign(path)
     lock = WriterLock(path)
-    is_new = not path.exists()
+    is_new = False
     try:
         damage = None
+        _end_what_was_begun(path)
+        is_new = not path.exists()
         lock.take_file()
         try:
             connection = _checked(path)
@@ -130,7 +145,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
         return connection, lock, damage
     except BaseException:
         if is_new:  # on a full disk, for example: half a store is of no use
-            _remove(path)
+            remove(path)
         lock.release()
         raise
 
@@ -151,27 +166,61 @@ def begin_anew(
     Raises:
         StoreError: the new file cannot be locked; all is as it was.
         sqlite3.Error: the new file cannot be written; all is as it was.
-        OSError: the old one cannot be renamed.
+        OSError: the old one cannot be renamed; that is tried again by the next call, or opening.
     """
-    set_aside = _free_name(path)
-    _rename(path, set_aside)
+    found = None
+    if (stamp := unfinished(path)) is None:
+        stamp = free_stamp(path)
+        found = write_sound_rows(path, stamp, lock)
+    connection, kept = replace(path, stamp, lock)
+    if found is None:
+        found = Salvaged(int(connection.execute("SELECT count(*) FROM measurements").fetchone()[0]), None, {})
+    damage = Damage(_in_one_line(error), kept, found.n_recovered, found.n_missing)
+    words = "store %s is damaged (%s): kept as %s, going on in a new one; %s"
+    _log.error(words, path, damage.error, kept, damage.losses)
+    return connection, damage
+
+
+def write_sound_rows(path: Path, stamp: str, lock: WriterLock) -> Salvaged:
+    """Write what is sound of a damaged store into a new file beside it, and declare that whole.
+
+    Args:
+        path: of the store, which no connection of this process writes any more.
+        stamp: of the new file, which must be free.
+        lock: of the store, which is held; it is the new file's from now on.
+
+    Returns:
+        What was found.
+
+    Raises:
+        StoreError: the new file cannot be locked; all is as it was.
+        sqlite3.Error: the new file cannot be written; all is as it was.
+        OSError: so is that.
+    """
+    partial = partial_file(path, stamp)
     try:
-        lock.take_file()
-        connection = _checked(path)
-        try:
-            found = salvage(set_aside, connection)
-        except BaseException:
-            connection.close()
-            raise
+        lock.take_file(partial)
+        with contextlib.closing(_checked(partial)) as connection:
+            found = salvage(path, connection)
+        declare_whole(path, stamp)
     except BaseException:
-        _remove(path)
-        _rename(set_aside, path)
+        with contextlib.suppress(OSError):
+            remove(partial)
         lock.take_file()
         raise
-    damage = Damage(_in_one_line(error), set_aside, found.n_recovered, found.n_missing)
-    words = "store %s is damaged (%s): kept as %s, going on in a new one; %s"
-    _log.error(words, path, damage.error, set_aside, damage.losses)
-    return connection, damage
+    return found
+
+
+def replace(path: Path, stamp: str, lock: WriterLock) -> tuple[sqlite3.Connection, Path]:
+    """Put a new file that is whole into the store's place; the writer's connection to it, and where the old one is.
+
+    Raises:
+        sqlite3.Error: it cannot be opened.
+        OSError: something cannot be renamed now; that is tried again by the next opening.
+    """
+    kept = put_in_place(path, stamp)
+    lock.take_file()
+    return _checked(path), kept
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -204,11 +253,64 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", remedy) from error
 
 
+def open_unchecked(path: Path) -> sqlite3.Connection:
+    """A read-only connection to a store that may be damaged.
+
+    Raises:
+        StoreError: there is none, or another application's database, or nobody can read it now.
+        StoreVersionError: a newer zerotune wrote it.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        raise StoreError(f"there is no store at {path}", "name another file")
+    _refuse_foreign(path)
+    connection = _read_only(path)
+    try:
+        _check_origin(connection, path)
+    except sqlite3.OperationalError as error:
+        connection.close()
+        raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", "try again later") from error
+    except sqlite3.DatabaseError:
+        pass  # damaged
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[WriterLock]:
+    """The lock of a store, for a block that no other writer may disturb.
+
+    Raises:
+        StoreError: the directory cannot be written, or anyone may write there, or the file has several names.
+        UntrustedError: a link stands where the lock file goes.
+        StoreLockedError: another process has the store open for writing.
+    """
+    lock = WriterLock(path)
+    try:
+        _end_what_was_begun(path)
+        lock.take_file()
+        yield lock
+    finally:
+        lock.release()
+
+
 def reader(path: Path) -> sqlite3.Connection:
     """A read-only connection that any one thread may use, to the rows that are sound."""
     connection = _read_only(path)
     show_sound_rows(connection)
     return connection
+
+
+def _end_what_was_begun(path: Path) -> None:
+    """A replacement that was cut off: its new file is put in place if it is whole, else removed."""
+    try:
+        clear(path)
+        if (stamp := unfinished(path)) is not None:
+            kept = put_in_place(path, stamp)
+            _log.error("store %s was found damaged before: kept as %s, going on in a new one", path, kept)
+    except OSError as error:
+        raise StoreError(f"store {path} cannot be mended: {error}", _BY_FLAG) from error
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
@@ -303,32 +405,8 @@ def _in_one_line(error: Exception) -> str:
 
 def _refuse_foreign(path: Path) -> None:
     """Refuse a mistyped path: a file that is no database, by its first bytes and by its name."""
-    if path.is_file() and path.suffix not in _DATABASE_SUFFIXES:
+    if path.is_file() and path.suffix not in _DATABASE_SUFFIXES and not is_set_aside(path):
         with path.open("rb") as file:
             begin = file.read(len(_SQLITE_HEADER))
         if begin and begin != _SQLITE_HEADER:
             raise StoreError(f"{path} is no zerotune store", _BY_FLAG)
-
-
-def _free_name(path: Path) -> Path:
-    """Where a damaged store may be kept: nothing is overwritten."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    names = [f"{path.name}.corrupt-{stamp}"] + [f"{path.name}.corrupt-{stamp}-{n}" for n in range(2, 1000)]
-    return next(
-        path.with_name(name)
-        for name in names
-        if not any(path.with_name(name + suffix).exists() for suffix in _SIDE_FILES)
-    )
-
-
-def _rename(path: Path, target: Path) -> None:
-    """A store, with its side files."""
-    for suffix in _SIDE_FILES:
-        if (old := path.with_name(path.name + suffix)).exists():
-            old.rename(target.with_name(target.name + suffix))
-
-
-def _remove(path: Path) -> None:
-    """A store, with its side files."""
-    for suffix in _SIDE_FILES:
-        path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -14,9 +14,8 @@ from typing import Final
 import numpy as np
 
 from zerotune.store.sqlite.checksums import COVERED, agree
+from zerotune.store.sqlite.pages import PAGE_BYTES, TABLE_LEAF
 
-PAGE_BYTES: Final = 4096
-_LEAF: Final = 13
 _HEADER_BYTES: Final = 8
 _WAL_BYTES: Final = 32
 """Before the first frame of a log."""
@@ -40,7 +39,7 @@ def orphans(path: Path) -> Iterator[list[tuple[Value, ...]]]:
     """
     log = path.with_name(path.name + "-wal")
     for page in (*reversed(_pages(log, _WAL_BYTES, _FRAME_BYTES)), *_pages(path, 0, 0)):
-        if page[0] == _LEAF:
+        if page[0] == TABLE_LEAF:
             rows = [row for row in _rows(page) if row[-1] is not None]
             good = agree([row[1:] for row in rows])
             yield [rows[at] for at in np.flatnonzero(good)]

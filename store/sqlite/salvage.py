@@ -20,7 +20,9 @@ from sqlite_utils import Database
 
 from zerotune.store.sqlite.checksums import COVERED, agree
 from zerotune.store.sqlite.migrations import MIGRATIONS
-from zerotune.store.sqlite.orphans import PAGE_BYTES, orphans
+from zerotune.store.sqlite.orphans import orphans
+from zerotune.store.sqlite.pages import PAGE_BYTES
+from zerotune.store.sqlite.replacement import work_prefix
 from zerotune.store.sqlite.sound_rows import CELLS, columns_of, sound_condition
 
 _CHUNK_ROWS: Final = 10_000
@@ -30,12 +32,23 @@ _KEYS: Final = {"steps": ("job", "step"), "models": ("name", "fabric_id")}
 Row = tuple[Any, ...]
 
 
+class TableRows(NamedTuple):
+    """Rows of one table of a damaged store."""
+
+    n_rows: int | None
+    """That there were; None: nobody knows."""
+    n_sound: int
+
+
 class Salvaged(NamedTuple):
-    """What became of the measurements of a damaged store."""
+    """What became of the rows of a damaged store."""
 
     n_recovered: int
+    """Of measurements."""
     n_missing: int | None
-    """None: how many there were cannot be read."""
+    """Of measurements; None: how many there were cannot be read."""
+    tables: dict[str, TableRows]
+    """Of every table that may be lost in part."""
 
 
 def salvage(damaged: Path, connection: sqlite3.Connection) -> Salvaged:
@@ -54,7 +67,7 @@ def salvage(damaged: Path, connection: sqlite3.Connection) -> Salvaged:
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
-        with tempfile.TemporaryDirectory(prefix=f"{damaged.name}.", dir=damaged.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=work_prefix(damaged), dir=damaged.parent) as folder:
             rows = _Copy(connection)
             n_written = rows.copy(_readable(damaged, Path(folder)))
             if rows.has_holes or n_written is None or rows.n_measurements < n_written:
@@ -66,12 +79,15 @@ def salvage(damaged: Path, connection: sqlite3.Connection) -> Salvaged:
         )
         connection.execute("DELETE FROM main.measurements WHERE series NOT IN (SELECT id FROM main.series)")
         n_recovered = rows.n_measurements
+        tables = {table: TableRows(rows.n_found.get(table), rows.n_written(table)) for table in CELLS}
         connection.execute("UPDATE tallies SET n_rows = ? WHERE name = 'measurements'", (n_recovered,))
         connection.execute("COMMIT")
     except BaseException:
         connection.execute("ROLLBACK")
         raise
-    return Salvaged(n_recovered, None if n_written is None else max(0, n_written - n_recovered))
+    if n_written is not None:
+        tables["measurements"] = TableRows(max(n_written, tables["measurements"].n_rows or 0), n_recovered)
+    return Salvaged(n_recovered, None if n_written is None else max(0, n_written - n_recovered), tables)
 
 
 class _Copy:
@@ -80,12 +96,18 @@ class _Copy:
     def __init__(self, target: sqlite3.Connection) -> None:
         self.has_holes = False
         """Whether something could not be read."""
+        self.n_found: dict[str, int] = {}
+        """Rows of each table whose number can be read."""
         self._target = target
 
     @property
     def n_measurements(self) -> int:
         """How many are there now."""
-        return int(self._target.execute("SELECT count(*) FROM main.measurements").fetchone()[0])
+        return self.n_written("measurements")
+
+    def n_written(self, table: str) -> int:
+        """How many rows of a table are there now."""
+        return int(self._target.execute(f"SELECT count(*) FROM main.{table}").fetchone()[0])
 
     def copy(self, path: Path) -> int | None:
         """Copy the sound rows of all tables; returns how many measurements were written, None where that is lost."""
@@ -108,6 +130,8 @@ class _Copy:
 
     def _copy_table(self, source: sqlite3.Connection, table: str) -> None:
         there, sound = set[str](), ""
+        with contextlib.suppress(sqlite3.DatabaseError):
+            (self.n_found[table],) = source.execute(f"SELECT count(*) FROM main.{table} NOT INDEXED").fetchone()
         with contextlib.suppress(sqlite3.DatabaseError):
             there, sound = columns_of(source, table), sound_condition(source, table)
         columns = sorted(name for name in columns_of(self._target, table) if name in there)

@@ -162,6 +162,8 @@ MISTAKES = {
         ["/dev/null", "--store", "{store}", "--overwrite"],
         [],
     ],
+    "store check": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"]],
+    "store repair": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"]],
 }
 
 AS_JSON = {
@@ -186,6 +188,8 @@ AS_JSON = {
     "models compare": ["--store", "{store}"],
     "models release": ["--store", "{store}"],
     "store backup": ["{out}", "--store", "{store}", "--overwrite"],
+    "store check": ["{store}"],
+    "store repair": ["{store}"],
 }
 
 CSV = """\

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerotune.tuner.cli.options import AsJson, StorePath, print_json
+from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
 from zerotune.tuner.cli.paths import output_file, store_path
 
-store = typer.Typer(
-    help="""The store's file: back it up.
+if TYPE_CHECKING:
+    from zerotune.store.sqlite.soundness import Soundness
 
-    Example: zerotune store backup copy.db""",
+store = typer.Typer(
+    help="""The store's file: back it up, check it, repair it.
+
+    Example: zerotune store check""",
     no_args_is_help=True,
 )
 
 
-@store.callback()
-def _a_group() -> None:
-    """Without this typer would take a group of one command for that command."""
+Checked = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PATH",
+        help="The store's file, or a damaged one that was set aside; default: below the XDG data directory.",
+        envvar="ZEROTUNE_STORE",
+    ),
+]
 
 
 @store.command()
@@ -45,3 +53,74 @@ def backup(
         print_json({"store": str(path), "backup": str(out), "n_bytes": n_bytes})
         return
     print(f"{out}: {n_bytes:,} bytes, a copy of {path}")
+
+
+@store.command()
+def check(path: Checked = None, as_json: AsJson = False) -> None:
+    """Read all of the store, while a daemon runs or not: how many pages and rows are sound, and how many damaged.
+
+    Every page is read, every cell must hold what it may, and measurements must fit their checksums. Nothing is changed.
+    Exit code 0 where all is sound, 1 where something is damaged.
+
+    Example: zerotune store check
+    """
+    from zerotune.store.sqlite import soundness
+
+    chosen = store_path(path)
+    found = soundness.check(chosen)
+    if as_json:
+        print_json({"store": str(chosen), "is_sound": found.is_sound, **_asdict(found)})
+    else:
+        _show(chosen, found)
+        if not found.is_sound:
+            print(f"damaged: end the daemon, then run `zerotune store repair {chosen}`")
+    if not found.is_sound:
+        raise typer.Exit(1)
+
+
+@store.command()
+def repair(path: Checked = None, as_json: AsJson = False) -> None:
+    """Write what is sound of a damaged store into a fresh one, which takes its place; the damaged one is kept.
+
+    Until the fresh one is complete the damaged one stays as it is; a sound store is left alone. No daemon may have the
+    store open.
+
+    Example: zerotune store repair
+    """
+    from zerotune.store.sqlite import soundness
+
+    chosen = store_path(path)
+    done = soundness.repair(chosen)
+    if as_json:
+        print_json({"store": str(chosen), "kept": None if done.kept is None else str(done.kept), **_asdict(done.found)})
+        return
+    _show(chosen, done.found)
+    if done.kept is None:
+        print("nothing is damaged, nothing was changed")
+    else:
+        print(f"{chosen} is a fresh store with what is sound; the damaged one is kept as {done.kept}")
+
+
+def _asdict(found: Soundness) -> dict[str, Any]:
+    import msgspec
+
+    return msgspec.structs.asdict(found)
+
+
+def _show(path: Path, found: Soundness) -> None:
+    """Print what is sound and what is not."""
+    from rich.table import Table
+
+    table = Table("", "sound", "damaged", title=str(path))
+    n_damaged = found.n_damaged_pages
+    table.add_row("pages", _number(None if n_damaged is None else found.n_pages - n_damaged), _number(n_damaged))
+    for name, rows in found.tables.items():
+        table.add_row(f"rows of {name}", _number(rows.n_sound), _number(rows.n_damaged))
+    out = console()
+    out.print(table)
+    for problem in found.problems:
+        out.print(f"SQLite: {problem}")
+
+
+def _number(value: int | None) -> str:
+    return "not known" if value is None else f"{value:,}"

@@ -1,0 +1,119 @@
+"""A new file in the place of a damaged store, which is kept: wherever that is cut off, nothing is lost.
+
+The new file is written beside the store, as STORE.new-STAMP.partial. It is called STORE.new-STAMP once it is whole and
+on disk: from then on whoever opens the store for writing ends what was begun.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Final
+
+from zerotune.store.atomic_file import sync_folder
+
+SIDE_FILES: Final = ("-wal", "-shm", "")
+"""In the order in which they are moved: never may a new file lie beside an old log, which SQLite would apply to it."""
+_ASIDE: Final = ".corrupt-"
+_NEW: Final = ".new-"
+_PARTIAL: Final = ".partial"
+_WORK: Final = ".salvage-"
+
+
+def free_stamp(path: Path) -> str:
+    """The time, as a part of names that nothing has yet beside the store at `path`."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stamps = [stamp] + [f"{stamp}-{n}" for n in range(2, 1000)]
+    return next(one for one in stamps if not any(_with(set_aside(path, one), side).exists() for side in SIDE_FILES))
+
+
+def set_aside(path: Path, stamp: str) -> Path:
+    """Where the damaged file is kept."""
+    return _with(path, _ASIDE + stamp)
+
+
+def is_set_aside(path: Path) -> bool:
+    """Whether a file has the name of a damaged store that was kept."""
+    return _ASIDE in path.name
+
+
+def partial_file(path: Path, stamp: str) -> Path:
+    """Where the new file is written."""
+    return _with(path, _NEW + stamp + _PARTIAL)
+
+
+def work_prefix(path: Path) -> str:
+    """How the names of folders begin that a salvage works in."""
+    return path.name + _WORK
+
+
+def declare_whole(path: Path, stamp: str) -> None:
+    """The new file is complete, on disk, and closed.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    partial_file(path, stamp).rename(_with(path, _NEW + stamp))
+    sync_folder(path.parent)
+
+
+def unfinished(path: Path) -> str | None:
+    """The stamp of a new file that is whole and not in its place yet."""
+    begin = path.name + _NEW
+    stamps = sorted(one.name.removeprefix(begin) for one in path.parent.glob(_literal(begin) + "*"))
+    return next((one for one in stamps if not one.endswith((_PARTIAL, *SIDE_FILES[:2]))), None)
+
+
+def put_in_place(path: Path, stamp: str) -> Path:
+    """Keep what is at `path` under another name, and give its name to the whole new file; may be called again.
+
+    Args:
+        path: of the store, which nobody writes.
+        stamp: of the new file.
+
+    Returns:
+        Where the old file is.
+
+    Raises:
+        OSError: something cannot be renamed now; nothing is lost.
+    """
+    aside = set_aside(path, stamp)
+    for side in SIDE_FILES:
+        if (old := _with(path, side)).exists():
+            old.rename(_with(aside, side))
+    sync_folder(path.parent)  # before the new file has this name, the old log must not have it any more
+    _with(path, _NEW + stamp).rename(path)
+    sync_folder(path.parent)
+    return aside
+
+
+def clear(path: Path) -> None:
+    """Remove what a replacement that never became whole has left.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for partial in path.parent.glob(_literal(path.name + _NEW) + "*" + _PARTIAL):
+        remove(partial)
+    for folder in path.parent.glob(_literal(work_prefix(path)) + "*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """A store, with its side files.
+
+    Raises:
+        OSError: one of them cannot be removed.
+    """
+    for side in SIDE_FILES:
+        _with(path, side).unlink(missing_ok=True)
+
+
+def _with(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _literal(name: str) -> str:
+    """A name for glob."""
+    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in name)

@@ -1,0 +1,150 @@
+"""What is sound of a store and what is damaged, in numbers; and a fresh store with what is sound.
+
+What is sound is what a salvage finds, so that `check` tells before what `repair` keeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from sqlite_utils import Database
+
+from zerotune.store.errors import StoreError
+from zerotune.store.sqlite.damage import is_damage
+from zerotune.store.sqlite.migrations import MIGRATIONS
+from zerotune.store.sqlite.opening import held, open_unchecked, replace, write_sound_rows
+from zerotune.store.sqlite.pages import PAGE_BYTES, damaged_pages
+from zerotune.store.sqlite.replacement import SIDE_FILES, free_stamp
+from zerotune.store.sqlite.salvage import Salvaged, salvage
+
+_SHOWN: Final = 5
+
+
+class TableSoundness(msgspec.Struct, frozen=True):
+    """Rows of one table."""
+
+    n_sound: int
+    n_damaged: int | None
+    """That cannot be read, hold what no such cell may, or do not fit their checksum; None: nobody knows."""
+
+
+class Soundness(msgspec.Struct, frozen=True):
+    """A store's state."""
+
+    n_pages: int
+    n_damaged_pages: int | None
+    """Pages that cannot be what SQLite wrote; None: not even the schema can be read."""
+    problems: tuple[str, ...]
+    """SQLite's words, the first of them."""
+    tables: dict[str, TableSoundness]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is damaged."""
+        rows_are_sound = all(table.n_damaged == 0 for table in self.tables.values())
+        return rows_are_sound and self.n_damaged_pages == 0 and not self.problems
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """What a repair found, and did."""
+
+    found: Soundness
+    kept: Path | None
+    """Where the damaged file is; None: the store is sound and was left alone."""
+
+
+def check(path: Path) -> Soundness:
+    """Read all of a store, at one moment of it if a daemon writes it; nothing is changed.
+
+    Args:
+        path: of the store, or of a damaged one that was set aside.
+
+    Returns:
+        What was found.
+
+    Raises:
+        StoreError: there is no store, or another application's database, or nobody can read it now.
+        StoreVersionError: a newer zerotune wrote it.
+    """
+    path = Path(os.path.realpath(path))
+    try:
+        with tempfile.TemporaryDirectory(prefix="zerotune-check-") as folder:
+            return _check(_copy(path, Path(folder) / path.name))
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(f"store {path} cannot be checked: {error}", "try again, or name another file") from error
+
+
+def repair(path: Path) -> Repair:
+    """Put a fresh store with what is sound into a damaged one's place; the damaged file is kept beside it.
+
+    Until the fresh one is complete the damaged one stays as it is. A sound store is left alone.
+
+    Args:
+        path: of the store, or of a damaged one that was set aside.
+
+    Returns:
+        What was found, and where the damaged file is now.
+
+    Raises:
+        StoreError: there is no store, or another application's database, or no room for a fresh one.
+        StoreLockedError: a daemon, or another process, has it open for writing.
+        StoreVersionError: a newer zerotune wrote it.
+    """
+    path = Path(os.path.realpath(path))
+    open_unchecked(path).close()  # refuses what is no store before a lock file is made
+    with held(path) as lock:
+        if (found := check(path)).is_sound:
+            return Repair(found, None)
+        try:
+            stamp = free_stamp(path)
+            tables = _tables(write_sound_rows(path, stamp, lock))
+            connection, kept = replace(path, stamp, lock)
+            connection.close()
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(f"store {path} cannot be repaired: {error}", "make room there, then try again") from error
+    return Repair(msgspec.structs.replace(found, tables=tables), kept)
+
+
+def _copy(path: Path, target: Path) -> Path:
+    """A copy of one moment without a log: of all pages as they are, sound or not."""
+    with contextlib.closing(open_unchecked(path)) as source:
+        try:
+            with contextlib.closing(sqlite3.connect(target)) as copy:
+                source.backup(copy)
+                copy.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            for side in SIDE_FILES:  # its first page is damaged
+                if (file := path.with_name(path.name + side)).exists():
+                    shutil.copyfile(file, target.with_name(target.name + side))
+    return target
+
+
+def _check(copy: Path) -> Soundness:
+    n_damaged_pages, problems = None, list[str]()
+    with contextlib.closing(sqlite3.connect(copy)) as connection:
+        try:
+            n_damaged_pages = len(damaged_pages(copy, connection))
+            problems = [words for (words,) in connection.execute("PRAGMA integrity_check") if words != "ok"]
+        except sqlite3.DatabaseError as error:
+            problems.append(str(error))
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as target:
+        MIGRATIONS.apply(Database(target))
+        tables = _tables(salvage(copy, target))
+    words = [line for problem in problems for line in problem.splitlines() if not line.startswith("***")]
+    return Soundness(copy.stat().st_size // PAGE_BYTES, n_damaged_pages, tuple(words[:_SHOWN]), tables)
+
+
+def _tables(found: Salvaged) -> dict[str, TableSoundness]:
+    return {
+        name: TableSoundness(rows.n_sound, None if rows.n_rows is None else max(0, rows.n_rows - rows.n_sound))
+        for name, rows in found.tables.items()
+    }

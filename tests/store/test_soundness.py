@@ -1,0 +1,187 @@
+"""`check` counts what is damaged; `repair` puts a fresh store in its place, wherever it is cut off."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from zerotune.store.errors import StoreError, StoreLockedError
+from zerotune.store.records import StepRecord
+from zerotune.store.sqlite import soundness
+from zerotune.store.sqlite.database import Store
+
+PAGE_BYTES = 4096
+N_ROWS = 5000
+
+
+@pytest.fixture
+def written(path: Path, block) -> Path:
+    with Store.open(path) as store:
+        store.record_job("j", "f", {}, 8)
+        store.record_steps("j", [StepRecord(step, 1, 100.0) for step in range(500)])
+        store.record_measurements("f", "j", block(N_ROWS))
+    return path
+
+
+def overwrite(path: Path, *pages: int) -> None:
+    """Put other bytes in the place of pages, counted from 0."""
+    with path.open("r+b") as file:
+        for number in pages:
+            file.seek(number * PAGE_BYTES)
+            file.write(b"\xa5" * PAGE_BYTES)
+
+
+def change(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement)
+
+
+def names(path: Path) -> set[str]:
+    return {one.name for one in path.parent.iterdir() if not one.name.endswith(("-wal", "-shm"))}
+
+
+def zerotune(*words: str) -> tuple[int, str, str]:
+    done = subprocess.run([sys.executable, "-m", "zerotune.tuner.cli", *words], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_sound_store_is_sound_and_left_alone(written):
+    before = written.read_bytes()
+    found = soundness.check(written)
+    assert found.is_sound
+    assert (found.n_pages, found.n_damaged_pages) == (len(before) // PAGE_BYTES, 0)
+    assert found.tables["measurements"] == soundness.TableSoundness(N_ROWS, 0)
+    assert soundness.repair(written).kept is None
+    assert written.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("statement", "table"),
+    [
+        ("UPDATE measurements SET duration_us = duration_us + 1 WHERE id IN (7, 8)", "measurements"),
+        ("DELETE FROM measurements WHERE id IN (7, 8)", "measurements"),
+        ("UPDATE steps SET duration_us = 'nope' WHERE step < 2", "steps"),
+    ],
+)
+def test_damaged_rows_are_counted_and_left_out_by_a_repair(written, statement, table):
+    change(written, statement)
+    found = soundness.check(written)
+    assert not found.is_sound
+    assert found.n_damaged_pages == 0
+    assert {name: one.n_damaged for name, one in found.tables.items() if one.n_damaged} == {table: 2}
+    done = soundness.repair(written)
+    assert done.found.tables == found.tables
+    assert done.kept is not None
+    assert soundness.check(written).is_sound
+    assert not soundness.check(done.kept).is_sound, "the damaged one is as it was"
+
+
+def test_damaged_pages_are_counted(written):
+    overwrite(written, 30, 40)
+    found = soundness.check(written)
+    assert found.n_damaged_pages == 2
+    n_sound = found.tables["measurements"].n_sound
+    assert 0 < (found.tables["measurements"].n_damaged or 0) < 500
+    before = written.read_bytes()
+    done = soundness.repair(written)
+    assert done.kept is not None
+    assert done.kept.read_bytes() == before
+    with Store.open(written) as store:
+        assert (len(store.measurements()), store.set_aside) == (n_sound, None)
+
+
+@pytest.mark.parametrize("what", ["header", "cut", "nothing left"])
+def test_whatever_is_left_of_a_file_is_checked_and_repaired(written, what):
+    whole = written.read_bytes()
+    left = {
+        "header": b"\xa5" * PAGE_BYTES + whole[PAGE_BYTES:],
+        "cut": whole[: len(whole) // 2 - 100],
+        "nothing left": b"x",
+    }
+    written.write_bytes(left[what])
+    found = soundness.check(written)
+    assert not found.is_sound
+    done = soundness.repair(written)
+    assert {name: one.n_sound for name, one in done.found.tables.items()} == {
+        name: one.n_sound for name, one in found.tables.items()
+    }
+    assert (found.tables["measurements"].n_sound > 0) == (what != "nothing left")
+    assert soundness.check(written).is_sound
+
+
+def test_what_a_writer_adds_meanwhile_is_no_damage(path, restless_writer):
+    for n_batches in (5, 10, 15):
+        restless_writer.wait_for(n_batches)
+        assert soundness.check(path).is_sound
+    with pytest.raises(StoreLockedError):
+        soundness.repair(path)
+    restless_writer.kill()
+    assert soundness.repair(path).kept is None
+
+
+def test_the_commands_say_in_exit_codes_and_numbers(written):
+    code, text, _ = zerotune("store", "check", str(written), "--json")
+    assert (code, json.loads(text)["is_sound"]) == (0, True)
+    overwrite(written, 30)
+    code, text, _ = zerotune("store", "check", str(written), "--json")
+    found = json.loads(text)
+    assert (code, found["is_sound"], found["n_damaged_pages"]) == (1, False, 1)
+    with Store.open(written.parent / "other.db"):
+        code, _, error = zerotune("store", "repair", str(written.parent / "other.db"))
+        assert (code, error.count("\n")) == (2, 1)
+    code, text, _ = zerotune("store", "repair", str(written), "--json")
+    assert (code, json.loads(text)["tables"]) == (0, found["tables"])
+    assert Path(json.loads(text)["kept"]).exists()
+    assert zerotune("store", "check", str(written))[0] == 0
+
+
+def test_another_applications_database_is_neither_checked_nor_repaired(tmp_path):
+    change(tmp_path / "other.db", "CREATE TABLE recipes (name)")
+    before = (tmp_path / "other.db").read_bytes()
+    for do in (soundness.check, soundness.repair):
+        with pytest.raises(StoreError, match="another application"):
+            do(tmp_path / "other.db")
+    assert (tmp_path / "other.db").read_bytes() == before
+    assert names(tmp_path / "other.db") == {"other.db"}
+
+
+@pytest.mark.parametrize("cut_off", ["while it is written", "before the old is moved", "between", "log moved"])
+def test_a_replacement_that_was_cut_off_is_ended_by_the_next_opening(written, block, cut_off):
+    """The files as kill -9 leaves them."""
+    folder, stamp = written.parent, "20260101-000000"
+    with Store.open(folder / "fresh.db") as fresh:
+        fresh.record_measurements("f", "j", block(4000))
+    new = folder / f"store.db.new-{stamp}"
+    if cut_off == "while it is written":
+        (folder / "fresh.db").rename(f"{new}.partial")
+        (folder / "store.db.salvage-x").mkdir()
+    else:
+        (folder / "fresh.db").rename(new)
+        (folder / f"store.db.corrupt-{stamp}-wal").write_bytes(b"old log")
+        if cut_off == "between":
+            written.rename(folder / f"store.db.corrupt-{stamp}")
+    is_whole = cut_off != "while it is written"
+    with Store.open(written) as store:
+        assert len(store.measurements()) == (4000 if is_whole else N_ROWS)
+    assert names(written) == {"store.db", *([f"store.db.corrupt-{stamp}"] if is_whole else [])}
+    if is_whole:
+        with closing(sqlite3.connect(f"file:{folder}/store.db.corrupt-{stamp}?immutable=1", uri=True)) as old:
+            assert old.execute("SELECT count(*) FROM measurements").fetchone() == (N_ROWS,)
+
+
+def test_repairing_twice_in_a_second_keeps_both(written):
+    kept = set()
+    for row in (7, 8):
+        change(written, f"UPDATE measurements SET step = step + 1 WHERE id = {row}")
+        kept.add(soundness.repair(written).kept)
+    assert len(kept) == 2
+    assert all(one is not None and one.exists() for one in kept)
+    with Store.open(written, read_only=True) as store:
+        np.testing.assert_array_equal(len(store.measurements()), N_ROWS - 2)
