@@ -212,7 +212,15 @@ def write_sound_rows(path: Path, stamp: str, lock: WriterLock) -> Salvaged:
 
 
 def replace(path: Path, stamp: str, lock: WriterLock) -> tuple[sqlite3.Connection, Path]:
-    """Put a new file that is whole into the store's place; the writer's connection to it, and where the old one is.
+    """Put a new file that is whole into the store's place.
+
+    Args:
+        path: of the store, which no connection of this process writes any more.
+        stamp: of the new file.
+        lock: of the store, which is held; it is the new file's from now on.
+
+    Returns:
+        The writer's connection to the new file, and where the old one is.
 
     Raises:
         sqlite3.Error: it cannot be opened.
