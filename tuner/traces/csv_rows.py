@@ -76,6 +76,13 @@ def line_of(rows: Sequence[Sequence[str]], at: int) -> int:
     return at + sum(cell.count("\n") for row in rows[:at] for cell in row if "\n" in cell)
 
 
+def numbered(rows: Sequence[Sequence[str]], first_line: int) -> Iterator[tuple[int, Sequence[str]]]:
+    """The rows, each with the number of its first line."""
+    for row in rows:
+        yield first_line, row
+        first_line += 1 + sum(cell.count("\n") for cell in row)
+
+
 def _line_of_quote(text: bytes, first_line: int) -> int:
     """Number of the first line whose quotes do not match."""
     for at, line in enumerate(text.split(b"\n")):

@@ -15,6 +15,7 @@ import msgspec
 
 from zerotune.store.errors import TraceError
 from zerotune.tuner.traces.records import Summary
+from zerotune.tuner.traces.unpacking import FREE_BYTES, PACKED_CHUNK_BYTES, UnpackedSize
 
 CHUNK_BYTES: Final = 1 << 19
 MAX_LINE_BYTES: Final = 16 << 20
@@ -35,34 +36,37 @@ class Readable(Protocol):
 class _Unpacked:
     """A gzip file's contents. Unlike gzip.GzipFile it returns all bytes of a cut file before it raises EOFError."""
 
-    def __init__(self, raw: IO[bytes]) -> None:
-        self._raw = raw
+    def __init__(self, raw: IO[bytes], size: UnpackedSize) -> None:
+        self._raw, self._size = raw, size
         self._unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
         self._packed = b""
+        self._ready = bytearray()
+        self._is_cut = False
 
     def read(self, n_bytes: int) -> bytes:
-        parts: list[bytes] = []
-        while n_bytes > 0:
-            if self._unpacker.eof:
-                self._packed = self._unpacker.unused_data.lstrip(b"\0") or self._raw.read(CHUNK_BYTES).lstrip(b"\0")
-                if not self._packed:
-                    break
-                self._unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
-            elif not self._packed:
-                self._packed = self._raw.read(CHUNK_BYTES)
-                if not self._packed and not (last := self._unpacker.decompress(b"", n_bytes)):
-                    if parts:
-                        break
-                    raise EOFError
-                if not self._packed:
-                    parts.append(last)
-                    n_bytes -= len(last)
-                    continue
-            part = self._unpacker.decompress(self._packed, n_bytes)
-            self._packed = self._unpacker.unconsumed_tail
-            n_bytes -= len(part)
-            parts.append(part)
-        return b"".join(parts)
+        while len(self._ready) < n_bytes and self._unpack():
+            continue
+        if not self._ready and self._is_cut:
+            raise EOFError
+        piece = bytes(self._ready[:n_bytes])
+        del self._ready[:n_bytes]
+        return piece
+
+    def _unpack(self) -> bool:
+        """Make more bytes ready; False at the end. A chunk is unpacked whole: a bomb is seen before anyone reads it."""
+        if self._unpacker.eof:
+            self._packed = self._packed.lstrip(b"\0") or self._raw.read(PACKED_CHUNK_BYTES).lstrip(b"\0")
+            if not self._packed:
+                return False
+            self._unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        self._packed = self._packed or self._raw.read(PACKED_CHUNK_BYTES)
+        part = self._unpacker.decompress(self._packed, FREE_BYTES + 1)
+        self._is_cut = not part and not self._packed
+        rest = self._unpacker.unused_data if self._unpacker.eof else self._unpacker.unconsumed_tail
+        self._size.add(len(self._packed) - len(rest), len(part))
+        self._packed = rest
+        self._ready += part
+        return not self._is_cut
 
 
 @contextmanager
@@ -72,7 +76,7 @@ def opened(path: Path) -> Iterator[Readable]:
         with path.open("rb") as raw:
             magic = raw.read(2)
             raw.seek(0)
-            yield _Unpacked(raw) if magic == _GZIP_MAGIC else raw
+            yield _Unpacked(raw, UnpackedSize(path)) if magic == _GZIP_MAGIC else raw
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror}", "check the file's permissions") from None
     except zlib.error as error:

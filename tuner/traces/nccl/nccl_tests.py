@@ -233,7 +233,7 @@ class _Reader:
         return block
 
     def _lines(self, chunk: bytes) -> Iterator[Observation]:
-        for line in chunk.split(b"\n"):
+        for line in filter(None, chunk.split(b"\n")):
             yield from self._line(line)
 
     def _line(self, line: bytes) -> Iterator[Observation]:

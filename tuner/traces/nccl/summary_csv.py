@@ -12,7 +12,7 @@ from typing import Final
 
 from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.records import Observation, TimingSource
-from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, line_of, rows_of, value_in
+from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.near_misses import wrong_with
 from zerotune.tuner.traces.records import (
@@ -73,14 +73,13 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
     columns: dict[str, int] | None = None
     counters = SequenceNumbers()
     for first_line, chunk in csv_chunks(path, summary):
-        rows = rows_of(chunk, path)
-        for at, row in enumerate(rows):
+        for line, row in numbered(rows_of(chunk, path), first_line):
             if columns is None:
                 columns = _columns(row) or {}
                 summary.columns_found = ", ".join(row)
             elif row and columns:
                 cells = {what: row[place].strip() for what, place in columns.items() if place < len(row)}
-                where = f"in line {first_line + line_of(rows, at)} of {path.name}"
+                where = f"in line {line} of {path.name}"
                 found = _observation(cells, where, counters, summary)
                 if found is not None:
                     yield found

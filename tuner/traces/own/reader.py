@@ -29,10 +29,10 @@ from zerotune.store.trace_format import (
     TraceMember,
 )
 from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.traces.unpacking import PACKED_CHUNK_BYTES, UnpackedSize
 
 RECORD_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
 STEP_DTYPE: Final = np.dtype(STEP_FIELDS)
-_READ_BYTES: Final = 256 * 1024
 _GZIP_WINDOW_BITS: Final = 31
 _decoder: Final[msgspec.msgpack.Decoder[TraceMember]] = msgspec.msgpack.Decoder(TraceMember)
 
@@ -167,8 +167,8 @@ def _damaged(path: Path, problem: str) -> TraceError:
 
 def _unpacked(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset, decompressed bytes) of each whole member; a cut last one is left out."""
-    offset = 0
-    held = file.read(_READ_BYTES)
+    offset, size = 0, UnpackedSize(path)
+    held = file.read(PACKED_CHUNK_BYTES)
     while held:
         unpacker = zlib.decompressobj(_GZIP_WINDOW_BITS)
         parts: list[bytes] = []
@@ -187,7 +187,8 @@ def _unpacked(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
             parts.append(part)
             rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
             n_consumed += len(held) - len(rest)
-            held = rest or file.read(_READ_BYTES)
+            size.add(len(held) - len(rest), len(part))
+            held = rest or file.read(PACKED_CHUNK_BYTES)
         if not unpacker.eof:
             return
         yield offset, b"".join(parts)
@@ -200,6 +201,10 @@ def _array(block: RecordBlock | StepBlock, dtype: np.dtype[Any], path: Path) -> 
     fits = columns and all(len(data) == n_records * dtype[name].itemsize for name, data in columns.items())
     if not fits:
         raise _damaged(path, f"a block of {n_records} records has columns of another length")
+    if n_records * dtype.itemsize > MAX_MEMBER_BYTES:  # with one narrow column a small block becomes a large array
+        raise _damaged(path, f"a block of {n_records} records is larger than {MAX_MEMBER_BYTES} bytes")
+    if n_records == 0:
+        return np.empty(0, dtype)
     array = np.zeros(n_records, dtype)
     for name, data in columns.items():
         planes = np.frombuffer(data, np.uint8).reshape(-1, n_records)
