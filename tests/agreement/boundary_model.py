@@ -6,22 +6,26 @@ arbitrarily slow: every interleaving of their actions is explored, and the daemo
 returns whenever it likes. Ranks never wait for each other here (NCCL enqueues asynchronously), which is
 harsher than a real job.
 
-Ranks may lose the store, one by one, for good. A rank that waits in vain gives up after twice the
-watchdog's timeout. There are no clocks here; what that time stands for is that all others have done by
-then whatever they could (`may_give_up`), and that a rank left behind by one that crossed is ended by the
-watchdog, with its job.
+Ranks may lose the store, one by one, for good, and the store may forget all that is in it. A rank that waits in
+vain gives up after twice the watchdog's timeout. There are no clocks here; what that time stands for is that all
+others have done by then whatever they could (`may_give_up`), and that a rank left behind by one that crossed is
+ended by the watchdog, with its job.
 
-A restart replaces all ranks and leaves the store as it is; nobody tells the new ranks which start this is.
+A restart replaces all ranks, by as many or by another number, and leaves the store as it is; nobody tells the new
+ranks which start this is.
 
-`Bounds.reduced` leaves out interleavings that change nothing: a rank that has started and whose next step
-touches nothing but itself takes it at once. That is sound for the real classes only, so mutants run without,
-and a test compares what both find.
+No sequence of actions comes back to a state it left (`explore` checks it), so every one ends. A state that must
+be reached is therefore reached however threads are scheduled, and it is enough to look at deadlines on the way and
+at the states in which nothing can happen any more.
+
+Two things keep states few. Ranks other than 0 are interchangeable: a state is told by how many of them are in which
+state of their own. And `Bounds.reduced` leaves out interleavings that change nothing (`persistent_set`). That is
+sound for the real classes only, so mutants run without, and tests compare what both find.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -43,7 +47,8 @@ class Bounds:
     n_ranks: int = 2
     n_boundaries: int = 7
     n_daemon_events: int = 2
-    n_restarts: int = 0
+    restarts: tuple[int, ...] = ()
+    """Numbers of ranks with which the job may start again."""
     pacing: Pacing = EVERY_BOUNDARY
     expires_after: int = 2
     look_boundaries: int = 0
@@ -52,6 +57,10 @@ class Bounds:
     """The last rank's program leaves one boundary out after this many: ranks out of step."""
     n_losses: int = 0
     """Ranks that may lose the store."""
+    n_wipes: int = 0
+    """Times that the store may forget everything."""
+    n_amnesias: int = 0
+    """Times that a daemon may come that knows nothing of the epochs before, having no store."""
     reduced: bool = False
     with_start: bool = True
     """False starts from a finished job start and confirmed lockstep, to spend the bounds on agreed boundaries."""
@@ -72,9 +81,17 @@ class Rank:
     has_confirmed: bool = False
     must_report: bool = False
     must_confirm: bool = False
+    number: int | None = None
+    """What `State.key` calls this state of a rank; None when it has not been asked since the last change."""
+
+    def copy(self) -> Rank:
+        rank = copy.copy(self)
+        rank.follower = copy.copy(rank.follower)
+        rank.number = None
+        return rank
 
     def key(self) -> tuple[object, ...]:
-        return (*_flat(self.follower), *(v for k, v in self.__dict__.items() if k != "follower"))
+        return (*_flat(self.follower), *(v for k, v in self.__dict__.items() if k not in ("follower", "number")))
 
 
 @dataclass
@@ -82,8 +99,10 @@ class State:
     ranks: list[Rank]
     leader: Leader
     store: dict[tuple[object, ...], object] = field(default_factory=dict)
-    n_restarts: int = 0
+    restarts: tuple[int, ...] = ()
     n_losses: int = 0
+    n_wipes: int = 0
+    n_amnesias: int = 0
     n_daemon_events: int = 0
     n_offers: int = 0
     epochs: dict[int, int] = field(default_factory=dict)
@@ -92,21 +111,33 @@ class State:
     """An offer's epoch, and the agreed boundary at which rank 0 must adopt it or a later one."""
     look: tuple[int, int] | None = None
     """A first look's epoch, and the boundary at which rank 0 must end it."""
+    gone_by: int | None = None
+    """The agreed boundary at which rank 0 must be back at the baseline, with the daemon dead."""
 
-    def key(self) -> tuple[object, ...]:
-        """Everything that the future depends on; ranks other than 0 are interchangeable."""
-        slowest = min(rank.n_calls for rank in self.ranks)
+    def key(self, numbers: dict[tuple[object, ...], int]) -> tuple[object, ...]:
+        """Everything that the future depends on; ranks other than 0 are interchangeable.
+
+        `numbers` has a number for each state of a rank that was met.
+        """
+        slowest = self.ranks[0].n_calls
+        for rank in self.ranks:
+            slowest = min(slowest, rank.n_calls)
+            if rank.number is None:
+                rank.number = numbers.setdefault(rank.key(), len(numbers))
         return (
-            self.ranks[0].key(),
-            frozenset(Counter(rank.key() for rank in self.ranks[1:]).items()),
+            self.ranks[0].number,
+            tuple(sorted(rank.number for rank in self.ranks[1:])),
             _flat(self.leader),
             frozenset(self.store.items()),
-            self.n_restarts,
+            self.restarts,
             self.n_losses,
+            self.n_wipes,
+            self.n_amnesias,
             self.n_daemon_events,
             tuple(sorted((k, e) for k, e in self.epochs.items() if k > slowest)),
             self.deadline,
             self.look,
+            self.gone_by,
         )
 
 
@@ -118,7 +149,8 @@ def _flat(machine: Follower | Leader) -> tuple[object, ...]:
     return (_follower_fields if isinstance(machine, Follower) else _leader_fields)(machine)
 
 
-Action = tuple[str, Callable[["State"], None]]
+Action = tuple[str, Callable[["State"], None], int | None]
+"""Its name, what it does, and the only rank that it touches, or None."""
 
 
 class Model:
@@ -144,8 +176,8 @@ class Model:
                 rank.background = "receive"
                 rank.has_confirmed = True
             leader = state.ranks[0]
-            state.store[self.key(leader, "all")] = self.bounds.n_ranks
-            state.store[self.key(leader, "verdict")] = True
+            state.store[self.counted_key(state, leader, "all")] = self.bounds.n_ranks
+            state.store[self.counted_key(state, leader, "verdict")] = True
             state.store[self.key(leader, "confirmed")] = self.bounds.n_ranks
             state.leader.is_confirmed = True
             state.store[self.key(leader, FIRST)] = state.leader.first_message([1] * self.bounds.n_ranks)
@@ -154,63 +186,95 @@ class Model:
     def key(self, rank: Rank, name: object) -> tuple[object, ...]:
         return (rank.incarnation, name)
 
+    def counted_key(self, state: State, rank: Rank, name: str) -> tuple[object, ...]:
+        """Keys that starts with different numbers of ranks do not share."""
+        return self.key(rank, (name, len(state.ranks)))
+
     def actions(self, state: State) -> Iterator[Action]:
         """Everything but the daemon and restarts: what must make progress alone."""
         for index, rank in enumerate(state.ranks):
             if rank.follower.is_blocked or rank.follower.is_agreed:
                 if rank.follower.is_agreed and rank.background == "idle":
-                    yield f"rank {index} crosses", lambda s, i=index: self.cross(s, i)
+                    yield f"rank {index} crosses", lambda s, i=index: self.cross(s, i), index
             elif rank.n_calls < self.bounds.n_boundaries:
-                yield f"rank {index} steps", lambda s, i=index: self.step(s, i)
+                yield f"rank {index} steps", lambda s, i=index: self.step(s, i), index
             if not rank.is_lost and self.can_work(state, index):
                 name = f"rank {index} background {rank.background}"
-                yield name, lambda s, i=index: self.work(s, i)
+                yield name, lambda s, i=index: self.work(s, i), index
 
     def surrenders(self, state: State, is_quiet: bool) -> Iterator[Action]:
         """Ranks whose patience is at its end."""
         for index, rank in enumerate(state.ranks):
             if rank.follower.is_blocked and self.may_give_up(state, index, is_quiet):
-                yield f"rank {index} gives up", lambda s, i=index: self.give_up(s, i)
+                yield f"rank {index} gives up", lambda s, i=index: self.give_up(s, i), index
 
     def may_give_up(self, state: State, index: int, is_quiet: bool) -> bool:
         """Nothing else can happen any more, and no peer has gone on with the message that this rank lacks."""
         boundary = state.ranks[index].follower.boundary
-        return is_quiet and state.n_losses > 0 and all(rank.crossed < boundary for rank in state.ranks)
+        return is_quiet and self.is_failed(state) and all(rank.crossed < boundary for rank in state.ranks)
 
-    def local_action(self, state: State) -> Action | None:
-        """An action of a started rank that commutes with all others and that no other can prevent."""
+    def is_failed(self, state: State) -> bool:
+        return state.n_losses + state.n_wipes > 0
+
+    def can_fail(self, state: State) -> bool:
+        return state.n_losses < self.bounds.n_losses or state.n_wipes < self.bounds.n_wipes
+
+    def persistent_set(self, state: State) -> list[Action] | None:
+        """Actions that commute with all others; the others may wait until one of these is taken.
+
+        None where there are none. A started rank's own steps and reads are of that kind. In a job start all is, once
+        rank 0 has begun: counts only grow to the number of ranks, and what a rank promises depends on its own
+        steps alone. Until rank 0 has begun, steps can wait. What the launcher, the network and daemons may do
+        besides is added where it does not commute: before a restart the store may be left at any of these writes.
+        """
+        found = self._commuting(state)
+        if found is not None and len(state.restarts) < len(self.bounds.restarts):
+            found += self.outside_actions(state)
+        return found
+
+    def _commuting(self, state: State) -> list[Action] | None:
+        if state.ranks[0].background in ("found", "begin"):
+            return None if self.can_fail(state) else [one for one in self.actions(state) if "background" in one[0]]
         for index, rank in enumerate(state.ranks):
-            if rank.background not in ("receive", "idle", "report", "publish"):
-                continue
-            follower = rank.follower
-            if follower.is_agreed:
-                if index and rank.background == "idle":
-                    return f"rank {index} crosses", lambda s, i=index: self.cross(s, i)
-            elif not follower.is_blocked and rank.n_calls < self.bounds.n_boundaries:
-                return f"rank {index} steps", lambda s, i=index: self.step(s, i)
-            can_be_lost = state.n_losses < self.bounds.n_losses
-            if rank.background == "receive" and not (rank.is_lost or can_be_lost) and self.can_work(state, index):
-                return f"rank {index} background receive", lambda s, i=index: self.work(s, i)
+            follower, background = rank.follower, rank.background
+            step: Action = (f"rank {index} steps", lambda s, i=index: self.step(s, i), index)
+            work: Action = (f"rank {index} background {background}", lambda s, i=index: self.work(s, i), index)
+            can_step = not (follower.is_blocked or follower.is_agreed) and rank.n_calls < self.bounds.n_boundaries
+            can_work = not (rank.is_lost or self.can_fail(state)) and self.can_work(state, index)
+            if background in ("receive", "idle", "report", "publish", "write_first"):
+                if follower.is_agreed:
+                    if index and background == "idle":
+                        return [(f"rank {index} crosses", lambda s, i=index: self.cross(s, i), index)]
+                elif can_step:
+                    return [step]
+                if background in ("receive", "write_first") and can_work:
+                    return [work]
+            elif can_work:
+                return [step, work] if can_step and background == "promise" else [work]
         return None
 
     def outside_actions(self, state: State) -> Iterator[Action]:
         """What the daemon, the network and the launcher may do at any moment."""
         if state.n_daemon_events < self.bounds.n_daemon_events:
-            yield "daemon offers", self.offer
+            yield "daemon offers", self.offer, 0
             if state.leader.is_daemon_alive:
-                yield "daemon dies", self.die
+                yield "daemon dies", self.die, 0
             elif state.n_offers:
-                yield "daemon returns", self.come_back
+                yield "daemon returns", self.come_back, 0
+        if state.n_amnesias < self.bounds.n_amnesias and state.leader.highest.epoch:
+            yield "a daemon comes that forgot", self.offer_again, 0
         if state.n_losses < self.bounds.n_losses:
             for index, rank in enumerate(state.ranks):
                 if not rank.is_lost:
-                    yield f"rank {index} loses the store", lambda s, i=index: self.lose(s, i)
-        if state.n_restarts < self.bounds.n_restarts:
-            yield "job restarts", self.restart
+                    yield f"rank {index} loses the store", lambda s, i=index: self.lose(s, i), index
+        if state.n_wipes < self.bounds.n_wipes:
+            yield "the store forgets", self.wipe, None
+        if len(state.restarts) < len(self.bounds.restarts):
+            yield "job restarts", self.restart, None
 
     def is_final(self, state: State) -> bool:
         """The program is through, or it stands still for good after a loss: the watchdog ends the job."""
-        return state.n_losses > 0 or all(rank.n_calls >= self.bounds.n_boundaries for rank in state.ranks)
+        return self.is_failed(state) or all(rank.n_calls >= self.bounds.n_boundaries for rank in state.ranks)
 
     # the training thread
 
@@ -219,7 +283,7 @@ class Model:
         rank.n_calls += 1
         self.enqueue(state, index)
         skips = self.bounds.skips_boundary
-        if index == self.bounds.n_ranks - 1 and skips is not None and rank.n_calls == skips + 1:
+        if index == len(state.ranks) - 1 and skips is not None and rank.n_calls == skips + 1:
             return
         rank.follower.arrive()
 
@@ -237,6 +301,10 @@ class Model:
             if rank.follower.epoch < state.deadline[0]:
                 raise Violation(f"epoch {state.deadline[0]} not adopted by agreed boundary {state.deadline[1]}")
             state.deadline = None
+        if index == 0 and state.gone_by is not None and rank.follower.n_agreed >= state.gone_by:
+            if rank.follower.epoch:
+                raise Violation(f"epoch {rank.follower.epoch} is kept at agreed boundary {state.gone_by}")
+            state.gone_by = None
         if index == 0 and self.bounds.look_boundaries:
             self.watch_first_look(state, crossing.boundary)
         rank.n_calls_at_agreed = crossing.n_calls
@@ -265,13 +333,14 @@ class Model:
         rank = state.ranks[index]
         has = lambda name: self.key(rank, name) in state.store  # noqa: E731
         if rank.background == "look":
-            return self.has_begun(state, rank.incarnation + 1)
+            return self.has_begun(state, rank.incarnation + 1) and ("n_incarnations",) in state.store
         if rank.background == "await_":
-            return has("verdict") or self.has_begun(state, rank.incarnation + 1)
+            has_verdict = self.counted_key(state, rank, "verdict") in state.store
+            return has_verdict or self.has_begun(state, rank.incarnation + 1)
         if rank.background == "judge":
-            return state.store[self.key(rank, "all")] >= self.bounds.n_ranks
+            return state.store.get(self.counted_key(state, rank, "all"), 0) >= len(state.ranks)
         if rank.background == "write_first":
-            return len(state.store[self.key(rank, "promises")]) == self.bounds.n_ranks
+            return len(state.store.get(self.key(rank, "promises"), ())) == len(state.ranks)
         if rank.background == "receive":
             first = rank.follower.n_agreed == 0
             return rank.follower.message is None and has(FIRST if first else rank.follower.due)
@@ -299,14 +368,14 @@ class Model:
 
     def register(self, state: State, index: int) -> None:
         rank = state.ranks[index]
-        key = self.key(rank, "all")
+        key = self.counted_key(state, rank, "all")
         state.store[key] = state.store.get(key, 0) + 1
-        is_full = state.store[key] > self.bounds.n_ranks
+        is_full = state.store[key] > len(state.ranks)
         rank.background = "judge" if index == 0 else "look" if is_full else "await_"
 
     def judge(self, state: State, index: int) -> None:
         rank = state.ranks[index]
-        state.store[self.key(rank, "verdict")] = True
+        state.store[self.counted_key(state, rank, "verdict")] = True
         rank.background = "promise"
 
     def await_(self, state: State, index: int) -> None:
@@ -315,6 +384,8 @@ class Model:
 
     def promise(self, state: State, index: int) -> None:
         rank = state.ranks[index]
+        if rank.incarnation != state.ranks[0].incarnation:
+            raise Violation(f"rank {index} is taken in by the dead start {rank.incarnation}")
         key = self.key(rank, "promises")
         promises = (*state.store.get(key, ()), rank.follower.promise())
         state.store[key] = tuple(sorted(promises))
@@ -343,7 +414,7 @@ class Model:
             if isinstance(name, int)
         )
         if isinstance(name, int) and done:
-            del state.store[self.key(rank, name)]
+            state.store.pop(self.key(rank, name), None)
 
     def report(self, state: State, index: int) -> None:
         rank = state.ranks[index]
@@ -358,12 +429,14 @@ class Model:
 
     def publish(self, state: State, index: int) -> None:
         leader, rank = state.leader, state.ranks[index]
-        leader.is_confirmed = state.store.get(self.key(rank, "confirmed")) == self.bounds.n_ranks
+        leader.is_confirmed |= state.store.get(self.key(rank, "confirmed")) == len(state.ranks)
         if self.key(rank, "mismatch") in state.store:
             leader.freeze()
         news = leader.news()
         if news is not None and not leader.is_confirmed:
             raise Violation("a plan was published before all ranks confirmed lockstep")
+        if news is not None and news.epoch and news.epoch <= leader.highest.epoch and news != leader.highest:
+            raise Violation(f"epoch {news.epoch} means two plans")
         before = leader.plan
         message = leader.next_message(rank.n_calls_at_agreed, news)
         if leader.is_frozen and leader.plan != before:
@@ -382,6 +455,7 @@ class Model:
         plan = Plan(epoch, expires_after=self.bounds.expires_after, first_look=look)
         if not state.leader.offer(plan):
             raise Violation(f"a rising epoch {plan.epoch} was refused")
+        state.gone_by = None
         if state.leader.is_confirmed and self.bounds.skips_boundary is None:
             state.deadline = (plan.epoch, state.ranks[0].follower.n_agreed + 2)
 
@@ -389,33 +463,54 @@ class Model:
         state.n_daemon_events += 1
         state.deadline = None
         state.leader.withdraw()
+        if state.leader.is_confirmed and self.bounds.skips_boundary is None:
+            n_boundaries = 1 + self.bounds.look_boundaries + self.bounds.expires_after
+            state.gone_by = state.ranks[0].follower.n_agreed + n_boundaries
 
     def come_back(self, state: State) -> None:
         state.n_daemon_events += 1
         state.leader.renew()
+        state.gone_by = None
+
+    def offer_again(self, state: State) -> None:
+        """Under an epoch that was had, a plan that was not."""
+        state.n_amnesias += 1
+        state.leader.offer(Plan(state.leader.highest.epoch, expires_after=self.bounds.expires_after + 1))
+        state.gone_by = None
 
     def lose(self, state: State, index: int) -> None:
         state.n_losses += 1
         state.ranks[index].is_lost = True
 
+    def wipe(self, state: State) -> None:
+        state.n_wipes += 1
+        state.store.clear()
+
     def restart(self, state: State) -> None:
-        """All processes are replaced; the store, with what the last start left in it, is not."""
-        state.n_restarts += 1
-        state.ranks = [Rank(self.follower_type()) for _ in state.ranks]
+        """All processes are replaced; the store, with what the last start left in it, is not.
+
+        Of that all is left out which only ranks read that have promised: `promise` checks that none does.
+        """
+        n_ranks = self.bounds.restarts[len(state.restarts)]
+        state.restarts = (*state.restarts, n_ranks)
+        state.store = {
+            key: value
+            for key, value in state.store.items()
+            if key[0] in ("n_incarnations", "begun") or isinstance(key[1], tuple)
+        }
+        state.ranks = [Rank(self.follower_type()) for _ in range(n_ranks)]
         state.ranks[0].background = "found"
         state.leader = self.leader_type(self.bounds.pacing)
         state.epochs = {}
-        state.deadline = state.look = None
+        state.deadline = state.look = state.gone_by = None
         state.n_offers = 0
 
 
-def _copy(state: State) -> State:
+def _copy(state: State, touched: int | None) -> State:
     after = copy.copy(state)
-    after.ranks = []
-    for rank in state.ranks:
-        rank = copy.copy(rank)
-        rank.follower = copy.copy(rank.follower)
-        after.ranks.append(rank)
+    after.ranks = list(state.ranks)
+    for index in range(len(after.ranks)) if touched is None else (touched,):
+        after.ranks[index] = after.ranks[index].copy()
     after.leader = copy.copy(state.leader)
     after.store = dict(state.store)
     after.epochs = dict(state.epochs)
@@ -427,40 +522,62 @@ def explore(model: Model, max_states: int = 2_000_000) -> int:
 
     Raises:
         Violation: two ranks enqueued one call under different epochs, a rank waits for ever with the
-            daemon silent, or an offer was not adopted in time.
+            daemon silent, actions go round in a circle, or an offer was not adopted or given up in time.
     """
+    numbers: dict[tuple[object, ...], int] = {}
     start = model.initial()
-    seen = {start.key()}
-    frontier: list[tuple[State, tuple[object, ...] | None]] = [(start, None)]
-    while frontier:
-        state, path = frontier.pop()
-        local = model.local_action(state) if model.bounds.reduced else None
-        for name, act in [local] if local is not None else _all_actions(model, state, path):
-            after = _copy(state)
-            try:
-                act(after)
-            except (Violation, WireError) as violation:
-                raise Violation(f"{violation}\n{_trail((name, path))}") from None
-            key = after.key()
-            if key not in seen:
-                seen.add(key)
-                frontier.append((after, (name, path)))
-        if len(seen) > max_states:
+    is_open = {start.key(numbers): True}
+    """Of each state met, whether what follows it is still being looked at."""
+    path: list[_Visit] = [_Visit(start, "", start.key(numbers), iter(_next_actions(model, start, [])))]
+    while path:
+        visit = path[-1]
+        action = next(visit.actions, None)
+        if action is None:
+            is_open[visit.key] = False
+            path.pop()
+            continue
+        name, act, touched = action
+        after = _copy(visit.state, touched)
+        try:
+            act(after)
+        except (Violation, WireError) as violation:
+            raise Violation(f"{violation}\n{_trail(path, name)}") from None
+        key = after.key(numbers)
+        if key not in is_open:
+            is_open[key] = True
+            path.append(_Visit(after, name, key, iter(())))
+            path[-1].actions = iter(_next_actions(model, after, path))
+        elif is_open[key]:
+            raise Violation(f"actions go round in a circle\n{_trail(path, name)}")
+        if len(is_open) > max_states:
             raise RuntimeError(f"more than {max_states} states")
-    return len(seen)
+    return len(is_open)
 
 
-def _all_actions(model: Model, state: State, path: tuple[object, ...] | None) -> list[Action]:
+@dataclass
+class _Visit:
+    state: State
+    name: str
+    """Of the action that led here."""
+    key: tuple[object, ...]
+    actions: Iterator[Action]
+
+
+def _next_actions(model: Model, state: State, path: list[_Visit]) -> list[Action]:
+    found = model.persistent_set(state) if model.bounds.reduced else None
+    return _all_actions(model, state, path) if found is None else found
+
+
+def _all_actions(model: Model, state: State, path: list[_Visit]) -> list[Action]:
     inside = list(model.actions(state))
     surrenders = list(model.surrenders(state, is_quiet=not inside))
     if not inside and not surrenders and not model.is_final(state):
         raise Violation(f"all ranks wait, and no daemon can be waited for\n{_trail(path)}")
+    epochs = {rank.follower.epoch for rank in state.ranks}
+    if not inside and not model.is_failed(state) and model.bounds.skips_boundary is None and len(epochs) > 1:
+        raise Violation(f"ranks end under epochs {sorted(epochs)}\n{_trail(path)}")
     return [*inside, *surrenders, *model.outside_actions(state)]
 
 
-def _trail(path: tuple[object, ...] | None) -> str:
-    names = []
-    while path is not None:
-        names.append(str(path[0]))
-        path = path[1]
-    return "\n".join(reversed(names))
+def _trail(path: list[_Visit], *last: str) -> str:
+    return "\n".join((*(visit.name for visit in path), *last))

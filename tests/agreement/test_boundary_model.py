@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from boundary_model import FIRST, Bounds, Model, State, Violation, explore
+from boundary_model import FIRST, Bounds, Model, Rank, State, Violation, explore
 
 from zerotune.agent.agreement.protocol import BoundaryMessage, Follower, Leader, Pacing
 from zerotune.store.records import Plan
 
 SMALL = Bounds(n_ranks=2, n_boundaries=4, n_daemon_events=3, expires_after=1, with_start=False)
 FOUR = Bounds(n_ranks=4, with_start=False, reduced=True)
+EIGHT = replace(FOUR, n_ranks=8)
 GROWING = Pacing(base=1, limit=4, n_quiet=1)
 
 QUICK = {
     "2 ranks, job start and probation": Bounds(n_boundaries=6, n_daemon_events=1, reduced=True),
-    "2 ranks, restart": Bounds(n_boundaries=2, n_daemon_events=0, n_restarts=1),
-    "2 ranks, restart under way": Bounds(n_boundaries=2, n_daemon_events=1, n_restarts=1, with_start=False),
+    "2 ranks, restart": Bounds(n_boundaries=2, n_daemon_events=0, restarts=(2,)),
+    "2 ranks, restart under way": Bounds(n_boundaries=2, n_daemon_events=1, restarts=(2,), with_start=False),
     "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2, reduced=True),
     "2 ranks, lost": replace(SMALL, n_boundaries=3, n_losses=2, n_daemon_events=2),
     "3 ranks": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=1, with_start=False),
@@ -27,14 +28,28 @@ QUICK = {
     "4 ranks, lost": Bounds(n_ranks=4, n_boundaries=3, n_daemon_events=1, n_losses=1, with_start=False, reduced=True),
     "2 ranks, first looks": replace(SMALL, n_boundaries=6, look_boundaries=2, reduced=True),
     "3 ranks, first looks": replace(SMALL, n_ranks=3, n_boundaries=5, look_boundaries=1, reduced=True),
+    "2 to 3 ranks": Bounds(n_boundaries=2, n_daemon_events=0, restarts=(3,), reduced=True),
+    "2 ranks, the store forgets": replace(SMALL, n_boundaries=3, n_wipes=1, n_daemon_events=1),
+    "2 ranks, the store forgets the start": Bounds(n_boundaries=2, n_daemon_events=0, n_wipes=1, restarts=(2,)),
+    "2 ranks, a forgetful daemon": replace(SMALL, n_boundaries=3, n_daemon_events=2, n_amnesias=1),
+    "8 ranks": replace(EIGHT, n_boundaries=6, n_daemon_events=3),
+    "8 ranks, job start and probation": Bounds(n_ranks=8, n_boundaries=4, n_daemon_events=0, reduced=True),
+    "8 to 6 ranks": Bounds(n_ranks=8, n_boundaries=1, n_daemon_events=0, restarts=(6,), reduced=True),
+    "6 to 8 ranks, under way": replace(EIGHT, n_ranks=6, n_boundaries=1, n_daemon_events=1, restarts=(8,)),
+    "8 ranks, lost": replace(EIGHT, n_boundaries=2, n_daemon_events=0, n_losses=1),
+    "8 ranks, the store forgets": replace(EIGHT, n_boundaries=2, n_daemon_events=1, n_wipes=1),
+    "8 ranks, first looks": replace(EIGHT, n_boundaries=5, n_daemon_events=3, look_boundaries=1),
+    "8 ranks, a forgetful daemon": replace(EIGHT, n_boundaries=5, n_daemon_events=2, n_amnesias=1),
+    "8 ranks, growing interval": replace(EIGHT, n_boundaries=7, n_daemon_events=2, pacing=GROWING),
+    "8 ranks, out of step": replace(EIGHT, n_boundaries=4, n_daemon_events=1, skips_boundary=1),
 }
 LONG = {
     "2 ranks, growing interval": replace(SMALL, n_boundaries=7, pacing=GROWING, n_daemon_events=2),
     "2 ranks, job start and probation": Bounds(n_boundaries=7, n_daemon_events=1),
     "2 ranks, expiry": replace(SMALL, n_boundaries=6, expires_after=2),
     "2 ranks": Bounds(n_boundaries=8, n_daemon_events=3),
-    "2 ranks, restart": Bounds(n_boundaries=3, n_daemon_events=1, n_restarts=1, reduced=True),
-    "3 ranks, restart": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=0, n_restarts=1, reduced=True),
+    "2 ranks, restart": Bounds(n_boundaries=3, n_daemon_events=1, restarts=(2,), reduced=True),
+    "3 ranks, restart": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=0, restarts=(3,), reduced=True),
     "3 ranks": Bounds(n_ranks=3, n_boundaries=5, n_daemon_events=2, with_start=False),
     "3 ranks, growing interval": Bounds(n_ranks=3, n_boundaries=6, n_daemon_events=2, with_start=False, pacing=GROWING),
     "3 ranks, lost": Bounds(n_ranks=3, n_boundaries=4, n_daemon_events=2, n_losses=2, with_start=False, reduced=True),
@@ -47,6 +62,18 @@ LONG = {
     "2 ranks, first looks, growing interval": replace(
         SMALL, n_boundaries=8, n_daemon_events=2, pacing=GROWING, look_boundaries=2, expires_after=4
     ),
+    "4 ranks, to 3, to 4": Bounds(n_ranks=4, n_boundaries=2, n_daemon_events=0, restarts=(3, 4), reduced=True),
+    "8 ranks": replace(EIGHT, n_boundaries=9, n_daemon_events=4),
+    "8 ranks, job start and probation": Bounds(n_ranks=8, n_boundaries=5, n_daemon_events=1, reduced=True),
+    "8 ranks, restart": Bounds(n_ranks=8, n_boundaries=3, n_daemon_events=0, restarts=(8,), reduced=True),
+    "8 to 6 ranks": Bounds(n_ranks=8, n_boundaries=3, n_daemon_events=1, restarts=(6,), reduced=True),
+    "6 to 8 ranks": Bounds(n_ranks=6, n_boundaries=2, n_daemon_events=1, restarts=(8,), reduced=True),
+    "8 ranks, lost": replace(EIGHT, n_boundaries=3, n_daemon_events=1, n_losses=1),
+    "8 ranks, two lost": replace(EIGHT, n_boundaries=2, n_daemon_events=1, n_losses=2),
+    "8 ranks, the store forgets": replace(EIGHT, n_boundaries=4, n_daemon_events=1, n_wipes=1),
+    "8 ranks, first looks": replace(EIGHT, n_boundaries=8, n_daemon_events=4, look_boundaries=2, expires_after=3),
+    "8 ranks, a forgetful daemon": replace(EIGHT, n_boundaries=7, n_daemon_events=4, n_amnesias=2),
+    "8 ranks, growing interval": replace(EIGHT, n_boundaries=12, n_daemon_events=3, pacing=GROWING),
 }
 
 
@@ -62,22 +89,35 @@ def test_every_interleaving_agrees_in_larger_jobs(bounds: Bounds) -> None:
     assert explore(Model(bounds)) > 10_000
 
 
-@pytest.mark.parametrize("name", ["2 ranks, growing interval", "2 ranks, lost", "out of step"])
-def test_interleavings_left_out_change_nothing(name: str) -> None:
+REDUCTIONS = {
+    **{name: replace(QUICK[name], n_daemon_events=1) for name in ("2 ranks, growing interval", "out of step")},
+    "2 ranks, lost": replace(QUICK["2 ranks, lost"], n_daemon_events=1),
+    "3 ranks, job start": Bounds(n_ranks=3, n_boundaries=3, n_daemon_events=0),
+    "2 to 3 ranks": Bounds(n_boundaries=1, n_daemon_events=0, restarts=(3,)),
+    "2 ranks, restart": Bounds(n_boundaries=2, n_daemon_events=1, restarts=(2,)),
+}
+
+
+@pytest.mark.parametrize("bounds", REDUCTIONS.values(), ids=REDUCTIONS)
+def test_interleavings_left_out_change_nothing(bounds: Bounds) -> None:
     def outcomes(bounds: Bounds) -> set[object]:
         found: set[object] = set()
 
         class Watching(Model):
             def is_final(self, state: State) -> bool:
-                found.add((tuple(sorted(state.epochs.items())), frozenset(r.n_calls for r in state.ranks)))
+                counts = tuple(sorted(rank.n_calls for rank in state.ranks))
+                found.add((tuple(sorted(state.epochs.items())), counts, frozenset(state.store.items())))
                 return super().is_final(state)
+
+            def restart(self, state: State) -> None:
+                super().restart(state)
+                found.add((state.n_daemon_events, frozenset(state.store.items())))
 
         explore(Watching(bounds))
         return found
 
     # Only states in which nothing can happen are asked whether they are final.
-    bounds = replace(QUICK[name], n_daemon_events=1, reduced=False)
-    assert outcomes(bounds) == outcomes(replace(bounds, reduced=True))
+    assert outcomes(replace(bounds, reduced=False)) == outcomes(replace(bounds, reduced=True))
 
 
 def test_every_interleaving_agrees_while_daemons_come_die_and_return() -> None:
@@ -188,11 +228,28 @@ class LastToComeJudges(Model):
     def register(self, state: State, index: int) -> None:
         super().register(state, index)
         rank = state.ranks[index]
-        if state.store[self.key(rank, "all")] == self.bounds.n_ranks:
-            state.store[self.key(rank, "verdict")] = True
+        if state.store[self.counted_key(state, rank, "all")] == len(state.ranks):
+            state.store[self.counted_key(state, rank, "verdict")] = True
 
     def await_(self, state: State, index: int) -> None:
         state.ranks[index].background = "promise"
+
+
+class CountsAllStartsAlike(Model):
+    """Starts with different numbers of ranks share their counts."""
+
+    def counted_key(self, state: State, rank: Rank, name: str) -> tuple[object, ...]:
+        return self.key(rank, (name,))
+
+
+class ReportsForEver(Model):
+    """A rank out of step says so again and again instead of going on."""
+
+    def report(self, state: State, index: int) -> None:
+        must_report = state.ranks[index].must_report
+        super().report(state, index)
+        if must_report:
+            state.ranks[index].must_report, state.ranks[index].background = True, "report"
 
 
 class GivesUpAtOnce(Model):
@@ -238,6 +295,31 @@ class AdoptsLate(Leader):
         return news if self.n_quiet_boundaries else None
 
 
+class TakesOldEpochs(Leader):
+    """Whatever a daemon offers is taken."""
+
+    def offer(self, plan: Plan) -> bool:
+        self.is_daemon_alive = True
+        self.offered = plan
+        return True
+
+
+class NeverExpires(Leader):
+    """The plan of a dead daemon stays."""
+
+    def news(self) -> Plan | None:
+        news = super().news()
+        return None if news is not None and news.epoch == 0 else news
+
+
+class ExpiresLate(Leader):
+    """An agreed boundary without the daemon is not counted."""
+
+    def withdraw(self) -> None:
+        super().withdraw()
+        self.renewed_at = self.next_boundary + 1
+
+
 class Unfrozen(Leader):
     def freeze(self) -> None:
         self.is_frozen = True
@@ -260,14 +342,19 @@ MUTANTS = {
     "no keep": (WritesNoKeep, SMALL, "all ranks wait"),
     "waits for the daemon": (WaitsForDaemon, SMALL, "all ranks wait"),
     "rewrites a message": (RewritesMessage, SMALL, "under epochs"),
-    "takes the old start": (TakesTheOldStart, RESTARTED, "under epochs|arrived|all ranks wait"),
-    "last to come judges": (LastToComeJudges, replace(QUICK["2 ranks, restart"], n_boundaries=4), "all ranks wait"),
+    "takes the old start": (TakesTheOldStart, RESTARTED, "dead start"),
+    "last to come judges": (LastToComeJudges, replace(QUICK["2 ranks, restart"], n_boundaries=4), "dead start"),
     "gives up at once": (GivesUpAtOnce, QUICK["2 ranks, lost"], "under epochs"),
     "leaves its peers": (LeavesItsPeers, QUICK["2 ranks, lost"], "under epochs"),
     "adopts late": (_with(leader=AdoptsLate), SMALL, "not adopted"),
     "starts early": (StartsEarly, JOB_START, "under epochs|arrived"),
     "looks on": (_with(leader=LooksOn), replace(QUICK["2 ranks, first looks"], reduced=False), "goes on"),
     "never adopts": (_with(leader=NeverOffers), SMALL, "not adopted"),
+    "counts all starts alike": (CountsAllStartsAlike, QUICK["2 to 3 ranks"], "dead start"),
+    "reports for ever": (ReportsForEver, QUICK["out of step"], "circle"),
+    "takes old epochs": (_with(leader=TakesOldEpochs), QUICK["2 ranks, a forgetful daemon"], "two plans"),
+    "never expires": (_with(leader=NeverExpires), SMALL, "is kept"),
+    "expires late": (_with(leader=ExpiresLate), replace(SMALL, n_boundaries=5), "is kept"),
     "thaws": (_with(leader=Unfrozen), QUICK["out of step"], "out of step"),
 }
 
