@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from zerotune.store.records import Candidate, Decision, DecisionKey
+
+
+def since_takeover(decisions: Sequence[Decision]) -> Sequence[Decision]:
+    """Those of the daemon that decided last, of a job's decisions in the order of recording; all where none took over.
+
+    By that order, not by time: the clock may have been put back between two daemons. Decisions of one moment have one
+    time.
+    """
+    begin = max((at for at, one in enumerate(decisions) if one.kind == "takeover"), default=0)
+    while begin and decisions[begin - 1].decided_at_s == decisions[begin].decided_at_s:
+        begin -= 1
+    return decisions[begin:]
 
 
 def settled_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decision]:

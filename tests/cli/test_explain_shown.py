@@ -343,7 +343,8 @@ def test_a_job_that_did_not_train_is_not_said_to_have_run_nccls_choice(tmp_path:
     assert "baseline" not in explained(monkeypatch, capsys, "--store", str(tmp_path / "s.db"))
 
 
-def test_what_an_earlier_daemon_decided_is_in_force_no_longer(tmp_path: Path, monkeypatch, capsys):
+@pytest.mark.parametrize("clock_jump_s", [10.0, -10.0, -1e8])
+def test_what_an_earlier_daemon_decided_is_in_force_no_longer(tmp_path: Path, monkeypatch, capsys, clock_jump_s: float):
     """The next one plans with what it knows itself; what measurements prove comes back as a decision of its own."""
     other = msgspec.structs.replace(KEY, size_class=84)
 
@@ -353,10 +354,10 @@ def test_what_an_earlier_daemon_decided_is_in_force_no_longer(tmp_path: Path, mo
     news = "another daemon took over"
     path = written(
         tmp_path / "s.db",
-        at(10.0, decided("promote", RING, "measured 0.8 % faster than baseline", 3)),
-        at(10.0, decided("promote", SIMPLE, "measured 20 % faster than baseline", 3, key=other)),
-        at(20.0, decided("prior", SIMPLE, "measured before: 20 % faster", 4, key=other)),
-        at(20.0, decided("takeover", BASELINE, news, 4)),
+        at(1e9, decided("promote", RING, "measured 0.8 % faster than baseline", 3)),
+        at(1e9, decided("promote", SIMPLE, "measured 20 % faster than baseline", 3, key=other)),
+        at(1e9 + clock_jump_s, decided("prior", SIMPLE, "measured before: 20 % faster", 4, key=other)),
+        at(1e9 + clock_jump_s, decided("takeover", BASELINE, news, 4)),
     )
     told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
     assert [one["setting"] for one in told] == ["baseline", str(SIMPLE)]

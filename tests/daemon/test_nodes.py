@@ -28,7 +28,8 @@ class Line:
     def send(self, job_id, endpoint, message, records):
         assert endpoint == LEADER
         if not self.is_cut:
-            self.job.deliver(self.job.first.handle(b"second", message, np.frombuffer(records, OBSERVATION)))
+            message, received = wire.decode_agent(wire.encode(message, records))
+            self.job.deliver(self.job.first.handle(b"second", message, np.frombuffer(received, OBSERVATION)))
 
     def close(self, job_id):
         self.closed.append(job_id)
@@ -105,6 +106,16 @@ def test_a_call_over_two_nodes_took_what_the_last_rank_of_all_saw(job, records):
     (status,) = job.first.jobs()
     assert (status.n_ranks_seen, status.health) == (4, "ok")
     assert job.second.jobs()[0].health == f"forwards to {LEADER}"
+
+
+@pytest.mark.parametrize("n_more", [-1, 0, 1])
+def test_more_calls_than_one_message_holds_are_forwarded_in_several(job, records, n_more):
+    n = wire.MAX_RECORDS_BYTES // wire.OBSERVATION_BYTES + n_more
+    for _ in range(2):
+        job.report(records, 90.0, 80.0, 50.0, 70.0, n=n // 2 + n % 2)
+    job.pass_time(0.5)
+    heard_at = job.heard_at(0)
+    assert (len(heard_at), set(heard_at)) == (2 * (n // 2 + n % 2), {50.0})
 
 
 def test_calls_among_the_ranks_of_one_node_are_measured_too(job, records):

@@ -28,7 +28,7 @@ from zerotune.store.records import (
     size_class_range,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions
+from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions, since_takeover
 from zerotune.tuner.fingerprint.missing import missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
@@ -155,10 +155,10 @@ def explain(
         highest_epoch = store.highest_epoch(job.job_id)
         n_measured, steps = store.n_measured_steps(job.job_id), store.steps(job.job_id)
         changes = of_job(JobsRead(store), job).changes
-    since_s, everywhere = taken_over_s(decisions), medians(lines)
-    found = explained(by_key, here, everywhere, guesses, news_of(decisions), since_s, highest_epoch)
+    current, everywhere = set(since_takeover(decisions)), medians(lines)
+    found = explained(by_key, here, everywhere, guesses, news_of(decisions), current, highest_epoch)
     ran = decisions_that_ran(decisions, highest_epoch)
-    in_force = settled_decisions(one for one in ran if one.decided_at_s >= since_s)
+    in_force = settled_decisions(one for one in ran if one in current)
     step_us = median(step.duration_us for step in steps) if steps else 0.0
     own_us = changes[0].before_us if changes else step_us
     shared = [_with_share(one, in_force.get(one.key), here, everywhere, n_measured, step_us, own_us) for one in found]
@@ -241,11 +241,6 @@ def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
     return found
 
 
-def taken_over_s(decisions: Sequence[Decision]) -> float:
-    """When the newest daemon took over, in seconds since the epoch: no earlier decision is in force."""
-    return max((one.decided_at_s for one in decisions if one.kind == "takeover"), default=0.0)
-
-
 def news_of(decisions: Sequence[Decision]) -> list[str]:
     """Decisions that concern the whole job, as text, in order."""
     return [f"{when(decision)}: {decision.reason}" for decision in decisions if decision.is_of_job]
@@ -261,7 +256,7 @@ def explained(
     everywhere: Medians,
     guesses: Mapping[DecisionKey, Guesses],
     job_history: list[str],
-    since_s: float = 0.0,
+    current: Collection[Decision],
     highest_epoch: int | None = None,
 ) -> list[Explanation]:
     """Explanations by key, from each key's decisions or, where there are none, from guesses.
@@ -272,7 +267,7 @@ def explained(
         everywhere: medians of all jobs on its fabric.
         guesses: predictions for keys without decisions.
         job_history: decisions that concern all keys, as text.
-        since_s: earlier decisions are history only; in seconds since the epoch.
+        current: those of the daemon that decided last; the others are history only.
         highest_epoch: decisions that only later plans hold are not in force; None: it is not known.
 
     Returns:
@@ -287,7 +282,7 @@ def explained(
             everywhere.get(key, {}),
             guesses.get(key),
             job_history,
-            since_s,
+            current,
             highest_epoch,
         )
         for key in keys
@@ -322,12 +317,12 @@ def _explanation(
     everywhere: Mapping[Candidate, MeasuredSetting],
     guesses: Guesses | None,
     job_history: list[str],
-    since_s: float,
+    current: Collection[Decision],
     highest_epoch: int | None,
 ) -> Explanation:
-    settled = [one for one in decisions if one.kind != "explore" and one.decided_at_s >= since_s]
+    settled = [one for one in decisions if one.kind != "explore" and one in current]
     ran = decisions_that_ran(decisions, highest_epoch)
-    in_force = [one for one in ran if one.kind != "explore" and one.decided_at_s >= since_s]
+    in_force = [one for one in ran if one.kind != "explore" and one in current]
     low, high = size_class_range(key.size_class)
     last = decisions[-1] if decisions else None
     model_id, alternatives = guesses or ("", [])
@@ -336,7 +331,7 @@ def _explanation(
     decision = deciding(settled)
     setting = str(in_force[-1].candidate if in_force else BASELINE)
     decided = str(settled[-1].candidate if settled else BASELINE)
-    is_on_trial = last is not None and last.kind == "explore" and last.decided_at_s >= since_s
+    is_on_trial = last is not None and last.kind == "explore" and last in current
     is_guess = bool(alternatives) and all(one.get("is_guess", False) for one in alternatives)
     offered = {str(one["candidate"]) for one in alternatives}
     here, everywhere = (as_offered(known, offered, key) for known in (here, everywhere))

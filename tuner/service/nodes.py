@@ -11,13 +11,17 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from zerotune.store.wire import Forwarded
+from zerotune.store.wire import MAX_RECORDS_BYTES, OBSERVATION_BYTES, Forwarded
 
 FORWARD_EVERY_S: Final = 1.0
 """While its ranks live, a node's daemon sends a message to the leading one at least this often."""
 UPLINK_TIMEOUT_S: Final = 3.5
 """The leading daemon answers about once per second; after this time without an answer a node measures on its own."""
+MAX_FORWARDED: Final = MAX_RECORDS_BYTES // OBSERVATION_BYTES // 2
+"""Records in one message. Half of what a frame may hold: encryption adds to it, and other senders get their turn."""
 
 
 class UplinksLike(Protocol):
@@ -82,23 +86,27 @@ class Uplink:
         """
         if self.endpoint and now_s - self._told_at_s >= FORWARD_EVERY_S:
             self._told_at_s = now_s
-            self.forward(rank, n_ranks, b"", 0)
+            self._send(rank, n_ranks)
 
-    def forward(self, rank: int, n_ranks: int, records: Any, n_records: int) -> None:
-        """Send joined observations to the leading daemon.
+    def forward(self, rank: int, n_ranks: int, observed: NDArray[np.void]) -> None:
+        """Send joined observations to the leading daemon, in as many messages as they take.
 
         Args:
             rank: the lowest of this node's ranks.
             n_ranks: ranks of this job on this node.
-            records: bytes of OBSERVATION.
-            n_records: how many these are.
+            observed: OBSERVATION, shape (n,).
         """
+        for first in range(0, len(observed), MAX_FORWARDED):
+            part = observed[first : first + MAX_FORWARDED]
+            self._send(rank, n_ranks, part.tobytes(), len(part))
+
+    def _send(self, rank: int, n_ranks: int, records: bytes = b"", n_records: int = 0) -> None:
         self._uplinks.send(self._job_id, self.endpoint, Forwarded(self._job_id, rank, n_ranks, n_records), records)
 
     def end(self, rank: int) -> None:
         """The last rank of this node, `rank`, has left."""
         if self.endpoint:
-            self.forward(rank, 0, b"", 0)
+            self._send(rank, 0)
             self._uplinks.close(self._job_id)
 
 

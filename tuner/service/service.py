@@ -296,7 +296,7 @@ class Service:
         if not len(observed):
             return
         if job.uplink.is_alive(self._clock()):
-            job.uplink.forward(job.lead_rank, len(job.ranks), observed.tobytes(), len(observed))
+            job.uplink.forward(job.lead_rank, len(job.ranks), observed)
             return
         yield []
         block = measurements_of(observed)

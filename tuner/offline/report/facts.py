@@ -22,11 +22,11 @@ from zerotune.store.records import (
     TimingSource,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_decisions
+from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
 from zerotune.tuner.client.passed_by import passed_by
 from zerotune.tuner.modeling.medians import Medians, medians
 from zerotune.tuner.offline.comparison import Comparison, compare
-from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, taken_over_s, why_unknown
+from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, why_unknown
 from zerotune.tuner.offline.jobs.before_after import (
     BeforeAfter,
     JobsRead,
@@ -70,8 +70,7 @@ class Facts:
 
     def settled(self) -> dict[DecisionKey, Decision]:
         """The last decision on every key, trials left out."""
-        since_s = taken_over_s(self.decisions)
-        return settled_decisions(one for one in self.decisions if one.decided_at_s >= since_s)
+        return settled_decisions(since_takeover(self.decisions))
 
     @property
     def highest_epoch(self) -> int | None:
@@ -80,9 +79,9 @@ class Facts:
 
     def in_force(self) -> dict[DecisionKey, Decision]:
         """The last decision on every key of which steps ran under a plan."""
-        since_s = taken_over_s(self.decisions)
+        current = set(since_takeover(self.decisions))
         ran = decisions_that_ran(self.decisions, self.highest_epoch)
-        return settled_decisions(one for one in ran if one.decided_at_s >= since_s)
+        return settled_decisions(one for one in ran if one in current)
 
     def against_own(self, decision: Decision) -> Comparison:
         """A decision's setting against NCCL's own choice."""
@@ -118,9 +117,9 @@ class Facts:
 
     def explained(self) -> list[Explanation]:
         """Every key with a decision of the daemon that decided last, as `zerotune explain` has it."""
-        news, since_s = news_of(self.decisions), taken_over_s(self.decisions)
+        news, current = news_of(self.decisions), set(since_takeover(self.decisions))
         by_key = by_keys(self.decisions)
-        found = explained(by_key, self.here, self.everywhere, {}, news, since_s, self.highest_epoch)
+        found = explained(by_key, self.here, self.everywhere, {}, news, current, self.highest_epoch)
         return [one for one in found if one.decision is not None]
 
     def collectives_us(self) -> tuple[float, float] | None:
