@@ -18,7 +18,7 @@ MODES = {
     "asan_ubsan": ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "tsan": ["-g", "-fsanitize=thread"],
 }
-TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "passages", "threads"]
+TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "passages", "impossible_numbers", "threads"]
 
 
 def compiled(folder: Path, mode: str) -> tuple[Path, Path]:

@@ -25,6 +25,9 @@ enum { NCCL_TREE = 0, NCCL_RING, NCCL_COLLNET_DIRECT, NCCL_COLLNET_CHAIN, NCCL_N
 enum { NCCL_LL = 0, NCCL_LL128, NCCL_SIMPLE };
 #define NCCL_N_PROTOCOLS 3
 #define NCCL_MAX_CHANNELS 64
+#define NCCL_TABLE_ALGORITHMS 16 /* no release's cost table has more than 7 x 3; a much larger one is not read */
+#define NCCL_TABLE_PROTOCOLS 8
+#define NCCL_MAX_RANKS 65536 /* as of store/wire.py */
 
 typedef void (*nccl_logger)(int level, unsigned long flags, const char *file, int line, const char *format, ...);
 

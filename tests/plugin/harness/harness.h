@@ -103,6 +103,7 @@ void test_profiler(void);
 void test_passages(void);
 void test_lifetimes(void);
 void test_groups(void);
+void test_impossible_numbers(void);
 void test_threads(void);
 
 #endif

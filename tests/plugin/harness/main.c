@@ -207,6 +207,7 @@ int main(int argc, char **argv) {
                {"lifetimes", test_lifetimes},
                {"groups", test_groups},
                {"passages", test_passages},
+               {"impossible_numbers", test_impossible_numbers},
                {"threads", test_threads}};
   if (argc != 3) return 2;
   open_plugin(argv[1]);

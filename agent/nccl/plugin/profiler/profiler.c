@@ -309,7 +309,7 @@ uint32_t zerotune_profiler_abi(void) { return atomic_load_explicit(&abi_in_use, 
 static nccl_result attach(uint32_t abi, void **context, int *mask, uint64_t comm_id, int n_ranks, int n_nodes,
                           uint32_t rank) {
   atomic_store_explicit(&abi_in_use, abi, memory_order_relaxed);
-  zt_communicator *communicator = zt_attach(ZT_PROFILER, comm_id, (uint32_t)n_ranks, (uint32_t)n_nodes, rank);
+  zt_communicator *communicator = zt_attach(ZT_PROFILER, comm_id, (size_t)n_ranks, (size_t)n_nodes, rank);
   *context = communicator;
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = mask;

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "../nccl_abi.h"
 #include "../plan/plan.h"
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
@@ -33,8 +34,9 @@ static zt_communicator *create(void) {
   return communicator;
 }
 
-zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, uint32_t n_ranks, uint32_t n_nodes, uint32_t rank) {
-  zt_class *its_class = zt_class_of(n_ranks, n_nodes);
+zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, size_t n_ranks, size_t n_nodes, uint32_t rank) {
+  const bool is_possible = n_ranks <= NCCL_MAX_RANKS && n_nodes <= n_ranks;
+  zt_class *its_class = is_possible ? zt_class_of((uint32_t)n_ranks, (uint32_t)n_nodes) : NULL;
   pthread_mutex_lock(&registry);
   zt_communicator *found = newest;
   while (found != NULL && !fits(found, role, comm_id, its_class)) found = found->next;

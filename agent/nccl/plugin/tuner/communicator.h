@@ -65,8 +65,9 @@ typedef struct zt_communicator {
   _Atomic uint64_t recent_events[ZT_N_RECENT_EVENTS];
 } zt_communicator;
 
-/* comm_id 0, n_ranks 0 and rank ZT_RANK_UNKNOWN = this ABI does not say. NULL when out of memory. */
-zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, uint32_t n_ranks, uint32_t n_nodes, uint32_t rank);
+/* comm_id 0, n_ranks 0 and rank ZT_RANK_UNKNOWN = this ABI does not say; impossible ranks or nodes count as that.
+ * NULL when out of memory. */
+zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, size_t n_ranks, size_t n_nodes, uint32_t rank);
 void zt_detach(zt_communicator *communicator, enum zt_role role);
 
 /* Sums over the living and the dead. */

@@ -15,7 +15,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* NCCL's cost table: contiguous although its type says float**; negative = IGNORE. */
+/* NCCL's cost table: contiguous although its type says float**; negative = IGNORE. Read only if `has_table_size`. */
 typedef struct {
   float *cost_us;
   int n_algorithms;
@@ -30,6 +30,11 @@ typedef struct {
   bool has_costs;  /* false: v2, whose table is of our own making */
   bool in_network; /* v2 only: NCCL could choose CollNet or NVLS by itself */
 } call;
+
+static bool has_table_size(const cost_table *table) {
+  return table->n_algorithms > 0 && table->n_algorithms <= NCCL_TABLE_ALGORITHMS && table->n_protocols > 0 &&
+         table->n_protocols <= NCCL_TABLE_PROTOCOLS;
+}
 
 static float *cell_of(const cost_table *table, uint32_t algorithm, uint32_t protocol) {
   if (algorithm >= (uint32_t)table->n_algorithms || protocol >= (uint32_t)table->n_protocols) return NULL;
@@ -191,6 +196,7 @@ static bool decide(zt_communicator *communicator, const call *asked, const cost_
   ZT_BUMP(communicator->n_calls);
   /* Higher function numbers mean one thing in NCCL and another in RCCL, and can be tuned in neither. */
   if (its_class == NULL || asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
+  if (!has_table_size(table)) return false;
   if (asked->has_costs && costs_are_news(communicator, asked)) report_costs(communicator, its_class, asked, table);
 
   *choice = zt_plan_lookup(zt_class_index(its_class), asked->collective, asked->message_bytes,
@@ -284,7 +290,7 @@ uint32_t zerotune_tuner_abi(void) { return atomic_load_explicit(&abi_in_use, mem
 static nccl_result attach(uint32_t abi, uint64_t comm_id, size_t n_ranks, size_t n_nodes, void **context) {
   atomic_store_explicit(&abi_in_use, abi, memory_order_relaxed);
   zt_records_prepare();
-  *context = zt_attach(ZT_TUNER, comm_id, (uint32_t)n_ranks, (uint32_t)n_nodes, ZT_RANK_UNKNOWN);
+  *context = zt_attach(ZT_TUNER, comm_id, n_ranks, n_nodes, ZT_RANK_UNKNOWN);
   return NCCL_SUCCESS;
 }
 
