@@ -1,12 +1,13 @@
-"""Training while all around it breaks: daemons killed, stopped, imitated, fed garbage; full disks; dead ranks.
+"""Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
     python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--seed S] [--json]
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
-torchrun. All along an event drawn by chance befalls the daemon, its store's disk or a rank. Then the same befalls the
-same two jobs without the agent: what steps stall by there is the machine's own doing. Figures:
+torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
+befalls the same two jobs without the agent: what steps stall by there is the machine's own doing. Figures:
 
     events, daemon_deaths     injected
+    ..._while_recording       of daemons that had written measurements
     hangs                     jobs of which no step came for HANG_S, although nothing held them up
     disagreements             collectives for which ranks chose differently; the emulated NCCL checks each
     failed_jobs               that ended by themselves, or in another way than with code 0
@@ -14,7 +15,8 @@ same two jobs without the agent: what steps stall by there is the machine's own 
     acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
     worst_stall_ms            by how much the worst step took longer than the worst without the agent
 
-Clocks that jump and nodes in network namespaces are not played here.
+`--events` chooses among the events. Calendars jump by a day to ten years, ahead or back: the daemon's or that of all
+ranks, never the machine's own (benchmarks/lib/shifted_clock.py).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import resource
@@ -40,12 +43,21 @@ import psutil
 import zmq
 
 from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.shifted_clock import ShiftedClock
 
 ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 RUNTIMES: Final = ("fsdp2", "zero_runtime")
+EVENTS: Final = (
+    "kill_daemon", "stop_daemon", "send_garbage", "imitate_daemon", "fill_disk", "jump_clock", "kill_rank"
+)  # fmt: skip
 HANG_S: Final = 30.0
 PAUSE_S: Final = (0.2, 1.0)
 """Between two events."""
+RECORDS_WITHIN_S: Final = 10.0
+"""Of a daemon's start."""
+DAY_S: Final = 86_400.0
+CLOCK_JUMPS_S: Final = (DAY_S, 3652.5 * DAY_S)
+"""From the machine's clock, ahead or back; both ends are as likely as what lies between."""
 MARK: Final = "ZEROTUNE_CHAOS"
 """In the environment of every process that belongs to one run."""
 
@@ -102,21 +114,28 @@ class Chaos:
         self.endpoint, self.store = f"ipc://{self.runtime}/d.sock", folder / "store.db"
         own = {"ZEROTUNE_ENDPOINT": self.endpoint, "OMP_NUM_THREADS": "1", MARK: str(folder)}
         self.environment = {**os.environ, **own, "ZEROTUNE_RUNTIME_DIR": str(self.runtime)}
+        self.clocks: dict[str, ShiftedClock] = {}
+        for name in ("daemon", "ranks"):
+            (folder / f"clock_of_{name}").mkdir()
+            self.clocks[name] = ShiftedClock(folder / f"clock_of_{name}")
         self.chance = random.Random(arguments.seed)
         self.events: Counter[str] = Counter()
         self.n_hangs = 0
         self.acknowledged: set[int] = set()
+        self.n_deaths_while_recording = 0
         self.daemon = self._start_daemon()
-        self.jobs = [Job(one, folder, arguments, self.environment) for one in RUNTIMES]
+        environment = self.environment | self.clocks["ranks"].environment
+        self.jobs = [Job(one, folder, arguments, environment) for one in RUNTIMES]
 
     def _start_daemon(self) -> subprocess.Popen[bytes]:
         command = [*ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", str(self.store)]
+        environment = self.environment | self.clocks["daemon"].environment
         with (self.folder / "daemon.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
-    def rows(self) -> set[int]:
-        """Row ids of all measurements in the store; empty where there is none yet."""
-        return set(self._ask("SELECT rowid FROM measurements"))
+    def rows(self, after: int = 0) -> set[int]:
+        """Row ids of all measurements in the store from there on; empty where there is none yet."""
+        return set(self._ask(f"SELECT rowid FROM measurements WHERE rowid > {after}"))
 
     def n_steps_under_a_plan(self) -> int:
         """Steps in the store that ran what the daemon asked for."""
@@ -131,11 +150,21 @@ class Chaos:
 
     def kill_daemon(self) -> None:
         """A daemon dies; after a while there is another."""
-        self.daemon.kill()
-        self.daemon.wait()
-        self.acknowledged |= self.rows()
+        self._end_daemon()
         time.sleep(self.chance.choice((0.0, 0.0, 1.5)))
         self.daemon = self._start_daemon()
+
+    def _end_daemon(self) -> None:
+        """Kill it: one time in four however young it is, else once it has written what it measured, or does not."""
+        last = max(self.acknowledged, default=0)
+        if self.chance.random() < 0.75:
+            self._wait(lambda: bool(self.rows(last)), RECORDS_WITHIN_S)
+            time.sleep(self.chance.uniform(0.0, 0.3))
+        self.daemon.kill()
+        self.daemon.wait()
+        written = self.rows(last)
+        self.acknowledged |= written
+        self.n_deaths_while_recording += bool(written)
 
     def stop_daemon(self) -> None:
         """The daemon stands still."""
@@ -154,9 +183,7 @@ class Chaos:
 
     def imitate_daemon(self) -> None:
         """The daemon dies, and something answers in its place that makes no sense."""
-        self.daemon.kill()
-        self.daemon.wait()
-        self.acknowledged |= self.rows()
+        self._end_daemon()
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.linger = 0
             socket.bind(self.endpoint)
@@ -176,6 +203,12 @@ class Chaos:
             time.sleep(self.chance.uniform(0.5, 2.0))
             resource.prlimit(self.daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
+    def jump_clock(self) -> None:
+        """The calendar of the daemon or of all ranks is another, until the next jump."""
+        shortest, longest = map(math.log, CLOCK_JUMPS_S)
+        ahead_s = self.chance.choice((-1, 1)) * math.exp(self.chance.uniform(shortest, longest))
+        self.clocks[self.chance.choice(("daemon", "ranks"))].shift(wall_s=ahead_s)
+
     def kill_rank(self) -> None:
         """A rank dies; torchrun starts its job again."""
         ranks = self.chance.choice(self.jobs).ranks()
@@ -187,13 +220,13 @@ class Chaos:
 
     def run(self, seconds: float) -> None:
         """Let things happen for so long, then end the jobs in good order."""
-        common = [self.kill_daemon, self.stop_daemon, self.send_garbage, self.imitate_daemon, self.fill_disk]
+        common = [getattr(self, name) for name in self.arguments.events if name != "kill_rank"]
         self._wait(lambda: all(job.steps() for job in self.jobs), 120.0)
         until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * seconds
         told_at_s = 0.0
         while time.monotonic() < until_s and not self.n_hangs and all(job.process.poll() is None for job in self.jobs):
             event = self.chance.choice(common)
-            if time.monotonic() > next_rank_s:
+            if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s:
                 event, next_rank_s = self.kill_rank, time.monotonic() + max(20.0, 0.3 * seconds)
             event()
             self.events[event.__name__] += 1
@@ -270,6 +303,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of chaos, with the agent")
     parser.add_argument("--quick", action="store_true", help="40 seconds of it")
     parser.add_argument("--ranks", type=int, default=2, metavar="N", help="of each job")
+    parser.add_argument("--events", nargs="+", choices=EVENTS, default=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
@@ -288,6 +322,7 @@ def main() -> None:
             *(Result(f"events@{name}", n, "events") for name, n in sorted(tuned.events.items())),
             Result("events", tuned.events.total(), "events", "> 0"),
             Result("daemon_deaths", n_deaths, "deaths", "> 0"),
+            Result("daemon_deaths_while_recording", tuned.n_deaths_while_recording, "deaths", "> 0"),
             Result("steps", n_steps, "steps", "> 0"),
             Result("steps_under_a_plan", tuned.n_steps_under_a_plan(), "steps in the store", "> 0"),
             Result("hangs", tuned.n_hangs, "jobs", "0"),
