@@ -4,14 +4,15 @@
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
 torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
-befalls the same two jobs without the agent: what steps stall by there is the machine's own doing. Figures:
+befalls the same two jobs without the agent, for as long or until they came as far: what steps stall by there is the
+machine's own doing. Figures:
 
     events, daemon_deaths     injected
     ..._while_recording       of daemons that had written measurements
     hangs                     jobs of which no step came for HANG_S, although nothing held them up
     disagreements             collectives for which ranks chose differently; the emulated NCCL checks each
     failed_jobs               that ended by themselves, or in another way than with code 0
-    losses_that_differ        of all steps, to the last bit, from those without the agent
+    losses_that_differ        of those compared, to the last bit, from those without the agent
     acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
     worst_stall_ms            by how much the worst step took longer than the worst without the agent
 
@@ -51,6 +52,9 @@ EVENTS: Final = (
     "kill_daemon", "stop_daemon", "send_garbage", "imitate_daemon", "fill_disk", "jump_clock", "kill_rank"
 )  # fmt: skip
 HANG_S: Final = 30.0
+RANK_LIVES_S: Final = 45.0
+REFERENCE_S: Final = 120.0
+"""What happens without the agent is watched for so long at least, or for as long as with it."""
 PAUSE_S: Final = (0.2, 1.0)
 """Between two events."""
 RECORDS_WITHIN_S: Final = 10.0
@@ -88,6 +92,10 @@ class Job:
                 with contextlib.suppress(ValueError):
                     found.setdefault(path.stem, []).append(json.loads(line))
         return found
+
+    def n_steps_at_most(self) -> int:
+        """Steps of the longest of its starts."""
+        return max(map(len, self.steps().values()), default=0)
 
     def hangs(self) -> bool:
         """Whether no step has come for HANG_S."""
@@ -158,7 +166,7 @@ class Chaos:
         """Kill it: one time in four however young it is, else once it has written what it measured, or does not."""
         last = max(self.acknowledged, default=0)
         if self.chance.random() < 0.75:
-            self._wait(lambda: bool(self.rows(last)), RECORDS_WITHIN_S)
+            self._wait(lambda: bool(self.rows(last)), RECORDS_WITHIN_S if self.arguments.with_agent else 1.0)
             time.sleep(self.chance.uniform(0.0, 0.3))
         self.daemon.kill()
         self.daemon.wait()
@@ -218,16 +226,16 @@ class Chaos:
 
     # ---- the run ------------------------------------------------------------------------------------
 
-    def run(self, seconds: float) -> None:
-        """Let things happen for so long, then end the jobs in good order."""
+    def run(self, seconds: float, n_steps: float = math.inf) -> None:
+        """Let things happen for so long, or until each job had a start of `n_steps`; then end the jobs in order."""
         common = [getattr(self, name) for name in self.arguments.events if name != "kill_rank"]
         self._wait(lambda: all(job.steps() for job in self.jobs), 120.0)
-        until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * seconds
-        told_at_s = 0.0
+        until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * RANK_LIVES_S
+        enough_s, told_at_s = time.monotonic() + REFERENCE_S, 0.0
         while time.monotonic() < until_s and not self.n_hangs and all(job.process.poll() is None for job in self.jobs):
             event = self.chance.choice(common)
             if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s:
-                event, next_rank_s = self.kill_rank, time.monotonic() + max(20.0, 0.3 * seconds)
+                event, next_rank_s = self.kill_rank, time.monotonic() + RANK_LIVES_S
             event()
             self.events[event.__name__] += 1
             time.sleep(self.chance.uniform(*PAUSE_S))
@@ -235,6 +243,8 @@ class Chaos:
             if time.monotonic() - told_at_s > 10.0:
                 told_at_s = time.monotonic()
                 say(f"{self.events.total()} events, {until_s - time.monotonic():.0f} s to go")
+                if time.monotonic() > enough_s and min(job.n_steps_at_most() for job in self.jobs) >= n_steps:
+                    break
         for job in self.jobs:
             (job.folder / "stop").touch()
         self._wait(lambda: all(job.process.poll() is not None for job in self.jobs), 2 * HANG_S)
@@ -288,14 +298,14 @@ def worst_ms(chaos: Chaos) -> float:
     )
 
 
-def n_different(chaos: Chaos, reference: Chaos) -> int:
-    """Steps whose loss is not what it is without the agent; as far as both came."""
-    n_found = 0
+def losses(chaos: Chaos, reference: Chaos) -> list[tuple[object, object]]:
+    """Of each step its loss, and what it is without the agent; as far as both came."""
+    found = []
     for job, other in zip(chaos.jobs, reference.jobs, strict=True):
         expected = max(other.steps().values(), key=len, default=[])
         for lines in job.steps().values():
-            n_found += sum(one["loss"] != there["loss"] for one, there in zip(lines, expected, strict=False))
-    return n_found
+            found += [(one["loss"], there["loss"]) for one, there in zip(lines, expected, strict=False)]
+    return found
 
 
 def main() -> None:
@@ -314,7 +324,8 @@ def main() -> None:
         tuned.run(seconds)
         rows = tuned.rows()
         untuned = stack.enter_context(a_run(folder / "untuned", arguments, with_agent=False))
-        untuned.run(seconds)
+        untuned.run(seconds, max(job.n_steps_at_most() for job in tuned.jobs))
+        compared = losses(tuned, untuned)
         n_steps = sum(len(lines) for job in tuned.jobs for lines in job.steps().values())
         logs = "".join(job.log.read_text(errors="replace") for job in tuned.jobs)
         n_deaths = tuned.events["kill_daemon"] + tuned.events["imitate_daemon"]
@@ -328,7 +339,8 @@ def main() -> None:
             Result("hangs", tuned.n_hangs, "jobs", "0"),
             Result("disagreements", logs.count("RankDisagreement"), "lines", "0"),
             Result("failed_jobs", sum(job.process.poll() != 0 for job in tuned.jobs), "jobs", "0"),
-            Result("losses_that_differ", n_different(tuned, untuned), "steps", "0"),
+            Result("losses_compared", len(compared), "steps", "> 0"),
+            Result("losses_that_differ", sum(one != there for one, there in compared), "steps", "0"),
             Result("rows", len(rows), "rows", "> 0"),
             Result("acknowledged_rows_lost", len(tuned.acknowledged - rows), "rows", "0"),
             Result("worst_step_ms", worst_ms(tuned), "ms", peer="untuned", ratio=worst_ms(tuned) / worst_ms(untuned)),
