@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("zerotune.agent")
 
-NCCL_PLUGIN_SETTINGS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
-
 
 @dataclass(frozen=True)
 class Installed:
@@ -90,10 +88,10 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             level = logging.INFO if said else logging.WARNING
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
         else:
-            for name in NCCL_PLUGIN_SETTINGS:
-                # By its name: it is loaded already, and NCCL 2.27.3 takes no path.
-                if os.environ.get(name, str(plugin.path)) == str(plugin.path):
-                    os.environ[name] = plugin.path.name
+            from zerotune.agent.nccl import other_plugins
+
+            # By its name: it is loaded already, and NCCL 2.27.3 takes no path.
+            other_plugins.take_places(os.environ, plugin.path.name, searches=settings.fabric is None)
             if settings.plan_path is not None:
                 from zerotune.agent.steps.unmatched_plan import watch
 

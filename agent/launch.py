@@ -16,7 +16,7 @@ from pathlib import Path
 
 from zerotune.agent import settings
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl import library, memory, pinning
+from zerotune.agent.nccl import library, memory, other_plugins, pinning
 from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
 from zerotune.agent.nccl.emulation_settings import HOST_VARIABLE, EmulationSettings, choose_host
 from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
@@ -25,7 +25,6 @@ from zerotune.store.plan_file import read_plan
 
 SITE_DIR = Path(__file__).parent / "site"
 OLDEST_NCCL = (2, 21)
-PLUGINS = ("NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN")
 
 
 @dataclass(frozen=True)
@@ -149,8 +148,7 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         else:
             env[name] = str(value)
     if request.agent_on and (path := PLUGIN.path()) is not None:
-        for name in PLUGINS:
-            env.setdefault(name, str(path))
+        other_plugins.take_places(env, str(path), searches=request.fabric is None)
     if request.nccl_memory_mb is not None:
         env.setdefault("NCCL_MAX_CTAS", str(_channels_within(request.nccl_memory_mb, request.fabric)))
     # Only the folder of sitecustomize.py: zerotune itself is installed where the script's Python is.
@@ -236,13 +234,15 @@ def _plugin_problems(request: LaunchRequest) -> list[Finding]:
 
 
 def _setting_problems(request: LaunchRequest) -> list[Finding]:
-    problems = []
-    path = PLUGIN.path()
-    ours = () if path is None else (str(path), path.name)  # a rank's own children inherit the name
-    for name in PLUGINS:
-        value = request.environment.get(name)
-        if value and value not in ours:
-            problems.append(Finding(f"{name}={value} keeps our plugin out", f"unset {name} to be tuned", fatal=True))
+    problems = [
+        Finding(
+            f"{place.variable}={name}: NCCL loads one profiler",
+            f"training runs untuned; unset {place.variable} to be tuned",
+            fatal=False,
+        )
+        for place, name in other_plugins.others(request.environment)
+        if place is other_plugins.PROFILER
+    ]
     return problems + _pinning_problems(request.environment)
 
 

@@ -205,7 +205,7 @@ class Session:
             world_size,
             PlanTable(plugin),
             lambda: plugin.calls_with_ranks(world_size),
-            fingerprint=f"nccl={fabric_identity.nccl_version()} plugin={plugin.layout_version()}/{plugin.tuner_abi()}",
+            fingerprint=_fingerprint(plugin),
             timeout_s=_group_timeout_s(),
         )
         if settings.plan_path is not None and rank == 0:
@@ -390,6 +390,12 @@ class Session:
         self.n_errors += 1
         if self.n_errors == 1:
             logger.warning("zerotune: the agent met an error, training goes on: %s", error, exc_info=True)
+
+
+def _fingerprint(plugin: Plugin) -> str:
+    """What must be equal on all ranks."""
+    ours = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
+    return f"nccl={fabric_identity.nccl_version()} plugin={ours} next={plugin.next_tuner()}"
 
 
 def _group_timeout_s() -> float:

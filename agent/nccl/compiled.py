@@ -82,6 +82,7 @@ class SharedLibrary:
             f'-DZT_SOURCE_HASH="{self._source_hash()}"',
             *("-shared", "-Wl,-z,nodelete", "-o", str(temporary)),
             *(str(file) for file in self._files(*self.sources)),
+            "-ldl",  # a part of libc from glibc 2.34 on
         ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -23,7 +23,7 @@ from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource
 from zerotune.store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
 MAX_PLAN_ROWS: Final = 4096
 RING_RECORDS: Final = 65536
 COST_RING_RECORDS: Final = 512
@@ -69,6 +69,7 @@ class Counters:
     n_lost_events: int
     n_abandoned_events: int
     n_estimates: int
+    n_next_tuner_faults: int
 
 
 class _CounterFields(ctypes.Structure):
@@ -133,6 +134,7 @@ class Plugin:
         # Kept, since fresh pages on every call cost more than what is usually drained into them.
         self._drained = np.empty(RING_RECORDS, OBSERVATION_DTYPE)
         self._drained_costs = np.empty(COST_RING_RECORDS, COST_DTYPE)
+        self._next_tuner = _bind(library, "next_tuner", ctypes.c_char_p)
         self._reset = _bind(library, "reset", None)
 
     def set_phase(self, phase_or_region: int) -> None:
@@ -246,6 +248,11 @@ class Plugin:
     def profiler_abi(self) -> int:
         """Version of the profiler ABI that NCCL uses; 0 before the first communicator."""
         return int(self._profiler_abi())
+
+    def next_tuner(self) -> str:
+        """What the tuner calls itself that is asked before ours; empty: there is none, or no communicator yet."""
+        name: bytes = self._next_tuner()
+        return name.decode(errors="replace")
 
     def layout_version(self) -> int:
         """Version of the memory layout shared with C."""

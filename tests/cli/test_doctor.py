@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.lib.other_plugins import other_tuner
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
 from zerotune.store.sqlite.database import Store
@@ -157,12 +158,21 @@ def test_a_named_nccl_that_is_none(machine, tmp_path) -> None:
 
 
 def test_other_plugins(machine, tmp_path, monkeypatch) -> None:
+    def status(**environment: str) -> Status:
+        return nccl.other_plugins(changed(machine, environment=environment)).status
+
     PLUGIN.build()
-    for value, status in ((str(PLUGIN.path()), Status.ok), ("libnccl-ofi-tuner.so", Status.problem)):
-        assert nccl.other_plugins(changed(machine, environment={"NCCL_TUNER_PLUGIN": value})).status is status
-    fake_nccl(tmp_path, 1).rename(tmp_path / "libnccl-tuner.so")
+    fake_nccl(tmp_path, 1).rename(tmp_path / "no-tuner.so")
+    other = other_tuner(tmp_path / "libnccl-tuner-other.so", 5)
+    assert status(NCCL_TUNER_PLUGIN=str(PLUGIN.path())) is Status.ok
+    assert status(NCCL_TUNER_PLUGIN=str(other)) is Status.ok
+    assert status(NCCL_TUNER_PLUGIN=str(tmp_path / "no-tuner.so")) is Status.warning
+    assert status(NCCL_TUNER_PLUGIN="libnccl-ofi-tuner.so") is Status.warning
+    assert status(NCCL_PROFILER_PLUGIN="inspector") is Status.problem
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert nccl.other_plugins(machine).status is Status.warning
+    assert status(NCCL_TUNER_PLUGIN="other") is Status.ok
+    other.rename(tmp_path / "libnccl-tuner.so")
+    assert str(tmp_path / "libnccl-tuner.so") in nccl.other_plugins(machine).found
 
 
 @pytest.mark.parametrize(

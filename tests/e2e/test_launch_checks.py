@@ -49,9 +49,28 @@ def test_on_the_real_nccl_its_own_settings_are_its_own_business(world):
     assert done.returncode == 0, done.stderr
 
 
-def test_another_tuner_plugin(world):
-    done = launch(world, sys.executable, "-c", "0", NCCL_TUNER_PLUGIN="/opt/other.so")
-    refused(done, "NCCL_TUNER_PLUGIN=/opt/other.so", "unset")
+SHOW = "import os, torch; print([os.environ.get(name) for name in ('NCCL_TUNER_PLUGIN', 'ZEROTUNE_NEXT_TUNER')])"
+OURS = "libnccl-tuner-zerotune.so"
+
+
+def test_another_tuner_plugin_is_asked_first(world):
+    done = launch(world, sys.executable, "-c", SHOW, NCCL_TUNER_PLUGIN="/opt/other.so")
+    assert done.stdout == f"{[OURS, '/opt/other.so']}\n", done.stderr
+    assert done.returncode == 0
+
+
+def test_so_is_one_that_a_rank_is_given_after_launch(world):
+    late = f"import os; os.environ['NCCL_TUNER_PLUGIN'] = 'late'; {SHOW}; raise SystemExit(3)"
+    done = launch(world, sys.executable, "-c", late)
+    assert done.stdout == f"{[OURS, 'late']}\n", done.stderr
+    assert done.returncode == 3
+
+
+def test_beside_another_profiler_training_runs_untuned(world):
+    done = launch(world, sys.executable, "-c", SHOW, NCCL_PROFILER_PLUGIN="inspector")
+    assert done.stdout == f"{[None, None]}\n", done.stderr
+    assert done.returncode == 0
+    assert "NCCL_PROFILER_PLUGIN=inspector" in done.stderr
 
 
 def test_pinned_settings_and_a_missing_daemon_are_warned_of_and_training_runs(world):

@@ -145,6 +145,34 @@ def test_the_cheapest_cell_wins_and_channels_are_clamped(
     assert issue(ranks, Collective.all_reduce, 16 * MIB).candidate == expected
 
 
+def test_another_tuner_beside_ours_decides_until_a_plan_does(pair: Pair, tmp_path: Path) -> None:
+    ours, other = str(compiled.PLUGIN.build()), _plugin(tmp_path, "*n = 2; table[2] = 0")
+    plugin = library.load()
+    plugin.reset()
+    row = PlanRow(SHAPE, Collective.all_reduce, Phase.other, MIB, MIB, Candidate(Algorithm.tree, Protocol.ll, 3))
+    plugin.load_plan(Plan(epoch=1, rows=(row,)))
+    try:
+        ranks = pair(NCCL_TUNER_PLUGIN=ours, ZEROTUNE_NEXT_TUNER=other)
+        assert plugin.next_tuner() == "probe"
+        its_choice = Candidate(Algorithm.tree, Protocol.simple, 2)
+        assert issue(ranks, Collective.all_reduce, MIB).candidate == its_choice
+        assert plugin.flip(1)
+        assert issue(ranks, Collective.all_reduce, MIB).candidate == row.candidate
+        assert issue(ranks, Collective.all_reduce, 2 * MIB).candidate == its_choice
+        assert plugin.counters().n_next_tuner_faults == 0
+        for rank in ranks:
+            rank.close()
+        (tmp_path / "other").mkdir()
+        plugin.reset()
+        ranks = pair(NCCL_TUNER_PLUGIN=ours, ZEROTUNE_NEXT_TUNER=_plugin(tmp_path / "other", "*n = 2", result=3))
+        assert issue(ranks, Collective.all_reduce, 16 * MIB).candidate.n_channels == 8  # as without it
+        assert plugin.counters().n_next_tuner_faults == 2
+        for rank in ranks:
+            rank.close()
+    finally:
+        plugin.reset()
+
+
 def test_few_bytes_open_few_channels(pair: Pair, tmp_path: Path) -> None:
     ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, "*n = 8; table[5] = 0"))
     assert issue(ranks, Collective.all_gather, 20_000).candidate == Candidate(Algorithm.ring, Protocol.simple, 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lib.other_plugins import other_tuner
 from zerotune.agent.nccl.compiled import PLUGIN as LIBRARY
 
 PLUGIN = LIBRARY.root / "plugin"
@@ -18,7 +19,8 @@ MODES = {
     "asan_ubsan": ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "tsan": ["-g", "-fsanitize=thread"],
 }
-TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "passages", "impossible_numbers", "threads"]
+TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "passages"]
+TESTS += ["impossible_numbers", "next_tuner", "threads"]
 
 
 def compiled(folder: Path, mode: str) -> tuple[Path, Path]:
@@ -30,6 +32,9 @@ def compiled(folder: Path, mode: str) -> tuple[Path, Path]:
     cc = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", *flags]
     sources = [str(file) for file in sorted(HARNESS.glob("*.c"))]
     subprocess.run([*cc, f"-I{PLUGIN}", "-o", str(harness), *sources, "-ldl"], check=True)
+    for version in range(2, 8):
+        other_tuner(folder / f"libnccl-tuner-other{version}.so", version, *flags)
+    other_tuner(folder / "libnccl-tuner.so", 6, "-DAND_OLDER", *flags)
     return plugin, harness
 
 
@@ -50,8 +55,9 @@ def test_as_nccl_calls_it(binaries, test):
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"}
     environment.pop("NCCL_ALGO", None)
     environment.pop("NCCL_PROTO", None)
+    environment["LD_LIBRARY_PATH"] = str(plugin.parent)  # other plugins are found by name, too
     done = subprocess.run(
-        [harness, plugin, test], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [harness, plugin, test, plugin.parent], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr == ""
@@ -69,7 +75,8 @@ def test_no_allocation_lock_or_system_call_in_get_coll_info(tmp_path):
     """What getCollInfo can reach, by the symbols that its objects leave undefined."""
     forbidden = {"malloc", "calloc", "free", "pthread_mutex_lock", "write", "syscall", "clock_gettime"}
     flags = [f"@{PLUGIN / 'compile_flags.txt'}"]
-    for source in ("tuner/tuner.c", "records/records.c", "plan/shared_state.c"):  # plan.c locks among loaders only
+    # plan.c locks among loaders only
+    for source in ("tuner/tuner.c", "next/tuner.c", "records/records.c", "plan/shared_state.c"):
         out = tmp_path / "object.o"
         subprocess.run(["cc", *flags, "-c", str(PLUGIN / source), "-o", str(out)], check=True)
         undefined = subprocess.run(["nm", "-u", str(out)], capture_output=True, text=True, check=True).stdout

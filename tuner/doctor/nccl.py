@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from zerotune.agent.launch import OLDEST_NCCL, PLUGINS
+from zerotune.agent.launch import OLDEST_NCCL
+from zerotune.agent.nccl import other_plugins as others
 from zerotune.agent.nccl import pinning
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import LIBRARY, candidates
@@ -69,17 +70,27 @@ def _of_release(origin: str, loaded: Probed) -> Finding:
 
 
 def other_plugins(machine: Machine) -> Finding:
-    """Other tuners and profilers: NCCL has one place for each."""
-    ours = str(PLUGIN.path())
-    named = [f"{name}={value}" for name in PLUGINS if (value := machine.environment.get(name)) and value != ours]
-    if named:
-        names = " and ".join(one.partition("=")[0] for one in named)
-        return problem("other_plugins", " ".join(named), f"unset {names}: NCCL loads one tuner and one profiler")
-    found = [one.path for name in ("libnccl-tuner.so", "libnccl-profiler.so") if (one := probe(name)).path]
-    if found:
-        remedy = "nothing to do: `zerotune launch` names ours, which takes their place"
-        return warning("other_plugins", f"the dynamic loader knows {' and '.join(found)}", remedy)
-    return ok("other_plugins", "none")
+    """Other tuners and profilers, for which NCCL has one place each."""
+    named = dict(others.others(machine.environment))
+    if profiler := named.get(others.PROFILER):
+        variable = others.PROFILER.variable
+        return problem("other_plugins", f"{variable}={profiler}", f"unset {variable}: NCCL loads one profiler")
+    name = named.get(others.TUNER, "")
+    tuner = _opened("tuner", name)
+    if tuner.symbols:
+        return ok("other_plugins", f"tuner {tuner.path}: asked before ours, which changes what it has found better")
+    if name == "STATIC_PLUGIN" or not (name or tuner.path):
+        return ok("other_plugins", name or "none")
+    found = f"tuner {name or tuner.path}: {tuner.error or 'it has no tuner interface that is supported'}"
+    return warning("other_plugins", found, f"mend {others.TUNER.variable}, or unset it: training runs without it")
+
+
+def _opened(kind: str, name: str) -> Probed:
+    """What NCCL would open as the plugin of this kind: by path, file name or short name; empty: by its own search."""
+    symbols = [f"ncclTunerPlugin_v{version}" for version in range(2, 8)]
+    candidates = (name, f"libnccl-{kind}-{name}.so") if name else (f"libnccl-{kind}.so",)
+    probed = [probe(each, *symbols) for each in candidates]
+    return next((each for each in probed if each.path), probed[0])
 
 
 def pins(machine: Machine) -> Finding:

@@ -48,8 +48,19 @@ typedef struct {
   double per_channel_tree_ll128_gbs[4][3];
   double per_channel_tree_gbs[4][3];
   double per_channel_nvls_tree_gbs[4][3];
-} nccl_tuner_constants; /* v5 and v6; v7 has one more capability: this plugin leaves it alone, so that growth does not matter */
+} nccl_tuner_constants; /* v5 and v6 */
 _Static_assert(sizeof(nccl_tuner_constants) == 1152, "tuner constants");
+
+typedef struct { /* one more compute capability */
+  double base_latencies[7][3];
+  double hw_latencies[3][7][3];
+  double ll_max_gbs[5][3];
+  double per_channel_ring_ll128_gbs[5][3];
+  double per_channel_tree_ll128_gbs[5][3];
+  double per_channel_tree_gbs[5][3];
+  double per_channel_nvls_tree_gbs[5][3];
+} nccl_tuner_constants_v7;
+_Static_assert(sizeof(nccl_tuner_constants_v7) == 1272, "tuner constants v7");
 
 typedef struct {
   const char *name;

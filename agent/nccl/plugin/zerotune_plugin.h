@@ -12,7 +12,7 @@
 
 #pragma GCC visibility push(default) /* the rest of the library is hidden */
 
-#define ZT_LAYOUT_VERSION 1u
+#define ZT_LAYOUT_VERSION 2u
 #define ZT_MAX_PLAN_ROWS 4096u
 #define ZT_RING_RECORDS 65536u /* power of two */
 #define ZT_COST_RING_RECORDS 512u
@@ -114,6 +114,7 @@ typedef struct {
   uint64_t n_lost_events;      /* collectives not timed: event pool exhausted */
   uint64_t n_abandoned_events; /* collectives still in flight when their communicator went away */
   uint64_t n_estimates;        /* getCollInfo calls that settle nothing: left untouched */
+  uint64_t n_next_tuner_faults; /* errors and unusable answers of the tuner that is asked before ours */
 } zt_counters;
 
 /* A decision record (recording on) says what was asked: `sequence` counts decisions of its
@@ -162,6 +163,7 @@ uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
 uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 uint32_t zerotune_tuner_abi(void); /* version NCCL initialised a communicator's tuner by; 0 = none yet */
 uint32_t zerotune_profiler_abi(void);
+const char *zerotune_next_tuner(void); /* what the tuner that is asked before ours calls itself; "" = there is none */
 uint32_t zerotune_size_class(uint64_t message_bytes); /* zerotune.store.records.size_class */
 
 size_t zerotune_drain(zt_record *out, size_t max_records);

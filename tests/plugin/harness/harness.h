@@ -3,6 +3,7 @@
 #ifndef HARNESS_H
 #define HARNESS_H
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,10 +62,13 @@ typedef struct {
   __typeof__(&zerotune_counters) counters;
   __typeof__(&zerotune_passages) passages;
   __typeof__(&zerotune_one_rank_communicators) one_rank_communicators;
+  __typeof__(&zerotune_next_tuner) next_tuner;
   __typeof__(&zerotune_reset) reset;
 } plugin;
 
 extern plugin the;
+extern const char *others; /* folder of other plugins */
+extern const char *opened; /* path of ours */
 
 /* NCCL's side of one tuner version: a communicator and the answer to one question. */
 typedef struct {
@@ -82,6 +86,7 @@ typedef struct {
   int algorithm, protocol, n_channels; /* v2's answer; channels of all */
 } question;
 
+extern _Thread_local double last_constant; /* in NCCL's hands after the latest tuner_init */
 tuned tuner_init(int version, uint64_t comm_id, size_t n_ranks, size_t n_nodes);
 void tuner_ask(tuned tuner, question *asked);
 void tuner_finalize(tuned tuner);
@@ -104,6 +109,7 @@ void test_passages(void);
 void test_lifetimes(void);
 void test_groups(void);
 void test_impossible_numbers(void);
+void test_next_tuner(void);
 void test_threads(void);
 
 #endif

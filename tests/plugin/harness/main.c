@@ -3,6 +3,8 @@
 #include "harness.h"
 
 plugin the;
+_Thread_local double last_constant;
+const char *others;
 static void *library;
 
 static void *symbol(const char *name) {
@@ -14,7 +16,7 @@ static void *symbol(const char *name) {
   return found;
 }
 
-static const char *opened;
+const char *opened;
 
 static void open_plugin(const char *path) {
   opened = path;
@@ -56,6 +58,7 @@ static void open_plugin(const char *path) {
   BIND(counters, counters);
   BIND(passages, passages);
   BIND(one_rank_communicators, one_rank_communicators);
+  BIND(next_tuner, next_tuner);
   BIND(reset, reset);
 }
 
@@ -67,7 +70,10 @@ void reopen_plugin(void) {
 tuned tuner_init(int version, uint64_t comm_id, size_t n_ranks, size_t n_nodes) {
   tuned tuner = {.version = version};
   nccl_nvl_domain_info domain = {(int)n_nodes, 1, 8};
-  nccl_tuner_constants constants = {.base_latencies[1][0] = 6.6}, before = constants;
+  nccl_tuner_constants_v7 constants_v7 = {.base_latencies[1][0] = 6.6}, before = constants_v7;
+  nccl_tuner_constants constants;
+  memset(&constants, 0, sizeof constants);
+  memcpy(&constants, &constants_v7, sizeof constants_v7.base_latencies);
   const char *name = NULL;
   int result = -1;
   switch (version) {
@@ -86,16 +92,19 @@ tuned tuner_init(int version, uint64_t comm_id, size_t n_ranks, size_t n_nodes) 
   case 6:
     name = the.tuner_v6->name;
     result = the.tuner_v6->init(&tuner.context, comm_id, n_ranks, n_nodes, NULL, &domain, &constants);
-    CHECK(the.tuner_v6->get_chunk_size == NULL);
     break;
   case 7:
     name = the.tuner_v7->name;
-    result = the.tuner_v7->init(&tuner.context, comm_id, n_ranks, n_nodes, NULL, &domain, &constants);
-    CHECK(the.tuner_v7->get_chunk_size == NULL);
+    result = the.tuner_v7->init(&tuner.context, comm_id, n_ranks, n_nodes, NULL, &domain,
+                                (nccl_tuner_constants *)(void *)&constants_v7);
   }
+  const bool is_alone = the.next_tuner()[0] == '\0';
+  CHECK(!is_alone || (the.tuner_v6->get_chunk_size == NULL && the.tuner_v7->get_chunk_size == NULL));
+  CHECK(!is_alone || memcmp(&constants_v7, &before, sizeof before) == 0);
+  CHECK(!is_alone || memcmp(&constants, &before, offsetof(nccl_tuner_constants, per_channel_nvls_tree_gbs)) == 0);
+  last_constant = version == 7 ? constants_v7.per_channel_nvls_tree_gbs[3][2] : constants.per_channel_nvls_tree_gbs[3][2];
   CHECK_EQUAL(result, NCCL_SUCCESS);
   CHECK(strcmp(name, "zerotune") == 0);
-  CHECK(memcmp(&constants, &before, sizeof constants) == 0);
   CHECK_EQUAL(the.tuner_abi(), version);
   return tuner;
 }
@@ -106,7 +115,8 @@ static void check_member(tuned tuner, const question *asked) {
   CHECK_EQUAL(the.tuner_v2->get_coll_info(tuner.context, asked->collective, asked->n_bytes, 0, 0, 1, &algorithm,
                                           &protocol, &n_channels),
               NCCL_SUCCESS);
-  CHECK(algorithm == -1 && protocol == -1 && n_channels == asked->n_channels);
+  CHECK_EQUAL(n_channels, asked->n_channels);
+  CHECK(the.next_tuner()[0] != '\0' || (algorithm == -1 && protocol == -1));
 }
 
 void tuner_ask(tuned tuner, question *asked) {
@@ -208,8 +218,10 @@ int main(int argc, char **argv) {
                {"groups", test_groups},
                {"passages", test_passages},
                {"impossible_numbers", test_impossible_numbers},
+               {"next_tuner", test_next_tuner},
                {"threads", test_threads}};
-  if (argc != 3) return 2;
+  if (argc != 4) return 2;
+  others = argv[3];
   open_plugin(argv[1]);
   for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++)
     if (strcmp(tests[i].name, argv[2]) == 0) {

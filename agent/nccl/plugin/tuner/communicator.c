@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "../nccl_abi.h"
+#include "../next/tuner.h"
 #include "../plan/plan.h"
 
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
@@ -60,6 +61,7 @@ static void add(zt_counters *sum, const zt_communicator *communicator) {
   sum->n_ignored_cells += READ(communicator->n_ignored_cells);
   sum->n_clamped_channels += READ(communicator->n_clamped_channels);
   sum->n_estimates += READ(communicator->n_estimates);
+  sum->n_next_tuner_faults += READ(communicator->n_next_tuner_faults);
 }
 
 void zt_detach(zt_communicator *communicator, enum zt_role role) {
@@ -83,7 +85,8 @@ void zt_communicators_count(zt_counters *out) {
                               .n_matched = of_the_dead.n_matched,
                               .n_ignored_cells = of_the_dead.n_ignored_cells,
                               .n_clamped_channels = of_the_dead.n_clamped_channels,
-                              .n_estimates = of_the_dead.n_estimates});
+                              .n_estimates = of_the_dead.n_estimates,
+                              .n_next_tuner_faults = of_the_dead.n_next_tuner_faults});
   for (const zt_communicator *each = newest; each != NULL; each = each->next) add(out, each);
   out->n_communicators = n_created;
   pthread_mutex_unlock(&registry);
@@ -112,6 +115,7 @@ static void forget_history(zt_communicator *communicator) {
   WRITE(communicator->n_matched, 0);
   WRITE(communicator->n_ignored_cells, 0);
   WRITE(communicator->n_estimates, 0);
+  WRITE(communicator->n_next_tuner_faults, 0);
   WRITE(communicator->n_clamped_channels, 0);
   for (uint32_t i = 0; i < ZT_N_COLLECTIVE_CODES; i++) {
     WRITE(communicator->sequence[i], 0);
@@ -129,6 +133,7 @@ void zt_communicators_reset(void) {
   n_created = n_of_one_rank = 0;
   zt_plan_reset();
   zt_classes_reset(newest == NULL);
+  if (newest == NULL) zt_next_tuner_forget();
   pthread_mutex_unlock(&registry);
 }
 

@@ -33,8 +33,11 @@ typedef struct {
 /* NCCL 2.21: calls decided together, whose channels it asks for one by one. */
 typedef struct {
   uint64_t bytes_left;
-  int n_channels; /* 0 = NCCL's own */
+  int n_channels; /* 0 = no opinion */
+  bool is_ours;   /* a row named the cell: another tuner's channels were for another */
 } zt_run;
+
+typedef struct zt_next_tuner zt_next_tuner; /* next/tuner.h */
 
 typedef struct zt_communicator {
   struct zt_communicator *next;
@@ -50,7 +53,9 @@ typedef struct zt_communicator {
   bool leave_alone; /* tuner v2 under the user's NCCL_ALGO or NCCL_PROTO */
 
   /* The tuner's: NCCL calls a communicator from one thread at a time, so that a load and a store do. */
-  _Atomic uint64_t n_calls, n_matched, n_ignored_cells, n_clamped_channels, n_estimates;
+  const zt_next_tuner *next_tuner; /* asked first; NULL = there is none */
+  void *next_context;
+  _Atomic uint64_t n_calls, n_matched, n_ignored_cells, n_clamped_channels, n_estimates, n_next_tuner_faults;
   zt_run runs[ZT_N_COLLECTIVE_CODES];
   _Atomic uint32_t sequence[ZT_N_COLLECTIVE_CODES];
   _Atomic uint64_t costs_reported[ZT_N_COLLECTIVE_CODES][4]; /* a bit per size class */

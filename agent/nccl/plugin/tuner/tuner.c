@@ -5,22 +5,18 @@
  */
 #include <float.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../nccl_abi.h"
+#include "../next/tuner.h"
 #include "../plan/plan.h"
 #include "../plan/shared_state.h"
 #include "../records/records.h"
 #include "communicator.h"
+#include "costs.h"
 #include "size_class.h"
 
 #define EXPORT __attribute__((visibility("default")))
-
-/* NCCL's cost table: contiguous although its type says float**; negative = IGNORE. Read only if `has_table_size`. */
-typedef struct {
-  float *cost_us;
-  int n_algorithms;
-  int n_protocols;
-} cost_table;
 
 typedef struct {
   uint32_t collective;
@@ -29,19 +25,9 @@ typedef struct {
   bool registered;
   bool has_costs;  /* false: v2, whose table is of our own making */
   bool in_network; /* v2 only: NCCL could choose CollNet or NVLS by itself */
+  const float *offered; /* NCCL's costs where another tuner has edited the table since; else NULL */
+  int offered_channels;
 } call;
-
-static bool has_table_size(const cost_table *table) {
-  return table->n_algorithms > 0 && table->n_algorithms <= NCCL_TABLE_ALGORITHMS && table->n_protocols > 0 &&
-         table->n_protocols <= NCCL_TABLE_PROTOCOLS;
-}
-
-static float *cell_of(const cost_table *table, uint32_t algorithm, uint32_t protocol) {
-  if (algorithm >= (uint32_t)table->n_algorithms || protocol >= (uint32_t)table->n_protocols) return NULL;
-  return &table->cost_us[algorithm * (uint32_t)table->n_protocols + protocol];
-}
-
-static bool is_legal(const float *cell) { return cell != NULL && *cell >= 0.0f; /* false for NaN too */ }
 
 /* ---- channels ---- */
 
@@ -61,15 +47,15 @@ static bool takes_channels_raw(uint32_t algorithm, uint32_t n_nodes) {
 }
 
 /* Could NCCL's own choice be an algorithm that takes channels raw? */
-static bool may_take_channels_raw(const cost_table *table, uint32_t n_nodes) {
+static bool may_take_channels_raw(const zt_cost_table *table, uint32_t n_nodes) {
   for (uint32_t algorithm = 0; algorithm < NCCL_MAX_ALGORITHMS; algorithm++)
-    if (takes_channels_raw(algorithm, n_nodes) && is_legal(cell_of(table, algorithm, NCCL_SIMPLE))) return true;
+    if (takes_channels_raw(algorithm, n_nodes) && zt_is_legal(zt_cell_of(table, algorithm, NCCL_SIMPLE))) return true;
   return false;
 }
 
 /* The channel count to hand NCCL for a row's; 0 = leave NCCL's. */
 static int clamp_channels(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
-                          const cost_table *table, bool in_network) {
+                          const zt_cost_table *table, bool in_network) {
   const uint32_t n_nodes = zt_class_n_nodes(its_class);
   const uint32_t limit = atomic_load_explicit(&its_class->channel_limit, memory_order_relaxed);
   if (limit == 0) {
@@ -84,8 +70,8 @@ static int clamp_channels(zt_communicator *communicator, const zt_class *its_cla
 
 /* ---- records ---- */
 
-__attribute__((noinline)) static void report_costs(zt_communicator *communicator, const zt_class *its_class,
-                                                   const call *asked, const cost_table *table) {
+static void report_costs(zt_communicator *communicator, const zt_class *its_class, const call *asked,
+                         const zt_cost_table *table) {
   zt_cost_record record = {
       .comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
       .message_bytes = asked->message_bytes,
@@ -98,8 +84,8 @@ __attribute__((noinline)) static void report_costs(zt_communicator *communicator
   };
   for (uint32_t algorithm = 0; algorithm < NCCL_MAX_ALGORITHMS; algorithm++)
     for (uint32_t protocol = 0; protocol < NCCL_N_PROTOCOLS; protocol++) {
-      const float *cell = cell_of(table, algorithm, protocol);
-      record.cost_us[algorithm][protocol] = is_legal(cell) ? *cell : -1.0f;
+      const float *cell = zt_cell_of(table, algorithm, protocol);
+      record.cost_us[algorithm][protocol] = zt_is_legal(cell) ? *cell : -1.0f;
     }
   if (!zt_cost_push(&record)) return; /* dropped: the next such call tries again */
   const uint32_t index = zt_size_class(asked->message_bytes);
@@ -116,7 +102,7 @@ static bool costs_are_news(const zt_communicator *communicator, const call *aske
 }
 
 /* The cell NCCL will take: smallest cost that is not IGNORE, the first on ties. */
-static void cheapest(const cost_table *table, uint8_t *algorithm, uint8_t *protocol) {
+static void cheapest(const zt_cost_table *table, uint8_t *algorithm, uint8_t *protocol) {
   float lowest = 3.4e38f;
   for (int a = 0; a < table->n_algorithms; a++)
     for (int p = 0; p < table->n_protocols; p++) {
@@ -129,7 +115,7 @@ static void cheapest(const cost_table *table, uint8_t *algorithm, uint8_t *proto
 }
 
 static void record_decision(zt_communicator *communicator, const zt_class *its_class, const call *asked,
-                            const zt_choice *choice, const cost_table *table, uint8_t flags, uint32_t sequence,
+                            const zt_choice *choice, const zt_cost_table *table, uint8_t flags, uint32_t sequence,
                             int n_channels) {
   zt_record record = {
       .comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
@@ -162,49 +148,85 @@ static void record_decision(zt_communicator *communicator, const zt_class *its_c
 
 /* Just below all others: NCCL 2.31 and newer compare with kernels that the table does not show, and a cost of 0
  * would beat those, too. */
-static void make_cheapest(const cost_table *table, float *chosen) {
+static void make_cheapest(const zt_cost_table *table, float *chosen) {
   const float least_us = 1e-3f, below = 0.999f;
   float lowest = FLT_MAX;
   for (int i = 0; i < table->n_algorithms * table->n_protocols; i++) {
     float *cell = &table->cost_us[i];
-    if (cell == chosen || !is_legal(cell)) continue;
+    if (cell == chosen || !zt_is_legal(cell)) continue;
     if (*cell < least_us) *cell = least_us;
     if (*cell < lowest) lowest = *cell;
   }
   if (*chosen > lowest * below) *chosen = lowest * below;
 }
 
+/* NCCL's estimates, changed so far as another tuner has said by now what is to run: its choice is just below the
+ * others, what it has struck out is left out. Its own numbers are seldom times. */
+static void as_it_stands(const zt_cost_table *table, const float *offered, float *costs) {
+  uint8_t algorithm = ZT_NO_OPINION, protocol = ZT_NO_OPINION;
+  cheapest(table, &algorithm, &protocol);
+  const zt_cost_table made = {costs, table->n_algorithms, table->n_protocols};
+  for (int i = 0; i < table->n_algorithms * table->n_protocols; i++) {
+    const bool is_there = zt_is_legal(&table->cost_us[i]) && zt_is_legal(&offered[i]);
+    costs[i] = is_there ? offered[i] : -1.0f;
+  }
+  float *chosen = zt_cell_of(&made, algorithm, protocol);
+  if (chosen == NULL) return;
+  if (!zt_is_legal(chosen)) *chosen = FLT_MAX; /* revived */
+  make_cheapest(&made, chosen);
+}
+
+__attribute__((noinline)) static void report_news(zt_communicator *communicator, const zt_class *its_class,
+                                                  const call *asked, const zt_cost_table *table) {
+  float costs[ZT_MAX_CELLS];
+  const zt_cost_table standing = {costs, table->n_algorithms, table->n_protocols};
+  if (asked->offered != NULL) as_it_stands(table, asked->offered, costs);
+  report_costs(communicator, its_class, asked, asked->offered != NULL ? &standing : table);
+}
+
+/* What another tuner has struck out, or revived, is as little ours to take as what NCCL does not offer. */
+static bool is_offered(const zt_cost_table *table, const float *cell, const call *asked) {
+  return zt_is_legal(cell) && (asked->offered == NULL || zt_is_legal(&asked->offered[cell - table->cost_us]));
+}
+
 /* Carry the row out, if that is legal here. Returns whether anything was asked of NCCL; what was asked
  * of channels goes to *asked_channels. */
 static bool apply(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
-                  const call *asked, const cost_table *table, int *asked_channels) {
+                  const call *asked, const zt_cost_table *table, int *asked_channels) {
   const bool names_cell = choice->algorithm != ZT_NO_OPINION;
-  float *cell = names_cell ? cell_of(table, choice->algorithm, choice->protocol) : NULL;
-  if (names_cell && !is_legal(cell)) {
+  float *cell = names_cell ? zt_cell_of(table, choice->algorithm, choice->protocol) : NULL;
+  if (names_cell && !is_offered(table, cell, asked)) {
     ZT_BUMP(communicator->n_ignored_cells);
     return false;
   }
   if (choice->n_channels > 0)
     *asked_channels = clamp_channels(communicator, its_class, choice, table, asked->in_network);
-  if (names_cell) make_cheapest(table, cell);
+  if (names_cell) {
+    const size_t n_cells = (size_t)(table->n_algorithms * table->n_protocols);
+    if (asked->offered != NULL) memcpy(table->cost_us, asked->offered, n_cells * sizeof(float));
+    make_cheapest(table, cell);
+  }
   return names_cell || *asked_channels > 0;
 }
 
-static bool decide(zt_communicator *communicator, const call *asked, const cost_table *table, int *n_channels,
+static bool decide(zt_communicator *communicator, const call *asked, const zt_cost_table *table, int *n_channels,
                    zt_choice *choice) {
   const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   ZT_BUMP(communicator->n_calls);
   /* Higher function numbers mean one thing in NCCL and another in RCCL, and can be tuned in neither. */
   if (its_class == NULL || asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
-  if (!has_table_size(table)) return false;
-  if (asked->has_costs && costs_are_news(communicator, asked)) report_costs(communicator, its_class, asked, table);
+  if (!zt_has_table_size(table)) return false;
+  if (asked->has_costs && costs_are_news(communicator, asked)) report_news(communicator, its_class, asked, table);
 
   *choice = zt_plan_lookup(zt_class_index(its_class), asked->collective, asked->message_bytes,
                            zt_read(&zt_shared.phase_or_region));
   int asked_channels = 0;
   bool matched = choice->found && !communicator->leave_alone &&
                  apply(communicator, its_class, choice, asked, table, &asked_channels);
-  if (asked_channels > 0) *n_channels = asked_channels;
+  if (asked_channels > 0)
+    *n_channels = asked_channels;
+  else if (matched) /* another tuner's were for another cell */
+    *n_channels = asked->offered_channels;
   if (matched) ZT_BUMP(communicator->n_matched);
 
   const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
@@ -219,22 +241,35 @@ static bool decide(zt_communicator *communicator, const call *asked, const cost_
 
 /* ---- v3 to v7: NCCL hands its cost table in ---- */
 
+/* Another tuner first: where no row applies, its answer stands. */
+__attribute__((noinline)) static void decide_after_next(zt_communicator *communicator, call asked,
+                                                        const zt_cost_table *table, int *n_channels) {
+  float offered[ZT_MAX_CELLS];
+  const zt_question question = {(int)asked.collective, asked.message_bytes, asked.n_pipe_ops, asked.registered};
+  if (zt_next_tuner_ask(communicator, &question, table, offered, n_channels)) asked.offered = offered;
+  zt_choice choice;
+  if (asked.n_pipe_ops > 0) (void)decide(communicator, &asked, table, n_channels, &choice);
+}
+
 static nccl_result coll_info_v4(void *context, int collective, size_t n_bytes, int n_pipe_ops, float **costs,
                                 int n_algorithms, int n_protocols, int registered_buffers, int *n_channels) {
   if (context == NULL || costs == NULL || n_channels == NULL) return NCCL_SUCCESS;
-  if (n_pipe_ops <= 0) { /* 2.31 and newer weigh other kinds of kernels first: not what this collective gets */
-    zt_communicator *communicator = context;
-    ZT_BUMP(communicator->n_estimates);
-    return NCCL_SUCCESS;
-  }
-  const cost_table table = {(float *)(void *)costs, n_algorithms, n_protocols};
+  zt_communicator *communicator = context;
+  const zt_cost_table table = {(float *)(void *)costs, n_algorithms, n_protocols};
   const call asked = {.collective = (uint32_t)collective,
                       .message_bytes = n_bytes,
                       .n_pipe_ops = n_pipe_ops,
                       .registered = registered_buffers != 0,
-                      .has_costs = true};
-  zt_choice choice;
-  (void)decide(context, &asked, &table, n_channels, &choice);
+                      .has_costs = true,
+                      .offered_channels = *n_channels};
+  /* 2.31 and newer weigh other kinds of kernels first: not what this collective gets */
+  if (n_pipe_ops <= 0) ZT_BUMP(communicator->n_estimates);
+  if (communicator->next_tuner != NULL) {
+    decide_after_next(communicator, asked, &table, n_channels);
+  } else if (n_pipe_ops > 0) {
+    zt_choice choice;
+    (void)decide(communicator, &asked, &table, n_channels, &choice);
+  }
   return NCCL_SUCCESS;
 }
 
@@ -247,12 +282,15 @@ static nccl_result coll_info_v3(void *context, int collective, size_t n_bytes, i
 
 /* It asks once for a run of calls with their sum of bytes, which decides the cell, and then once for each of them,
  * which gets its channels only. */
-static bool is_member_of_run(zt_communicator *communicator, int collective, size_t n_bytes, int *n_channels) {
-  if (collective < 0 || collective >= NCCL_N_COLLECTIVES || n_bytes == 0) return false;
-  zt_run *run = &communicator->runs[collective];
-  if (n_bytes > run->bytes_left) return false;
-  run->bytes_left -= n_bytes;
-  if (run->n_channels > 0) *n_channels = run->n_channels;
+static bool is_member_of_run(zt_communicator *communicator, const call *asked, int *n_channels) {
+  if (asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
+  zt_run *run = &communicator->runs[asked->collective];
+  if (asked->message_bytes > run->bytes_left) return false;
+  run->bytes_left -= asked->message_bytes;
+  if (run->n_channels > 0)
+    *n_channels = run->n_channels;
+  else if (run->is_ours)
+    *n_channels = asked->offered_channels;
   return true;
 }
 
@@ -262,22 +300,39 @@ static nccl_result coll_info_v2(void *context, int collective, size_t n_bytes, i
                                 int nvls_support, int n_pipe_ops, int *algorithm, int *protocol, int *n_channels) {
   if (context == NULL || algorithm == NULL || protocol == NULL || n_channels == NULL) return NCCL_SUCCESS;
   zt_communicator *communicator = context;
-  if (is_member_of_run(communicator, collective, n_bytes, n_channels)) return NCCL_SUCCESS;
-  const float tree = collective == NCCL_ALL_REDUCE ? 1.0f : -1.0f;
-  float cells[2 * NCCL_N_PROTOCOLS] = {tree, -1.0f, tree, 1.0f, -1.0f, 1.0f};
-  const cost_table table = {cells, 2, NCCL_N_PROTOCOLS};
   const call asked = {.collective = (uint32_t)collective,
                       .message_bytes = n_bytes,
                       .n_pipe_ops = n_pipe_ops,
-                      .in_network = collnet_support != 0 || nvls_support != 0};
+                      .in_network = collnet_support != 0 || nvls_support != 0,
+                      .offered_channels = *n_channels};
+  if (communicator->next_tuner != NULL) {
+    const zt_question question = {collective, n_bytes, n_pipe_ops, 0};
+    zt_next_tuner_ask_v2(communicator, &question, collnet_support, nvls_support, algorithm, protocol, n_channels);
+  }
+  if (is_member_of_run(communicator, &asked, n_channels)) return NCCL_SUCCESS;
+  const float tree = collective == NCCL_ALL_REDUCE ? 1.0f : -1.0f;
+  float cells[2 * NCCL_N_PROTOCOLS] = {tree, -1.0f, tree, 1.0f, -1.0f, 1.0f};
+  const zt_cost_table table = {cells, 2, NCCL_N_PROTOCOLS};
   zt_choice choice;
   const bool matched = decide(communicator, &asked, &table, n_channels, &choice);
-  if (matched && choice.algorithm != ZT_NO_OPINION) {
+  const bool is_ours = matched && choice.algorithm != ZT_NO_OPINION;
+  if (is_ours) {
     *algorithm = choice.algorithm;
     *protocol = choice.protocol;
   }
   if (collective >= 0 && collective < NCCL_N_COLLECTIVES)
-    communicator->runs[collective] = (zt_run){n_bytes, matched ? *n_channels : 0};
+    communicator->runs[collective] = (zt_run){n_bytes, matched ? *n_channels : 0, is_ours};
+  return NCCL_SUCCESS;
+}
+
+/* ---- v6 and v7 ---- */
+
+static nccl_result chunk_size(void *context, int collective, size_t n_bytes, int algorithm, int protocol,
+                              int n_channels, size_t *chunk_bytes) {
+  zt_communicator *communicator = context;
+  if (communicator == NULL || communicator->next_tuner == NULL || chunk_bytes == NULL) return NCCL_SUCCESS;
+  const zt_question question = {.collective = collective, .n_bytes = n_bytes};
+  zt_next_tuner_chunk(communicator, &question, algorithm, protocol, n_channels, chunk_bytes);
   return NCCL_SUCCESS;
 }
 
@@ -287,51 +342,57 @@ static _Atomic uint32_t abi_in_use;
 
 uint32_t zerotune_tuner_abi(void) { return atomic_load_explicit(&abi_in_use, memory_order_relaxed); }
 
-static nccl_result attach(uint32_t abi, uint64_t comm_id, size_t n_ranks, size_t n_nodes, void **context) {
-  atomic_store_explicit(&abi_in_use, abi, memory_order_relaxed);
+/* Not constant: NCCL reads getChunkSize after each init, and NULL spares it the call. */
+EXPORT nccl_tuner_v6 ncclTunerPlugin_v6, ncclTunerPlugin_v7;
+
+static void offer_chunk_size(const zt_next_tuner *next) {
+  __typeof__(&chunk_size) offered = next != NULL && next->get_chunk_size != NULL ? chunk_size : NULL;
+  ncclTunerPlugin_v6.get_chunk_size = ncclTunerPlugin_v7.get_chunk_size = offered;
+}
+
+static nccl_result attach(const zt_tuner_start *start, void **context) {
+  atomic_store_explicit(&abi_in_use, (uint32_t)start->abi, memory_order_relaxed);
   zt_records_prepare();
-  *context = zt_attach(ZT_TUNER, comm_id, n_ranks, n_nodes, ZT_RANK_UNKNOWN);
+  zt_communicator *communicator =
+      zt_attach(ZT_TUNER, start->comm_id, start->n_ranks, start->n_nodes, ZT_RANK_UNKNOWN);
+  *context = communicator;
+  if (communicator == NULL) return NCCL_SUCCESS;
+  const zt_next_tuner *next = zt_next_tuner_find(start->abi, offer_chunk_size);
+  if (next != NULL) zt_next_tuner_init(next, communicator, start);
   return NCCL_SUCCESS;
 }
 
+#define INIT_NAMELESS(version)                                                                                     \
+  static nccl_result init_v##version(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {            \
+    return attach(&(zt_tuner_start){.abi = version, .n_ranks = n_ranks, .n_nodes = n_nodes, .log = log}, context); \
+  }
+
+INIT_NAMELESS(3)
+INIT_NAMELESS(4)
+
 static nccl_result init_v2(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
-  (void)log;
-  const nccl_result result = attach(2, 0, n_ranks, n_nodes, context);
+  const nccl_result result =
+      attach(&(zt_tuner_start){.abi = 2, .n_ranks = n_ranks, .n_nodes = n_nodes, .log = log}, context);
   zt_communicator *communicator = *context;
   if (communicator != NULL) communicator->leave_alone = getenv("NCCL_ALGO") != NULL || getenv("NCCL_PROTO") != NULL;
   return result;
 }
 
-static nccl_result init_v3(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
-  (void)log;
-  return attach(3, 0, n_ranks, n_nodes, context);
-}
+#define INIT_WITH_CONSTANTS(version)                                                                             \
+  static nccl_result init_v##version(void **context, uint64_t comm_id, size_t n_ranks, size_t n_nodes,           \
+                                     nccl_logger log, nccl_nvl_domain_info *domain,                              \
+                                     nccl_tuner_constants *constants) {                                          \
+    return attach(&(zt_tuner_start){version, comm_id, n_ranks, n_nodes, log, domain, constants}, context);       \
+  }
 
-static nccl_result init_v4(size_t n_ranks, size_t n_nodes, nccl_logger log, void **context) {
-  (void)log;
-  return attach(4, 0, n_ranks, n_nodes, context);
-}
-
-static nccl_result init_v5(void **context, uint64_t comm_id, size_t n_ranks, size_t n_nodes, nccl_logger log,
-                           nccl_nvl_domain_info *domain, nccl_tuner_constants *constants) {
-  (void)log, (void)domain, (void)constants;
-  return attach(5, comm_id, n_ranks, n_nodes, context);
-}
-
-static nccl_result init_v6(void **context, uint64_t comm_id, size_t n_ranks, size_t n_nodes, nccl_logger log,
-                           nccl_nvl_domain_info *domain, nccl_tuner_constants *constants) {
-  (void)log, (void)domain, (void)constants;
-  return attach(6, comm_id, n_ranks, n_nodes, context);
-}
-
-static nccl_result init_v7(void **context, uint64_t comm_id, size_t n_ranks, size_t n_nodes, nccl_logger log,
-                           nccl_nvl_domain_info *domain, nccl_tuner_constants *constants) {
-  (void)log, (void)domain, (void)constants;
-  return attach(7, comm_id, n_ranks, n_nodes, context);
-}
+INIT_WITH_CONSTANTS(5)
+INIT_WITH_CONSTANTS(6)
+INIT_WITH_CONSTANTS(7)
 
 static nccl_result finalize(void *context) {
-  if (context != NULL) zt_detach(context, ZT_TUNER);
+  if (context == NULL) return NCCL_SUCCESS;
+  zt_next_tuner_end(context);
+  zt_detach(context, ZT_TUNER);
   return NCCL_SUCCESS;
 }
 
@@ -339,7 +400,7 @@ EXPORT const nccl_tuner_v2 ncclTunerPlugin_v2 = {"zerotune", init_v2, coll_info_
 EXPORT const nccl_tuner_v3 ncclTunerPlugin_v3 = {"zerotune", init_v3, coll_info_v3, finalize};
 EXPORT const nccl_tuner_v4 ncclTunerPlugin_v4 = {"zerotune", init_v4, coll_info_v4, finalize};
 EXPORT const nccl_tuner_v5 ncclTunerPlugin_v5 = {"zerotune", init_v5, coll_info_v4, finalize};
-EXPORT const nccl_tuner_v6 ncclTunerPlugin_v6 = {"zerotune", init_v6, coll_info_v4, finalize, NULL};
-EXPORT const nccl_tuner_v6 ncclTunerPlugin_v7 = {"zerotune", init_v7, coll_info_v4, finalize, NULL};
+EXPORT nccl_tuner_v6 ncclTunerPlugin_v6 = {"zerotune", init_v6, coll_info_v4, finalize, NULL};
+EXPORT nccl_tuner_v6 ncclTunerPlugin_v7 = {"zerotune", init_v7, coll_info_v4, finalize, NULL};
 
 uint32_t zerotune_size_class(uint64_t message_bytes) { return message_bytes == 0 ? 0 : zt_size_class(message_bytes); }

@@ -1,0 +1,64 @@
+"""Whose places our plugin takes, and what it is told of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerotune.agent.nccl.compiled import PLUGIN
+from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, others, take_places
+
+OURS = "/x/libnccl-tuner-zerotune.so"
+NO_FILE = {"NCCL_CONF_FILE": "/nowhere"}
+
+
+def after(*, searches: bool = True, **environment: str) -> tuple[str | None, str | None]:
+    """The tuner that NCCL is told, and the one that ours is told."""
+    environment = NO_FILE | environment
+    take_places(environment, OURS, searches=searches)
+    return environment.get(TUNER.variable), environment.get(TUNER.next_variable)
+
+
+def test_the_other_is_written_down() -> None:
+    assert after() == (OURS, "")
+    assert after(searches=False) == (OURS, None)
+    for value in ("/opt/other.so", "ofi", "STATIC_PLUGIN", "none"):
+        assert after(NCCL_TUNER_PLUGIN=value) == (OURS, value)
+        assert after(NCCL_TUNER_PLUGIN=value, searches=False) == (OURS, value)
+
+
+@pytest.mark.parametrize(
+    "name", [OURS, "/other/environment/libnccl-tuner-zerotune.so", Path(PLUGIN.file).name, "zerotune"]
+)
+def test_ours_is_no_other(name: str) -> None:
+    assert after(NCCL_TUNER_PLUGIN=name) == (OURS, "")
+    # as a rank's own children find it
+    assert after(NCCL_TUNER_PLUGIN=name, ZEROTUNE_NEXT_TUNER="ofi") == (OURS, "ofi")
+
+
+def test_what_is_set_after_launch_counts() -> None:
+    environment = dict(NO_FILE)
+    take_places(environment, OURS, searches=True)
+    environment["NCCL_TUNER_PLUGIN"] = "late.so"
+    take_places(environment, OURS, searches=True)
+    assert environment["NCCL_TUNER_PLUGIN"] == OURS
+    assert environment["ZEROTUNE_NEXT_TUNER"] == "late.so"
+
+
+def test_nccls_own_files_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "nccl.conf"
+    file.write_text("#NCCL_TUNER_PLUGIN=no\nNCCL_DEBUG\nNCCL_TUNER_PLUGIN=/opt/a=b.so\nNCCL_TUNER_PLUGIN=later\n")
+    assert after(NCCL_CONF_FILE=str(file)) == (OURS, "/opt/a=b.so")
+    assert after(NCCL_CONF_FILE=str(file), NCCL_TUNER_PLUGIN="x") == (OURS, "x")
+
+
+def test_beside_another_profiler_nothing_is_taken() -> None:
+    assert after(NCCL_PROFILER_PLUGIN="inspector", NCCL_TUNER_PLUGIN="ofi") == ("ofi", None)
+    assert after(NCCL_PROFILER_PLUGIN="none")[0] == OURS
+
+
+def test_others_are_named() -> None:
+    named = {"NCCL_TUNER_PLUGIN": "ofi", "NCCL_PROFILER_PLUGIN": "inspector"}
+    assert dict(others(NO_FILE | named)) == {TUNER: "ofi", PROFILER: "inspector"}
+    assert dict(others(NO_FILE | {"NCCL_TUNER_PLUGIN": "none"})) == {}
