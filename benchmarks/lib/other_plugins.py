@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +12,17 @@ _SOURCES: Final = Path(__file__).parent.parent / "nccl"
 FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{PLUGIN.root / 'plugin'}")
 
 
-def other_tuner(made: Path, version: int, *flags: str, compiler: Sequence[str] = ("cc",)) -> Path:
-    """Compile a tuner to `made`, with that version of the interface alone unless `flags` say otherwise."""
+def other_tuner(made: Path, version: int, *flags: str) -> Path:
+    """Compile a tuner.
+
+    Args:
+        made: path of the library.
+        version: of NCCL's interface; the library has no other, unless `flags` say so.
+        flags: more of the compiler's.
+
+    Returns:
+        `made`.
+    """
     source = _SOURCES / "other_tuner.c"
-    subprocess.run([*compiler, *FLAGS, *flags, f"-DVERSION={version}", "-o", str(made), str(source)], check=True)
+    subprocess.run(["cc", *FLAGS, *flags, f"-DVERSION={version}", "-o", str(made), str(source)], check=True)
     return made
