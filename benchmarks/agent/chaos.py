@@ -1,6 +1,7 @@
 """Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
-    python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--seed S] [--json]
+    python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--daemons N] [--jobs J ...]
+        [--events E ...] [--seed S] [--json]
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
 torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
@@ -16,8 +17,8 @@ machine's own doing. Figures:
     acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
     worst_stall_ms            by how much the worst step took longer than the worst without the agent
 
-`--events` chooses among the events. Calendars jump by a day to ten years, ahead or back: the daemon's or that of all
-ranks, never the machine's own (benchmarks/lib/shifted_clock.py).
+`--events` and `--jobs` choose among them. Calendars jump by a day to ten years, ahead or back: the daemon's or that of
+all ranks, never the machine's own (benchmarks/lib/shifted_clock.py).
 """
 
 from __future__ import annotations
@@ -36,13 +37,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import psutil
 import zmq
 
+from benchmarks.lib.argument_types import positive
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.lib.shifted_clock import ShiftedClock
 
@@ -133,7 +136,7 @@ class Chaos:
         self.n_deaths_while_recording = 0
         self.daemon = self._start_daemon()
         environment = self.environment | self.clocks["ranks"].environment
-        self.jobs = [Job(one, folder, arguments, environment) for one in RUNTIMES]
+        self.jobs = [Job(one, folder, arguments, environment) for one in arguments.jobs]
 
     def _start_daemon(self) -> subprocess.Popen[bytes]:
         command = [*ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", str(self.store)]
@@ -159,13 +162,13 @@ class Chaos:
     def kill_daemon(self) -> None:
         """A daemon dies; after a while there is another."""
         self._end_daemon()
-        time.sleep(self.chance.choice((0.0, 0.0, 1.5)))
+        time.sleep(self.chance.choice((0.0, 0.0, 0.0, 1.5)))
         self.daemon = self._start_daemon()
 
     def _end_daemon(self) -> None:
-        """Kill it: one time in four however young it is, else once it has written what it measured, or does not."""
+        """Kill it: every other time however young it is, else once it has written what it measured, or does not."""
         last = max(self.acknowledged, default=0)
-        if self.chance.random() < 0.75:
+        if self.chance.random() < 0.5:
             self._wait(lambda: bool(self.rows(last)), RECORDS_WITHIN_S if self.arguments.with_agent else 1.0)
             time.sleep(self.chance.uniform(0.0, 0.3))
         self.daemon.kill()
@@ -271,39 +274,65 @@ class Chaos:
 
 
 @contextlib.contextmanager
-def a_run(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[Chaos]:
-    """Everything of one run; nothing of it is left afterwards.
+def runs(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[list[Chaos]]:
+    """All daemons at once, each with its jobs; nothing of them is left afterwards.
 
     Args:
-        folder: of its own, which is made.
+        folder: of their own, which is made.
         arguments: of the command line.
         with_agent: whether the jobs are tuned.
 
     Yields:
-        The run, whose jobs have begun.
+        The runs, whose jobs have begun.
     """
     folder.mkdir(mode=0o700)
-    chaos = Chaos(folder, argparse.Namespace(**vars(arguments), with_agent=with_agent))
-    try:
-        yield chaos
-    finally:
-        chaos.close()
+    with contextlib.ExitStack() as stack:
+        begun = []
+        for number in range(arguments.daemons):
+            own = folder / str(number)
+            own.mkdir(mode=0o700)
+            seeded = {**vars(arguments), "seed": arguments.seed + number, "with_agent": with_agent}
+            begun.append(Chaos(own, argparse.Namespace(**seeded)))
+            stack.callback(begun[-1].close)
+        yield begun
 
 
-def worst_ms(chaos: Chaos) -> float:
+def at_once(begun: Sequence[Chaos], seconds: float, n_steps: float = math.inf) -> None:
+    """Let all of them run, each in a thread.
+
+    Args:
+        begun: the runs.
+        seconds: how long each lasts at most.
+        n_steps: enough of them in one start of each job, from REFERENCE_S on.
+    """
+    with ThreadPoolExecutor(len(begun)) as pool:
+        list(pool.map(lambda chaos: chaos.run(seconds, n_steps), begun))
+
+
+def worst_ms(begun: Sequence[Chaos]) -> float:
     """The longest step; the first ones of each start, which compile and connect, are none."""
-    return max(
-        (float(str(one["wall_ms"])) for job in chaos.jobs for lines in job.steps().values() for one in lines[5:]),
-        default=0.0,
-    )
+    starts = [lines for chaos in begun for job in chaos.jobs for lines in job.steps().values()]
+    return max((float(str(one["wall_ms"])) for lines in starts for one in lines[5:]), default=0.0)
 
 
-def losses(chaos: Chaos, reference: Chaos) -> list[tuple[object, object]]:
-    """Of each step its loss, and what it is without the agent; as far as both came."""
+def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[object, object]]:
+    """Of each step its loss, and what it is without the agent; as far as both came.
+
+    Args:
+        begun: the runs with the agent.
+        reference: those without.
+
+    Returns:
+        Pairs of losses as the workers wrote them.
+    """
     found = []
-    for job, other in zip(chaos.jobs, reference.jobs, strict=True):
-        expected = max(other.steps().values(), key=len, default=[])
-        for lines in job.steps().values():
+    for runtime in {job.runtime for chaos in begun for job in chaos.jobs}:
+        tuned, untuned = (
+            [lines for chaos in some for job in chaos.jobs if job.runtime == runtime for lines in job.steps().values()]
+            for some in (begun, reference)
+        )
+        expected = max(untuned, key=len, default=[])
+        for lines in tuned:
             found += [(one["loss"], there["loss"]) for one, there in zip(lines, expected, strict=False)]
     return found
 
@@ -312,7 +341,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of chaos, with the agent")
     parser.add_argument("--quick", action="store_true", help="40 seconds of it")
-    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="of each job")
+    parser.add_argument("--ranks", type=positive, default=2, metavar="N", help="of each job")
+    parser.add_argument("--daemons", type=positive, default=1, metavar="N", help="at once, each with all jobs")
+    parser.add_argument(
+        "--jobs", nargs="+", choices=RUNTIMES, default=RUNTIMES, metavar="JOB", help=", ".join(RUNTIMES)
+    )
     parser.add_argument("--events", nargs="+", choices=EVENTS, default=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
@@ -320,29 +353,33 @@ def main() -> None:
     seconds = 40.0 if arguments.quick else 60.0 * arguments.minutes
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)))
-        tuned = stack.enter_context(a_run(folder / "tuned", arguments, with_agent=True))
-        tuned.run(seconds)
-        rows = tuned.rows()
-        untuned = stack.enter_context(a_run(folder / "untuned", arguments, with_agent=False))
-        untuned.run(seconds, max(job.n_steps_at_most() for job in tuned.jobs))
+        tuned = stack.enter_context(runs(folder / "tuned", arguments, with_agent=True))
+        at_once(tuned, seconds)
+        rows = [chaos.rows() for chaos in tuned]
+        jobs = [job for chaos in tuned for job in chaos.jobs]
+        untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
+        at_once(untuned, seconds, max(job.n_steps_at_most() for job in jobs))
         compared = losses(tuned, untuned)
-        n_steps = sum(len(lines) for job in tuned.jobs for lines in job.steps().values())
-        logs = "".join(job.log.read_text(errors="replace") for job in tuned.jobs)
-        n_deaths = tuned.events["kill_daemon"] + tuned.events["imitate_daemon"]
+        n_steps = sum(len(lines) for job in jobs for lines in job.steps().values())
+        n_rows_lost = sum(len(chaos.acknowledged - found) for chaos, found in zip(tuned, rows, strict=True))
+        logs = "".join(job.log.read_text(errors="replace") for job in jobs)
+        events = sum((chaos.events for chaos in tuned), Counter[str]())
+        n_deaths = events["kill_daemon"] + events["imitate_daemon"]
+        n_recording = sum(chaos.n_deaths_while_recording for chaos in tuned)
         results = [
-            *(Result(f"events@{name}", n, "events") for name, n in sorted(tuned.events.items())),
-            Result("events", tuned.events.total(), "events", "> 0"),
+            *(Result(f"events@{name}", n, "events") for name, n in sorted(events.items())),
+            Result("events", events.total(), "events", "> 0"),
             Result("daemon_deaths", n_deaths, "deaths", "> 0"),
-            Result("daemon_deaths_while_recording", tuned.n_deaths_while_recording, "deaths", "> 0"),
+            Result("daemon_deaths_while_recording", n_recording, "deaths", "> 0"),
             Result("steps", n_steps, "steps", "> 0"),
-            Result("steps_under_a_plan", tuned.n_steps_under_a_plan(), "steps in the store", "> 0"),
-            Result("hangs", tuned.n_hangs, "jobs", "0"),
+            Result("steps_under_a_plan", sum(one.n_steps_under_a_plan() for one in tuned), "steps in the store", "> 0"),
+            Result("hangs", sum(chaos.n_hangs for chaos in tuned), "jobs", "0"),
             Result("disagreements", logs.count("RankDisagreement"), "lines", "0"),
-            Result("failed_jobs", sum(job.process.poll() != 0 for job in tuned.jobs), "jobs", "0"),
+            Result("failed_jobs", sum(job.process.poll() != 0 for job in jobs), "jobs", "0"),
             Result("losses_compared", len(compared), "steps", "> 0"),
             Result("losses_that_differ", sum(one != there for one, there in compared), "steps", "0"),
-            Result("rows", len(rows), "rows", "> 0"),
-            Result("acknowledged_rows_lost", len(tuned.acknowledged - rows), "rows", "0"),
+            Result("rows", sum(map(len, rows)), "rows", "> 0"),
+            Result("acknowledged_rows_lost", n_rows_lost, "rows", "0"),
             Result("worst_step_ms", worst_ms(tuned), "ms", peer="untuned", ratio=worst_ms(tuned) / worst_ms(untuned)),
             Result("worst_stall_ms", max(0.0, worst_ms(tuned) - worst_ms(untuned)), "ms", "<= 50"),
         ]
