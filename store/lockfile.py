@@ -6,6 +6,7 @@ the loser who won. Ours rather than a library's: those lock, but do not tell by 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -53,7 +54,8 @@ class LockFile:
     def release(self) -> None:
         """Release the lock and remove its file; may be called twice."""
         if self._descriptor >= 0:
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is free all the same
+                self.path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = -1
 

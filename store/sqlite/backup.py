@@ -39,8 +39,9 @@ def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
                     source.backup(copy)  # all pages in one reading transaction: a writer's commits do not disturb it
                     copy.execute("PRAGMA journal_mode = DELETE")  # no side files, wherever it is read
             return target.stat().st_size
-        except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"backup {target} cannot be written: {error}", _ANOTHER) from error
+        except (sqlite3.Error, OSError, MemoryError) as error:
+            why = str(error) or "out of memory"
+            raise StoreError(f"backup {target} cannot be written: {why}", _ANOTHER) from error
 
 
 def _check_target(store: Path, target: Path, may_overwrite: bool) -> None:

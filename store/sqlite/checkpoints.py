@@ -34,17 +34,23 @@ class Checkpoints:
 
     def cut(self) -> None:
         """Copy all and cut the log; if a reader still needs a part of it, that stays and `is_log_left` is True."""
-        self._connection.execute("PRAGMA busy_timeout = 0")  # else it would wait for readers
-        try:
-            self.is_log_left = not self._run("TRUNCATE")
-        finally:
-            self._connection.execute(f"PRAGMA busy_timeout = {self._busy_timeout_ms}")
+        # Else it would wait for readers.
+        self.is_log_left = not (self._wait_ms(0) and self._run("TRUNCATE"))
+        self._wait_ms(self._busy_timeout_ms)
 
     def _run(self, kind: str) -> bool:
         """Whether it was done; if not, e.g. on a full disk, the log still holds everything, and this is tried again."""
         self._done_at_s = time.monotonic()
         try:
             is_blocked, *_ = self._connection.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()
-        except sqlite3.Error:
+        except (sqlite3.Error, MemoryError):
             return False
         return not is_blocked
+
+    def _wait_ms(self, timeout_ms: int) -> bool:
+        """How long the connection waits for others from now on; whether that was set."""
+        try:
+            self._connection.execute(f"PRAGMA busy_timeout = {timeout_ms}")
+        except (sqlite3.Error, MemoryError):
+            return False
+        return True

@@ -13,7 +13,19 @@ EVERY_S: Final = 60.0
 """How often a store that is written is looked through, at most."""
 MOST_OF_TIME: Final = 0.01
 """Share of the writer's time that this may take: large stores are looked through less often."""
-_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_CORRUPT, _NOT_A_DATABASE, _IO_ERROR = 11, 26, 10
+_PASSING: Final = (5, 6, 8, 9, 13, 14, 15)
+"""Busy, locked, read-only, interrupted, full, cannot be opened, locking protocol."""
+_WORDS: Final = {
+    "malformed": _CORRUPT,
+    "not a database": _NOT_A_DATABASE,
+    "disk I/O error": _IO_ERROR,
+    "is locked": 5,
+    "readonly": 8,
+    "is full": 13,
+    "unable to open": 14,
+}
+"""Python 3.10 keeps SQLite's codes to itself."""
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -37,7 +49,24 @@ class Damage(msgspec.Struct, frozen=True):
 
 def is_damage(error: BaseException) -> bool:
     """Whether an error says that the file itself is damaged, not that it cannot be used now."""
-    return isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _CODES
+    return isinstance(error, sqlite3.DatabaseError) and _code(error) in (_CORRUPT, _NOT_A_DATABASE)
+
+
+def is_io_error(error: BaseException) -> bool:
+    """Whether the disk failed to read or write."""
+    return isinstance(error, sqlite3.DatabaseError) and _code(error) == _IO_ERROR
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error says nothing about the file, only about this moment."""
+    return isinstance(error, sqlite3.DatabaseError) and _code(error) in _PASSING
+
+
+def _code(error: sqlite3.DatabaseError) -> int:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:
+        code = next((code for words, code in _WORDS.items() if words in str(error)), 0)
+    return int(code) & 0xFF
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
@@ -49,7 +78,7 @@ def check_pages(connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         error = sqlite3.DatabaseError(verdict)
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        error.sqlite_errorcode = _CORRUPT  # type: ignore[attr-defined,unused-ignore]
         raise error
 
 
@@ -76,6 +105,8 @@ class DamageWatch:
                 connection.close()
         except sqlite3.DatabaseError as error:
             return error if is_damage(error) else None
+        except MemoryError:
+            return None
         finally:
             took_s = time.monotonic() - started_s
             self._due_s = time.monotonic() + max(EVERY_S, took_s / MOST_OF_TIME)

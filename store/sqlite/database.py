@@ -27,7 +27,14 @@ from zerotune.store.records import CandidateStatistics, Decision, JobRecord, Mod
 from zerotune.store.sqlite import measurements as _measurements
 from zerotune.store.sqlite.damage import Damage, DamageWatch
 from zerotune.store.sqlite.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
-from zerotune.store.sqlite.opening import WriterLock, begin_anew, open_for_reading, open_for_writing, reader
+from zerotune.store.sqlite.opening import (
+    WriterLock,
+    begin_anew,
+    cannot_be_opened,
+    open_for_reading,
+    open_for_writing,
+    reader,
+)
 from zerotune.store.sqlite.retention import Retention, retain
 from zerotune.store.sqlite.rows import DECISION_COLUMNS, decision_of, decision_values, fabric_row, job_row
 from zerotune.store.sqlite.writer import Writer
@@ -112,11 +119,22 @@ class Store:
         if read_only:
             return cls(path, open_for_reading(path), None, None, None, retention, clock)
         writing, lock, damage = open_for_writing(path, may_set_aside=may_set_aside)
-        store = cls(path, reader(path), writing, lock, damage, retention, clock)
-        if any(job.started_at_s and job.ended_at_s is None and not job.is_lost for job in store.jobs()):
-            # Whoever recorded them is gone; those that train on are recorded anew when they greet.
-            unended = "ended_at_s IS NULL AND started_at_s > 0 AND is_lost = 0"
-            store._put(lambda connection: connection.execute(f"UPDATE jobs SET is_lost = 1 WHERE {unended}"))
+        store = None
+        try:
+            store = cls(path, reader(path), writing, lock, damage, retention, clock)
+            if any(job.started_at_s and job.ended_at_s is None and not job.is_lost for job in store.jobs()):
+                # Whoever recorded them is gone; those that train on are recorded anew when they greet.
+                unended = "ended_at_s IS NULL AND started_at_s > 0 AND is_lost = 0"
+                store._put(lambda connection: connection.execute(f"UPDATE jobs SET is_lost = 1 WHERE {unended}"))
+        except BaseException as error:
+            if store is not None:
+                store.close()
+            else:
+                writing.close()
+                lock.release()
+            if isinstance(error, (sqlite3.Error, MemoryError)):
+                raise cannot_be_opened(path, error) from error
+            raise
         return store
 
     @property

@@ -40,6 +40,7 @@ _log = logging.getLogger("zerotune.store")
 BUSY_TIMEOUT_S: Final = 10.0
 _BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
 _RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _BY_FLAG
+_TRIES: Final = 3
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _ON_THE_FILE: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 2**62, 1, 0)
@@ -132,20 +133,22 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
         lock.take_file()
         try:
             connection = _checked(path)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):
-                raise StoreError(f"store {path} cannot be opened: {_in_one_line(error)}", _BY_FLAG) from error
+        except (sqlite3.DatabaseError, MemoryError) as error:
+            if isinstance(error, (sqlite3.OperationalError, MemoryError)):
+                raise cannot_be_opened(path, error) from error
             if not may_set_aside:
                 raise StoreError(f"store {path} is damaged: {_in_one_line(error)}", _RESTART) from error
             try:
                 connection, damage = begin_anew(path, error, lock)
-            except (sqlite3.Error, OSError) as failure:
-                problem = f"store {path} is damaged ({_in_one_line(error)}), and a new one cannot be begun: {failure}"
+            except (sqlite3.Error, OSError, MemoryError) as failure:
+                why = _in_one_line(failure)
+                problem = f"store {path} is damaged ({_in_one_line(error)}), and a new one cannot be begun: {why}"
                 raise StoreError(problem, "make room there, or " + _BY_FLAG) from failure
         return connection, lock, damage
     except BaseException:
         if is_new:  # on a full disk, for example: half a store is of no use
-            remove(path)
+            with contextlib.suppress(OSError):
+                remove(path)
         lock.release()
         raise
 
@@ -202,6 +205,10 @@ def write_sound_rows(path: Path, stamp: str, lock: WriterLock) -> Salvaged:
         lock.take_file(partial)
         with contextlib.closing(_checked(partial)) as connection:
             found = salvage(path, connection)
+            # Closing would do it, too, and keep to itself that it failed.
+            (is_blocked, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if is_blocked:
+                raise sqlite3.OperationalError("database is locked")
         declare_whole(path, stamp)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -228,7 +235,13 @@ def replace(path: Path, stamp: str, lock: WriterLock) -> tuple[sqlite3.Connectio
     """
     kept = put_in_place(path, stamp)
     lock.take_file()
-    return _checked(path), kept
+    for left in reversed(range(_TRIES)):  # the caller would take it for the damaged one that it knows of
+        try:
+            return _checked(path), kept
+        except sqlite3.OperationalError:
+            if not left:
+                raise
+    raise AssertionError
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -256,7 +269,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         return reader(path)
     except StoreDamage as error:
         raise StoreError(f"store {path} is damaged: {error}", _RESTART) from error
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, MemoryError) as error:
         remedy = _RESTART if "malformed" in str(error) else _BY_FLAG
         raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", remedy) from error
 
@@ -271,17 +284,16 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
     if not path.is_file() or not path.stat().st_size:
         raise StoreError(f"there is no store at {path}", "name another file")
     _refuse_foreign(path)
-    connection = _read_only(path)
-    try:
-        _check_origin(connection, path)
-    except sqlite3.OperationalError as error:
-        connection.close()
-        raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", "try again later") from error
-    except sqlite3.DatabaseError:
-        pass  # damaged
-    except BaseException:
-        connection.close()
-        raise
+    with contextlib.ExitStack() as opened:
+        try:
+            connection = _read_only(path)
+            opened.callback(connection.close)
+            _check_origin(connection, path)
+        except (sqlite3.OperationalError, MemoryError) as error:
+            raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", "try again later") from error
+        except sqlite3.DatabaseError:
+            pass  # damaged
+        opened.pop_all()
     return connection
 
 
@@ -354,8 +366,9 @@ def _checked(path: Path) -> sqlite3.Connection:
         _check_origin(connection, path)
         _check_tables(connection)
         connection.execute("PRAGMA journal_mode = WAL")
-        # In WAL mode NORMAL never corrupts; only a power cut may lose the last transactions.
-        connection.execute("PRAGMA synchronous = NORMAL")
+        _refuse_read_only(connection)
+        # NORMAL would lose the last transactions in a power cut. It is the writer's thread that waits, for each batch.
+        connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         database = Database(connection)
@@ -368,6 +381,19 @@ def _checked(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _refuse_read_only(connection: sqlite3.Connection) -> None:
+    """SQLite opens for reading what it cannot open for writing at that moment, and keeps to that without a word."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    except sqlite3.OperationalError as error:
+        if "readonly" in str(error):
+            raise  # locked by another program, it is written later
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
 
 
 def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
@@ -406,9 +432,14 @@ def _check_tables(connection: sqlite3.Connection) -> None:
             )
 
 
+def cannot_be_opened(path: Path, error: sqlite3.Error | MemoryError) -> StoreError:
+    """What is said where SQLite fails for another reason than damage."""
+    return StoreError(f"store {path} cannot be opened: {_in_one_line(error)}", _BY_FLAG)
+
+
 def _in_one_line(error: Exception) -> str:
     """SQLite quotes statements of several lines."""
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or "out of memory"
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from zerotune.store.sqlite.checksums import COVERED, agree
-from zerotune.store.sqlite.pages import PAGE_BYTES, TABLE_LEAF
+from zerotune.store.sqlite.pages import PAGE_BYTES, TABLE_LEAF, read_pages
 
 _HEADER_BYTES: Final = 8
 _WAL_BYTES: Final = 32
@@ -38,19 +38,11 @@ def orphans(path: Path) -> Iterator[list[tuple[Value, ...]]]:
         Rows of id, COVERED and checksum.
     """
     log = path.with_name(path.name + "-wal")
-    for page in (*reversed(_pages(log, _WAL_BYTES, _FRAME_BYTES)), *_pages(path, 0, 0)):
+    for page in (*reversed(read_pages(log, _WAL_BYTES, _FRAME_BYTES)), *read_pages(path)):
         if page[0] == TABLE_LEAF:
             rows = [row for row in _rows(page) if row[-1] is not None]
             good = agree([row[1:] for row in rows])
             yield [rows[at] for at in np.flatnonzero(good)]
-
-
-def _pages(path: Path, start: int, between: int) -> list[bytes]:
-    if not path.exists():
-        return []
-    data = path.read_bytes()
-    size = between + PAGE_BYTES
-    return [data[at + between : at + size] for at in range(start, len(data) - size + 1, size)]
 
 
 def _rows(page: bytes) -> Iterator[tuple[Value, ...]]:

@@ -5,6 +5,8 @@ SQLite's own check gives up at the first page that it cannot read (https://www.s
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import struct
 from collections.abc import Iterator
@@ -13,12 +15,43 @@ from typing import Final
 
 PAGE_BYTES: Final = 4096
 TABLE_LEAF: Final = 13
+_READS: Final = 3
+"""A sector that is lost fails again."""
 _TABLE_NODE: Final = 5
 _INDEX_LEAF: Final = 10
 _INDEX_NODE: Final = 2
 _KINDS: Final = {TABLE_LEAF: "table", _TABLE_NODE: "table", _INDEX_LEAF: "index", _INDEX_NODE: "index"}
 _FIRST_HEADER: Final = 100
 """Bytes of the file's own header, on its first page."""
+
+
+def read_pages(path: Path, start: int = 0, between: int = 0) -> list[bytes]:
+    """All pages of a file; zeros in the place of those that the disk cannot read.
+
+    Args:
+        path: a store or its log; empty where there is none.
+        start: bytes before the first page.
+        between: bytes before each page.
+
+    Returns:
+        Of PAGE_BYTES each.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    if not path.exists():
+        return []
+    size = between + PAGE_BYTES
+    with path.open("rb", buffering=0) as file:
+        places = range(start + between, path.stat().st_size - PAGE_BYTES + 1, size)
+        return [_page_at(file.fileno(), place) for place in places]
+
+
+def _page_at(descriptor: int, place: int) -> bytes:
+    for _ in range(_READS):
+        with contextlib.suppress(OSError):
+            return os.pread(descriptor, PAGE_BYTES, place).ljust(PAGE_BYTES, b"\0")
+    return bytes(PAGE_BYTES)
 
 
 def damaged_pages(path: Path, connection: sqlite3.Connection) -> set[int]:

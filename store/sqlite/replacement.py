@@ -6,6 +6,7 @@ on disk: from then on whoever opens the store for writing ends what was begun.
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ _ASIDE: Final = ".corrupt-"
 _NEW: Final = ".new-"
 _PARTIAL: Final = ".partial"
 _WORK: Final = ".salvage-"
+_STAMP: Final = re.compile(r"\d{8}-\d{6}(-\d+)?")
 
 
 def free_stamp(path: Path) -> str:
@@ -62,7 +64,7 @@ def unfinished(path: Path) -> str | None:
     """The stamp of a new file that is whole and not in its place yet."""
     begin = path.name + _NEW
     stamps = sorted(one.name.removeprefix(begin) for one in path.parent.glob(_literal(begin) + "*"))
-    return next((one for one in stamps if not one.endswith((_PARTIAL, *SIDE_FILES[:2]))), None)
+    return next((one for one in stamps if _STAMP.fullmatch(one)), None)
 
 
 def put_in_place(path: Path, stamp: str) -> Path:
@@ -94,8 +96,8 @@ def clear(path: Path) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    for partial in path.parent.glob(_literal(path.name + _NEW) + "*" + _PARTIAL):
-        remove(partial)
+    for partial in path.parent.glob(_literal(path.name + _NEW) + "*" + _PARTIAL + "*"):
+        partial.unlink(missing_ok=True)
     for folder in path.parent.glob(_literal(work_prefix(path)) + "*"):
         shutil.rmtree(folder, ignore_errors=True)
 

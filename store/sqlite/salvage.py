@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 import sqlite3
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from sqlite_utils import Database
 
 from zerotune.store.sqlite.checksums import COVERED, agree
+from zerotune.store.sqlite.damage import is_io_error, is_passing
 from zerotune.store.sqlite.migrations import MIGRATIONS
 from zerotune.store.sqlite.orphans import orphans
-from zerotune.store.sqlite.pages import PAGE_BYTES
+from zerotune.store.sqlite.pages import PAGE_BYTES, read_pages
 from zerotune.store.sqlite.replacement import work_prefix
 from zerotune.store.sqlite.sound_rows import CELLS, columns_of, sound_condition
 
@@ -29,7 +29,9 @@ _CHUNK_ROWS: Final = 10_000
 _LAST_ID: Final = 2**62
 _KEYS: Final = {"steps": ("job", "step"), "models": ("name", "fabric_id")}
 """Tables that are read in the order of these columns; all others by `id`."""
+_TRIES: Final = 3
 Row = tuple[Any, ...]
+Read = TypeVar("Read")
 
 
 class TableRows(NamedTuple):
@@ -113,8 +115,8 @@ class _Copy:
         """Copy the sound rows of all tables; returns how many measurements were written, None where that is lost."""
         n_written = None
         with contextlib.closing(_reading(path)) as source:
-            with contextlib.suppress(sqlite3.DatabaseError):
-                n_written = self._tally(source)
+            with _where_readable():
+                n_written = _retried(lambda: self._tally(source))
             for table in CELLS:
                 self._copy_table(source, table)
         return n_written
@@ -130,10 +132,11 @@ class _Copy:
 
     def _copy_table(self, source: sqlite3.Connection, table: str) -> None:
         there, sound = set[str](), ""
-        with contextlib.suppress(sqlite3.DatabaseError):
-            (self.n_found[table],) = source.execute(f"SELECT count(*) FROM main.{table} NOT INDEXED").fetchone()
-        with contextlib.suppress(sqlite3.DatabaseError):
-            there, sound = columns_of(source, table), sound_condition(source, table)
+        with _where_readable():
+            count = f"SELECT count(*) FROM main.{table} NOT INDEXED"
+            (self.n_found[table],) = _retried(lambda: source.execute(count).fetchone())
+        with _where_readable():
+            there, sound = _retried(lambda: (columns_of(source, table), sound_condition(source, table)))
         columns = sorted(name for name in columns_of(self._target, table) if name in there)
         if not columns:
             self.has_holes = True
@@ -168,21 +171,25 @@ class _Copy:
 
     def _by_id(self, source: sqlite3.Connection, select: str, at: int) -> Iterator[Row]:
         """All rows that can be read; in the order of ids, but for those between what cannot and the next that can."""
-        last = 0
+        last, n_failed = 0, 0
         while True:
             try:
                 for row in source.execute(f"{select} AND id > ? ORDER BY id", (last,)):
-                    last = row[at]
+                    last, n_failed = row[at], 0
                     yield row
                 return
-            except sqlite3.DatabaseError:
+            except sqlite3.DatabaseError as error:
+                n_failed += 1
+                if _may_pass(error, n_failed):
+                    continue
                 self.has_holes = True
             leap = 1
             while leap < _LAST_ID:
                 try:
                     source.execute(f"{select} AND id > ? ORDER BY id LIMIT 1", (last + leap,)).fetchone()
                     break
-                except sqlite3.DatabaseError:
+                except sqlite3.DatabaseError as error:
+                    _may_pass(error, _TRIES)
                     leap *= 2
             else:
                 return
@@ -192,12 +199,47 @@ class _Copy:
 
     def _until_damage(self, source: sqlite3.Connection, select: str, *values: int) -> Generator[Row, None, bool]:
         """Rows until one cannot be read; whether all could."""
+        for n_failed in range(1, _TRIES + 1):
+            try:
+                yield from source.execute(select, values)
+                return True
+            except sqlite3.DatabaseError as error:
+                if not _may_pass(error, n_failed):
+                    break
+        self.has_holes = True
+        return False
+
+
+def _may_pass(error: sqlite3.DatabaseError, n_failed: int) -> bool:
+    """Whether to read again what has failed so often: a lost sector fails again, another failure of a disk does not.
+
+    Raises:
+        sqlite3.DatabaseError: the error, where it says nothing of the file.
+    """
+    if is_passing(error):
+        raise error
+    return is_io_error(error) and n_failed < _TRIES
+
+
+def _retried(read: Callable[[], Read]) -> Read:
+    n_failed = 0
+    while True:
         try:
-            yield from source.execute(select, values)
-        except sqlite3.DatabaseError:
-            self.has_holes = True
-            return False
-        return True
+            return read()
+        except sqlite3.DatabaseError as error:
+            n_failed += 1
+            if not _may_pass(error, n_failed):
+                raise
+
+
+@contextlib.contextmanager
+def _where_readable() -> Iterator[None]:
+    """Go on where the file is damaged, not where it only cannot be read now."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if is_passing(error):
+            raise
 
 
 def _uri(path: Path) -> str:
@@ -216,17 +258,18 @@ def _readable(damaged: Path, folder: Path) -> Path:
     """The file itself; if its first page is lost, a copy with that of a new store: tables begin at the same pages."""
     try:
         with contextlib.closing(_reading(damaged)) as source:
-            source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            _retried(lambda: source.execute("SELECT count(*) FROM sqlite_master").fetchone())
         return damaged
-    except sqlite3.DatabaseError:
+    except sqlite3.DatabaseError as error:
+        if is_passing(error):
+            raise
         mended, new = folder / "mended.db", folder / "new.db"
     if not mended.exists():
         with contextlib.closing(sqlite3.connect(new)) as connection:
             MIGRATIONS.apply(Database(connection))
         page = bytearray(new.read_bytes()[:PAGE_BYTES])
-        page[28:32] = (damaged.stat().st_size // PAGE_BYTES).to_bytes(4, "big")
+        pages = read_pages(damaged)
+        page[28:32] = len(pages).to_bytes(4, "big")
         page[32:40] = bytes(8)  # no free pages
-        shutil.copyfile(damaged, mended)
-        with mended.open("r+b") as file:
-            file.write(page)
+        mended.write_bytes(b"".join([page, *pages[1:]]))
     return mended

@@ -17,14 +17,15 @@ import msgspec
 from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError
-from zerotune.store.sqlite.damage import is_damage
+from zerotune.store.sqlite.damage import is_damage, is_io_error
 from zerotune.store.sqlite.migrations import MIGRATIONS
 from zerotune.store.sqlite.opening import held, open_unchecked, replace, write_sound_rows
-from zerotune.store.sqlite.pages import PAGE_BYTES, damaged_pages
-from zerotune.store.sqlite.replacement import SIDE_FILES, free_stamp
+from zerotune.store.sqlite.pages import PAGE_BYTES, damaged_pages, read_pages
+from zerotune.store.sqlite.replacement import free_stamp, remove, unfinished
 from zerotune.store.sqlite.salvage import Salvaged, salvage
 
 _SHOWN: Final = 5
+_TRIES: Final = 3
 
 
 class TableSoundness(msgspec.Struct, frozen=True):
@@ -77,8 +78,9 @@ def check(path: Path) -> Soundness:
     try:
         with tempfile.TemporaryDirectory(prefix="zerotune-check-") as folder:
             return _check(_copy(path, Path(folder) / path.name))
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"store {path} cannot be checked: {error}", "try again, or name another file") from error
+    except (sqlite3.Error, OSError, MemoryError) as error:
+        why = str(error) or "out of memory"
+        raise StoreError(f"store {path} cannot be checked: {why}", "try again, or name another file") from error
 
 
 def repair(path: Path) -> Repair:
@@ -98,7 +100,8 @@ def repair(path: Path) -> Repair:
         StoreVersionError: a newer zerotune wrote it.
     """
     path = Path(os.path.realpath(path))
-    open_unchecked(path).close()  # refuses what is no store before a lock file is made
+    if unfinished(path) is None:
+        open_unchecked(path).close()  # refuses what is no store before a lock file is made
     with held(path) as lock:
         if (found := check(path)).is_sound:
             return Repair(found, None)
@@ -107,24 +110,32 @@ def repair(path: Path) -> Repair:
             tables = _tables(write_sound_rows(path, stamp, lock))
             connection, kept = replace(path, stamp, lock)
             connection.close()
-        except (sqlite3.Error, OSError) as error:
-            raise StoreError(f"store {path} cannot be repaired: {error}", "make room there, then try again") from error
+        except (sqlite3.Error, OSError, MemoryError) as error:
+            why = str(error) or "out of memory"
+            raise StoreError(f"store {path} cannot be repaired: {why}", "make room there, then try again") from error
     return Repair(msgspec.structs.replace(found, tables=tables), kept)
 
 
 def _copy(path: Path, target: Path) -> Path:
     """A copy of one moment without a log: of all pages as they are, sound or not."""
     with contextlib.closing(open_unchecked(path)) as source:
-        try:
-            with contextlib.closing(sqlite3.connect(target)) as copy:
-                source.backup(copy)
-                copy.execute("PRAGMA journal_mode = DELETE")
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            for side in SIDE_FILES:  # its first page is damaged
-                if (file := path.with_name(path.name + side)).exists():
-                    shutil.copyfile(file, target.with_name(target.name + side))
+        for _ in range(_TRIES):
+            try:
+                with contextlib.closing(sqlite3.connect(target)) as copy:
+                    source.backup(copy)
+                    copy.execute("PRAGMA journal_mode = DELETE")
+                return target
+            except sqlite3.DatabaseError as error:
+                remove(target)
+                if is_damage(error):
+                    break
+                if not is_io_error(error):
+                    raise
+    # Its first page is damaged, or the disk has lost a sector.
+    target.write_bytes(b"".join(read_pages(path)))
+    log, logged = path.with_name(path.name + "-wal"), target.with_name(target.name + "-wal")
+    if log.exists():
+        shutil.copyfile(log, logged)
     return target
 
 

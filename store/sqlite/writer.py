@@ -6,6 +6,7 @@ it is lost only when the queue is full, or when the store is closed before there
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -38,6 +39,13 @@ _OUTAGES: Final = (
     "unable to open database file",
 )
 """SQLite's messages when it can write nothing for now; any other is the fault of one operation."""
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether nothing can be written for now."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, sqlite3.OperationalError) and any(words in str(error) for words in _OUTAGES)
 
 
 class Writer:
@@ -208,8 +216,8 @@ class Writer:
             half = len(batch) // 2
             left = self._write(batch[:half])
             return left + batch[half:] if left else self._write(batch[half:])
-        if any(words in str(error) for words in _OUTAGES) and isinstance(error, sqlite3.OperationalError):
-            self._say_it_began(str(error))
+        if _is_outage(error):
+            self._say_it_began(str(error) or "out of memory")
             return batch
         with self._changed:
             self._lose(batch[0][1], str(error))
@@ -218,13 +226,16 @@ class Writer:
     def _commit(self, batch: list[_Entry]) -> Exception | None:
         """One transaction; returns why it was undone, if it was."""
         try:
+            if self._connection.in_transaction:  # one that could not be undone when it failed
+                self._connection.execute("ROLLBACK")
             self._connection.execute("BEGIN IMMEDIATE")
             for operation, _ in batch:
                 operation(self._connection)
             self._connection.execute("COMMIT")
         except Exception as error:  # a value SQLite cannot hold must not end the writer either
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error, MemoryError):
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
             self._on_rollback()
             return error
         self.n_written += sum(n_rows for _, n_rows in batch)

@@ -161,6 +161,7 @@ def test_a_replacement_that_was_cut_off_is_ended_by_the_next_opening(written, bl
     new = folder / f"store.db.new-{stamp}"
     if cut_off == "while it is written":
         (folder / "fresh.db").rename(f"{new}.partial")
+        (folder / f"{new.name}.partial-journal").write_bytes(b"not a store")
         (folder / "store.db.salvage-x").mkdir()
     else:
         (folder / "fresh.db").rename(new)

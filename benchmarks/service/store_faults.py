@@ -1,0 +1,248 @@
+"""The store under failing system calls and power cuts: what was acknowledged is there, nothing that was not written.
+
+A library between the process and the kernel (store_faults.c, LD_PRELOAD) makes one call fail: every write, fsync,
+rename, ftruncate, unlink, open and read on the store's folder with EIO, writes also with ENOSPC, with half of them
+written, and with half and then ENOSPC; and of SQLite's mallocs one in 64, as there are 200,000. Scenarios are
+a store's life: made, written and kept within its retention, resumed after kill -9, brought up from the first schema,
+backed up, recovered from damaged pages at opening, by `zerotune store repair`, and while it is written. Then the store
+is opened as the next daemon would.
+
+Power cuts: all changes of each scenario are logged, and after each of them the folder is made as a disk may have it:
+with all that was written, with only what was synced, with sectors of 512 bytes by chance, and with the last write torn.
+
+* events: faults that were met, and power cuts.
+* hangs: runs that did not end, or in which the store was never written again.
+* disagreements: rows read that differ from those written, came twice, or belong to a batch that is there in part; and
+  stores that are not sound.
+* acknowledged_rows_lost: rows that `flush` had returned for, or that were there at the beginning, and are not.
+* rows_given_up: rows that the store says it lost, though one call failed.
+* unexpected_errors: what came up and is no refusal in one sentence, and refusals that did not end with the fault.
+* worst_stall_ms: the longest that a call which records took: none may wait for a disk.
+
+With --quick as many faults as 40 s allow are taken, evenly among all of them.
+
+Run: python -m benchmarks store_faults [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import queue
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.lib.reporting import Result, report
+from benchmarks.service.power_cut import VARIANTS, read_log
+
+SHIM: Final = Path(__file__).with_suffix(".c")
+SCENARIOS: Final = ("write", "resume", "migrate", "backup", "salvage", "repair", "running")
+FAIL, SHORT, SHORT_THEN_FAIL = range(3)
+FAULTS: Final = (
+    *((kind, errno.EIO, FAIL) for kind in ("write", "sync", "rename", "truncate", "unlink", "open", "read")),
+    ("write", errno.ENOSPC, FAIL),
+    ("write", errno.EIO, SHORT),
+    ("write", errno.ENOSPC, SHORT_THEN_FAIL),
+    ("open", errno.ENOSPC, FAIL),
+    ("malloc", errno.ENOMEM, FAIL),
+)
+QUICK_S: Final = 40.0
+MALLOCS: Final = 64
+"""One in so many is taken."""
+CUTS_AT_ONCE: Final = 8
+MEMORY: Final = Path("/dev/shm")
+"""fsync costs nothing there; it is the shim that says what fails."""
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """In memory where there is such a folder."""
+    where = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="store_faults-", dir=where) as name:
+        yield Path(name)
+
+
+def build(folder: Path) -> Path:
+    """Compile the shim into `folder`."""
+    built = folder / SHIM.with_suffix(".so").name
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", built, SHIM, "-ldl", "-pthread"], check=True)
+    return built
+
+
+class Worker:
+    """A process that runs scenarios under the shim."""
+
+    def __init__(self, shim: Path, scratch: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.service.store_faults_worker", str(scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONMALLOC": "malloc", "OPENBLAS_NUM_THREADS": "1"},
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def ask(self, **job: Any) -> dict[str, Any]:
+        """The answer to one job."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return dict(json.loads(self._process.stdout.readline()))
+
+
+@dataclass
+class Tally:
+    """What all runs showed."""
+
+    events: Counter[str] = field(default_factory=Counter)
+    """By kind."""
+    sums: Counter[str] = field(default_factory=Counter)
+    stall_ms: float = 0.0
+    said: list[str] = field(default_factory=list)
+    """What went wrong, a line each."""
+
+    def add(self, kind: str, what: str, answer: dict[str, Any]) -> None:
+        """One run's answer."""
+        if "fired" in answer and not answer["fired"]:
+            return  # the run took another way, and the call was never made
+        self.events[kind] += 1
+        self.stall_ms = max(self.stall_ms, answer.get("stall_ms", 0.0))
+        bad = {name: answer.get(name, 0) for name in ("hangs", "lost", "wrong", "given_up") if answer.get(name)}
+        self.sums.update(bad)
+        self.sums["errors"] += len(answer.get("errors", ()))
+        if bad or answer.get("errors"):
+            self.said.append(f"{what}: {bad or ''} {'; '.join(answer.get('errors', ()))}")
+
+
+def jobs_of(worker: Worker, scratch: Path) -> list[dict[str, Any]]:
+    """Every fault and every power cut there is, after one run of each scenario without any."""
+    found: list[dict[str, Any]] = []
+    for scenario in SCENARIOS:
+        folder, log = scratch / f"begun-{scenario}", scratch / f"{scenario}.log"
+        words = {"do": "run", "scenario": scenario, "folder": str(folder)}
+        begun = worker.ask(**words, rows=[], log=str(log))
+        if begun.get("errors") or begun.get("wrong"):
+            raise SystemExit(f"{scenario} fails without a fault: {begun}")
+        rows = begun["rows"]
+        for kind, code, how in FAULTS:
+            found += (
+                {"do": "run", "scenario": scenario, "kind": kind, "at": at + 1, "errno": code, "how": how, "rows": rows}
+                for at in range(0, begun["counts"].get(kind, 0), MALLOCS if kind == "malloc" else 1)
+            )
+        n_changes = len(read_log(log))
+        where = {"log": str(log), "folder": str(folder), "inodes": begun["inodes"], "rows": rows}
+        found += ({"do": "cut", "scenario": scenario, "at": [at + 1], **where} for at in range(n_changes))
+    return found
+
+
+def name_of(job: dict[str, Any]) -> str:
+    """A fault, for people."""
+    how = ("", ", half written", ", half written and then nothing")[job["how"]]
+    return f"{job['scenario']}: {job['kind']} {job['at']}, {errno.errorcode[job['errno']]}{how}"
+
+
+def gathered(jobs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Power cuts of one scenario a few at a time, since each job reads the log from its beginning."""
+    waiting: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        if job["do"] != "cut":
+            yield job
+            continue
+        one = waiting.setdefault(job["scenario"], {**job, "at": []})
+        one["at"] = [*one["at"], *job["at"]]
+        if len(one["at"]) == CUTS_AT_ONCE:
+            yield waiting.pop(job["scenario"])
+    yield from waiting.values()
+
+
+def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
+    """Run the faults.
+
+    Args:
+        most_s: how long; None: until all were taken.
+        n_workers: processes.
+
+    Returns:
+        What they showed, and how many there are.
+    """
+    tally, lock = Tally(), threading.Lock()
+    with scratch_folder() as scratch, ExitStack() as running:
+        shim = build(scratch)
+        workers = [running.enter_context(Worker(shim, scratch)) for _ in range(n_workers)]
+        workers[0].ask(do="templates")
+        everything = jobs_of(workers[0], scratch)
+        random.Random(1).shuffle(everything)
+        waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        for job in gathered(everything):
+            waiting.put(job)
+        ends_s = float("inf") if most_s is None else time.monotonic() + most_s
+
+        def serve(worker: Worker) -> None:
+            while time.monotonic() < ends_s:
+                try:
+                    job = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                answer = worker.ask(**job)
+                with lock:
+                    if job["do"] == "run":
+                        tally.add(job["kind"], name_of(job) + " of " + answer.get("place", "?"), answer)
+                    for one in answer.get("found", ()):
+                        tally.add("power cut", one["what"], one)
+
+        threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return tally, sum(len(VARIANTS) if job["do"] == "cut" else 1 for job in everything)
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="an even sample; ends within 60 s")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    arguments = parser.parse_args()
+    n_workers = max(1, os.cpu_count() or 1)
+    tally, n_all = measure(QUICK_S if arguments.quick else None, n_workers)
+    for line in tally.said[:50]:
+        print(line, file=sys.stderr)
+    results = [
+        Result("events", sum(tally.events.values()), "", "> 0"),
+        *(Result(f"events:{kind.replace(' ', '_')}", n, "") for kind, n in sorted(tally.events.items())),
+        Result("events_there_are", n_all, ""),
+        Result("hangs", tally.sums["hangs"], "", "0"),
+        Result("disagreements", tally.sums["wrong"], "", "0"),
+        Result("acknowledged_rows_lost", tally.sums["lost"], "", "0"),
+        Result("rows_given_up", tally.sums["given_up"], "", "0"),
+        Result("unexpected_errors", tally.sums["errors"], "", "0"),
+        Result("worst_stall_ms", tally.stall_ms, "ms", "<= 1000"),
+    ]
+    report("store_faults", results, as_json=arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""One call to the system, or for memory, fails: what is refused frees its lock, what is recorded is not lost."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from zerotune.store.errors import StoreError
+from zerotune.store.lockfile import LockFile
+from zerotune.store.sqlite import backup, database, measurements, opening, salvage, soundness
+from zerotune.store.sqlite.database import Store
+
+N_ROWS = 4000
+
+
+class Once:
+    """Stands in for a function, of which one call raises."""
+
+    def __init__(self, real, error: BaseException, at: int = 1) -> None:
+        self._real, self._error, self._left = real, error, at
+
+    def __call__(self, *args, **kwargs):
+        self._left -= 1
+        if not self._left:
+            raise self._error
+        return self._real(*args, **kwargs)
+
+
+class Failing:
+    """Stands in for a connection, of which a statement fails where it first comes."""
+
+    def __init__(self, real: sqlite3.Connection, statement: str, error: BaseException) -> None:
+        self._real, self._statement, self._error = real, statement, error
+
+    def execute(self, sql: str, *values):
+        if self._statement and sql.startswith(self._statement):
+            self._statement = ""
+            raise self._error
+        return self._real.execute(sql, *values)
+
+    def __getattr__(self, name: str):
+        return getattr(self._real, name)
+
+
+def io_error() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = 10
+    return error
+
+
+@pytest.fixture
+def written(path: Path, block) -> Path:
+    with Store.open(path) as store:
+        store.record_job("j", "f", {}, 8)
+        store.record_measurements("f", "j", block(N_ROWS))
+    return path
+
+
+@pytest.mark.parametrize("error", [MemoryError(), io_error()], ids=["memory", "disk"])
+@pytest.mark.parametrize(
+    ("module", "name"), [(database, "reader"), (opening, "check_pages"), (opening, "mark_wrong_rows")]
+)
+def test_an_opening_that_fails_is_refused_and_the_next_one_is_not(written, monkeypatch, module, name, error):
+    with monkeypatch.context() as patched:
+        patched.setattr(module, name, Once(getattr(module, name), error))
+        with pytest.raises(StoreError):
+            Store.open(written)
+    with Store.open(written) as store:
+        assert (len(store.measurements()), store.set_aside) == (N_ROWS, None)
+
+
+def test_a_file_that_can_only_be_read_is_refused_by_the_writer(written, monkeypatch):
+    """SQLite opens so what it cannot open for writing at that moment; nothing would ever be written."""
+    connect = sqlite3.connect
+
+    def for_reading(path, **options):
+        return connect(f"file:{path}?mode=ro", **{**options, "uri": True})
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", for_reading)
+        with pytest.raises(StoreError):
+            Store.open(written)
+    with Store.open(written) as store:
+        assert len(store.measurements()) == N_ROWS
+
+
+def test_a_lock_whose_file_cannot_be_removed_is_free_all_the_same(tmp_path, monkeypatch):
+    lock = LockFile(tmp_path / "lock")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", Once(Path.unlink, OSError(5, "Input/output error")))
+        lock.release()
+    LockFile(tmp_path / "lock").release()
+
+
+def test_what_finds_no_memory_is_written_later(path, block, monkeypatch):
+    monkeypatch.setattr("zerotune.store.sqlite.writer.RETRY_S", 0.01)
+    with Store.open(path) as store:
+        monkeypatch.setattr(measurements, "insert", Once(measurements.insert, MemoryError()))
+        store.record_measurements("f", "j", block(10))
+        store.flush()
+        assert store.flush()
+        assert (len(store.measurements()), store.n_dropped, store.writing.is_out) == (10, 0, False)
+
+
+@pytest.mark.parametrize("statement", ["ROLLBACK", "BEGIN", "COMMIT", "PRAGMA busy_timeout =", "PRAGMA wal_checkpoint"])
+@pytest.mark.parametrize("error", [MemoryError(), io_error()], ids=["memory", "disk"])
+def test_the_writer_lives_on_whatever_statement_fails(path, block, monkeypatch, statement, error):
+    monkeypatch.setattr("zerotune.store.sqlite.writer.RETRY_S", 0.01)
+    monkeypatch.setattr("zerotune.store.sqlite.writer.IDLE_S", 0.01)
+
+    def opened(path, **options):
+        writing, *others = opening.open_for_writing(path, **options)
+        return Failing(writing, statement, error), *others
+
+    monkeypatch.setattr(database, "open_for_writing", opened)
+    with Store.open(path) as store:
+        monkeypatch.setattr(measurements, "insert", Once(measurements.insert, MemoryError()))  # undone by ROLLBACK
+        for number in range(3):
+            store.record_measurements("f", "j", block(10, step=number))
+            assert any(store.flush() for _ in range(5))
+        assert (len(store.measurements()), store.n_dropped) == (30, 0)
+
+
+def test_a_read_that_fails_once_is_no_damage_to_a_salvage(written, monkeypatch):
+    with written.open("r+b") as file:
+        file.seek(20 * 4096)
+        file.write(b"\xa5" * 4096)
+    n_sound = soundness.check(written).tables["measurements"].n_sound
+    assert N_ROWS - 200 < n_sound < N_ROWS
+    real = salvage._reading
+    for statement in ("SELECT count(*) FROM sqlite_master", "PRAGMA main.table_info(measurements)", "SELECT n_rows"):
+        monkeypatch.setattr(salvage, "_reading", lambda path, words=statement: Failing(real(path), words, io_error()))
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as target:
+            opening.MIGRATIONS.apply(opening.Database(target))
+            found = salvage.salvage(written, target)
+        assert found.tables["measurements"] == salvage.TableRows(N_ROWS, n_sound), statement
+
+
+def test_a_new_file_whose_log_cannot_be_copied_does_not_take_the_damaged_ones_place(written, monkeypatch):
+    with written.open("r+b") as file:
+        file.seek(20 * 4096)
+        file.write(b"\xa5" * 4096)
+    n_sound = soundness.check(written).tables["measurements"].n_sound
+    real = opening._checked
+    monkeypatch.setattr(opening, "_checked", lambda path: Failing(real(path), "PRAGMA wal_checkpoint", io_error()))
+    with pytest.raises(StoreError):
+        soundness.repair(written)
+    monkeypatch.setattr(opening, "_checked", real)
+    assert soundness.repair(written).found.tables["measurements"].n_sound == n_sound
+    assert len([one for one in written.parent.iterdir() if "corrupt" in one.name and one.name[-1].isdigit()]) == 1
+
+
+def test_a_backup_without_memory_is_refused(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(backup, "open_for_reading", Once(backup.open_for_reading, MemoryError(), at=2))
+    assert backup.back_up(written, tmp_path / "copy.db") > 0
+    monkeypatch.setattr(opening, "_read_only", Once(opening._read_only, MemoryError()))
+    with pytest.raises(StoreError):
+        Store.open(written, read_only=True)
