@@ -123,7 +123,13 @@ class Tally:
     """What went wrong, a line each."""
 
     def add(self, kind: str, what: str, answer: dict[str, Any]) -> None:
-        """One run's answer."""
+        """One run's answer.
+
+        Args:
+            kind: of call, or `power cut`.
+            what: the run, for people.
+            answer: of the worker.
+        """
         if "fired" in answer and not answer["fired"]:
             return  # the run took another way, and the call was never made
         self.events[kind] += 1

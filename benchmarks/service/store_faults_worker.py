@@ -151,7 +151,14 @@ def again(attempt: Callable[[], Any]) -> Any:
 
 
 def session(path: Path, ledger: Ledger, numbers: Iterable[int], retention: Retention | None = None) -> None:
-    """Open the store, record batches, close it."""
+    """Open the store, record batches, close it.
+
+    Args:
+        path: of the store.
+        ledger: is told what was acknowledged.
+        numbers: of the batches.
+        retention: how much the store keeps; None: as usual.
+    """
     store: Store = again(lambda: Store.open(path, retention=retention))
     try:
         for number in numbers:
@@ -403,7 +410,16 @@ def run(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def cut(job: dict[str, Any], templates: Path, scratch: Path) -> dict[str, Any]:
-    """Power cuts at the places of a log that the job names."""
+    """Power cuts at the places of a log that the job names.
+
+    Args:
+        job: the scenario, its log, the places `at` in it, and the folder and the inodes that it began with.
+        templates: folders that scenarios begin with.
+        scratch: where folders as they are after a cut are made.
+
+    Returns:
+        What `judge` found after each.
+    """
     changes, places = read_log(Path(job["log"])), set(job["at"])
     begun = Path(job["folder"])
     initial = {name: (templates / job["scenario"] / name).read_bytes() for name in job["inodes"]}
