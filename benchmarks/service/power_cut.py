@@ -11,13 +11,22 @@ import random
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
 WRITE, SYNC, RENAME, TRUNCATE, UNLINK, CREATE, SYNC_FOLDER, MARK = range(8)
 _HEAD: Final = struct.Struct("<IIQqq")
 _SECTOR_BYTES: Final = 512
-VARIANTS: Final = ("all is on disk", "only what was synced", "some sectors", "last write torn")
+
+
+class Left(Enum):
+    """What of the writes that were not synced is on disk after a power cut."""
+
+    everything = "all is on disk"
+    nothing = "only what was synced"
+    some_sectors = "some sectors"
+    torn = "last write torn"
 
 
 class Change(NamedTuple):
@@ -96,11 +105,11 @@ class Disk:
             file.pending.append((change.offset, change.data if change.what == WRITE else None))
             self._last = file if change.what == WRITE else None
 
-    def after_a_cut(self, variant: str, seed: int) -> dict[str, bytes]:
+    def after_a_cut(self, left: Left, seed: int) -> dict[str, bytes]:
         """What may be there if the power goes now.
 
         Args:
-            variant: of VARIANTS.
+            left: what of the latest writes is there.
             seed: of what is left to chance.
 
         Returns:
@@ -108,20 +117,20 @@ class Disk:
         """
         chance = random.Random(seed)
         names = self._names[-1]
-        if variant == "only what was synced":
+        if left is Left.nothing:
             names = self._names[0]
-        elif variant == "some sectors":
+        elif left is Left.some_sectors:
             names = chance.choice(self._names)
         found = {}
         for name, file in names.items():
             if name.endswith("-shm"):
                 continue
             kept = file.pending
-            if variant == "only what was synced":
+            if left is Left.nothing:
                 kept = []
-            elif variant == "some sectors":
+            elif left is Left.some_sectors:
                 kept = [part for one in file.pending for part in _sectors(one) if chance.random() < 0.5]
-            elif variant == "last write torn" and file is self._last:
+            elif left is Left.torn and file is self._last:
                 parts = [*_sectors(file.pending[-1])]
                 kept = [*file.pending[:-1], *parts[: len(parts) // 2]]
             found[name] = file.content(kept)

@@ -46,7 +46,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.lib.reporting import Result, report
-from benchmarks.service.power_cut import VARIANTS, read_log
+from benchmarks.service.power_cut import Left, read_log
 
 SHIM: Final = Path(__file__).with_suffix(".c")
 SCENARIOS: Final = ("write", "resume", "migrate", "backup", "salvage", "repair", "running")
@@ -222,7 +222,7 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
             thread.start()
         for thread in threads:
             thread.join()
-        return tally, sum(len(VARIANTS) if job["do"] == "cut" else 1 for job in everything)
+        return tally, sum(len(Left) if job["do"] == "cut" else 1 for job in everything)
 
 
 def main() -> int:

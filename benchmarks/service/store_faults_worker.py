@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlite_utils import Database
 
-from benchmarks.service.power_cut import MARK, VARIANTS, Disk, read_log
+from benchmarks.service.power_cut import MARK, Disk, Left, read_log
 from zerotune.store.errors import ZerotuneError
 from zerotune.store.records import (
     BASELINE,
@@ -434,16 +434,16 @@ def cut(job: dict[str, Any], templates: Path, scratch: Path) -> dict[str, Any]:
             disk.apply(change)
         if at not in places:
             continue
-        for number, variant in enumerate(VARIANTS):
+        for number, left in enumerate(Left):
             with tempfile.TemporaryDirectory(dir=scratch) as name:
-                for file, content in disk.after_a_cut(variant, at * len(VARIANTS) + number).items():
+                for file, content in disk.after_a_cut(left, at * len(Left) + number).items():
                     target = Path(name) / Path(file).relative_to(begun)
                     target.parent.mkdir(exist_ok=True)
                     target.touch(mode=0o600)
                     target.write_bytes(content)
                 path = Path(name) / "store.db"
                 one = in_a_child(partial(judge, job["scenario"], path, acked, set(job["rows"])))
-                found.append(one | {"what": f"{job['scenario']}: power cut at place {at} of its log, {variant}"})
+                found.append(one | {"what": f"{job['scenario']}: power cut at place {at} of its log, {left.value}"})
     return {"found": found}
 
 

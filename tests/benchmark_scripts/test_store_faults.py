@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.service.power_cut import CREATE, RENAME, SYNC, SYNC_FOLDER, WRITE, Change, Disk, Left
 from benchmarks.service.store_faults import (
     SCENARIOS,
     Tally,
@@ -60,19 +61,17 @@ def test_a_store_that_loses_what_it_acknowledged_is_found_out(worker: Worker, jo
 
 
 def test_names_are_kept_in_order_and_what_is_synced_is_there(tmp_path: Path) -> None:
-    from benchmarks.service.power_cut import CREATE, RENAME, SYNC, SYNC_FOLDER, VARIANTS, WRITE, Change, Disk
-
     def change(what: int, inode: int = 0, offset: int = 0, name: str = "", data: bytes = b"") -> Change:
         return Change(what, inode, offset, name, data)
 
     disk = Disk({1: ("/a", b"old")})
     disk.apply(change(CREATE, 2, name="/b"))
     disk.apply(change(WRITE, 2, data=b"x" * 2000))
-    assert disk.after_a_cut("only what was synced", 0) == {"/a": b"old"}
-    assert disk.after_a_cut("all is on disk", 0) == {"/a": b"old", "/b": b"x" * 2000}
-    assert len(disk.after_a_cut("last write torn", 0)["/b"]) == 1024
+    assert disk.after_a_cut(Left.nothing, 0) == {"/a": b"old"}
+    assert disk.after_a_cut(Left.everything, 0) == {"/a": b"old", "/b": b"x" * 2000}
+    assert len(disk.after_a_cut(Left.torn, 0)["/b"]) == 1024
     disk.apply(change(SYNC, 2))
     disk.apply(change(RENAME, name="/b\n/a"))
-    assert {disk.after_a_cut("some sectors", seed).get("/a") for seed in range(20)} == {b"old", b"x" * 2000}
+    assert {disk.after_a_cut(Left.some_sectors, seed).get("/a") for seed in range(20)} == {b"old", b"x" * 2000}
     disk.apply(change(SYNC_FOLDER))
-    assert all(disk.after_a_cut(variant, 0) == {"/a": b"x" * 2000} for variant in VARIANTS)
+    assert all(disk.after_a_cut(left, 0) == {"/a": b"x" * 2000} for left in Left)

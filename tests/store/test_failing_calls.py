@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError
 from zerotune.store.lockfile import LockFile
-from zerotune.store.sqlite import backup, database, measurements, opening, salvage, soundness
+from zerotune.store.sqlite import database, measurements, opening, soundness
+from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.migrations import MIGRATIONS
+from zerotune.store.sqlite.salvage import salvage
 
 N_ROWS = 4000
 
@@ -29,20 +34,34 @@ class Once:
         return self._real(*args, **kwargs)
 
 
-class Failing:
-    """Stands in for a connection, of which a statement fails where it first comes."""
+class Statement:
+    """A statement that fails once, on whatever connection it comes after `arm`."""
 
-    def __init__(self, real: sqlite3.Connection, statement: str, error: BaseException) -> None:
-        self._real, self._statement, self._error = real, statement, error
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._begin, self._error = "", BaseException()
+        connect = sqlite3.connect
 
-    def execute(self, sql: str, *values):
-        if self._statement and sql.startswith(self._statement):
-            self._statement = ""
-            raise self._error
-        return self._real.execute(sql, *values)
+        class Failing(sqlite3.Connection):
+            def execute(connection, sql, *values):
+                if self._begin and sql.startswith(self._begin):
+                    self._begin = ""
+                    raise self._error
+                return super().execute(sql, *values)
 
-    def __getattr__(self, name: str):
-        return getattr(self._real, name)
+        monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Failing))
+
+    def arm(self, begin: str, error: BaseException) -> None:
+        """The next statement that begins so fails."""
+        self._begin, self._error = begin, error
+
+    @property
+    def has_failed(self) -> bool:
+        return not self._begin
+
+
+@pytest.fixture
+def statement(monkeypatch: pytest.MonkeyPatch) -> Statement:
+    return Statement(monkeypatch)
 
 
 def io_error() -> sqlite3.OperationalError:
@@ -105,57 +124,53 @@ def test_what_finds_no_memory_is_written_later(path, block, monkeypatch):
         assert (len(store.measurements()), store.n_dropped, store.writing.is_out) == (10, 0, False)
 
 
-@pytest.mark.parametrize("statement", ["ROLLBACK", "BEGIN", "COMMIT", "PRAGMA busy_timeout =", "PRAGMA wal_checkpoint"])
+@pytest.mark.parametrize("begin", ["ROLLBACK", "BEGIN", "COMMIT", "PRAGMA busy_timeout =", "PRAGMA wal_checkpoint"])
 @pytest.mark.parametrize("error", [MemoryError(), io_error()], ids=["memory", "disk"])
-def test_the_writer_lives_on_whatever_statement_fails(path, block, monkeypatch, statement, error):
+def test_the_writer_lives_on_whatever_statement_fails(path, block, monkeypatch, statement, begin, error):
     monkeypatch.setattr("zerotune.store.sqlite.writer.RETRY_S", 0.01)
     monkeypatch.setattr("zerotune.store.sqlite.writer.IDLE_S", 0.01)
-
-    def opened(path, **options):
-        writing, *others = opening.open_for_writing(path, **options)
-        return Failing(writing, statement, error), *others
-
-    monkeypatch.setattr(database, "open_for_writing", opened)
     with Store.open(path) as store:
+        statement.arm(begin, error)
         monkeypatch.setattr(measurements, "insert", Once(measurements.insert, MemoryError()))  # undone by ROLLBACK
         for number in range(3):
             store.record_measurements("f", "j", block(10, step=number))
             assert any(store.flush() for _ in range(5))
         assert (len(store.measurements()), store.n_dropped) == (30, 0)
+    assert statement.has_failed
 
 
-def test_a_read_that_fails_once_is_no_damage_to_a_salvage(written, monkeypatch):
+@pytest.fixture
+def n_sound(written) -> int:
+    """Measurements that are left in a store with a damaged page."""
     with written.open("r+b") as file:
         file.seek(20 * 4096)
         file.write(b"\xa5" * 4096)
     n_sound = soundness.check(written).tables["measurements"].n_sound
     assert N_ROWS - 200 < n_sound < N_ROWS
-    real = salvage._reading
-    for statement in ("SELECT count(*) FROM sqlite_master", "PRAGMA main.table_info(measurements)", "SELECT n_rows"):
-        monkeypatch.setattr(salvage, "_reading", lambda path, words=statement: Failing(real(path), words, io_error()))
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as target:
-            opening.MIGRATIONS.apply(opening.Database(target))
-            found = salvage.salvage(written, target)
-        assert found.tables["measurements"] == salvage.TableRows(N_ROWS, n_sound), statement
+    return n_sound
 
 
-def test_a_new_file_whose_log_cannot_be_copied_does_not_take_the_damaged_ones_place(written, monkeypatch):
-    with written.open("r+b") as file:
-        file.seek(20 * 4096)
-        file.write(b"\xa5" * 4096)
-    n_sound = soundness.check(written).tables["measurements"].n_sound
-    real = opening._checked
-    monkeypatch.setattr(opening, "_checked", lambda path: Failing(real(path), "PRAGMA wal_checkpoint", io_error()))
+@pytest.mark.parametrize("begin", ["SELECT count(*) FROM sqlite_m", "PRAGMA main.table_info(meas", "SELECT n_rows"])
+def test_a_read_that_fails_once_is_no_damage_to_a_salvage(written, n_sound, statement, begin):
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as target:
+        MIGRATIONS.apply(Database(target))
+        statement.arm(begin, io_error())
+        found = salvage(written, target)
+    assert statement.has_failed
+    assert found.tables["measurements"] == (N_ROWS, n_sound)
+
+
+def test_a_new_file_whose_log_cannot_be_copied_does_not_take_the_damaged_ones_place(written, n_sound, statement):
+    statement.arm("PRAGMA wal_checkpoint", io_error())
     with pytest.raises(StoreError):
         soundness.repair(written)
-    monkeypatch.setattr(opening, "_checked", real)
+    assert statement.has_failed
     assert soundness.repair(written).found.tables["measurements"].n_sound == n_sound
     assert len([one for one in written.parent.iterdir() if "corrupt" in one.name and one.name[-1].isdigit()]) == 1
 
 
-def test_a_backup_without_memory_is_refused(written, tmp_path, monkeypatch):
-    monkeypatch.setattr(backup, "open_for_reading", Once(backup.open_for_reading, MemoryError(), at=2))
-    assert backup.back_up(written, tmp_path / "copy.db") > 0
-    monkeypatch.setattr(opening, "_read_only", Once(opening._read_only, MemoryError()))
+def test_reading_without_memory_is_refused(written, tmp_path, statement):
+    statement.arm("SELECT 1 FROM sqlite_master", MemoryError())
     with pytest.raises(StoreError):
-        Store.open(written, read_only=True)
+        back_up(written, tmp_path / "copy.db")
+    assert back_up(written, tmp_path / "copy.db") > 0
