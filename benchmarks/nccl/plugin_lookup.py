@@ -3,7 +3,8 @@
 Measured in C (plugin_lookup_driver.c, compiled here) through the symbol NCCL calls, with a realistic
 plan: one row per quarter octave for the five (collective, phase) pairs of ZeRO training. Every figure is
 the median over rounds, each a fresh process; the clock's own cost is subtracted. The peer of the lookup
-is a scan over the same rows, that of the flip a bare atomic exchange.
+is a scan over the same rows, that of the flip a bare atomic exchange. `chained_lookup_added_ns` is what a call takes with another tuner
+before ours, less what both take by themselves.
 
 Run: python -m benchmarks plugin_lookup [--quick] [--json]
 """
@@ -17,6 +18,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from benchmarks.lib.other_plugins import other_tuner
 from benchmarks.lib.reporting import Result, report
 from zerotune.agent.nccl import compiled
 
@@ -31,8 +33,8 @@ def compile_driver(folder: Path) -> Path:
     return driver
 
 
-def one_round(driver: Path, plugin: Path) -> dict[str, float]:
-    done = subprocess.run([str(driver), str(plugin)], capture_output=True, text=True, check=True)
+def one_round(driver: Path, plugin: Path, other: Path) -> dict[str, float]:
+    done = subprocess.run([str(driver), str(plugin), str(other)], capture_output=True, text=True, check=True)
     return {name: float(value) for name, value in (line.split() for line in done.stdout.splitlines())}
 
 
@@ -45,8 +47,9 @@ def main() -> None:
     rounds = []
     with tempfile.TemporaryDirectory() as name:
         driver = compile_driver(Path(name))
+        other = other_tuner(Path(name) / "other.so", 5)
         for number in range(7 if arguments.quick else 41):
-            rounds.append(one_round(driver, plugin))
+            rounds.append(one_round(driver, plugin, other))
             print(f"round {number + 1} done", file=sys.stderr)
 
     def middle(metric: str) -> float:
@@ -57,6 +60,7 @@ def main() -> None:
     scan_growth = median(each["scan_1000"] / each["scan_10"] for each in rounds)
     scan_ratio = middle("lookup_1000") / middle("scan_1000")
     flip_ratio = middle("flip") / middle("exchange")
+    added_ns = median(each["chained"] - each["ours_alone"] - each["other_alone"] for each in rounds)
     report(
         "plugin_lookup",
         [
@@ -68,6 +72,8 @@ def main() -> None:
             Result("lookup_record_p999_ns_8_threads", middle("threads_p999"), "ns", "<= 1000"),
             Result("dropped_percent_8_threads", middle("dropped"), "%"),
             Result("plan_flip_p50_ns", middle("flip"), "ns", "<= 1000", "atomic exchange", flip_ratio),
+            Result("chained_lookup_added_ns", added_ns, "ns", "<= 30"),
+            Result("other_tuner_alone_ns", middle("other_alone"), "ns"),
             Result("clock_ns", middle("clock"), "ns"),
         ],
         as_json=arguments.json,

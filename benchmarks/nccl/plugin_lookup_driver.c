@@ -1,5 +1,6 @@
-/* Measures the plugin from inside the process, as NCCL calls it: through the v5 symbol of the library
- * named on the command line. Prints one line "metric value" per figure of one round. */
+/* Measures the plugin from inside the process, as NCCL calls it: through the v5 symbol of the library that the command
+ * line names first. The second is another tuner (other_tuner.c), which ours asks before. Prints one line "metric value"
+ * per figure of one round. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,13 +16,15 @@
 #define N_THREADS 8
 #define N_TIMED 40000 /* calls per thread in the tail measurement */
 
-static const nccl_tuner_v5 *tuner;
+static const nccl_tuner_v5 *tuner, *other;
 static __typeof__(&zerotune_plan_load) load;
 static __typeof__(&zerotune_plan_flip) flip;
 static __typeof__(&zerotune_set_phase) set_phase;
 static __typeof__(&zerotune_set_recording) set_recording;
 static __typeof__(&zerotune_drain) drain;
 static __typeof__(&zerotune_counters) read_counters;
+static __typeof__(&zerotune_next_tuner) next_tuner;
+static __typeof__(&zerotune_reset) reset;
 static void *library;
 
 static void *symbol(const char *name) {
@@ -110,6 +113,12 @@ static void costs_as_nccl_fills_them(float *costs) {
 static int ask(void *context, const query *asked, float *costs) {
   int n_channels = 0;
   tuner->get_coll_info(context, asked->collective, asked->bytes, 1, (float **)(void *)costs, 7, 3, 0, &n_channels);
+  return n_channels;
+}
+
+static int ask_other(void *context, const query *asked, float *costs) {
+  int n_channels = 0;
+  other->get_coll_info(context, asked->collective, asked->bytes, 1, (float **)(void *)costs, 7, 3, 0, &n_channels);
   return n_channels;
 }
 
@@ -209,8 +218,33 @@ static double exchange_ns(void) {
   return (double)(now_ns() - begin) / 100000;
 }
 
+/* Another tuner by itself, ours by itself, and ours with the other before it: no communicator may be left from before. */
+static void measure_chained(const char *path) {
+  void *others_library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (others_library == NULL) exit(3);
+  other = dlsym(others_library, "ncclTunerPlugin_v5");
+  *(int *)dlsym(others_library, "other_answer") = 1; /* a cell: the first, tree/ll */
+  *(int *)dlsym(others_library, "other_channels") = 4;
+  nccl_nvl_domain_info domain = {8, 8, 8};
+  nccl_tuner_constants constants;
+  memset(&constants, 0, sizeof constants);
+  void *context;
+  other->init(&context, 1, 64, 8, NULL, &domain, &constants);
+  printf("other_alone %.2f\n", per_call_ns(context, ask_other));
+  context = new_context(1);
+  printf("ours_alone %.2f\n", per_call_ns(context, ask));
+  tuner->finalize(context);
+  setenv("ZEROTUNE_NEXT_TUNER", path, 1);
+  reset();
+  make_plan(1000, 1);
+  tuner->init(&context, 1, 64, 8, NULL, &domain, &constants);
+  printf("chained %.2f\n", per_call_ns(context, ask));
+  if (next_tuner()[0] == '\0') exit(4);
+  tuner->finalize(context);
+}
+
 int main(int argc, char **argv) {
-  if (argc != 2 || (library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL)) == NULL) return 1;
+  if (argc != 3 || (library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL)) == NULL) return 1;
   tuner = symbol("ncclTunerPlugin_v5");
   load = (__typeof__(load))symbol("zerotune_plan_load");
   flip = (__typeof__(flip))symbol("zerotune_plan_flip");
@@ -218,6 +252,8 @@ int main(int argc, char **argv) {
   set_recording = (__typeof__(set_recording))symbol("zerotune_set_recording");
   drain = (__typeof__(drain))symbol("zerotune_drain");
   read_counters = (__typeof__(read_counters))symbol("zerotune_counters");
+  next_tuner = (__typeof__(next_tuner))symbol("zerotune_next_tuner");
+  reset = (__typeof__(reset))symbol("zerotune_reset");
   void *context = new_context(1);
   static const uint32_t n_rows[] = {10, 100, 1000, 4000};
   for (uint32_t i = 0; i < 4; i++) {
@@ -238,5 +274,6 @@ int main(int argc, char **argv) {
   set_recording(0);
   printf("flip %.2f\nexchange %.2f\nclock %.2f\n", flip_ns(100, 500), exchange_ns(), clock_cost_ns());
   tuner->finalize(context);
+  measure_chained(argv[2]);
   return 0;
 }

@@ -17,6 +17,7 @@
 #include "size_class.h"
 
 #define EXPORT __attribute__((visibility("default")))
+#define ZT_INLINE __attribute__((always_inline)) static inline /* a version without another tuner pays for none */
 
 typedef struct {
   uint32_t collective;
@@ -114,7 +115,7 @@ static void cheapest(const zt_cost_table *table, uint8_t *algorithm, uint8_t *pr
     }
 }
 
-static void record_decision(zt_communicator *communicator, const zt_class *its_class, const call *asked,
+ZT_INLINE void record_decision(zt_communicator *communicator, const zt_class *its_class, const call *asked,
                             const zt_choice *choice, const zt_cost_table *table, uint8_t flags, uint32_t sequence,
                             int n_channels) {
   zt_record record = {
@@ -191,7 +192,7 @@ static bool is_offered(const zt_cost_table *table, const float *cell, const call
 
 /* Carry the row out, if that is legal here. Returns whether anything was asked of NCCL; what was asked
  * of channels goes to *asked_channels. */
-static bool apply(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
+ZT_INLINE bool apply(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
                   const call *asked, const zt_cost_table *table, int *asked_channels) {
   const bool names_cell = choice->algorithm != ZT_NO_OPINION;
   float *cell = names_cell ? zt_cell_of(table, choice->algorithm, choice->protocol) : NULL;
@@ -209,7 +210,7 @@ static bool apply(zt_communicator *communicator, const zt_class *its_class, cons
   return names_cell || *asked_channels > 0;
 }
 
-static bool decide(zt_communicator *communicator, const call *asked, const zt_cost_table *table, int *n_channels,
+ZT_INLINE bool decide(zt_communicator *communicator, const call *asked, const zt_cost_table *table, int *n_channels,
                    zt_choice *choice) {
   const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   ZT_BUMP(communicator->n_calls);
@@ -264,7 +265,7 @@ static nccl_result coll_info_v4(void *context, int collective, size_t n_bytes, i
                       .offered_channels = *n_channels};
   /* 2.31 and newer weigh other kinds of kernels first: not what this collective gets */
   if (n_pipe_ops <= 0) ZT_BUMP(communicator->n_estimates);
-  if (communicator->next_tuner != NULL) {
+  if (__builtin_expect(communicator->next_tuner != NULL, 0)) {
     decide_after_next(communicator, asked, &table, n_channels);
   } else if (n_pipe_ops > 0) {
     zt_choice choice;
