@@ -3,8 +3,8 @@
 Measured in C (plugin_lookup_driver.c, compiled here) through the symbol NCCL calls, with a realistic
 plan: one row per quarter octave for the five (collective, phase) pairs of ZeRO training. Every figure is
 the median over rounds, each a fresh process; the clock's own cost is subtracted. The peer of the lookup
-is a scan over the same rows, that of the flip a bare atomic exchange. `chained_lookup_added_ns` is what a call takes with another tuner
-before ours, less what both take by themselves.
+is a scan over the same rows, that of the flip a bare atomic exchange. `chained_lookup_added_ns` is what a call
+takes with another tuner before ours, less what both take by themselves.
 
 Run: python -m benchmarks plugin_lookup [--quick] [--json]
 """

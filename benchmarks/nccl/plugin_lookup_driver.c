@@ -218,7 +218,7 @@ static double exchange_ns(void) {
   return (double)(now_ns() - begin) / 100000;
 }
 
-/* Another tuner by itself, ours by itself, and ours with the other before it: no communicator may be left from before. */
+/* Another tuner alone, ours alone, and ours with the other before it: no communicator may be left from before. */
 static void measure_chained(const char *path) {
   void *others_library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (others_library == NULL) exit(3);
