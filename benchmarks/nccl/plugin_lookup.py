@@ -33,7 +33,7 @@ def compile_driver(folder: Path) -> Path:
     return driver
 
 
-def one_round(driver: Path, plugin: Path, other: Path) -> dict[str, float]:
+def _one_round(driver: Path, plugin: Path, other: Path) -> dict[str, float]:
     done = subprocess.run([str(driver), str(plugin), str(other)], capture_output=True, text=True, check=True)
     return {name: float(value) for name, value in (line.split() for line in done.stdout.splitlines())}
 
@@ -49,7 +49,7 @@ def main() -> None:
         driver = compile_driver(Path(name))
         other = other_tuner(Path(name) / "other.so", 5)
         for number in range(7 if arguments.quick else 41):
-            rounds.append(one_round(driver, plugin, other))
+            rounds.append(_one_round(driver, plugin, other))
             print(f"round {number + 1} done", file=sys.stderr)
 
     def middle(metric: str) -> float:
