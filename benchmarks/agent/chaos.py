@@ -1,6 +1,6 @@
 """Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
-    python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--daemons N] [--jobs J ...]
+    python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--nodes 2 | --daemons N] [--jobs J ...]
         [--events E ...] [--seed S] [--json]
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
@@ -17,6 +17,10 @@ machine's own doing. Figures:
     acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
     worst_stall_ms            by how much the worst step took longer than the worst without the agent
 
+With `--nodes 2` each job spans two network namespaces, each with a daemon, and what daemons say to each other passes
+through a line that delays, holds, loses, halves and drops it (benchmarks/lib/bad_line.py): a process of ours, since not
+every kernel has `tc netem`.
+
 `--events` and `--jobs` choose among them. Calendars jump by a day to ten years, ahead or back: the daemon's or that of
 all ranks, never the machine's own (benchmarks/lib/shifted_clock.py).
 """
@@ -25,19 +29,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import os
 import random
 import resource
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -45,16 +47,18 @@ from typing import Final
 import psutil
 import zmq
 
+from benchmarks.agent.chaos_node import HANG_S, ZEROTUNE, Job, Node, wait_for
 from benchmarks.lib.argument_types import positive
+from benchmarks.lib.bad_line import HARMS, PASS
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.lib.shifted_clock import ShiftedClock
+from benchmarks.lib.two_namespaces import LEADER, LINK, Namespace, two_namespaces
+from zerotune.store.errors import UserError
 
-ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 RUNTIMES: Final = ("fsdp2", "zero_runtime")
 EVENTS: Final = (
-    "kill_daemon", "stop_daemon", "send_garbage", "imitate_daemon", "fill_disk", "jump_clock", "kill_rank"
+    "kill_daemon", "stop_daemon", "send_garbage", "imitate_daemon", "fill_disk", "jump_clock", "kill_rank", "harm_line",
 )  # fmt: skip
-HANG_S: Final = 30.0
 RANK_LIVES_S: Final = 45.0
 REFERENCE_S: Final = 120.0
 """What happens without the agent is watched for so long at least, or for as long as with it."""
@@ -69,156 +73,121 @@ MARK: Final = "ZEROTUNE_CHAOS"
 """In the environment of every process that belongs to one run."""
 
 
-class Job:
-    """One training job under torchrun."""
-
-    def __init__(self, runtime: str, folder: Path, arguments: argparse.Namespace, environment: dict[str, str]) -> None:
-        self.runtime, self.folder = runtime, folder / runtime
-        self.folder.mkdir()
-        self.log = self.folder / "log"
-        agent = ("--agent", "--name", runtime) if arguments.with_agent else ("--no-agent",)
-        command = [
-            *ZEROTUNE, "launch", "--fabric", "ethernet_boxes", *agent, "--",
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=100000",
-            f"--nproc-per-node={arguments.ranks}",
-            "-m", "benchmarks.agent.chaos_worker", runtime, str(self.folder),
-        ]  # fmt: skip
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        self.n_seen, self.moved_at_s = 0, time.monotonic()
-
-    def steps(self) -> dict[str, list[dict[str, object]]]:
-        """Lines of every start of the job, by its number; one that was cut off is none."""
-        found: dict[str, list[dict[str, object]]] = {}
-        for path in sorted(self.folder.glob("*.jsonl")):
-            for line in path.read_text().splitlines():
-                with contextlib.suppress(ValueError):
-                    found.setdefault(path.stem, []).append(json.loads(line))
-        return found
-
-    def n_steps_at_most(self) -> int:
-        """Steps of the longest of its starts."""
-        return max(map(len, self.steps().values()), default=0)
-
-    def hangs(self) -> bool:
-        """Whether no step has come for HANG_S."""
-        n_seen = sum(path.stat().st_size for path in self.folder.glob("*.jsonl"))
-        if n_seen != self.n_seen:
-            self.n_seen, self.moved_at_s = n_seen, time.monotonic()
-        return time.monotonic() - self.moved_at_s > HANG_S
-
-    def ranks(self) -> list[psutil.Process]:
-        """Its training processes that live."""
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self.process.pid).children()
-            return [one for one in children if "chaos_worker" in " ".join(one.cmdline())]
-        return []
-
-
 class Chaos:
-    """One run: the jobs, the daemon, and what befalls them."""
+    """One run: the jobs, the daemons, and what befalls them."""
 
-    def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
+    def __init__(self, folder: Path, arguments: argparse.Namespace, networks: Sequence[Namespace] = ()) -> None:
         self.folder, self.arguments = folder, arguments
-        self.runtime = folder / "run"
-        self.runtime.mkdir(mode=0o700)
-        self.endpoint, self.store = f"ipc://{self.runtime}/d.sock", folder / "store.db"
-        own = {"ZEROTUNE_ENDPOINT": self.endpoint, "OMP_NUM_THREADS": "1", MARK: str(folder)}
-        self.environment = {**os.environ, **own, "ZEROTUNE_RUNTIME_DIR": str(self.runtime)}
-        self.clocks: dict[str, ShiftedClock] = {}
-        for name in ("daemon", "ranks"):
-            (folder / f"clock_of_{name}").mkdir()
-            self.clocks[name] = ShiftedClock(folder / f"clock_of_{name}")
         self.chance = random.Random(arguments.seed)
         self.events: Counter[str] = Counter()
         self.n_hangs = 0
-        self.acknowledged: set[int] = set()
-        self.n_deaths_while_recording = 0
-        self.daemon = self._start_daemon()
-        environment = self.environment | self.clocks["ranks"].environment
-        self.jobs = [Job(one, folder, arguments, environment) for one in arguments.jobs]
+        (folder / "clock").mkdir()
+        self.clock = ShiftedClock(folder / "clock")
+        """Of all ranks."""
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(folder)}
+        self.line: subprocess.Popen[str] | None = None
+        self.nodes = [Node(folder / "n", self.environment)] if not networks else self._two_nodes(networks)
+        n_ranks = max(1, arguments.ranks // len(self.nodes))
+        self.jobs = [
+            Job(one, folder, self.nodes, n_ranks, self.clock.environment, with_agent=arguments.with_agent)
+            for one in arguments.jobs
+        ]
 
-    def _start_daemon(self) -> subprocess.Popen[bytes]:
-        command = [*ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", str(self.store)]
-        environment = self.environment | self.clocks["daemon"].environment
-        with (self.folder / "daemon.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-
-    def rows(self, after: int = 0) -> set[int]:
-        """Row ids of all measurements in the store from there on; empty where there is none yet."""
-        return set(self._ask(f"SELECT rowid FROM measurements WHERE rowid > {after}"))
-
-    def n_steps_under_a_plan(self) -> int:
-        """Steps in the store that ran what the daemon asked for."""
-        return sum(self._ask("SELECT count(*) FROM steps WHERE epoch > 0"))
-
-    def _ask(self, query: str) -> list[int]:
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(self.store)) as db:
-            return [row for (row,) in db.execute(query)]
-        return []
+    def _two_nodes(self, networks: Sequence[Namespace]) -> list[Node]:
+        """Nodes whose daemons speak over a line of ours."""
+        keys = self.folder / "keys"
+        subprocess.run([*ZEROTUNE, "keys", str(keys)], check=True, capture_output=True)
+        self.environment |= {"GLOO_SOCKET_IFNAME": LINK, "ZEROTUNE_CURVE_KEYS": str(keys)}
+        first, second = networks
+        place = f"{LEADER}:5577"
+        line = [*second.prefix, sys.executable, "-m", "benchmarks.lib.bad_line", place, str(first.path)]
+        self.line = subprocess.Popen(line, stdin=subprocess.PIPE, text=True, env=self.environment)
+        options = ("--curve-keys", str(keys), "--listen")
+        return [
+            Node(
+                self.folder / name, self.environment, prefix=network.prefix, address=network.address,
+                options=(*options, f"tcp://{place if network is first else network.address + ':5577'}"),
+            )
+            for name, network in (("a", first), ("b", second))
+        ]  # fmt: skip
 
     # ---- events -------------------------------------------------------------------------------------
 
+    @property
+    def node(self) -> Node:
+        """Any of them."""
+        return self.chance.choice(self.nodes)
+
+    def _kill_daemon(self, node: Node) -> None:
+        """Every other time however young it is, else once it has written what it measured."""
+        waits_s = 0.0
+        if self.chance.random() < 0.5:
+            waits_s = RECORDS_WITHIN_S if self.arguments.with_agent else 1.0
+        node.kill_daemon(waits_s)
+
     def kill_daemon(self) -> None:
         """A daemon dies; after a while there is another."""
-        self._end_daemon()
+        node = self.node
+        self._kill_daemon(node)
         time.sleep(self.chance.choice((0.0, 0.0, 0.0, 1.5)))
-        self.daemon = self._start_daemon()
-
-    def _end_daemon(self) -> None:
-        """Kill it: every other time however young it is, else once it has written what it measured, or does not."""
-        last = max(self.acknowledged, default=0)
-        if self.chance.random() < 0.5:
-            self._wait(lambda: bool(self.rows(last)), RECORDS_WITHIN_S if self.arguments.with_agent else 1.0)
-            time.sleep(self.chance.uniform(0.0, 0.3))
-        self.daemon.kill()
-        self.daemon.wait()
-        written = self.rows(last)
-        self.acknowledged |= written
-        self.n_deaths_while_recording += bool(written)
+        node.start_daemon()
 
     def stop_daemon(self) -> None:
-        """The daemon stands still."""
-        self.daemon.send_signal(signal.SIGSTOP)
+        """A daemon stands still."""
+        daemon = self.node.daemon
+        daemon.send_signal(signal.SIGSTOP)
         time.sleep(self.chance.uniform(0.1, 3.0))
-        self.daemon.send_signal(signal.SIGCONT)
+        daemon.send_signal(signal.SIGCONT)
 
     def send_garbage(self) -> None:
-        """The daemon hears what makes no sense."""
+        """A daemon hears what makes no sense."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.linger = 100
-            socket.connect(self.endpoint)
+            socket.connect(self.node.endpoint)
             for _ in range(50):
                 frames = [self.chance.randbytes(self.chance.choice((0, 3, 100, 10_000))) for _ in range(3)]
                 socket.send_multipart(frames[: self.chance.randint(1, 3)], zmq.DONTWAIT)
 
     def imitate_daemon(self) -> None:
-        """The daemon dies, and something answers in its place that makes no sense."""
-        self._end_daemon()
+        """A daemon dies, and something answers in its place that makes no sense."""
+        node = self.node
+        self._kill_daemon(node)
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.linger = 0
-            socket.bind(self.endpoint)
-            os.chmod(self.runtime / "d.sock", 0o600)
+            socket.bind(node.endpoint)
+            node.socket.chmod(0o600)
             until_s = time.monotonic() + 1.0
             while time.monotonic() < until_s:
                 if socket.poll(100):
                     sender = socket.recv_multipart()[0]
                     with contextlib.suppress(zmq.ZMQError):
                         socket.send_multipart([sender, self.chance.randbytes(self.chance.choice((1, 50, 5_000)))])
-        self.daemon = self._start_daemon()
+        node.start_daemon()
 
     def fill_disk(self) -> None:
-        """For a while no file of the daemon's may grow."""
+        """For a while no file of a daemon's may grow."""
+        pid = self.node.daemon.pid
         with contextlib.suppress(OSError):
-            resource.prlimit(self.daemon.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
             time.sleep(self.chance.uniform(0.5, 2.0))
-            resource.prlimit(self.daemon.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def jump_clock(self) -> None:
-        """The calendar of the daemon or of all ranks is another, until the next jump."""
+        """The calendar of a daemon or of all ranks is another, until the next jump."""
         shortest, longest = map(math.log, CLOCK_JUMPS_S)
         ahead_s = self.chance.choice((-1, 1)) * math.exp(self.chance.uniform(shortest, longest))
-        self.clocks[self.chance.choice(("daemon", "ranks"))].shift(wall_s=ahead_s)
+        self.chance.choice((self.clock, self.node.clock)).shift(wall_s=ahead_s)
+
+    def harm_line(self) -> None:
+        """What nodes' daemons say to each other comes late, in part, or not at all."""
+        self._tell_line(self.chance.choice(HARMS))
+        time.sleep(self.chance.uniform(0.5, 6.0))
+        self._tell_line(PASS)
+
+    def _tell_line(self, word: str) -> None:
+        if self.line is not None and self.line.stdin is not None:
+            self.line.stdin.write(f"{word}\n")
+            self.line.stdin.flush()
 
     def kill_rank(self) -> None:
         """A rank dies; torchrun starts its job again."""
@@ -232,10 +201,10 @@ class Chaos:
     def run(self, seconds: float, n_steps: float = math.inf) -> None:
         """Let things happen for so long, or until each job had a start of `n_steps`; then end the jobs in order."""
         common = [getattr(self, name) for name in self.arguments.events if name != "kill_rank"]
-        self._wait(lambda: all(job.steps() for job in self.jobs), 120.0)
+        wait_for(lambda: all(job.steps() for job in self.jobs), 120.0)
         until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * RANK_LIVES_S
         enough_s, told_at_s = time.monotonic() + REFERENCE_S, 0.0
-        while time.monotonic() < until_s and not self.n_hangs and all(job.process.poll() is None for job in self.jobs):
+        while time.monotonic() < until_s and not self.n_hangs and all(job.runs for job in self.jobs):
             event = self.chance.choice(common)
             if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s:
                 event, next_rank_s = self.kill_rank, time.monotonic() + RANK_LIVES_S
@@ -249,19 +218,12 @@ class Chaos:
                 if time.monotonic() > enough_s and min(job.n_steps_at_most() for job in self.jobs) >= n_steps:
                     break
         for job in self.jobs:
-            (job.folder / "stop").touch()
-        self._wait(lambda: all(job.process.poll() is not None for job in self.jobs), 2 * HANG_S)
-        self.n_hangs += sum(job.process.poll() is None for job in self.jobs) if not self.n_hangs else 0
+            job.stop()
+        wait_for(lambda: all(job.has_ended for job in self.jobs), 2 * HANG_S)
+        self.n_hangs += sum(not job.has_ended for job in self.jobs) if not self.n_hangs else 0
         time.sleep(1.0)  # the last records are on their way
-        self.daemon.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.daemon.wait(20.0)
-
-    @staticmethod
-    def _wait(condition: Callable[[], bool], seconds: float) -> None:
-        until_s = time.monotonic() + seconds
-        while not condition() and time.monotonic() < until_s:
-            time.sleep(0.1)
+        for node in self.nodes:
+            node.end_daemon()
 
     def close(self) -> None:
         """Leave no process behind."""
@@ -269,8 +231,10 @@ class Chaos:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(MARK) == str(self.folder):
                     process.kill()
-        for one in (self.daemon, *(job.process for job in self.jobs)):
+        for one in (*(node.daemon for node in self.nodes), *(one for job in self.jobs for one in job.processes)):
             one.wait()
+        if self.line is not None:
+            self.line.wait()
 
 
 @contextlib.contextmanager
@@ -284,15 +248,19 @@ def runs(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> It
 
     Yields:
         The runs, whose jobs have begun.
+
+    Raises:
+        UserError: two nodes cannot be had.
     """
     folder.mkdir(mode=0o700)
     with contextlib.ExitStack() as stack:
+        networks = stack.enter_context(two_namespaces()) if arguments.nodes == 2 else ()
         begun = []
         for number in range(arguments.daemons):
             own = folder / str(number)
             own.mkdir(mode=0o700)
             seeded = {**vars(arguments), "seed": arguments.seed + number, "with_agent": with_agent}
-            begun.append(Chaos(own, argparse.Namespace(**seeded)))
+            begun.append(Chaos(own, argparse.Namespace(**seeded), networks))
             stack.callback(begun[-1].close)
         yield begun
 
@@ -337,11 +305,60 @@ def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[obj
     return found
 
 
+def play(arguments: argparse.Namespace, seconds: float) -> list[Result]:
+    """The figures of both runs, with the agent and without.
+
+    Args:
+        arguments: of the command line.
+        seconds: of chaos in each.
+
+    Returns:
+        Figures in the table's order.
+
+    Raises:
+        UserError: two nodes cannot be had.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)))
+        tuned = stack.enter_context(runs(folder / "tuned", arguments, with_agent=True))
+        at_once(tuned, seconds)
+        nodes = [node for chaos in tuned for node in chaos.nodes]
+        rows = [node.rows() for node in nodes]
+        jobs = [job for chaos in tuned for job in chaos.jobs]
+        untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
+        at_once(untuned, seconds, max(job.n_steps_at_most() for job in jobs))
+        compared = losses(tuned, untuned)
+        n_steps = sum(len(lines) for job in jobs for lines in job.steps().values())
+        n_rows_lost = sum(len(node.acknowledged - found) for node, found in zip(nodes, rows, strict=True))
+        logs = "".join(job.log.read_text(errors="replace") for job in jobs)
+        events = sum((chaos.events for chaos in tuned), Counter[str]())
+        n_deaths = events["kill_daemon"] + events["imitate_daemon"]
+        n_recording = sum(node.n_deaths_while_recording for node in nodes)
+        return [
+            *(Result(f"events@{name}", n, "events") for name, n in sorted(events.items())),
+            Result("events", events.total(), "events", "> 0"),
+            Result("daemon_deaths", n_deaths, "deaths", "> 0"),
+            Result("daemon_deaths_while_recording", n_recording, "deaths", "> 0"),
+            Result("steps", n_steps, "steps", "> 0"),
+            Result("steps_under_a_plan", sum(one.n_steps_under_a_plan() for one in nodes), "steps in the store", "> 0"),
+            Result("hangs", sum(chaos.n_hangs for chaos in tuned), "jobs", "0"),
+            Result("disagreements", logs.count("RankDisagreement"), "lines", "0"),
+            Result("failed_jobs", sum(job.has_failed for job in jobs), "jobs", "0"),
+            Result("losses_compared", len(compared), "steps", "> 0"),
+            Result("losses_that_differ", sum(one != there for one, there in compared), "steps", "0"),
+            Result("rows", sum(map(len, rows)), "rows", "> 0"),
+            Result("acknowledged_rows_lost", n_rows_lost, "rows", "0"),
+            Result("worst_step_ms", worst_ms(tuned), "ms", peer="untuned", ratio=worst_ms(tuned) / worst_ms(untuned)),
+            Result("worst_stall_ms", max(0.0, worst_ms(tuned) - worst_ms(untuned)), "ms", "<= 50"),
+        ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of chaos, with the agent")
     parser.add_argument("--quick", action="store_true", help="40 seconds of it")
     parser.add_argument("--ranks", type=positive, default=2, metavar="N", help="of each job")
+    parser.add_argument("--nodes", type=int, choices=(1, 2), default=1, help="that each job spans; 2 needs root")
     parser.add_argument("--daemons", type=positive, default=1, metavar="N", help="at once, each with all jobs")
     parser.add_argument(
         "--jobs", nargs="+", choices=RUNTIMES, default=RUNTIMES, metavar="JOB", help=", ".join(RUNTIMES)
@@ -350,39 +367,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
-    seconds = 40.0 if arguments.quick else 60.0 * arguments.minutes
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)))
-        tuned = stack.enter_context(runs(folder / "tuned", arguments, with_agent=True))
-        at_once(tuned, seconds)
-        rows = [chaos.rows() for chaos in tuned]
-        jobs = [job for chaos in tuned for job in chaos.jobs]
-        untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
-        at_once(untuned, seconds, max(job.n_steps_at_most() for job in jobs))
-        compared = losses(tuned, untuned)
-        n_steps = sum(len(lines) for job in jobs for lines in job.steps().values())
-        n_rows_lost = sum(len(chaos.acknowledged - found) for chaos, found in zip(tuned, rows, strict=True))
-        logs = "".join(job.log.read_text(errors="replace") for job in jobs)
-        events = sum((chaos.events for chaos in tuned), Counter[str]())
-        n_deaths = events["kill_daemon"] + events["imitate_daemon"]
-        n_recording = sum(chaos.n_deaths_while_recording for chaos in tuned)
-        results = [
-            *(Result(f"events@{name}", n, "events") for name, n in sorted(events.items())),
-            Result("events", events.total(), "events", "> 0"),
-            Result("daemon_deaths", n_deaths, "deaths", "> 0"),
-            Result("daemon_deaths_while_recording", n_recording, "deaths", "> 0"),
-            Result("steps", n_steps, "steps", "> 0"),
-            Result("steps_under_a_plan", sum(one.n_steps_under_a_plan() for one in tuned), "steps in the store", "> 0"),
-            Result("hangs", sum(chaos.n_hangs for chaos in tuned), "jobs", "0"),
-            Result("disagreements", logs.count("RankDisagreement"), "lines", "0"),
-            Result("failed_jobs", sum(job.process.poll() != 0 for job in jobs), "jobs", "0"),
-            Result("losses_compared", len(compared), "steps", "> 0"),
-            Result("losses_that_differ", sum(one != there for one, there in compared), "steps", "0"),
-            Result("rows", sum(map(len, rows)), "rows", "> 0"),
-            Result("acknowledged_rows_lost", n_rows_lost, "rows", "0"),
-            Result("worst_step_ms", worst_ms(tuned), "ms", peer="untuned", ratio=worst_ms(tuned) / worst_ms(untuned)),
-            Result("worst_stall_ms", max(0.0, worst_ms(tuned) - worst_ms(untuned)), "ms", "<= 50"),
-        ]
+    if arguments.nodes == 1:
+        arguments.events = [name for name in arguments.events if name != "harm_line"]
+    elif arguments.daemons > 1:
+        parser.error(f"--daemons {arguments.daemons}: with --nodes 2 there are two already; leave it out")
+    try:
+        results = play(arguments, 40.0 if arguments.quick else 60.0 * arguments.minutes)
+    except UserError as error:
+        parser.error(str(error))
     report("chaos", results, as_json=arguments.json)
 
 

@@ -38,9 +38,8 @@ def main() -> None:
     shape = GPTShape(n_layers=2, width=32)
     model, optimizer = sharded(runtime, GPT(shape))
     draw = torch.Generator().manual_seed(dist.get_rank())
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     is_first = dist.get_rank() == 0
-    with open(folder / f"{start}.jsonl" if is_first else os.devnull, "w", buffering=1) as log:
+    with open(folder / f"{os.getpid()}.jsonl" if is_first else os.devnull, "w", buffering=1) as log:
         began = time.perf_counter()
         for _ in range(N_STEPS_AT_MOST):
             tokens = torch.randint(255, (1, shape.n_context + 1), generator=draw)

@@ -61,6 +61,7 @@ RUNS: Final = (
     Run("replay", "replay_speed --check-only --seed 3"),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
     Run("chaos", "chaos", is_timed=True, shown=("worst_step_ms",)),
+    Run("chaos_two_nodes", "chaos --minutes 5 --nodes 2", is_timed=True, shown=("worst_step_ms",)),
     Run(
         "chaos_daemon_deaths",
         "chaos --minutes 24 --daemons 3 --jobs zero_runtime --events kill_daemon kill_rank",
