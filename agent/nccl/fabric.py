@@ -8,6 +8,7 @@ Files are TOML, checked strictly: any nonsense is a FabricError that names the k
 from __future__ import annotations
 
 import copy
+import csv
 import hashlib
 import math
 import re
@@ -34,6 +35,10 @@ else:
     import tomli as tomllib
 
 FABRICS_DIR: Final = Path(__file__).parent / "fabrics"
+MAX_FILE_BYTES: Final = 256 << 10
+MAX_LINE_DOTS: Final = 1000
+"""tomllib's time grows with the square of a key's parts."""
+MAX_POINTS_BYTES: Final = 16 << 20
 
 _NVLS: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
 """By NCCL_ALGO's names."""
@@ -307,10 +312,14 @@ def load(name_or_path: str | Path) -> Fabric:
 @lru_cache(maxsize=64)
 def _load(path: Path, _stamp: int) -> Fabric:
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = _begin(path)
+        if len(text) > MAX_FILE_BYTES or any(line.count(b".") > MAX_LINE_DOTS for line in text.split(b"\n")):
+            most = f"{MAX_FILE_BYTES >> 10} KiB, {MAX_LINE_DOTS} dots in a line"
+            raise FabricError(f"fabric file {path} is larger than any machine's ({most})", "name another file")
+        raw = tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise FabricError(f"fabric file {path} cannot be read: {error.strerror}", "check the path") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also for a number of thousands of digits
         raise FabricError(f"fabric file {path} is not TOML: {error}", "mend the line named") from None
     _refuse_infinities(path, raw)
     try:
@@ -320,6 +329,11 @@ def _load(path: Path, _stamp: int) -> Fabric:
     fabric = Fabric(path.stem, file, _points(path, file.truth), _node(path, file))
     _check(path, fabric)
     return fabric
+
+
+def _begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)
 
 
 def _refuse_infinities(path: Path, value: object, key: str = "") -> None:
@@ -339,9 +353,11 @@ def _points(path: Path, truth: Truth) -> Mapping[CurveKey, RecordedCurve]:
         return {}
     points = path.parent / truth.recorded
     try:
+        if not points.is_file() or points.stat().st_size > MAX_POINTS_BYTES:
+            raise ValueError(f"it is no file of at most {MAX_POINTS_BYTES >> 20} MiB")
         with points.open(encoding="utf-8", newline="") as lines:
             curves = read_points(lines)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise FabricError(
             f"fabric file {path}: truth.recorded = {truth.recorded!r} cannot be used: {error}",
             "give a CSV of measured points beside the fabric file",

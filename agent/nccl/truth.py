@@ -29,6 +29,7 @@ ProtocolName = Literal["ll", "ll128", "simple"]
 CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"]
 Span = Literal["one_node", "many_nodes"]
 
+MAX_POINT_BYTES: Final = 1 << 50
 _SATURATION: Final = 4.0
 """Sharpness of the bend between channel-limited and link-limited bandwidth."""
 
@@ -181,7 +182,7 @@ def read_points(lines: Iterable[str]) -> Mapping[CurveKey, RecordedCurve]:
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         key = (Collective[row["collective"]], Algorithm[row["algorithm"]], Protocol[row["protocol"]])
         message_bytes, duration_us = int(row["message_bytes"]), float(row["duration_us"])
-        if message_bytes < 1 or not 0 < duration_us < math.inf or int(row["n_ranks"]) < 2:
+        if not 0 < message_bytes <= MAX_POINT_BYTES or not 0 < duration_us < math.inf or int(row["n_ranks"]) < 2:
             raise ValueError(f"impossible point {dict(row)}")
         if n_ranks_of.setdefault(key, int(row["n_ranks"])) != int(row["n_ranks"]):
             raise ValueError(f"one cell is recorded with different n_ranks: {dict(row)}")

@@ -317,9 +317,20 @@ def test_nonsense_is_named(tmp_path: Path, old: str, new: str, expected: str) ->
 def test_hostile_recordings_are_refused(tmp_path: Path) -> None:
     text = GOOD.replace("inter_gbs = 6.25", 'inter_gbs = 6.25\nrecorded = "points.csv"')
     header = "collective,algorithm,protocol,n_ranks,message_bytes,duration_us\n"
-    for row in ("", "all_gather,ring,ll,2,1024", "all_gather,ring,ll,2,0,1.0", "all_gather,ring,ll,2,8,nan"):
+    rows = (
+        "", "all_gather,ring,ll,2,1024", "all_gather,ring,ll,2,0,1.0", "all_gather,ring,ll,2,8,nan",
+        f"all_gather,ring,ll,2,{10**400},1.0", f"all_gather,ring,ll,2,8,1.0,{'x' * 200_000}",
+    )  # fmt: skip
+    for row in rows:
         (tmp_path / "points.csv").write_text(header + row + "\n" if row else "nonsense\n1\n")
         broken(tmp_path, text)
+    broken(tmp_path, text.replace("points.csv", "/dev/zero"))
+
+
+def test_files_that_would_take_the_parser_for_ever_are_refused(tmp_path: Path) -> None:
+    for text in (GOOD + "a." * 100_000 + "b = 1\n", GOOD + "# " + "x" * fabric.MAX_FILE_BYTES):
+        assert str(fabric.MAX_LINE_DOTS) in broken(tmp_path, text)
+    broken(tmp_path, GOOD.replace("inter_gbs = 6.25", f"inter_gbs = {'9' * 5000}"))
 
 
 def test_unknown_names_and_files(tmp_path: Path) -> None:

@@ -47,22 +47,27 @@ def _scitix(path: Path) -> Iterable[PlanRow]:
 
     The file does not say whether `upto_bytes` is total or per rank: it is taken for what a tuner plugin sees, total.
     """
-    ends: dict[tuple[object, ...], int] = {}
     with path.open(encoding="utf-8", errors="replace", newline="") as text:
-        for number, row in enumerate(csv.DictReader(text), 2):
-            try:
-                collective = find_collective(row["coll"])
-                place = CommunicatorClass(int(row["nranks"]), int(row["nnodes"]))
-                upto_bytes = int(row["upto_bytes"])
-                if collective is None:
-                    raise ValueError(f"unknown collective {row['coll']!r}")
-                begin = ends.get((place, collective), -1) + 1
-                ends[place, collective] = upto_bytes
-                if row["algo"] == "undef":
-                    continue
-                candidate = Candidate(parse_algorithm(row["algo"]), parse_protocol(row["proto"]))
-            except (KeyError, TypeError, ValueError, UserError) as error:
-                raise PlanError(
-                    f"{path}, line {number}: {error}", f"columns are {','.join(_SCITIX_COLUMNS)}"
-                ) from error
-            yield PlanRow(place, collective, Phase.other, max(begin, 1), upto_bytes, candidate)
+        try:
+            yield from _scitix_rows(path, csv.DictReader(text, restval=""))
+        except csv.Error as error:
+            raise PlanError(f"{path} is no CSV: {error}", f"columns are {','.join(_SCITIX_COLUMNS)}") from error
+
+
+def _scitix_rows(path: Path, table: Iterable[dict[str, str]]) -> Iterable[PlanRow]:
+    ends: dict[tuple[object, ...], int] = {}
+    for number, row in enumerate(table, 2):
+        try:
+            collective = find_collective(row["coll"])
+            place = CommunicatorClass(int(row["nranks"]), int(row["nnodes"]))
+            upto_bytes = int(row["upto_bytes"])
+            if collective is None:
+                raise ValueError(f"unknown collective {row['coll']!r}")
+            begin = ends.get((place, collective), -1) + 1
+            ends[place, collective] = upto_bytes
+            if row["algo"] == "undef":
+                continue
+            candidate = Candidate(parse_algorithm(row["algo"]), parse_protocol(row["proto"]))
+        except (KeyError, TypeError, ValueError, UserError) as error:
+            raise PlanError(f"{path}, line {number}: {error}", f"columns are {','.join(_SCITIX_COLUMNS)}") from error
+        yield PlanRow(place, collective, Phase.other, max(begin, 1), upto_bytes, candidate)

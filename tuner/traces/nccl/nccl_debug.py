@@ -30,6 +30,7 @@ from zerotune.tuner.traces.nccl.nccl_debug_lines import (
     CALL_TAIL,
     CHOICE_HEAD,
     CHOICE_TAIL,
+    MAX_LOG_LINE_BYTES,
     Lines,
     calls,
     choices,
@@ -147,14 +148,20 @@ def _survey(path: Path, summary: Summary) -> _Log:
 
 
 def _communicators(chunk: bytes, log: _Log) -> None:
-    for found in _COMM.finditer(chunk):
-        owner = _OWNER.search(chunk, chunk.rfind(b"\n", 0, found.start()) + 1, found.start())
-        if owner is None:
+    for line in chunk.split(b"\n"):
+        if b"anks " not in line or len(line) > MAX_LOG_LINE_BYTES:  # over a long line the patterns take too long
             continue
-        host, (pointer, rank, n_ranks, n_nodes, comm_id) = owner[1], found.groups()
-        known = log.communicators.setdefault((host, pointer), _Communicator(int(rank), int(n_ranks)))
-        known.n_nodes = int(n_nodes or 0) or known.n_nodes
-        known.comm_id = int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else known.comm_id
+        for found in _COMM.finditer(line):
+            owner = _OWNER.search(line, 0, found.start())
+            if owner is not None:
+                _communicator(owner[1], found, log)
+
+
+def _communicator(host: bytes, found: re.Match[bytes], log: _Log) -> None:
+    pointer, rank, n_ranks, n_nodes, comm_id = found.groups()
+    known = log.communicators.setdefault((host, pointer), _Communicator(int(rank), int(n_ranks)))
+    known.n_nodes = int(n_nodes or 0) or known.n_nodes
+    known.comm_id = int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else known.comm_id
 
 
 def _learn_selections(path: Path, log: _Log) -> None:

@@ -36,7 +36,7 @@ from zerotune.tuner.traces.records import (
     empty_block,
 )
 
-_NUMBER: Final = rb"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+_NUMBER: Final = rb"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 _TAG: Final = re.compile(rb"(?m)^(?:\[\d+,\d+\]<std(?:out|err)>:? ?| *\d+: )")
 """What mpirun and srun put before every line when they are asked for the rank."""
 _TAG_INSIDE: Final = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:?")

@@ -7,6 +7,7 @@ and the whole of a reduce_scatter. Chakra traces are often synthetic and often c
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -128,7 +129,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
 
 
 def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
-    while True:
+    for index in itertools.count():
         n_bytes = shift = 0
         while True:
             byte = read_some(file, 1)
@@ -144,6 +145,8 @@ def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
                 raise TraceError(f"{path} has a message of impossible length", "it is no Chakra trace")
         if n_bytes > MAX_MESSAGE_BYTES:
             raise TraceError(f"{path} has a message of {n_bytes:,} bytes", "it is no Chakra trace")
+        if not n_bytes and index:  # else zeros, a byte each, would be nodes: as many as there is time for
+            raise TraceError(f"{path}: message {index} is empty, as no node is", "it is no Chakra trace")
         message = read_some(file, n_bytes) if n_bytes else b""
         if len(message) < n_bytes:
             summary.note(f"{path.name} ends early")

@@ -1,0 +1,41 @@
+"""Tables of choices that `replay --plan` follows: rows, or one error that names file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerotune.store.errors import PlanError
+from zerotune.store.records import Phase
+from zerotune.tuner.offline.replay.plans import plan_rows
+
+HEADER = "coll,nnodes,nranks,upto_bytes,algo,proto\n"
+
+
+def test_a_row_holds_from_the_one_before(tmp_path: Path):
+    path = tmp_path / "rules.csv"
+    path.write_text(
+        HEADER + "allgather,2,16,65536,ring,ll\nallgather,2,16,1048576,undef,undef\nallgather,2,16,4194304,pat,simple\n"
+    )
+    rows = [row for row in plan_rows(path) if row.phase is Phase.other]
+    assert [(row.min_bytes, row.max_bytes) for row in rows] == [(1, 65536), (1048577, 4194304)]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("coll,nnodes,nranks,upto_bytes\nallgather\n", 2),
+        (HEADER + "allgather,2,16,65536,ring,ll\nallgather,2\n", 3),
+        (HEADER + "allgather,2,16,65536\n", 2),
+        (HEADER + "allgather,2,16,65536,ring\n", 2),
+        (HEADER + "k\n", 2),
+        (HEADER + f"allgather,2,16,{'9' * 5000},ring,ll\n", 2),
+        (HEADER + "allgather,2,16,65536,ring," + "x" * 200_000 + "\n", None),
+    ],
+)
+def test_what_is_no_row_is_named(tmp_path: Path, text: str, line: int | None):
+    path = tmp_path / "rules.csv"
+    path.write_text(text)
+    with pytest.raises(PlanError, match=rf"rules\.csv{'' if line is None else f', line {line}'}"):
+        plan_rows(path)
