@@ -18,8 +18,8 @@ machine's own doing. Figures:
     worst_stall_ms            by how much the worst step took longer than the worst without the agent
 
 With `--nodes 2` each job spans two network namespaces, each with a daemon, and what daemons say to each other passes
-through a line that delays, holds, loses, halves and drops it (benchmarks/lib/bad_line.py): a process of ours, since not
-every kernel has `tc netem`.
+through a line that delays, holds, loses, halves and drops it: benchmarks/lib/bad_line_worker.py, a process of ours,
+since not every kernel has `tc netem`.
 
 `--events` and `--jobs` choose among them. Calendars jump by a day to ten years, ahead or back: the daemon's or that of
 all ranks, never the machine's own (benchmarks/lib/shifted_clock.py).
@@ -49,7 +49,7 @@ import zmq
 
 from benchmarks.agent.chaos_node import HANG_S, ZEROTUNE, Job, Node, wait_for
 from benchmarks.lib.argument_types import positive
-from benchmarks.lib.bad_line import HARMS, PASS
+from benchmarks.lib.bad_line_worker import HARMS, PASS
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.lib.shifted_clock import ShiftedClock
 from benchmarks.lib.two_namespaces import LEADER, LINK, Namespace, two_namespaces
@@ -100,7 +100,7 @@ class Chaos:
         self.environment |= {"GLOO_SOCKET_IFNAME": LINK, "ZEROTUNE_CURVE_KEYS": str(keys)}
         first, second = networks
         place = f"{LEADER}:5577"
-        line = [*second.prefix, sys.executable, "-m", "benchmarks.lib.bad_line", place, str(first.path)]
+        line = [*second.prefix, sys.executable, "-m", "benchmarks.lib.bad_line_worker", place, str(first.path)]
         self.line = subprocess.Popen(line, stdin=subprocess.PIPE, text=True, env=self.environment)
         options = ("--curve-keys", str(keys), "--listen")
         return [

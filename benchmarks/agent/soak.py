@@ -2,7 +2,8 @@
 
 Rank 0 offers a new plan at each boundary, cycling through settings; the emulated NCCL checks on every call
 that all ranks chose alike. At the end every call must be accounted for: timed records drained plus counted
-drops. Prints the counts; exit code 1 when a call disagreed or a record is missing.
+drops. Prints the counts, and in long runs how memory and open files of each rank grow; exit code 1 when a call
+disagreed or a record is missing.
 
 Run: python -m benchmarks soak --collectives 100000 --ranks 4
 """
@@ -17,8 +18,10 @@ import sys
 import time
 
 from benchmarks.lib.free_port import free_port
+from benchmarks.lib.growth import Growth
 
 CALLS_PER_BOUNDARY = 20
+LOOK_EVERY_S = 0.5
 SIZES_BYTES = (4096, 16384, 65536)
 """Total bytes of a message; small ones, since it is the number of calls that counts here."""
 
@@ -91,13 +94,14 @@ def rank_main(n_collectives: int) -> None:
     dist.destroy_process_group()
 
 
-def soak(n_collectives: int, n_ranks: int, fabric: str) -> list[dict[str, float]]:
+def soak(n_collectives: int, n_ranks: int, fabric: str, growth: Growth) -> list[dict[str, float]]:
     """Run the ranks, each a process.
 
     Args:
         n_collectives: of the whole run.
         n_ranks: processes.
         fabric: name of a shipped one.
+        growth: is told of the ranks' memory and open files, by seconds of the run.
 
     Returns:
         What each rank has printed.
@@ -111,7 +115,12 @@ def soak(n_collectives: int, n_ranks: int, fabric: str) -> list[dict[str, float]
         }  # fmt: skip
         command = [sys.executable, "-m", "benchmarks.agent.soak", "--rank-of", str(n_collectives)]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+    pids = {f"rank{rank}": process.pid for rank, process in enumerate(processes)}
+    began_s = time.monotonic()
     try:
+        while any(process.poll() is None for process in processes):
+            growth.look(time.monotonic() - began_s, pids)
+            time.sleep(LOOK_EVERY_S)
         printed = [process.communicate()[0] for process in processes]
     finally:
         for process in processes:
@@ -143,7 +152,9 @@ def main() -> None:
         )
     from benchmarks.lib.reporting import Result, report
 
-    ranks = soak(2000 if arguments.quick else arguments.collectives, arguments.ranks, arguments.fabric)
+    growth = Growth()
+    n_collectives = 2000 if arguments.quick else arguments.collectives
+    ranks = soak(n_collectives, arguments.ranks, arguments.fabric, growth)
     lost = max(r["n_collectives"] - r["n_timed"] - r["n_dropped"] for r in ranks)
     n_disagreements = max(r["n_disagreements"] for r in ranks)
     report(
@@ -155,6 +166,7 @@ def main() -> None:
             Result("n_lost_records", lost, "records", "0"),
             Result("n_dropped_records", max(r["n_dropped"] for r in ranks), "records"),
             Result("collectives_per_s", min(r["collectives_per_s"] for r in ranks), "1/s"),
+            *growth.results(1e6 / min(r["collectives_per_s"] for r in ranks), "million calls"),
         ],
         as_json=arguments.json,
     )

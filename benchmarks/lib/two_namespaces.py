@@ -15,7 +15,7 @@ from zerotune.store.errors import UserError
 LINK: Final = "train"
 """The interface between the nodes, in both."""
 LEADER: Final = "10.72.0.1"
-"""An address that each node takes for its own: `bad_line` brings to the first what connects to it on the second."""
+"""An address that each node takes for its own: `bad_line_worker` brings the second's connections to the first."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ MISTAKES = {
     "replay_what_if": [["--fabric", "nope"]],
     "small_gathers": [["--generated", "-1"], ["--data", "{junk}"], ["--data", "{empty}"]],
     "soak": [["--ranks", "1"], ["--ranks", "17"], ["--collectives", "0"], ["--fabric", "nope"], ["--fabric", "{junk}"]],
+    "soak_daemon": [["--ranks", "1"], ["--collectives", "0"], ["--hours", "-1"]],
     "stage_fingerprint": [
         *(["--traces", "{none}"], ["--learned", "{junk}"], ["--n-each", "0"], ["--seed", "x"]),
         ["--unnamed-only", "--shipped-only"],

@@ -1,0 +1,139 @@
+"""Many collectives under agent and daemon, and 48 hours of the daemon's clock: does anything grow?
+
+Ranks under `zerotune launch` call small collectives and end a step every 20. The daemon's clocks jump ahead by an hour
+48 times (benchmarks/lib/shifted_clock.py), so that timers, checkpoints and what is due now and then come due. Each jump
+is a silence of an hour for the daemon: it lets the job go and takes it up again, and gives a fit of its models up that
+was under way. Memory and open files of the daemon and of each rank, which holds agent and plugin, are looked at all
+along; `soak` does so without agent and daemon. Figures:
+
+    ..._growth                slope after the first 40 % of the run, and the ends of its interval of 95 % confidence
+    n_disagreements           collectives for which ranks chose differently
+
+Run: python -m benchmarks soak_daemon [--collectives N] [--ranks N] [--hours H] [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from benchmarks.lib.argument_types import natural, positive, whole
+from benchmarks.lib.free_port import free_port
+from benchmarks.lib.growth import Growth
+from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.shifted_clock import ShiftedClock
+from zerotune.tuner.client.status import fetch_status
+
+ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
+LOOK_EVERY_S: Final = 0.5
+HOUR_S: Final = 3600.0
+
+
+def soak(n_collectives: int, n_ranks: int, hours: int, folder: Path) -> list[Result]:
+    """Run daemon and ranks to the end.
+
+    Args:
+        n_collectives: of each rank.
+        n_ranks: processes.
+        hours: by which the daemon's clock is ahead in the end.
+        folder: for all files.
+
+    Returns:
+        Figures in the table's order.
+
+    Raises:
+        SystemExit: a rank failed, or the daemon ended.
+    """
+    clock = ShiftedClock(folder)
+    endpoint = f"ipc://{folder}/d.sock"
+    environment = {**os.environ, "ZEROTUNE_ENDPOINT": endpoint, "ZEROTUNE_RUNTIME_DIR": str(folder)}
+    environment |= {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": str(n_ranks)}
+    with contextlib.ExitStack() as stack:
+
+        def start(*command: str, **more: str) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(command, env=environment | more, stdout=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        daemon = start(
+            *ZEROTUNE, "daemon", "--endpoint", endpoint, "--store", f"{folder}/store.db", **clock.environment
+        )
+        while fetch_status(endpoint, timeout_s=1.0) is None:
+            if daemon.poll() is not None:
+                raise SystemExit(f"the daemon ended with code {daemon.returncode}")
+        work = (sys.executable, "-m", "benchmarks.agent.soak_worker", str(n_collectives), str(folder))
+        ranks = [
+            start(
+                *ZEROTUNE, "launch", "--fabric", "ethernet_boxes", "--", *work,
+                RANK=str(rank), LOCAL_RANK=str(rank),
+            )
+            for rank in range(n_ranks)
+        ]  # fmt: skip
+        growth, pids = Growth(), {"daemon": daemon.pid, **{f"rank{n}": one.pid for n, one in enumerate(ranks)}}
+        began_s = told_s = time.monotonic()
+        n_jobs_seen: set[int] = set()
+        while any(rank.poll() is None for rank in ranks):
+            time.sleep(LOOK_EVERY_S)
+            n_done = progress(folder)
+            if n_done == 0:
+                began_s = time.monotonic()
+                continue
+            growth.look(n_done, pids)
+            n_hours = hours * n_done // n_collectives
+            clock.shift(wall_s=HOUR_S * n_hours, monotonic_s=HOUR_S * n_hours)
+            n_jobs_seen.add(n_hours)
+            if any(rank.poll() for rank in ranks) or daemon.poll() is not None:
+                raise SystemExit(f"a rank or the daemon ended: {daemon.poll()}, {[rank.poll() for rank in ranks]}")
+            if time.monotonic() - told_s > 30.0:
+                told_s = time.monotonic()
+                say(f"{n_done:,} collectives, hour {n_hours}, {n_done / (told_s - began_s):.0f} per s")
+        seconds = time.monotonic() - began_s
+        status = fetch_status(endpoint, timeout_s=5.0)
+        ends = [json.loads((folder / f"end{rank}").read_text()) for rank in range(n_ranks)]
+        return [
+            Result("n_collectives_per_rank", n_collectives, "calls", "> 0"),
+            Result("collectives_per_s", n_collectives / seconds, "1/s"),
+            Result("hours_of_the_daemons_clock", max(n_jobs_seen), "h"),
+            Result("n_disagreements", sum(end["n_disagreements"] for end in ends), "calls", "0"),
+            Result("the_daemon_answers", float(status is not None), "", "1"),
+            Result("store_mib", (folder / "store.db").stat().st_size / 2**20, "MiB"),
+            *growth.results(1e6, "million calls"),
+        ]
+
+
+def progress(folder: Path) -> int:
+    """Collectives that rank 0 is through with."""
+    try:
+        (n_done,) = struct.unpack("q", (folder / "progress0").read_bytes())
+    except (OSError, struct.error):
+        return 0
+    return int(n_done)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--collectives", type=positive, default=10_000_000)
+    parser.add_argument("--ranks", type=whole(2), default=2)
+    parser.add_argument("--hours", type=natural, default=48, help="by which the daemon's clock jumps ahead, one by one")
+    parser.add_argument("--quick", action="store_true", help="100,000 collectives")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    arguments = parser.parse_args()
+    n_collectives = 100_000 if arguments.quick else arguments.collectives
+    with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
+        results = soak(n_collectives, arguments.ranks, arguments.hours, Path(folder))
+    report("soak_daemon", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

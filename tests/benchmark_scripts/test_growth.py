@@ -1,0 +1,36 @@
+"""Slopes of memory over a run: a leak is told from noise, and noise from a leak."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from benchmarks.lib.growth import Growth, slope_of
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_leak_smaller_than_the_noise_is_seen_in_a_long_run(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    x = np.linspace(0.0, 1.0, 2400)
+    slope, low, high = slope_of(x, 3.0 * x + chance.normal(0.0, 1.0, len(x)))
+    assert low < 3.0 < high
+    assert low > 2.0
+    assert slope == pytest.approx(3.0, abs=1.0)
+
+
+def test_noise_is_rarely_taken_for_a_leak() -> None:
+    chance = np.random.default_rng(0)
+    x = np.linspace(0.0, 1.0, 600)
+    n_taken = sum(slope_of(x, chance.normal(0.0, 1.0, len(x)))[1] > 0.0 for _ in range(200))
+    assert n_taken <= 12  # 2.5 % are due
+
+
+def test_processes_are_looked_at_until_they_end() -> None:
+    growth = Growth()
+    for at in range(100):
+        growth.look(float(at), {"own": os.getpid(), "none": 2**22 + 1})
+    names = {result.metric for result in growth.results(1.0, "look")}
+    assert {"own_KiB_growth", "own_KiB_growth_low", "own_files_growth_high"} <= names
+    assert not any(name.startswith("none") for name in names)
