@@ -19,9 +19,9 @@ with all that was written, with only what was synced, with sectors of 512 bytes 
 * unexpected_errors: what came up and is no refusal in one sentence, and refusals that did not end with the fault.
 * worst_stall_ms: the longest that a call which records took: none may wait for a disk.
 
-With --quick as many faults as 40 s allow are taken, evenly among all of them.
+With --quick, or --minutes, as many faults as that time allows are taken, evenly among all of them.
 
-Run: python -m benchmarks store_faults [--quick] [--json]
+Run: python -m benchmarks store_faults [--quick] [--json] [--minutes N]
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.lib.argument_types import positive
 from benchmarks.lib.reporting import Result, report
 from benchmarks.service.power_cut import Left, read_log
 
@@ -212,10 +213,13 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
                     return
                 answer = worker.ask(**job)
                 with lock:
+                    n_said = len(tally.said)
                     if job["do"] == "run":
                         tally.add(job["kind"], name_of(job) + " of " + answer.get("place", "?"), answer)
                     for one in answer.get("found", ()):
                         tally.add("power cut", one["what"], one)
+                    for line in tally.said[n_said:]:
+                        print(line, file=sys.stderr, flush=True)
 
         threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
         for thread in threads:
@@ -230,11 +234,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="an even sample; ends within 60 s")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser.add_argument("--minutes", type=positive, help="a sample, for so long; default: all, half an hour")
     arguments = parser.parse_args()
     n_workers = max(1, os.cpu_count() or 1)
-    tally, n_all = measure(QUICK_S if arguments.quick else None, n_workers)
-    for line in tally.said[:50]:
-        print(line, file=sys.stderr)
+    most_s = QUICK_S if arguments.quick else 60.0 * arguments.minutes if arguments.minutes else None
+    tally, n_all = measure(most_s, n_workers)
     results = [
         Result("events", sum(tally.events.values()), "", "> 0"),
         *(Result(f"events:{kind.replace(' ', '_')}", n, "") for kind, n in sorted(tally.events.items())),

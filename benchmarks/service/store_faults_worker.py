@@ -61,7 +61,7 @@ HURRY: Final = (
     (damage, "MOST_OF_TIME", 1.0),
 )
 """What the writer waits for, in seconds."""
-HANGS_AFTER_S: Final = 20.0
+HANGS_AFTER_S: Final = 60.0
 _TRIES: Final = 5
 _KEY: Final = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
 BACKUP: Final = -1

@@ -12,12 +12,16 @@ from numpy.typing import ArrayLike, NDArray
 COVERED: Final = ("series", "job", "epoch", "step", "duration_us", "memory_pressure", "measured_at_s")
 """Columns that it is made of, in this order."""
 NEWEST_ROWS: Final = 200_000
-"""So many are checked whenever a store is opened for writing, in half a second"""
+"""So many are checked whenever a store is opened for writing, in half a second."""
+ROWS_AT_A_TIME: Final = 20_000
+"""So many are checked after each look at the pages while a store is written, the oldest of all in their turn, too."""
 _REALS: Final = {"duration_us", "memory_pressure"}
 _START: Final = np.uint64(0x9E3779B97F4A7C15)
 _FACTOR: Final = np.uint64(0xD6E8FEB86659FD93)
 """Odd, so that no change of one column is lost on the way."""
 _BLOCK_ROWS: Final = 50_000
+_ALL: Final = 2**63 - 1
+"""No id is greater."""
 
 
 def checksums(columns: Sequence[ArrayLike]) -> NDArray[np.int64]:
@@ -59,24 +63,60 @@ def agree(rows: Sequence[Sequence[Any]]) -> NDArray[np.bool_]:
     return np.logical_or(are_equal, np.array([one is None for one in written], np.bool_))
 
 
-def mark_wrong_rows(connection: sqlite3.Connection, sound: str) -> None:
-    """Mark measurements, of the newest, that do not hold what was written though each cell is possible.
+class ChecksumWatch:
+    """Goes through all measurements of a store, a few at a time, from the newest to the oldest and again."""
+
+    def __init__(self, sound: str) -> None:
+        """`sound`: SQL, true of rows with sound cells."""
+        self._sound = sound
+        self._before = _ALL
+
+    def check_some(self, connection: sqlite3.Connection) -> int:
+        """Check the next ROWS_AT_A_TIME.
+
+        Args:
+            connection: the writer's, in autocommit mode.
+
+        Returns:
+            How many were wrong and are marked now.
+
+        Raises:
+            sqlite3.Error: they cannot be read, or not be marked now.
+        """
+        n_wrong, last = mark_wrong_rows(connection, self._sound, ROWS_AT_A_TIME, self._before)
+        self._before = last or _ALL
+        return n_wrong
+
+
+def mark_wrong_rows(
+    connection: sqlite3.Connection, sound: str, n_rows: int = NEWEST_ROWS, before: int = _ALL
+) -> tuple[int, int]:
+    """Mark measurements that do not hold what was written though each cell is possible.
 
     Their checksum becomes negative, which no sound row has; their other cells stay as they are.
 
     Args:
         connection: a writer's, in autocommit mode.
         sound: SQL, true of rows with sound cells.
+        n_rows: so many, the newest first.
+        before: only of those with smaller ids.
+
+    Returns:
+        How many were marked, and the smallest id that was looked at; 0 if there are no more.
     """
     wrong: list[int] = []
+    last = 0
     rows = connection.execute(
-        f"SELECT {','.join(COVERED)}, checksum, id FROM main.measurements WHERE {sound} ORDER BY id DESC LIMIT ?",
-        (NEWEST_ROWS,),
+        f"SELECT {','.join(COVERED)}, checksum, id FROM main.measurements WHERE id < ? AND {sound}"
+        " ORDER BY id DESC LIMIT ?",
+        (before, n_rows),
     )
     while block := rows.fetchmany(_BLOCK_ROWS):
         wrong += [block[at][-1] for at in np.flatnonzero(~agree([row[:-1] for row in block]))]
+        last = block[-1][-1]
     if wrong:
         statement = "UPDATE main.measurements SET checksum = -1 - checksum WHERE id = ?"
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany(statement, [(row,) for row in wrong])
         connection.execute("COMMIT")
+    return len(wrong), last

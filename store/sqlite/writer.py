@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import Final
 
 from zerotune.store.sqlite.checkpoints import IDLE_S, Checkpoints
+from zerotune.store.sqlite.checksums import ChecksumWatch
 from zerotune.store.sqlite.damage import DamageWatch, is_damage
+from zerotune.store.sqlite.sound_rows import sound_condition
 from zerotune.store.wire import StoreState
 
 _log = logging.getLogger("zerotune.store")
@@ -74,6 +76,7 @@ class Writer:
         self._damaged: sqlite3.DatabaseError | None = None
         """What is wrong with a file that could not be left yet; its connection is closed."""
         self._watch = watch
+        self._rows = ChecksumWatch(sound_condition(connection, "measurements"))
         self._error, self._failed_at_s = "", time.monotonic()
         self._is_out = False
         self._n_lost_before = 0
@@ -180,8 +183,14 @@ class Writer:
 
     def _look_for_damage(self) -> None:
         """If it is time to, and not while the store is being closed."""
-        if not self._watch.due_in_s and not self._closing and (error := self._watch.look()) is not None:
+        if self._watch.due_in_s or self._closing:
+            return
+        if (error := self._watch.look()) is not None:
             self._leave_damaged_file(error)
+        elif self._damaged is None:
+            with contextlib.suppress(sqlite3.Error, MemoryError):  # a write says so, too
+                if n_wrong := self._rows.check_some(self._connection):
+                    _log.warning("%s measurements of the store do not fit their checksum, they are not used", n_wrong)
 
     def _leave_damaged_file(self, error: sqlite3.DatabaseError) -> str:
         """Go on in a sound file; why that cannot be done now, empty if it is done."""

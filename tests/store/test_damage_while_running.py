@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from zerotune.store.sqlite import damage
+from zerotune.store.sqlite import checksums, damage
 from zerotune.store.sqlite.database import Store
 
 PAGE_BYTES = 4096
@@ -26,6 +28,11 @@ def fill(store: Store, block, steps: range) -> None:
     for step in steps:
         store.record_measurements("f", "j", block(200, step=step))
     assert store.flush()
+
+
+@pytest.fixture(autouse=True)
+def looks_are_not_seldom_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(damage, "MOST_OF_TIME", 1.0)
 
 
 @pytest.fixture
@@ -93,6 +100,7 @@ def test_damage_is_noticed_though_nothing_fails(written, block, monkeypatch):
 def test_rows_wait_while_there_is_no_room_for_a_new_file(written, block, monkeypatch):
     monkeypatch.setattr(damage, "EVERY_S", 0.05)
     with Store.open(written) as store:
+        assert store.flush()
         with monkeypatch.context() as patch:
             patch.setattr("zerotune.store.sqlite.opening.salvage", no_room)
             overwrite(written, 1, written.stat().st_size // PAGE_BYTES - 1)
@@ -105,6 +113,23 @@ def test_rows_wait_while_there_is_no_room_for_a_new_file(written, block, monkeyp
         assert store.flush()
         assert (store.measurements()["step"] == 100).sum() == 200
         assert not store.writing.is_out
+
+
+def test_rows_older_than_those_checked_at_opening_are_checked_in_their_turn(written, block, monkeypatch):
+    monkeypatch.setattr(checksums, "NEWEST_ROWS", 100)
+    monkeypatch.setattr(checksums.mark_wrong_rows, "__defaults__", (100, 2**63 - 1))
+    monkeypatch.setattr(checksums, "ROWS_AT_A_TIME", 2000)
+    monkeypatch.setattr(damage, "EVERY_S", 0.05)
+    monkeypatch.setattr("zerotune.store.sqlite.writer.IDLE_S", 0.01)
+    with closing(sqlite3.connect(written)) as connection, connection:
+        connection.execute("UPDATE measurements SET duration_us = duration_us + 1 WHERE id IN (3, 5000)")
+    with Store.open(written) as store:
+        deadline_s = time.monotonic() + 20
+        while len(store.measurements()) > 50 * 200 - 2 and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        assert len(store.measurements()) == 50 * 200 - 2
+        assert not store.writing.damage
+        fill(store, block, range(100, 101))
 
 
 def no_room(*_: object) -> None:
