@@ -155,7 +155,8 @@ class GuardedPlans:
             if key >= len(rates):
                 continue
             extra_us = math.exp(evidence.log_us(name)) - math.exp(evidence.log_us(int(self._usual[key])))
-            sum_us += max(0.0, float(np.nan_to_num(extra_us))) * float(rates[key])
+            if extra_us > 0.0:  # nor is it where one of them was not measured
+                sum_us += extra_us * float(rates[key])
         return self._policy.price.charged_share * sum_us
 
     def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: Evidence) -> None:

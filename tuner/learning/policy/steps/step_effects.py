@@ -128,10 +128,9 @@ class StepEffects:
         known = [self._places[name] for name in shares if name in self._places]
         if len(known) < len(shares):
             belief.covariance[0, 0] += CHANGED**2
-        moved = np.eye(len(belief.mean))
-        moved[0, known] = 1.0
-        belief.mean = moved @ belief.mean
-        belief.covariance = moved @ belief.covariance @ moved.T
+        belief.mean[0] += belief.mean[known].sum()
+        belief.covariance[0] += belief.covariance[known].sum(axis=0)
+        belief.covariance[:, 0] += belief.covariance[:, known].sum(axis=1)
         self._forget(lambda name: name != ALL and (name in shares or name in others))
 
     def cleared(self, names: list[int]) -> None:
