@@ -248,13 +248,13 @@ class Trial:
     def run(self, step_us: Callable[[bool], float], n_before: int = 60) -> bool | None:
         """Steps without it, and then its trial; None without a verdict."""
         for _ in range(n_before):
-            self.effects.step(math.log(step_us(False)), {}, 0.0)
+            self.effects.step(math.log(step_us(False)), {})
         self.variants.begin(VARIANT, 0, 10_000.0, self.effects)
         for step in range(1, 400):
             is_on = self.variants.running is not None
             self.n_on += is_on
             duration_us = step_us(is_on)
-            self.effects.step(math.log(duration_us), {ARM: 1.0} if is_on else {}, 0.0)
+            self.effects.step(math.log(duration_us), {ARM: 1.0} if is_on else {})
             plan = PlanInForce([], np.zeros(0, np.bool_), Plan(1), VARIANT if is_on else None)
             if self.variants.judge(plan, step, duration_us, self.effects, self.brain._states):
                 return any(one.kind == "rollback" for one in self.brain.decisions())  # it goes back to the baseline

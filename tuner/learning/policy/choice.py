@@ -99,9 +99,10 @@ class Policy:
         self._leads_of: dict[int, dict[int, tuple[Candidate, tuple[float, float]]]] = {}
         """By label what led when that regime was left, by key index."""
         self._turns = Turns()
-        self._paused: Mapping[int, Candidate] = {}
-        """What runs alone at some keys until it is known what steps make of the rest."""
-        self._pause_changed: set[int] = set()
+        self._shown: Mapping[int, Candidate] = {}
+        """What runs at some keys in this window, whosever turn it is, while it is found out what steps make of it."""
+        self._shown_explores: list[int] = []
+        self._shown_changed: set[int] = set()
         self._untold = Untold(settings.catastrophic_ratio)
         self._next_key = 0
         self._n_in_vain = 0
@@ -163,14 +164,14 @@ class Policy:
         if may_start and room_us > 0:
             self._start_trials(states, evidence, step, room_us)
         changed = self._turns.take(is_overdrawn=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
-        changed |= self._pause_changed
-        self._pause_changed = set()
+        changed |= self._shown_changed
+        self._shown_changed = set()
         return {index: self.runs(states[index]) for index in changed}
 
     def runs(self, state: KeyState) -> Candidate:
         """The setting of one key in this window."""
-        if state.index in self._paused:
-            return self._paused[state.index]
+        if state.index in self._shown:
+            return self._shown[state.index]
         if state.trial is not None and self._turns.is_trials(state.index):
             return state.trial
         return state.usual if self._turns.is_leads(state.index) else state.incumbent
@@ -182,7 +183,7 @@ class Policy:
             for state in self.trials.values()
             if state.trial is not None
             and self._turns.is_trials(state.index)
-            and state.index not in self._paused
+            and state.index not in self._shown
             and not evidence.has_measured(state.index, state.trial)
         ]
 
@@ -195,17 +196,24 @@ class Policy:
     def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys this window tries something that nothing has spoken for yet."""
         explored = self._turns.explored()[:n_keys]
-        explored[[index for index in self._paused if index < n_keys]] = False
+        explored[[index for index in self._shown if index < n_keys]] = False
+        explored[[index for index in self._shown_explores if index < n_keys]] = True
         return explored
 
     def verified(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
         return self._turns.verified()[:n_keys]
 
-    def pause(self, keys: Mapping[int, Candidate]) -> None:
-        """Run only these at their keys, and judge nothing there, until it is known what steps make of the rest."""
-        self._pause_changed |= keys.keys() ^ self._paused.keys()
-        self._paused = keys
+    def show(self, settings: Mapping[int, Candidate], explores: Collection[int]) -> None:
+        """Run these at their keys in the next window and judge nothing there: it is being found out what steps take.
+
+        Args:
+            settings: by key index.
+            explores: keys among them at which that explores.
+        """
+        was_shown = self._shown
+        self._shown_changed |= {key for key in {*settings, *was_shown} if settings.get(key) != was_shown.get(key)}
+        self._shown, self._shown_explores = settings, [*explores]
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
@@ -352,7 +360,7 @@ class Policy:
 
     def _settle(self, state: KeyState, evidence: Evidence, *, leads: bool) -> None:
         candidate = state.lead if leads else state.trial
-        if candidate is None or state.index in self._paused:
+        if candidate is None or state.index in self._shown:
             return
         verdict, gain, half = judge(evidence, state, self.settings, leads=leads)
         if verdict is Verdict.better and self.may_promote:

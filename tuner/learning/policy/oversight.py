@@ -76,7 +76,7 @@ class Oversight:
     @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.is_comparing or bool(self._guarded.paused) or len(self._recent) < KNOWN_STEPS
+        return self.is_comparing or self._guarded.is_asking or len(self._recent) < KNOWN_STEPS
 
     def reset(self) -> None:
         """The network's regime changed: all that steps and calls said is asked for anew."""
@@ -123,7 +123,7 @@ class Oversight:
             step: the newest step.
         """
         step_us = float(np.median([us for us, _ in self._recent])) if self._recent else math.inf
-        is_guarding = self._guarded.is_watching or bool(self._guarded.paused)
+        is_guarding = self._guarded.is_watching or self._guarded.is_asking
         self._variants.consider(states, evidence, step, step_us, self._guarded.effects, may_begin=not is_guarding)
 
     def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:
@@ -163,13 +163,12 @@ class Oversight:
         if in_force.variant not in (None, self._variants.on_trial):
             self._variants.charge_late()
             return False
-        paused = self._guarded.paused
+        turns = self._guarded.turns
         as_usual = duration_us / without_extra_us
         shift = self._guarded.step(
             in_force,
             step.step,
             as_usual * step.duration_us,
-            None if known_extra_us is None else as_usual * known_extra_us,
             states,
             evidence,
             unsaved_shift,
@@ -179,7 +178,7 @@ class Oversight:
             return self._variants.judge(in_force, step.step, duration_us, self._guarded.effects, states)
         if shift is not None and states:
             self._pace_changed(shift, step.step, states)
-        return paused != self._guarded.paused
+        return turns != self._guarded.turns
 
     def _pace_changed(self, shift: float, step: int, states: list[KeyState]) -> None:
         """Steps of before are no yardstick any more."""

@@ -18,16 +18,6 @@ from zerotune.tuner.modeling.features import Ints
 
 WATCH_STEPS: Final = 60
 """Steps in which what was promoted is still compared with what ran before it."""
-EXTRA_IS_OFF: Final = 0.5
-"""What calls say of that is off by as much of it: not every group is waited for alike."""
-
-
-MOST_OVER_USUAL: Final = 3.0
-"""A step's own calls may say this many times as much as all of them."""
-SURELY_EXTRA: Final = 0.05
-"""Unless that is more of the step: no chance."""
-LEAST_LEFT: Final = 0.2
-"""Share of a step that exploring cannot have cost."""
 
 
 class GuardedPlans:
@@ -55,9 +45,14 @@ class GuardedPlans:
         return self._guard.effects
 
     @property
-    def paused(self) -> frozenset[int]:
-        """Keys at which what is asked about pauses, until it is known whether it slows steps down."""
-        return self._guard.paused
+    def is_asking(self) -> bool:
+        """It is being found out what slows steps down."""
+        return bool(self._guard.suspects)
+
+    @property
+    def turns(self) -> Mapping[int, int | None]:
+        """What runs in the next step by key: one of the suspects, or what ran before it (None)."""
+        return self._guard.turns
 
     @property
     def is_watching(self) -> bool:
@@ -69,14 +64,13 @@ class GuardedPlans:
         self._guard.reset()
         self._usual = np.zeros(0, np.int64)
         self._promoted.clear()
-        self._policy.pause({})
+        self._policy.show({}, ())
 
     def step(
         self,
         in_force: PlanInForce,
         step: int,
         duration_us: float,
-        extra_us: float | None,
         states: Sequence[KeyState],
         evidence: Evidence,
         unsaved_shift: float,
@@ -89,7 +83,6 @@ class GuardedPlans:
             in_force: plan of the step.
             step: its number.
             duration_us: as recorded.
-            extra_us: what exploring cost it according to its calls; None: not known.
             states: of all keys, by key index.
             evidence: of the regime in force.
             unsaved_shift: as in `StepGuard.paced`.
@@ -99,22 +92,16 @@ class GuardedPlans:
             By how much (log) training's own pace has changed, if it has.
         """
         explored = self._explored(in_force, states, evidence)
-        if extra_us is None and any(key not in self._promoted for key in explored.values()):
-            return None  # late or lost: what calls cost this step would pass for what they do not tell
-        extra_us = extra_us or 0.0
-        if extra_us < SURELY_EXTRA * duration_us:
-            # What calls take longer by chance they take less at other times, and that is not subtracted.
-            extra_us = min(extra_us, MOST_OVER_USUAL * self._usual_extra_us(explored, evidence))
-        duration_us = max(duration_us - extra_us, LEAST_LEFT * duration_us)
-        doubt = EXTRA_IS_OFF * extra_us / duration_us
         if arm is not None:
             self._guard.compare(math.log(duration_us), explored, arm if in_force.variant is not None else None)
             return None
         shift = self._guard.paced(math.log(duration_us), explored, unsaved_shift)
-        slow = self._guard.step(math.log(duration_us), explored, doubt)
+        usual = {name: evidence.log_us(int(self._usual[key])) for name, key in explored.items()}
+        told = {name for name in explored if evidence.log_us(name) > usual[name]}
+        slow = self._guard.step(math.log(duration_us), explored, told)
         if slow is not None:
             self._withdraw(slow, step, states, evidence)
-        self._policy.pause({key: evidence.candidates[int(self._usual[key])] for key in self._guard.paused})
+        self._let_take_turns(states, evidence)
         return shift
 
     # ---- inside ---------------------------------------------------------------------------------------
@@ -147,17 +134,24 @@ class GuardedPlans:
         tried = np.flatnonzero(differs)
         return dict(zip(slots[tried].tolist(), tried.tolist(), strict=True))
 
-    def _usual_extra_us(self, explored: Mapping[int, int], evidence: Evidence) -> float:
-        """What these settings cost a step as all their calls say; nothing where they are faster."""
-        sum_us = 0.0
-        rates = self._policy.price.traffic.per_step
-        for name, key in explored.items():
-            if key >= len(rates):
-                continue
-            extra_us = math.exp(evidence.log_us(name)) - math.exp(evidence.log_us(int(self._usual[key])))
-            if extra_us > 0.0:  # nor is it where one of them was not measured
-                sum_us += extra_us * float(rates[key])
-        return self._policy.price.charged_share * sum_us
+    def _let_take_turns(self, states: Sequence[KeyState], evidence: Evidence) -> None:
+        """Let keys run in the next step what the experiment asks for."""
+        over = []
+        for name in self._guard.suspects:
+            state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
+            if candidate not in (state.trial, state.lead, state.incumbent):
+                over.append(name)
+        self._guard.dismiss(over)
+        may_try = self._policy.budget.remaining_us >= 0
+        shown = {key: name if may_try else None for key, name in self._guard.turns.items()}
+        self._policy.show(
+            {key: evidence.candidates[self._usual[key] if name is None else name] for key, name in shown.items()},
+            [
+                key
+                for key, name in shown.items()
+                if name is not None and evidence.candidates[name] != states[key].incumbent
+            ],
+        )
 
     def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: Evidence) -> None:
         self._policy.budget.spend(slow.excess_us)

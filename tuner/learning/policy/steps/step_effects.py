@@ -15,14 +15,10 @@ import numpy as np
 
 from zerotune.tuner.learning.policy.steps.kalman_filter import KalmanFilter
 
-OF_ALL: Final = 0.25
-"""Prior standard deviation, in noise scales, of what trying anything anywhere does to a step."""
 OF_KEY: Final = 1.0
-"""Prior standard deviation, in noise scales, of what a key adds to that."""
+"""Prior standard deviation, in noise scales, of what trying anything at a key does to a step."""
 OF_SETTING: Final = 0.7
 """Prior standard deviation, in noise scales, of what a setting adds to its key's effect."""
-ALL: Final = -1
-"""Name of what all have in common."""
 MOST_EFFECTS: Final = 128
 """With more, settings that come new share what is known of their key: work per step is bounded."""
 NOISE: Final = 0.01
@@ -85,13 +81,12 @@ class StepEffects:
         """Log duration of a step with these."""
         return self._belief.expected(self._design(shares, level=1.0))[0]
 
-    def step(self, log_us: float, shares: Mapping[int, float], doubt: float) -> None:
+    def step(self, log_us: float, shares: Mapping[int, float]) -> None:
         """Take in one step.
 
         Args:
             log_us: log duration.
             shares: how often each named effect was in the step.
-            doubt: standard deviation (log) of the duration, besides its noise.
         """
         belief = self._belief
         if self._n_steps == 0:
@@ -100,17 +95,16 @@ class StepEffects:
         for name in shares:
             self._ran_at[name] = self._n_steps
             if name not in self._places and (name < 0 or len(self._places) < MOST_EFFECTS):
-                scales = OF_SETTING if name >= 0 else OF_ALL if name == ALL else OF_KEY
+                scales = OF_SETTING if name >= 0 else OF_KEY
                 self._places[name] = belief.add((scales * self.noise) ** 2)
         belief.covariance[0, 0] += self.drift**2
         design = self._design(shares, level=1.0)
-        noise = math.hypot(self.noise, doubt)
         expected, variance = belief.expected(design)
         # What is known of faster settings counts; how slow a step may seem is measured without the slower ones.
         fast = float(np.minimum(design[1:] * belief.mean[1:], 0.0).sum())
-        most = belief.mean[0] + fast + MOST_OF_ONE * math.sqrt(noise**2 + belief.covariance[0, 0])
+        most = belief.mean[0] + fast + MOST_OF_ONE * math.sqrt(self.noise**2 + belief.covariance[0, 0])
         value = min(log_us, max(most, expected))
-        surprise, variance = belief.observe(design, value, noise, clip=MOST_OF_ONE)
+        surprise, variance = belief.observe(design, value, self.noise, clip=MOST_OF_ONE)
         self._squares += surprise**2 * self.noise**2 / variance
         self._weight += 1.0
         scaled = surprise / math.sqrt(variance)
@@ -131,12 +125,7 @@ class StepEffects:
         belief.mean[0] += belief.mean[known].sum()
         belief.covariance[0] += belief.covariance[known].sum(axis=0)
         belief.covariance[:, 0] += belief.covariance[:, known].sum(axis=1)
-        self._forget(lambda name: name != ALL and (name in shares or name in others))
-
-    def cleared(self, names: list[int]) -> None:
-        """It was not these that slowed steps down: nothing is known of them, and little of the level."""
-        self._forget(lambda name: name in names)
-        self.level_moved()
+        self._forget(lambda name: name in shares or name in others)
 
     def level_moved(self, shift: float = 0.0) -> None:
         """Training has another pace: what steps take without anything on trial is asked anew."""

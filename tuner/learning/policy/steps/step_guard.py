@@ -1,65 +1,47 @@
 """Compares steps with and without what is on trial, leads or was promoted lately, and tells what slows them down.
 
-Calls may get faster and steps slower. So steps with and without what explores are compared as it takes turns
-(`step_effects.py`). Where steps seem slower with it, all that is suspected *pauses* for a few steps. That costs nothing
-where it is guilty and little where it is not, and tells the two apart, whatever else wanders: only if steps recover
-is it withdrawn. One suspicion is of everything that explores together, so that many that each add a little are caught,
-others of each by itself.
+Calls may get faster and steps slower. So every step adds to a regression of what each setting does to steps
+(`step_effects.py`). What that says is a suspicion only: settings come and go for reasons of their own, and training
+changes by itself. It is settled by an experiment. The suspects pause for a few steps, and then run by chance, all
+together; if that proves several to be slow together, each runs by its own chance, which tells them apart.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from statistics import fmean, median
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Final, NamedTuple
 
-from zerotune.tuner.learning.policy.steps.step_effects import ALL, MOST_OF_ONE, StepEffects
+from zerotune.tuner.learning.policy.steps.step_effects import StepEffects
 
 ASKED: Final = 2.0
-"""Standard deviations by which steps must seem slower with what explores for it to pause."""
-LIMIT_TOGETHER: Final = 3.0
-"""Standard deviations after the pause for which several settings together are withdrawn."""
-LIMIT_ALONE: Final = 3.3
-"""Standard deviations after the pause for which one setting, suspected by itself, is withdrawn."""
+"""Standard deviations by which steps must seem slower with what explores for an experiment to begin."""
+LIMIT: Final = 3.3
+"""Standard deviations by which steps are slower with what is withdrawn."""
 LEAST_SLOWDOWN: Final = 0.004
 """Less (log) is not worth asking."""
 LEAST_WITH: Final = 2
 """Steps with what is suspected: one is a straggler."""
-PAUSE_STEPS: Final = (3, 12)
-"""Least and most steps of a pause: until there is a verdict, or none is likely."""
-PAUSE_SCALES: Final = 4.0
-CONFIRMED: Final = 0.5
-"""Least share of the suspected slowdown by which steps must recover."""
-CONFIRMED_SCALES: Final = 1.5
-"""Least standard errors by which steps must recover."""
-CONTRADICTED_SCALES: Final = 2.0
-"""The suspicion was wrong where steps recover by this many standard errors less than was suspected."""
-MEDIAN_COSTS: Final = 1.25
-"""Standard error of a median over that of a mean."""
-COMPARED_STEPS: Final = 12
-GUILTY_ALONE: Final = 3.0
-"""Of several settings suspected together, those with an effect of this many standard deviations are withdrawn. If there
-is none, one half of them runs alone first.
-"""
-GUILTY_HALF: Final = 2.0
-"""A half with an effect of this many standard deviations is withdrawn."""
-PROBE_STEPS: Final = 4
-PROBE_PATIENCE_STEPS: Final = 20
-"""Steps with the one half, and the most steps to wait for these."""
+INNOCENT: Final = 1.3
+"""Standard deviations by which what is innocent is faster than was suspected."""
+APART_STEPS: Final = 16
+"""Steps for which several that are slow together take turns one by one, until the worse ones are withdrawn."""
+PAUSE_STEPS: Final = 3
+"""Steps without any of them, the first of an experiment, before there is a verdict."""
+LEAST_STEPS: Final = 6
+MOST_STEPS: Final = 32
+"""Steps of an experiment after which it ends where little seems to come of it, and in any case."""
+RECENT_STEPS: Final = 24
+"""Steps by which it is told how slow something is."""
 REST_STEPS: Final = 25
-"""What is not proven guilty does not pause again for this long, unless that is likely by then; what turned out to be
-innocent does not in any case, and for twice as long after each further time.
-"""
-MOST_OF_IT: Final = 0.5
-"""A step with this much of what is suspected is one with it."""
+"""What turned out to be innocent is not suspected for this long, and for twice as long after each further time."""
 N_PLACES: Final = 48
 """With more keys some share what is known of them: what each does to a step is little, and work per step is bounded."""
 MOST_ALONE: Final = 32
 """So many settings are suspected by themselves in one step; with more they take turns."""
-PATIENCE_STEPS: Final = 100
-"""A pause that does not come about is over after this many steps."""
 N_IN_A_ROW: Final = 3
 """So many steps off to one side are another pace of training: one or two are stragglers."""
 LEAST_SHIFT: Final = 0.04
@@ -77,17 +59,7 @@ class Slow(NamedTuple):
     """What they cost so far."""
     n_with: int
     n_without: int
-
-
-class _Suspicion(NamedTuple):
-    names: list[int]
-    keys: frozenset[int]
-    predicted: float
-    limit: float
-    n_pause: int
-    since_step: int
-    with_it: list[float]
-    without: list[float]
+    """Steps of the experiment."""
 
 
 class _Odd(NamedTuple):
@@ -95,51 +67,45 @@ class _Odd(NamedTuple):
     names: frozenset[int]
 
 
-class _Proven(NamedTuple):
-    """Several settings together make steps slower."""
-
-    slow: Slow
-    effects: dict[int, float]
-    """By name."""
-    usual_log_us: float
-
-
-class _Probe(NamedTuple):
-    proven: _Proven
-    keys: frozenset[int]
-    """Those of the half that stays out."""
-    out: list[int]
-    others: list[int]
-    since_step: int
-
-
 class StepGuard:
     """One job's steps; `step` answers with what is to be withdrawn. Settings have names, and keys of their own."""
 
     def __init__(self) -> None:
+        self._chance = random.Random(0)
         self.reset()
 
     @property
+    def suspects(self) -> Sequence[int]:
+        """What an experiment is about; empty: there is none."""
+        return self._suspects
+
+    @property
     def paused(self) -> frozenset[int]:
-        """Keys that show their incumbents until it is known whether what they try slows steps down."""
-        asked = self._suspicion or self._probe
-        return asked.keys if asked is not None else frozenset()
+        """Keys that show their incumbents in the next step, whatever they try."""
+        return frozenset(key for key, name in self.turns.items() if name is None)
 
     def reset(self) -> None:
         """All is asked anew."""
         self.effects = StepEffects()
-        self._suspicion: _Suspicion | None = None
-        self._probe: _Probe | None = None
-        self._n_probed = 0
-        self._recent: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=2 * COMPARED_STEPS)
         self._n_steps = 0
         self._n_with: dict[int, float] = {}
         self._odd: list[_Odd] = []
         """The newest steps, as long as all are off to one side."""
         self.keys: dict[int, int] = {}
         """Of every setting that was tried."""
-        self._rests: dict[int, int] = {}
-        """By key, until when it pauses for good reasons only."""
+        self._suspects: list[int] = []
+        self._predicted = 0.0
+        """By how much (log) all of them together seemed slower."""
+        self.turns: dict[int, int | None] = {}
+        """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
+        self._others: dict[int, int | None] = {}
+        """In the step after that."""
+        self._is_apart, self._apart_from = False, 0
+        """Suspects take turns one by one, since that many steps of the experiment."""
+        self._n_asked = self._n_without = 0
+        """Steps of the experiment, and those without any of the suspects."""
+        self._recent: deque[tuple[float, frozenset[int]]] = deque(maxlen=RECENT_STEPS)
+        """Log duration, and what was tried."""
         self._innocent: dict[int, tuple[int, int]] = {}
         """By key, until when it is not suspected, and how often it turned out to be innocent."""
 
@@ -147,7 +113,7 @@ class StepGuard:
         """Whether training's own pace has changed.
 
         Several steps in a row are off, and nothing that is tried ran in all of them. Where something did and steps are
-        slower, it pauses, and then it is known; where they are faster, only what is new may be why.
+        slower, it is suspected, and then it is known; where they are faster, only what is new may be why.
 
         Args:
             log_us: log duration of a step that `step` has not seen.
@@ -162,7 +128,7 @@ class StepGuard:
         is_odd = min(abs(shift), abs(unsaved_shift)) > max(LEAST_SHIFT, SHIFT_SCALES * self.effects.noise)
         if not is_odd or shift * unsaved_shift < 0.0 or (self._odd and self._odd[0].shift * shift < 0.0):
             self._odd.clear()
-        if not is_odd or self._n_steps < COMPARED_STEPS:
+        if not is_odd or self._n_steps < 2 * LEAST_STEPS:
             return None
         self._odd = [*self._odd, _Odd(shift, frozenset(explored))][-N_IN_A_ROW:]
         if len(self._odd) < N_IN_A_ROW:
@@ -172,13 +138,13 @@ class StepGuard:
         if found < 0.0:
             in_all = frozenset(name for name in in_all if self._n_with.get(name, 0.0) <= 2 * N_IN_A_ROW)
         if in_all:
-            if found > 0.0 and not self.paused:
-                self._ask(sorted(in_all), found, limit=0.0)
+            if found > 0.0 and not self._suspects:
+                for name in in_all:  # what earlier steps say of these is over
+                    self.effects.know(name, found)
+                self._ask(sorted(in_all), found)
             return None
         self._odd.clear()
-        if self._suspicion is not None:
-            self._acquit(self._suspicion)
-            self._end(self._suspicion)
+        self._acquit()
         self.effects.level_moved(found)
         return found
 
@@ -191,33 +157,36 @@ class StepGuard:
             arm: its name where it ran.
         """
         self.keys.update(explored)
-        self.effects.step(log_us, self._shares(explored) | ({} if arm is None else {arm: 1.0}), 0.0)
+        self.effects.step(log_us, self._shares(explored) | ({} if arm is None else {arm: 1.0}))
 
-    def step(self, log_us: float, explored: Mapping[int, int], doubt: float = 0.0) -> Slow | None:
+    def step(self, log_us: float, explored: Mapping[int, int], told: Collection[int] = ()) -> Slow | None:
         """Take in one step.
 
         Args:
-            log_us: log duration, without what exploring cost it according to its calls.
+            log_us: log duration.
             explored: key index by name (slot) of each setting that was tried in it.
-            doubt: standard deviation (log) of what was taken off.
+            told: what calls tell to be slow; they will end it.
 
         Returns:
             What is to be withdrawn, if anything.
         """
         self._n_steps += 1
         self.keys.update(explored)
-        shares = self._shares(explored)
-        self.effects.step(log_us, shares, doubt)
-        self._recent.append((log_us, tuple(explored)))
+        self.effects.step(log_us, self._shares(explored))
+        self._recent.append((log_us, frozenset(explored)))
         for name in explored:
             self._n_with[name] = self._n_with.get(name, 0.0) + 1.0
-        if self._probe is not None:
-            return self._tell_apart(self._probe, explored)
-        if self._suspicion is None:
-            if explored:
-                self._suspect(explored)
-            return None
-        return self._follow(self._suspicion, log_us, explored)
+        if self._suspects:
+            return self._follow(explored)
+        self._suspect([name for name in explored if name not in told])
+        return None
+
+    def dismiss(self, names: Collection[int]) -> None:
+        """These will not run any more, whatever the experiment would say."""
+        self._suspects = [name for name in self._suspects if name not in names]
+        if not self._suspects:
+            self._end()
+        self.turns = {key: name for key, name in self.turns.items() if name not in names}
 
     def became_usual(self, name: int, key: int) -> None:
         """What is tried at `key` is compared with this from now on."""
@@ -231,134 +200,113 @@ class StepGuard:
         """What a step is made of that runs these: each by itself, and what all at a key have in common."""
         shares = dict.fromkeys(names, 1.0)
         for name in [*shares]:
-            for shared in (ALL, _of_key(self.keys[name])):
-                shares[shared] = shares.get(shared, 0.0) + 1.0
+            place = _of_key(self.keys[name])
+            shares[place] = shares.get(place, 0.0) + 1.0
         return shares
 
     def _effect(self, names: Iterable[int]) -> tuple[float, float]:
         return self.effects.effect(self._shares(names))
 
     def _suspect(self, explored: Iterable[int]) -> None:
-        """Begin a pause if steps seem slower with what ran in this one."""
+        """Begin an experiment if steps seem slower with what ran in this one, all of it or one by itself."""
         asked = [
             name
             for name in explored
             if self._n_with[name] >= LEAST_WITH and self._n_steps >= self._innocent.get(self.keys[name], (0, 0))[0]
         ]
-        rests = any(self._n_steps < self._rests.get(self.keys[name], 0) for name in asked)
         best: list[int] = []
-        predicted, limit, most = 0.0, 0.0, 1.0 if rests else ASKED / LIMIT_TOGETHER
+        predicted, most = 0.0, ASKED
         at = self._n_steps * MOST_ALONE % max(1, len(asked))
-        alone = [*asked[at:], *asked[:at]][:MOST_ALONE]
-        for group, needed in [(asked, LIMIT_TOGETHER), *(([name], LIMIT_ALONE) for name in alone)]:
+        for group in [asked, *([name] for name in [*asked[at:], *asked[:at]][:MOST_ALONE])]:
             mean, doubt = self._effect(group)
-            if group and mean > LEAST_SLOWDOWN and mean / (needed * doubt) > most:
-                best, predicted, limit, most = group, mean, needed, mean / (needed * doubt)
+            if group and mean > max(LEAST_SLOWDOWN, most * doubt):
+                best, predicted, most = group, mean, mean / doubt
         if best:
-            self._ask(best, predicted, limit)
+            self._ask(best, predicted)
 
-    def _ask(self, names: list[int], predicted: float, limit: float) -> None:
-        """Let these pause."""
-        n_telling = math.ceil((PAUSE_SCALES * self.effects.noise / predicted) ** 2)
-        n_pause = min(max(n_telling, PAUSE_STEPS[0]), PAUSE_STEPS[1])
-        keys = frozenset(self.keys[name] for name in names)
-        self._suspicion = _Suspicion(names, keys, predicted, limit, n_pause, self._n_steps, [], [])
-        for log_us, ran in self._recent:
-            self._compare(self._suspicion, log_us, ran)
+    def _ask(self, names: list[int], predicted: float) -> None:
+        """Begin an experiment with these, which seem as slow as `predicted`."""
+        self._suspects, self._predicted = names, predicted
+        self._n_asked = self._n_without = 0
+        self._is_apart, self._apart_from = False, 0
+        self._take_turns()
 
-    def _compare(self, suspicion: _Suspicion, log_us: float, ran: Iterable[int]) -> None:
-        """Note what a step took but for the effects of everything else, where it ran most of what is suspected."""
-        here = [name for name in ran if name in suspicion.names]
-        if here and self._effect(here)[0] >= MOST_OF_IT * self._effect(suspicion.names)[0]:
-            suspicion.with_it.append(log_us - self._effect(name for name in ran if name not in suspicion.names)[0])
+    def _take_turns(self) -> None:
+        """What runs in the next step: all and none in pairs of steps, or each by itself by chance."""
+        if self._n_asked < PAUSE_STEPS:
+            self.turns = dict.fromkeys((self.keys[name] for name in self._suspects), None)
+            return
+        if (self._n_asked - PAUSE_STEPS) % 2 and not self._is_apart:
+            self.turns = {key: self._others.get(key) for key in self.turns}
+            return
+        at_key: dict[int, list[int]] = {}
+        for name in self._suspects:
+            at_key.setdefault(self.keys[name], []).append(name)
+        chosen = {key: self._chance.choice(names) for key, names in at_key.items()}
+        together = self._chance.random() < 0.5
+        is_on = {key: self._chance.random() < 0.5 if self._is_apart else together for key in chosen}
+        self.turns = {key: name if is_on[key] else None for key, name in chosen.items()}
+        self._others = {key: None if is_on[key] else name for key, name in chosen.items()}
 
-    def _follow(self, suspicion: _Suspicion, log_us: float, ran: Iterable[int]) -> Slow | None:
-        """Steps during a pause."""
-        if not any(self.keys[name] in suspicion.keys for name in ran):
-            suspicion.without.append(log_us - self._effect(ran)[0])
-        elif self._n_steps - suspicion.since_step > PATIENCE_STEPS:
-            self._end(suspicion)
-            return None
+    def _follow(self, ran: Collection[int]) -> Slow | None:
+        """A step of the experiment: first of all suspects together; once they are proven slow, of each by itself."""
+        self._n_asked += 1
+        self._n_without += not any(name in ran for name in self._suspects)
+        n_asked = self._n_asked - self._apart_from
+        slow = None
+        if self._n_without < PAUSE_STEPS:
+            pass
+        elif not self._is_slow(self._suspects, ASKED if self._is_apart else LIMIT):
+            if self._is_apart or n_asked >= MOST_STEPS or (n_asked >= LEAST_STEPS and self._is_hopeless()):
+                self._acquit()
+        elif not self._is_apart and len(self._suspects) > 1:
+            self._is_apart, self._apart_from = True, self._n_asked
         else:
-            self._compare(suspicion, log_us, ran)
-        if len(suspicion.without) < suspicion.n_pause:
-            return None
-        with_it, without = suspicion.with_it[-COMPARED_STEPS:], suspicion.without
-        if not with_it:
-            self._end(suspicion)
-            return None
-        mean, doubt = self._effect(suspicion.names)
-        slowdown = self._slowdown(with_it, without)
-        error = MEDIAN_COSTS * self.effects.noise * math.sqrt(1.0 / len(with_it) + 1.0 / len(without))
-        seems_slow = mean > suspicion.limit * doubt
-        recovers = slowdown > max(CONFIRMED * suspicion.predicted, CONFIRMED_SCALES * error, LEAST_SLOWDOWN)
-        if not (seems_slow and recovers):
-            if mean < max(ASKED * doubt, LEAST_SLOWDOWN) or len(without) >= PAUSE_STEPS[1]:
-                if seems_slow and slowdown + CONTRADICTED_SCALES * error < suspicion.predicted:
-                    self._acquit(suspicion)
-                self._end(suspicion)
-            return None
-        scale = slowdown / mean
-        slow = Slow([], 100.0 * math.expm1(slowdown), 0.0, len(with_it), len(without))
-        proven = _Proven(slow, {name: self._effect([name])[0] * scale for name in suspicion.names}, median(without))
-        guilty = [name for name in suspicion.names if self._is_guilty([name], GUILTY_ALONE)]
-        if guilty or len(suspicion.names) == 1:
-            return self._convict(proven, guilty or suspicion.names)
-        # They ran in the same steps: now those that seem worse stay out while the others show themselves.
-        worse_first = sorted(suspicion.names, key=lambda name: -proven.effects[name])
-        half = (len(worse_first) + 1) // 2
-        keys = frozenset(self.keys[name] for name in worse_first[:half])
-        others = [name for name in worse_first[half:] if self.keys[name] not in keys]
-        self._probe = _Probe(proven, keys, [name for name in worse_first if name not in others], others, self._n_steps)
-        self._suspicion, self._n_probed = None, 0
-        return None
+            guilty = [name for name in self._suspects if self._is_slow([name])]
+            if not guilty and n_asked >= APART_STEPS:
+                guilty = [name for name in self._suspects if self._is_slow([name], 1.0)] or self._suspects
+            slow = self._convict(guilty) if guilty else None
+        if not self._suspects:
+            self._end()
+        else:
+            self._take_turns()
+        return slow
 
-    def _slowdown(self, with_it: list[float], without: list[float]) -> float:
-        """By how much (log) steps were slower, by their medians and by their means, whichever is less.
-
-        Stragglers move means, and where steps are of two lengths a few more of one kind turn a median over.
-        """
-        most = MOST_OF_ONE * self.effects.noise
-        middles = median(with_it), median(without)
-        means = (
-            fmean(min(max(one, middle - most), middle + most) for one in some)
-            for some, middle in zip((with_it, without), middles, strict=True)
-        )
-        return min(middles[0] - middles[1], next(means) - next(means))
-
-    def _tell_apart(self, probe: _Probe, ran: Collection[int]) -> Slow | None:
-        """Steps in which only one half of those that made steps slower together may run."""
-        self._n_probed += any(name in ran for name in probe.others) and not any(name in ran for name in probe.out)
-        if self._n_probed < PROBE_STEPS and self._n_steps - probe.since_step < PROBE_PATIENCE_STEPS:
-            return None
-        self._probe = None
-        guilty = [
-            name for half in (probe.out, probe.others) if half and self._is_guilty(half, GUILTY_HALF) for name in half
-        ]
-        return self._convict(probe.proven, guilty or [name for name, by in probe.proven.effects.items() if by > 0.0])
-
-    def _is_guilty(self, names: Iterable[int], limit: float) -> bool:
+    def _is_slow(self, names: Collection[int], limit: float = LIMIT) -> bool:
         mean, doubt = self._effect(names)
-        return mean > limit * doubt
+        return mean > max(limit * doubt, LEAST_SLOWDOWN if limit > 1.0 else 0.0)
 
-    def _convict(self, proven: _Proven, guilty: list[int]) -> Slow:
-        self._suspicion = None
-        relative = sum(math.expm1(proven.effects[name]) * self._n_with.pop(name, 0.0) for name in guilty)
-        self.effects.forget(guilty)
-        return proven.slow._replace(names=guilty, excess_us=max(0.0, relative) * math.exp(proven.usual_log_us))
+    def _is_hopeless(self) -> bool:
+        mean, doubt = self._effect(self._suspects)
+        return mean < max(doubt, LEAST_SLOWDOWN)
 
-    def _acquit(self, suspicion: _Suspicion) -> None:
-        """Steps did not recover: something else slowed them down, and what is believed of these is wrong."""
-        self.effects.cleared([name for name in self._shares(suspicion.names) if name != ALL])
-        for key in suspicion.keys:
-            n_times = self._innocent.get(key, (0, 0))[1]
-            self._innocent[key] = self._n_steps + REST_STEPS * 2**n_times, n_times + 1
+    def _convict(self, guilty: list[int]) -> Slow:
+        """As slow as medians say: what the regression says of what is very slow is too little, as it clips steps."""
+        without = [log_us for log_us, ran in self._recent if ran.isdisjoint(guilty)]
+        with_it = [log_us for log_us, ran in self._recent if not ran.isdisjoint(guilty)][-len(without) :]
+        believed = {name: self._effect([name])[0] for name in guilty}
+        together = self._effect(guilty)[0]
+        seen = median(with_it) - median(without) if with_it and without else together
+        scale = max(1.0, seen / together)
+        relative = sum(math.expm1(scale * believed[name]) * self._n_with.pop(name, 0.0) for name in guilty)
+        excess_us = max(0.0, relative) * math.exp(self.effects.expected({}))
+        self._suspects = [name for name in self._suspects if name not in guilty]
+        self.effects.forget([*guilty, *(_of_key(self.keys[name]) for name in guilty)])
+        return Slow(guilty, 100.0 * math.expm1(scale * together), excess_us, len(with_it), len(without))
 
-    def _end(self, suspicion: _Suspicion) -> None:
-        self._suspicion = None
-        self._rests.update(dict.fromkeys(suspicion.keys, self._n_steps + REST_STEPS))
+    def _acquit(self) -> None:
+        """Something else slowed steps down, unless too little was seen of these to know."""
+        mean, doubt = self._effect(self._suspects)
+        if not self._is_apart and mean + INNOCENT * doubt < self._predicted:
+            for key in {self.keys[name] for name in self._suspects}:
+                n_times = self._innocent.get(key, (0, 0))[1]
+                self._innocent[key] = self._n_steps + REST_STEPS * 2**n_times, n_times + 1
+        self._end()
+
+    def _end(self) -> None:
+        self._suspects, self.turns = [], {}
 
 
 def _of_key(key: int) -> int:
     """Name of what settings at a key have in common."""
-    return ALL - 1 - key % N_PLACES
+    return -1 - key % N_PLACES
