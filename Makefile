@@ -4,6 +4,7 @@
 # make wheel into dist/: the sources, a wheel for Linux on x86-64 with the libraries in C, and one for any platform
 # make test-versions  does the wheel work with each Python found here and each torch release? Gigabytes and an hour.
 # make rehearse  unmodified GPU scripts with torch's CUDA builds on a mock GPU: tens of gigabytes and hours, once
+# make fuzz MINUTES=10  coverage-guided fuzzing of everything that reads bytes of others
 # make setup only the environment; `make clean` leaves what it downloads into ~/.cache/zerotune
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 # The suite starts hundreds of processes: without bytecode each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test rehearse docs wheel test-versions setup clean
+.PHONY: run test fuzz rehearse docs wheel test-versions setup clean
 
 run: .venv/.run-ready
 	$(BIN)/zerotune demo --out run
@@ -26,6 +27,11 @@ test: .venv/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(TWO_AT_A_TIME)
+
+# What reaches new code is kept in build/fuzz for the next time; what crashes is in build/fuzz/crashes.
+MINUTES ?= 10
+fuzz: .venv/.fuzz-ready
+	PYTHONPATH=. $(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
 
 test-releases: .venv/.test-ready
 	$(BIN)/python -m benchmarks.lib.nccl_releases --all
@@ -71,6 +77,10 @@ setup: .venv/.test-ready
 	$(PIP) install --quiet --editable ".[dev]"
 	@echo "Now, once, three releases of NCCL's library for the tests, about 1.3 GB; without them those tests are skipped."
 	-$(BIN)/python -m benchmarks.lib.nccl_releases
+	touch $@
+
+.venv/.fuzz-ready: .venv/.test-ready
+	$(PIP) install --quiet --editable ".[fuzz]"
 	touch $@
 
 clean:
