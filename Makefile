@@ -31,7 +31,7 @@ test: .venv/.test-ready
 # What reaches new code is kept in build/fuzz for the next time; what crashes is in build/fuzz/crashes.
 MINUTES ?= 10
 fuzz: .venv/.fuzz-ready
-	PYTHONPATH=. $(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
+	$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
 
 test-releases: .venv/.test-ready
 	$(BIN)/python -m benchmarks.lib.nccl_releases --all

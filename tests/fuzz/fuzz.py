@@ -1,6 +1,6 @@
 """`make fuzz MINUTES=10`: coverage-guided fuzzing of every door through which bytes of others come in.
 
-    PYTHONPATH=. python tests/fuzz/fuzz.py --minutes 10 [TARGET ...]
+    python tests/fuzz/fuzz.py --minutes 10 [TARGET ...]
 
 The time is shared evenly. What reaches new code is kept in build/fuzz for the next time; inputs that crash, hang or
 take too much memory are in build/fuzz/crashes, and the exit code is 1. To see one again: `python
@@ -18,8 +18,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import engines
 from fuzz_targets import TARGETS

@@ -1,6 +1,6 @@
 """Writes corpus/: what each target's fuzzing starts from, a few KiB each, made from tests/data and from what we write.
 
-`PYTHONPATH=. python tests/fuzz/make_corpus.py` in the checkout. Inputs that once crashed are in it as files `fixed-*`,
+`python tests/fuzz/make_corpus.py` in the checkout. Inputs that once crashed are in it as files `fixed-*`,
 which this leaves alone.
 """
 
@@ -8,28 +8,24 @@ from __future__ import annotations
 
 import gzip
 import json
+import runpy
 import shutil
 import struct
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
+import fuzz_targets
 import msgspec
 import numpy as np
 
-HERE: Final = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "traces")]
-
-import fuzz_targets  # noqa: E402
-import trace_samples as samples  # noqa: E402
-
-from zerotune.agent.nccl import fabric  # noqa: E402
-from zerotune.agent.nccl.twin.machines import MACHINES  # noqa: E402
-from zerotune.agent.observing.trace_log import TraceLog  # noqa: E402
-from zerotune.store import plan_file, wire  # noqa: E402
-from zerotune.store.records import (  # noqa: E402
+from zerotune.agent.nccl import fabric
+from zerotune.agent.nccl.twin.machines import MACHINES
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store import plan_file, wire
+from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
@@ -43,7 +39,9 @@ from zerotune.store.records import (  # noqa: E402
     StepRecord,
 )
 
+HERE: Final = Path(__file__).parent
 CORPUS: Final = HERE / "corpus"
+samples = SimpleNamespace(**runpy.run_path(str(HERE.parent / "traces" / "trace_samples.py")))
 PLACE: Final = CommunicatorClass(4, 1)
 ROWS: Final = (
     PlanRow(

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import atheris
 
-sys.path.insert(0, str(Path(__file__).parent))
 with atheris.instrument_imports(include=["zerotune"]):
     import fuzz_targets
 
