@@ -234,20 +234,8 @@ def _plugin_problems(request: LaunchRequest) -> list[Finding]:
 
 
 def _setting_problems(request: LaunchRequest) -> list[Finding]:
-    problems = [
-        Finding(
-            f"{place.variable}={name}: NCCL loads one profiler",
-            f"training runs untuned; unset {place.variable} to be tuned",
-            fatal=False,
-        )
-        for place, name in other_plugins.others(request.environment)
-        if place is other_plugins.PROFILER
-    ]
-    return problems + _pinning_problems(request.environment)
-
-
-def _pinning_problems(environment: Mapping[str, str]) -> list[Finding]:
     """What the user's own settings forbid: a collective altogether, or only that it is tuned."""
+    environment = request.environment
     pinned = {name: value for name in pinning.PINNING if (value := environment.get(name))}
     if not pinned:
         return []

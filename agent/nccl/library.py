@@ -70,6 +70,7 @@ class Counters:
     n_abandoned_events: int
     n_estimates: int
     n_next_tuner_faults: int
+    n_next_profiler_faults: int
 
 
 class _CounterFields(ctypes.Structure):
@@ -135,6 +136,7 @@ class Plugin:
         self._drained = np.empty(RING_RECORDS, OBSERVATION_DTYPE)
         self._drained_costs = np.empty(COST_RING_RECORDS, COST_DTYPE)
         self._next_tuner = _bind(library, "next_tuner", ctypes.c_char_p)
+        self._next_profiler = _bind(library, "next_profiler", ctypes.c_char_p)
         self._reset = _bind(library, "reset", None)
 
     def set_phase(self, phase_or_region: int) -> None:
@@ -252,6 +254,11 @@ class Plugin:
     def next_tuner(self) -> str:
         """What the tuner calls itself that is asked before ours; empty: there is none, or no communicator yet."""
         name: bytes = self._next_tuner()
+        return name.decode(errors="replace")
+
+    def next_profiler(self) -> str:
+        """What the profiler beside ours calls itself; empty: there is none, or no communicator yet."""
+        name: bytes = self._next_profiler()
         return name.decode(errors="replace")
 
     def layout_version(self) -> int:

@@ -46,8 +46,6 @@ def take_places(environment: MutableMapping[str, str], ours: str, *, searches: b
         ours: path or name of our library.
         searches: what NCCL would find without being told a name is asked, too.
     """
-    if PROFILER in (one for one, _ in others(environment)):
-        return
     for place in (TUNER, PROFILER):
         other = named(place, environment)
         if other or searches:

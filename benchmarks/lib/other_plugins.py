@@ -1,4 +1,4 @@
-"""Compiles plugins that stand for others': benchmarks/nccl/other_tuner.c. What they answer is in their variables."""
+"""Compiles plugins that stand for others': benchmarks/nccl/other_*.c. What they do is in their variables."""
 
 from __future__ import annotations
 
@@ -23,6 +23,23 @@ def other_tuner(made: Path, version: int, *flags: str) -> Path:
     Returns:
         `made`.
     """
-    source = _SOURCES / "other_tuner.c"
-    subprocess.run(["cc", *FLAGS, *flags, f"-DVERSION={version}", "-o", str(made), str(source)], check=True)
+    return _compiled("other_tuner.c", made, f"-DVERSION={version}", *flags)
+
+
+def other_profiler(made: Path, version: int, *flags: str) -> Path:
+    """Compile a profiler.
+
+    Args:
+        made: path of the library.
+        version: of NCCL's interface; the library has no other.
+        flags: more of the compiler's.
+
+    Returns:
+        `made`.
+    """
+    return _compiled("other_profiler.c", made, f"-DVERSION={version}", *flags)
+
+
+def _compiled(source: str, made: Path, *flags: str) -> Path:
+    subprocess.run(["cc", *FLAGS, *flags, "-o", str(made), str(_SOURCES / source)], check=True)
     return made

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.lib.other_plugins import other_tuner
+from benchmarks.lib.other_plugins import other_profiler, other_tuner
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
 from zerotune.store.sqlite.database import Store
@@ -168,7 +168,8 @@ def test_other_plugins(machine, tmp_path, monkeypatch) -> None:
     assert status(NCCL_TUNER_PLUGIN=str(other)) is Status.ok
     assert status(NCCL_TUNER_PLUGIN=str(tmp_path / "no-tuner.so")) is Status.warning
     assert status(NCCL_TUNER_PLUGIN="libnccl-ofi-tuner.so") is Status.warning
-    assert status(NCCL_PROFILER_PLUGIN="inspector") is Status.problem
+    assert status(NCCL_PROFILER_PLUGIN="inspector") is Status.warning
+    assert status(NCCL_PROFILER_PLUGIN=str(other_profiler(tmp_path / "profiler.so", 5))) is Status.ok
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     assert status(NCCL_TUNER_PLUGIN="other") is Status.ok
     other.rename(tmp_path / "libnccl-tuner.so")

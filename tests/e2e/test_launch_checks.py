@@ -66,11 +66,11 @@ def test_so_is_one_that_a_rank_is_given_after_launch(world):
     assert done.returncode == 3
 
 
-def test_beside_another_profiler_training_runs_untuned(world):
-    done = launch(world, sys.executable, "-c", SHOW, NCCL_PROFILER_PLUGIN="inspector")
-    assert done.stdout == f"{[None, None]}\n", done.stderr
+def test_another_profiler_runs_beside_ours(world):
+    show = SHOW.replace("TUNER", "PROFILER")
+    done = launch(world, sys.executable, "-c", show, NCCL_PROFILER_PLUGIN="inspector")
+    assert done.stdout == f"{[OURS, 'inspector']}\n", done.stderr
     assert done.returncode == 0
-    assert "NCCL_PROFILER_PLUGIN=inspector" in done.stderr
 
 
 def test_pinned_settings_and_a_missing_daemon_are_warned_of_and_training_runs(world):

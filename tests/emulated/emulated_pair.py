@@ -24,7 +24,7 @@ from zerotune.store.records import Candidate, Collective, CommunicatorClass, Pha
 MIB = 1 << 20
 VARIABLES = (
     "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_CTAS", "NCCL_CTA_POLICY",
-    "ZEROTUNE_NCCL_VERSION", "ZEROTUNE_NEXT_TUNER",
+    "ZEROTUNE_NCCL_VERSION", "ZEROTUNE_NEXT_TUNER", "ZEROTUNE_NEXT_PROFILER",
 )  # fmt: skip
 
 

@@ -53,9 +53,12 @@ def test_nccls_own_files_are_read(tmp_path: Path) -> None:
     assert after(NCCL_CONF_FILE=str(file), NCCL_TUNER_PLUGIN="x") == (OURS, "x")
 
 
-def test_beside_another_profiler_nothing_is_taken() -> None:
-    assert after(NCCL_PROFILER_PLUGIN="inspector", NCCL_TUNER_PLUGIN="ofi") == ("ofi", None)
-    assert after(NCCL_PROFILER_PLUGIN="none")[0] == OURS
+def test_both_places_are_taken() -> None:
+    environment = NO_FILE | {"NCCL_PROFILER_PLUGIN": "inspector"}
+    take_places(environment, OURS, searches=True)
+    assert environment[PROFILER.variable] == environment[TUNER.variable] == OURS
+    assert environment[PROFILER.next_variable] == "inspector"
+    assert environment[TUNER.next_variable] == ""
 
 
 def test_others_are_named() -> None:

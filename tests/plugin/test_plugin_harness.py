@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.other_plugins import other_tuner
+from benchmarks.lib.other_plugins import other_profiler, other_tuner
 from zerotune.agent.nccl.compiled import PLUGIN as LIBRARY
 
 PLUGIN = LIBRARY.root / "plugin"
@@ -20,7 +20,7 @@ MODES = {
     "tsan": ["-g", "-fsanitize=thread"],
 }
 TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "passages"]
-TESTS += ["impossible_numbers", "next_tuner", "threads"]
+TESTS += ["impossible_numbers", "next_tuner", "next_profiler", "threads"]
 
 
 def compiled(folder: Path, mode: str) -> tuple[Path, Path]:
@@ -34,6 +34,8 @@ def compiled(folder: Path, mode: str) -> tuple[Path, Path]:
     subprocess.run([*cc, f"-I{PLUGIN}", "-o", str(harness), *sources, "-ldl"], check=True)
     for version in range(2, 8):
         other_tuner(folder / f"libnccl-tuner-other{version}.so", version, *flags)
+    for version in range(1, 8):
+        other_profiler(folder / f"libnccl-profiler-other{version}.so", version, *flags)
     other_tuner(folder / "libnccl-tuner.so", 6, "-DAND_OLDER", *flags)
     return plugin, harness
 

@@ -72,24 +72,28 @@ def _of_release(origin: str, loaded: Probed) -> Finding:
 def other_plugins(machine: Machine) -> Finding:
     """Other tuners and profilers, for which NCCL has one place each."""
     named = dict(others.others(machine.environment))
-    if profiler := named.get(others.PROFILER):
-        variable = others.PROFILER.variable
-        return problem("other_plugins", f"{variable}={profiler}", f"unset {variable}: NCCL loads one profiler")
-    name = named.get(others.TUNER, "")
-    tuner = _opened("tuner", name)
-    if tuner.symbols:
-        return ok("other_plugins", f"tuner {tuner.path}: asked before ours, which changes what it has found better")
-    if name == "STATIC_PLUGIN" or not (name or tuner.path):
-        return ok("other_plugins", name or "none")
-    found = f"tuner {name or tuner.path}: {tuner.error or 'it has no tuner interface that is supported'}"
-    return warning("other_plugins", found, f"mend {others.TUNER.variable}, or unset it: training runs without it")
+    found, wrong = [], []
+    for kind, place, symbol in (
+        ("tuner", others.TUNER, "ncclTunerPlugin"),
+        ("profiler", others.PROFILER, "ncclProfiler"),
+    ):
+        name = named.get(place, "")
+        opened = _opened(kind, symbol, name)
+        if opened.symbols:
+            found.append(f"{kind} {opened.path}: runs beside ours")
+        elif name and name != "STATIC_PLUGIN":
+            wrong.append(place.variable)
+            found.append(f"{kind} {name}: {opened.error or 'it has no interface that is supported'}")
+    if wrong:
+        remedy = f"mend {' and '.join(wrong)}, or unset: training runs without"
+        return warning("other_plugins", "; ".join(found), remedy)
+    return ok("other_plugins", "; ".join(found) or "none")
 
 
-def _opened(kind: str, name: str) -> Probed:
+def _opened(kind: str, symbol: str, name: str) -> Probed:
     """What NCCL would open as the plugin of this kind: by path, file name or short name; empty: by its own search."""
-    symbols = [f"ncclTunerPlugin_v{version}" for version in range(2, 8)]
     candidates = (name, f"libnccl-{kind}-{name}.so") if name else (f"libnccl-{kind}.so",)
-    probed = [probe(each, *symbols) for each in candidates]
+    probed = [probe(each, *(f"{symbol}_v{version}" for version in range(1, 8))) for each in candidates]
     return next((each for each in probed if each.path), probed[0])
 
 

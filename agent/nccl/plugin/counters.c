@@ -1,4 +1,5 @@
 /* Counting and forgetting across all parts. */
+#include "next/profiler.h"
 #include "plan/shared_state.h"
 #include "profiler/events.h"
 #include "profiler/passages.h"
@@ -9,6 +10,7 @@ void zerotune_counters(zt_counters *out) {
   *out = (zt_counters){.n_dropped_records = zt_records_dropped(), .n_dropped_costs = zt_costs_dropped()};
   zt_communicators_count(out);
   zt_events_count(out);
+  out->n_next_profiler_faults = zt_next_profiler_faults();
 }
 
 void zerotune_reset(void) {

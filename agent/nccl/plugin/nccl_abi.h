@@ -219,8 +219,13 @@ typedef struct {
   const char *datatype;
   size_t count;
   int peer;
-  uint8_t n_channels; /* v5 has the group behind it, v7 the user's tag, too */
+  uint8_t n_channels; /* v7 has the user's tag behind v5's group */
 } nccl_p2p_v4;
+
+typedef struct {
+  nccl_p2p_v4 p2p;
+  void *parent_group;
+} nccl_p2p_v5;
 
 typedef struct {
   uint64_t sequence;
@@ -287,6 +292,7 @@ typedef struct {
     nccl_coll_v7 coll_v7; /* v7 only */
     nccl_coll_api_v5 coll_api;
     nccl_p2p_v4 p2p;
+    nccl_p2p_v5 p2p_v5;
     nccl_kernel_channel_v4 kernel_channel;
     nccl_ce_coll_v6 ce_coll; /* v6 and newer */
   };
@@ -305,6 +311,7 @@ _Static_assert(sizeof(nccl_coll_v4) == 80 && sizeof(nccl_coll_v5) == 88, "coll")
 _Static_assert(offsetof(nccl_coll_v4, n_channels) == 56 && offsetof(nccl_coll_v4, algorithm) == 64, "coll v4");
 _Static_assert(sizeof(nccl_coll_v7) == 112 && offsetof(nccl_coll_v7, is_symmetric) == 96, "coll v7");
 _Static_assert(offsetof(nccl_p2p_v4, count) == 24 && offsetof(nccl_p2p_v4, n_channels) == 36, "p2p");
+_Static_assert(sizeof(nccl_p2p_v5) == 48 && offsetof(nccl_event_v1, parent) == offsetof(nccl_event_v5, parent), "p2p");
 _Static_assert(sizeof(nccl_ce_coll_v6) == 88 && offsetof(nccl_ce_coll_v6, datatype) == 48, "copy engine");
 _Static_assert(sizeof(nccl_event_v7) == 136, "v7");
 _Static_assert(sizeof(nccl_kernel_channel_v4) == 16 && sizeof(nccl_coll_api_v5) == 48, "kernel channel");

@@ -115,6 +115,7 @@ typedef struct {
   uint64_t n_abandoned_events; /* collectives still in flight when their communicator went away */
   uint64_t n_estimates;        /* getCollInfo calls that settle nothing: left untouched */
   uint64_t n_next_tuner_faults; /* errors and unusable answers of the tuner that is asked before ours */
+  uint64_t n_next_profiler_faults; /* errors of the profiler beside ours */
 } zt_counters;
 
 /* A decision record (recording on) says what was asked: `sequence` counts decisions of its
@@ -163,6 +164,7 @@ uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
 uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 uint32_t zerotune_tuner_abi(void); /* version NCCL initialised a communicator's tuner by; 0 = none yet */
 uint32_t zerotune_profiler_abi(void);
+const char *zerotune_next_profiler(void);
 const char *zerotune_next_tuner(void); /* what the tuner that is asked before ours calls itself; "" = there is none */
 uint32_t zerotune_size_class(uint64_t message_bytes); /* zerotune.store.records.size_class */
 

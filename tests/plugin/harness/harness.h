@@ -62,6 +62,7 @@ typedef struct {
   __typeof__(&zerotune_counters) counters;
   __typeof__(&zerotune_passages) passages;
   __typeof__(&zerotune_one_rank_communicators) one_rank_communicators;
+  __typeof__(&zerotune_next_profiler) next_profiler;
   __typeof__(&zerotune_next_tuner) next_tuner;
   __typeof__(&zerotune_reset) reset;
 } plugin;
@@ -110,6 +111,7 @@ void test_lifetimes(void);
 void test_groups(void);
 void test_impossible_numbers(void);
 void test_next_tuner(void);
+void test_next_profiler(void);
 void test_threads(void);
 
 #endif

@@ -58,6 +58,7 @@ static void open_plugin(const char *path) {
   BIND(counters, counters);
   BIND(passages, passages);
   BIND(one_rank_communicators, one_rank_communicators);
+  BIND(next_profiler, next_profiler);
   BIND(next_tuner, next_tuner);
   BIND(reset, reset);
 }
@@ -219,6 +220,7 @@ int main(int argc, char **argv) {
                {"passages", test_passages},
                {"impossible_numbers", test_impossible_numbers},
                {"next_tuner", test_next_tuner},
+               {"next_profiler", test_next_profiler},
                {"threads", test_threads}};
   if (argc != 4) return 2;
   others = argv[3];

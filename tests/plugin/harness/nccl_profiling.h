@@ -23,6 +23,16 @@ typedef struct {
 
 extern int event_mask; /* NCCL has one for all communicators */
 
+/* Another profiler beside ours, of the version that is tested or the newest below; `newest` 0 = there is none. */
+typedef struct {
+  int newest;
+  int mask; /* what it asks for */
+  int fails, init_fails, reuses;
+  uint64_t untracked;
+} other_profiler;
+extern other_profiler beside;
+int *of_profiler(int version, const char *name); /* a variable of benchmarks/nccl/other_profiler.c */
+
 profiled profiler_init(int version, uint64_t comm_id, int n_ranks, int n_nodes, int rank);
 void profiler_finalize(profiled profiler);
 

@@ -11,7 +11,9 @@
 
 static struct {
   int *mask;
+  const int *last_mask;
   int events;
+  int theirs; /* another profiler's, which may write it at any time */
   int n_users;
 } masks[N_MASKS];
 
@@ -20,18 +22,35 @@ static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 
 static void write_mask(int *mask, int events) { __atomic_store_n(mask, events, __ATOMIC_RELAXED); }
 
+static void write_joined(int i) {
+  const int ours = zt_read(&zt_shared.observing) ? masks[i].events : 0;
+  write_mask(masks[i].mask, ours | __atomic_load_n(&masks[i].theirs, __ATOMIC_RELAXED));
+}
+
+/* Its own of before, so that the other's int stays the same; else one that nobody uses; -1 = none. */
+static int entry_for(const int *mask) {
+  int chosen = -1;
+  for (int i = N_MASKS - 1; i >= 0; i--) {
+    if (masks[i].last_mask == mask) return i;
+    if (masks[i].n_users == 0) chosen = i;
+  }
+  return chosen;
+}
+
 void zt_mask_add(int *mask, int events) {
   pthread_mutex_lock(&changing);
-  int chosen = -1;
-  for (int i = N_MASKS - 1; i >= 0; i--)
-    if (masks[i].n_users == 0 ? chosen < 0 || masks[chosen].n_users == 0 : masks[i].mask == mask)
-      chosen = i;
+  const int chosen = entry_for(mask);
   if (chosen >= 0) {
+    if (masks[chosen].n_users == 0) __atomic_store_n(&masks[chosen].theirs, 0, __ATOMIC_RELAXED);
+    masks[chosen].last_mask = mask;
     masks[chosen].n_users++;
     masks[chosen].events = events;
     masks[chosen].mask = mask;
   }
-  write_mask(mask, chosen >= 0 && zt_read(&zt_shared.observing) ? events : 0);
+  if (chosen >= 0)
+    write_joined(chosen);
+  else
+    write_mask(mask, 0);
   pthread_mutex_unlock(&changing);
 }
 
@@ -48,9 +67,23 @@ void zt_mask_remove(int *mask) {
 void zerotune_set_observing(uint32_t on) {
   pthread_mutex_lock(&changing);
   atomic_store_explicit(&zt_shared.observing, on != 0, memory_order_relaxed);
-  for (int i = 0; i < N_MASKS; i++) {
-    int *mask = masks[i].mask;
-    if (mask != NULL) write_mask(mask, on ? masks[i].events : 0);
-  }
+  for (int i = 0; i < N_MASKS; i++)
+    if (masks[i].mask != NULL) write_joined(i);
+  pthread_mutex_unlock(&changing);
+}
+
+int *zt_mask_of_next(const int *mask) {
+  int *theirs = NULL;
+  pthread_mutex_lock(&changing);
+  for (int i = 0; i < N_MASKS && theirs == NULL; i++)
+    if (masks[i].mask == mask) theirs = &masks[i].theirs;
+  pthread_mutex_unlock(&changing);
+  return theirs;
+}
+
+void zt_masks_follow(void) {
+  pthread_mutex_lock(&changing);
+  for (int i = 0; i < N_MASKS; i++)
+    if (masks[i].mask != NULL) write_joined(i);
   pthread_mutex_unlock(&changing);
 }

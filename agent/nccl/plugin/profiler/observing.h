@@ -9,4 +9,8 @@
 void zt_mask_add(int *mask, int events); /* what to ask for while observing */
 void zt_mask_remove(int *mask);          /* undoes one zt_mask_add */
 
+/* What another profiler asks for behind NCCL's mask: an int that is kept for it. NULL where there is no room. */
+int *zt_mask_of_next(const int *mask);
+void zt_masks_follow(void); /* the other may change its int at any time */
+
 #endif

@@ -6,6 +6,8 @@
  * followed still gets a handle, one that leads nowhere.
  */
 #include "../nccl_abi.h"
+#include "../next/handles.h"
+#include "../next/profiler.h"
 #include "../plan/plan.h"
 #include "../plan/shared_state.h"
 #include "../tuner/communicator.h"
@@ -283,61 +285,136 @@ static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) 
   return NCCL_SUCCESS;
 }
 
-/* ---- the rest ---- */
+/* ---- beside another profiler ---- */
 
-static nccl_result stop(void *handle) {
-  zt_event_stop(handle_in(handle));
+typedef nccl_result (*start_function)(void *context, void **handle, void *event);
+
+/* What the other asks for comes when ours is not observing, too. Channels follow their collective to its end. */
+static bool is_ours_to_follow(uint64_t type, const void *parent) {
+  if (type == NCCL_PROFILE_KERNEL_CHANNEL) return parent != NULL;
+  if (!zt_read(&zt_shared.observing)) return false;
+  return type == NCCL_PROFILE_COLL || type == NCCL_PROFILE_COLL_API || type == NCCL_PROFILE_P2P ||
+         type == NCCL_PROFILE_CE_COLL || type == NCCL_PROFILE_GROUP;
+}
+
+/* An API call of which ours knows nothing was long ago: a graph's capture. */
+static void *parent_for_ours(int abi, uint64_t type, void *given) {
+  const zt_handle ours = zt_pair_of_handle(given).ours;
+  return pointer(ours == 0 && given != NULL && abi >= 5 && type == NCCL_PROFILE_COLL ? CAPTURED : ours);
+}
+
+static zt_handle start_ours(int abi, zt_both *both, void *event, uint64_t type, start_function start) {
+  void **parent = (void **)((char *)event + offsetof(nccl_event_v1, parent));
+  void *const given = *parent;
+  void *made = NULL;
+  *parent = parent_for_ours(abi, type, given);
+  if (is_ours_to_follow(type, *parent)) (void)start(both->communicator, &made, event);
+  *parent = given;
+  return handle_in(made);
+}
+
+/* A group needs some handle. That an API call has one of ours tells that it is no capture, which may be of long ago. */
+static bool is_worth_a_handle(zt_handle ours, uint64_t type, const void *theirs) {
+  if (type == NCCL_PROFILE_COLL_API) return ours == UNTRACKED || theirs == NULL;
+  return ours != UNTRACKED || (type == NCCL_PROFILE_GROUP && theirs == NULL);
+}
+
+static nccl_result start_both(int abi, void *handed, void **handle, void *event, uint64_t type, start_function start) {
+  zt_both *both = zt_both_of(handed);
+  void *theirs = handed == NULL ? NULL : zt_next_profiler_begin(abi, both, handed, event, type);
+  const zt_handle ours = both == NULL ? 0 : start_ours(abi, both, event, type, start);
+  *handle = zt_handle_of_pair((zt_pair){theirs, is_worth_a_handle(ours, type, theirs) ? ours : 0});
   return NCCL_SUCCESS;
 }
 
-static nccl_result record_nothing(void *handle, int state, nccl_event_state_args *args) {
-  (void)handle, (void)state, (void)args;
+#define START(version)                                                                                             \
+  static nccl_result untyped_start_v##version(void *context, void **handle, void *event) {                         \
+    return start_v##version(context, handle, event);                                                               \
+  }                                                                                                                \
+  static nccl_result told_v##version(void *context, void **handle, nccl_event_v##version *event) {                \
+    if (!zt_has_next_profiler()) return start_v##version(context, handle, event);                                  \
+    return start_both(version, context, handle, event, event->type, untyped_start_v##version);                     \
+  }
+
+#define start_v6 start_v5
+START(1)
+START(2)
+START(3)
+START(4)
+START(5)
+START(6)
+START(7)
+#undef start_v6
+
+/* ---- the rest ---- */
+
+static nccl_result stop(void *handle) {
+  if (!zt_has_next_profiler()) {
+    zt_event_stop(handle_in(handle));
+    return NCCL_SUCCESS;
+  }
+  const zt_pair pair = zt_pair_of_handle(handle);
+  zt_event_stop(pair.ours);
+  if (pair.theirs != NULL) zt_next_profiler_stop(pair.theirs);
+  return NCCL_SUCCESS;
+}
+
+static nccl_result record_for_other(void *handle, int state, nccl_event_state_args *args) {
+  void *theirs = zt_has_next_profiler() ? zt_pair_of_handle(handle).theirs : NULL;
+  if (theirs != NULL) zt_next_profiler_record(theirs, state, args);
   return NCCL_SUCCESS;
 }
 
 static nccl_result record_stop(void *handle, int state, nccl_event_state_args *args) {
   if (state == NCCL_STATE_KERNEL_CHANNEL_STOP && args != NULL &&
       (args->kernel_channel_stop_ns != 0 || zt_read(&zt_shared.timing_source_override) != 0))
-    zt_channel_gpu_stop(handle_in(handle), args->kernel_channel_stop_ns);
-  return NCCL_SUCCESS;
+    zt_channel_gpu_stop(zt_has_next_profiler() ? zt_pair_of_handle(handle).ours : handle_in(handle),
+                        args->kernel_channel_stop_ns);
+  return record_for_other(handle, state, args);
 }
 
 static _Atomic uint32_t abi_in_use;
 
 uint32_t zerotune_profiler_abi(void) { return atomic_load_explicit(&abi_in_use, memory_order_relaxed); }
 
-static nccl_result attach(uint32_t abi, void **context, int *mask, uint64_t comm_id, int n_ranks, int n_nodes,
-                          uint32_t rank) {
-  atomic_store_explicit(&abi_in_use, abi, memory_order_relaxed);
-  zt_communicator *communicator = zt_attach(ZT_PROFILER, comm_id, (size_t)n_ranks, (size_t)n_nodes, rank);
+static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **context) {
+  atomic_store_explicit(&abi_in_use, (uint32_t)start->abi, memory_order_relaxed);
+  zt_communicator *communicator =
+      zt_attach(ZT_PROFILER, start->comm_id, (size_t)start->n_ranks, (size_t)start->n_nodes, rank);
   *context = communicator;
   if (communicator == NULL) return NCCL_SUCCESS;
-  communicator->mask = mask;
-  zt_mask_add(mask, NCCL_PROFILE_COLL | (abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |
-                        (abi >= 6 ? NCCL_PROFILE_CE_COLL : 0));
+  communicator->mask = start->mask;
+  zt_mask_add(start->mask, NCCL_PROFILE_COLL | (start->abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |
+                               (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0));
+  *context = zt_next_profiler_init(communicator, start);
+  if (*context == NULL) {
+    zt_mask_remove(start->mask);
+    zt_detach(communicator, ZT_PROFILER);
+  }
   return NCCL_SUCCESS;
 }
 
-#define INIT_NAMELESS(version)                                              \
-  static nccl_result init_v##version(void **context, int *mask) {           \
-    return attach(version, context, mask, 0, 0, 0, ZT_RANK_UNKNOWN);        \
+#define INIT_NAMELESS(version)                                                                               \
+  static nccl_result init_v##version(void **context, int *mask) {                                            \
+    return attach(&(zt_profiler_start){.abi = version, .mask = mask}, ZT_RANK_UNKNOWN, context);             \
   }
 
 INIT_NAMELESS(1)
 INIT_NAMELESS(2)
 INIT_NAMELESS(3)
 
+#define START_OF(version) \
+  &(zt_profiler_start) { version, mask, comm_id, comm_name, n_nodes, n_ranks, rank, log }
+
 static nccl_result init_v4(void **context, int *mask, const char *comm_name, uint64_t comm_id, int n_nodes,
                            int n_ranks, int rank, nccl_logger log) {
-  (void)comm_name, (void)log;
-  return attach(4, context, mask, comm_id, n_ranks, n_nodes, (uint32_t)rank);
+  return attach(START_OF(4), (uint32_t)rank, context);
 }
 
 #define INIT_NAMED(version)                                                                              \
   static nccl_result init_v##version(void **context, uint64_t comm_id, int *mask, const char *comm_name, \
                                      int n_nodes, int n_ranks, int rank, nccl_logger log) {              \
-    (void)comm_name, (void)log;                                                                          \
-    return attach(version, context, mask, comm_id, n_ranks, n_nodes, (uint32_t)rank);                    \
+    return attach(START_OF(version), (uint32_t)rank, context);                                           \
   }
 
 INIT_NAMED(5)
@@ -345,7 +422,7 @@ INIT_NAMED(6)
 INIT_NAMED(7)
 
 static nccl_result finalize(void *context) {
-  zt_communicator *communicator = context;
+  zt_communicator *communicator = zt_next_profiler_end(context);
   if (communicator == NULL) return NCCL_SUCCESS;
   zt_mask_remove(communicator->mask);
   zt_events_end(communicator->owner);
@@ -353,10 +430,10 @@ static nccl_result finalize(void *context) {
   return NCCL_SUCCESS;
 }
 
-EXPORT const nccl_profiler_v1 ncclProfiler_v1 = {"zerotune", init_v1, start_v1, stop, record_nothing, finalize};
-EXPORT const nccl_profiler_v2 ncclProfiler_v2 = {"zerotune", init_v2, start_v2, stop, record_nothing, finalize};
-EXPORT const nccl_profiler_v3 ncclProfiler_v3 = {"zerotune", init_v3, start_v3, stop, record_nothing, finalize};
-EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {"zerotune", init_v4, start_v4, stop, record_stop, finalize};
-EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {"zerotune", init_v5, start_v5, stop, record_stop, finalize};
-EXPORT const nccl_profiler_v6 ncclProfiler_v6 = {"zerotune", init_v6, start_v5, stop, record_stop, finalize};
-EXPORT const nccl_profiler_v7 ncclProfiler_v7 = {"zerotune", init_v7, start_v7, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v1 ncclProfiler_v1 = {"zerotune", init_v1, told_v1, stop, record_for_other, finalize};
+EXPORT const nccl_profiler_v2 ncclProfiler_v2 = {"zerotune", init_v2, told_v2, stop, record_for_other, finalize};
+EXPORT const nccl_profiler_v3 ncclProfiler_v3 = {"zerotune", init_v3, told_v3, stop, record_for_other, finalize};
+EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {"zerotune", init_v4, told_v4, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {"zerotune", init_v5, told_v5, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v6 ncclProfiler_v6 = {"zerotune", init_v6, told_v6, stop, record_stop, finalize};
+EXPORT const nccl_profiler_v7 ncclProfiler_v7 = {"zerotune", init_v7, told_v7, stop, record_stop, finalize};

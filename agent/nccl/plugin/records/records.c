@@ -1,5 +1,6 @@
 #include "records.h"
 
+#include "../profiler/observing.h"
 #include "ring.h"
 
 _Static_assert(sizeof(zt_record) == 64, "store/wire.py: OBSERVATION_BYTES");
@@ -38,6 +39,7 @@ bool zt_cost_push(const zt_cost_record *record) {
 }
 
 size_t zerotune_drain(zt_record *out, size_t max_records) {
+  zt_masks_follow();
   return zt_ring_drain(&record_ring, record_slots, ZT_RING_RECORDS, out, max_records, sizeof *out);
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "../nccl_abi.h"
+#include "../next/profiler.h"
 #include "../next/tuner.h"
 #include "../plan/plan.h"
 
@@ -133,7 +134,10 @@ void zt_communicators_reset(void) {
   n_created = n_of_one_rank = 0;
   zt_plan_reset();
   zt_classes_reset(newest == NULL);
-  if (newest == NULL) zt_next_tuner_forget();
+  if (newest == NULL) {
+    zt_next_tuner_forget();
+    zt_next_profiler_forget();
+  }
   pthread_mutex_unlock(&registry);
 }
 

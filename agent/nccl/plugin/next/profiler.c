@@ -1,0 +1,236 @@
+#include "profiler.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../profiler/observing.h"
+#include "../zerotune_plugin.h"
+#include "handles.h"
+#include "library.h"
+
+#define MAX_COMMUNICATORS 4096
+
+/* Of `init` the one of its version is there. */
+typedef struct {
+  int abi;
+  const char *name;
+  const nccl_profiler_v1 *v1; /* to v3 */
+  const nccl_profiler_v4 *v4;
+  const nccl_profiler_v5 *v5; /* and newer */
+  nccl_result (*start_event)(void *context, void **handle, void *event);
+  nccl_result (*stop_event)(void *handle);
+  nccl_result (*record_event_state)(void *handle, int state, nccl_event_state_args *args);
+  nccl_result (*finalize)(void *context);
+} next_profiler;
+
+static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
+static bool has_looked;
+static next_profiler found;
+static _Atomic(const next_profiler *) next; /* NULL = there is none */
+static zt_both all_both[MAX_COMMUNICATORS];
+static _Atomic uint64_t n_faults;
+
+static void check(nccl_result result) {
+  if (result != NCCL_SUCCESS) atomic_fetch_add_explicit(&n_faults, 1, memory_order_relaxed);
+}
+
+bool zt_has_next_profiler(void) { return atomic_load_explicit(&next, memory_order_acquire) != NULL; }
+
+/* ---- finding it ---- */
+
+static next_profiler described(int abi, const void *table) {
+  next_profiler its = {.abi = abi, .name = ((const nccl_profiler_v1 *)table)->name};
+#define TAKE(member)                                                     \
+  do {                                                                   \
+    its.member = table;                                                  \
+    its.start_event = (__typeof__(its.start_event))its.member->start_event; \
+    its.stop_event = its.member->stop_event;                             \
+    its.record_event_state = its.member->record_event_state;             \
+    its.finalize = its.member->finalize;                                 \
+  } while (0)
+  if (abi <= 3)
+    TAKE(v1);
+  else if (abi == 4)
+    TAKE(v4);
+  else
+    TAKE(v5);
+  return its;
+}
+
+/* From v5 on events are told alike but for what was added; v4's differ in their heads, older ones altogether. */
+static bool can_be_told(int abi, int newest_abi) { return abi == newest_abi || (abi >= 4 && newest_abi >= 5); }
+
+static void find(int newest_abi) {
+  has_looked = true;
+  void *library = zt_open_next("ZEROTUNE_NEXT_PROFILER", "profiler");
+  for (int abi = newest_abi; library != NULL && abi >= 1; abi--) {
+    char symbol[32];
+    (void)snprintf(symbol, sizeof symbol, "ncclProfiler_v%d", abi);
+    const void *table = dlsym(library, symbol);
+    if (table == NULL) continue;
+    found = described(abi, table);
+    const bool is_ours = found.name != NULL && strcmp(found.name, "zerotune") == 0;
+    if (!is_ours && !can_be_told(abi, newest_abi)) atomic_fetch_add(&n_faults, 1);
+    if (!is_ours && can_be_told(abi, newest_abi)) atomic_store_explicit(&next, &found, memory_order_release);
+    return;
+  }
+}
+
+const char *zerotune_next_profiler(void) {
+  const next_profiler *its = atomic_load(&next);
+  return its == NULL ? "" : its->name == NULL ? "?" : its->name;
+}
+
+void zt_next_profiler_forget(void) {
+  pthread_mutex_lock(&finding);
+  has_looked = false;
+  atomic_store(&next, NULL);
+  atomic_store(&n_faults, 0);
+  pthread_mutex_unlock(&finding);
+}
+
+uint64_t zt_next_profiler_faults(void) { return atomic_load_explicit(&n_faults, memory_order_relaxed); }
+
+/* ---- communicators ---- */
+
+static zt_both *take(zt_communicator *communicator) {
+  for (int i = 0; i < MAX_COMMUNICATORS; i++)
+    if (all_both[i].communicator == NULL) {
+      all_both[i] = (zt_both){.communicator = communicator};
+      return &all_both[i];
+    }
+  return NULL;
+}
+
+/* Events that this version knows: NCCL's own adapters leave out what came later. */
+static int known_events(int abi) { return abi <= 4 ? 0xFF : abi == 5 ? 0xFFF : abi == 6 ? 0x7FFF : -1; }
+
+static nccl_result init(const next_profiler *its, void **context, int *mask, const zt_profiler_start *start) {
+  if (its->abi <= 3) return its->v1->init(context, mask);
+  if (its->abi == 4)
+    return its->v4->init(context, mask, start->comm_name, start->comm_id, start->n_nodes, start->n_ranks, start->rank,
+                         start->log);
+  return its->v5->init(context, start->comm_id, mask, start->comm_name, start->n_nodes, start->n_ranks, start->rank,
+                       start->log);
+}
+
+void *zt_next_profiler_init(zt_communicator *communicator, const zt_profiler_start *start) {
+  pthread_mutex_lock(&finding);
+  if (!has_looked) find(start->abi);
+  const next_profiler *its = atomic_load(&next);
+  zt_both *both = its == NULL ? NULL : take(communicator);
+  pthread_mutex_unlock(&finding);
+  if (its == NULL) return communicator;
+  int *mask = both == NULL ? NULL : zt_mask_of_next(start->mask);
+  if (mask == NULL) {
+    check(1);
+    return both;
+  }
+  const int before = __atomic_load_n(mask, __ATOMIC_RELAXED);
+  const nccl_result result = init(its, &both->context, mask, start);
+  check(result);
+  const int wanted = result == NCCL_SUCCESS ? __atomic_load_n(mask, __ATOMIC_RELAXED) & known_events(its->abi) : before;
+  __atomic_store_n(mask, wanted, __ATOMIC_RELAXED);
+  if (result == NCCL_SUCCESS) both->mask = mask;
+  zt_masks_follow();
+  return both;
+}
+
+zt_communicator *zt_next_profiler_end(void *handed) {
+  zt_both *both = zt_both_of(handed);
+  if (both == NULL) return zt_has_next_profiler() ? NULL : handed;
+  zt_communicator *communicator = both->communicator;
+  if (both->mask != NULL) check(atomic_load(&next)->finalize(both->context));
+  pthread_mutex_lock(&finding);
+  *both = (zt_both){0};
+  pthread_mutex_unlock(&finding);
+  return communicator;
+}
+
+zt_both *zt_both_of(void *handed) {
+  const uintptr_t offset = (uintptr_t)handed - (uintptr_t)all_both;
+  return offset < sizeof all_both && offset % sizeof *all_both == 0 ? handed : NULL;
+}
+
+/* ---- events ---- */
+
+/* What leads NCCL to tell of a type: it tells of an event's ancestors, too. */
+static uint64_t asked_by(uint64_t type) {
+  enum { GROUP = 1, COLL = 2, P2P = 4, PROXY_OP = 8, PROXY_STEP = 16, KERNEL_CHANNEL = 64, NET_PLUGIN = 128 };
+  enum { COLL_API = 512, P2P_API = 1024, COPY = 4096 | 8192 | 16384 };
+  const uint64_t below = PROXY_OP | PROXY_STEP | KERNEL_CHANNEL | NET_PLUGIN;
+  switch (type) {
+  case GROUP:
+    return GROUP | COLL | P2P | below;
+  case COLL:
+    return COLL | below;
+  case P2P:
+    return P2P | below;
+  case PROXY_OP:
+    return PROXY_OP | PROXY_STEP | NET_PLUGIN;
+  case PROXY_STEP:
+    return PROXY_STEP | NET_PLUGIN;
+  case 256: /* the API call of a group */
+    return ~UINT64_C(0);
+  case COLL_API:
+    return COLL_API | COLL | below | COPY;
+  case P2P_API:
+    return P2P_API | P2P | below;
+  case 4096:
+    return COPY;
+  default:
+    return type;
+  }
+}
+
+/* Parents are handed on as the other's own handles. */
+static nccl_result start_v4_of_v5(const next_profiler *its, void *context, void **handle, const nccl_event_v5 *event) {
+  nccl_event_v4 narrow;
+  memcpy((char *)&narrow + offsetof(nccl_event_v4, parent), (const char *)event + offsetof(nccl_event_v5, parent),
+         sizeof narrow - offsetof(nccl_event_v4, parent));
+  narrow.type = (uint8_t)event->type;
+  if (event->type == NCCL_PROFILE_COLL) narrow.parent = zt_pair_of_handle(event->coll.parent_group).theirs;
+  if (event->type == NCCL_PROFILE_P2P) narrow.parent = zt_pair_of_handle(event->p2p_v5.parent_group).theirs;
+  return its->start_event(context, handle, &narrow);
+}
+
+static nccl_result start_v5(const next_profiler *its, void *context, void **handle, nccl_event_v5 *event) {
+  void **group = event->type == NCCL_PROFILE_COLL  ? &event->coll.parent_group
+                 : event->type == NCCL_PROFILE_P2P ? &event->p2p_v5.parent_group
+                                                   : NULL;
+  void *const given = group == NULL ? NULL : *group;
+  if (group != NULL) *group = zt_pair_of_handle(given).theirs;
+  const nccl_result result = its->start_event(context, handle, event);
+  if (group != NULL) *group = given;
+  return result;
+}
+
+void *zt_next_profiler_begin(int abi, const zt_both *both, void *handed, void *event, uint64_t type) {
+  const next_profiler *its = atomic_load_explicit(&next, memory_order_acquire);
+  if (type > (uint64_t)(uint32_t)known_events(its->abi)) return NULL;
+  if (both != NULL && both->mask == NULL) return NULL;
+  if (both != NULL && !(asked_by(type) & (uint32_t)__atomic_load_n(both->mask, __ATOMIC_RELAXED))) return NULL;
+  void **parent = (void **)((char *)event + offsetof(nccl_event_v1, parent));
+  void *const given = *parent, *context = both != NULL ? both->context : handed;
+  *parent = zt_pair_of_handle(given).theirs;
+  /* up to v4 NCCL tells of no collective whose group has no handle */
+  const bool is_without_group = abi <= 4 && (type == NCCL_PROFILE_COLL || type == NCCL_PROFILE_P2P) && *parent == NULL;
+  void *theirs = NULL;
+  nccl_result result = NCCL_SUCCESS;
+  if (!is_without_group)
+    result = abi >= 5 && its->abi == 4 ? start_v4_of_v5(its, context, &theirs, event)
+             : abi >= 5                ? start_v5(its, context, &theirs, event)
+                                       : its->start_event(context, &theirs, event);
+  *parent = given;
+  check(result);
+  return result == NCCL_SUCCESS ? theirs : NULL;
+}
+
+void zt_next_profiler_stop(void *theirs) { check(atomic_load(&next)->stop_event(theirs)); }
+
+void zt_next_profiler_record(void *theirs, int state, nccl_event_state_args *args) {
+  check(atomic_load(&next)->record_event_state(theirs, state, args));
+}

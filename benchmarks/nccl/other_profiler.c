@@ -1,0 +1,98 @@
+/* Another's profiler of one version (-DVERSION=1 .. 7). It follows what it is told and trusts it: what is no event of its
+ * own as a parent, or as a handle to be stopped, ends the process. Tests say what it asks for. */
+#include "nccl_abi.h"
+
+#define N_EVENTS 4096
+
+/* what tests set, and read */
+int other_mask, other_fails, other_init_fails, other_reuses;
+uint64_t other_untracked; /* types that get no handle */
+int other_n_inits, other_n_ends, other_n_starts, other_n_stops, other_n_records, other_n_orphans;
+int other_n_of_type[16];
+int *other_nccl_mask;
+void *other_foreign_context;
+
+typedef struct {
+  uint64_t type;
+  int is_running;
+} event;
+
+static event pool[N_EVENTS];
+static int contexts[64];
+
+static int is_mine(const void *handle) {
+  return handle >= (const void *)pool && handle < (const void *)(pool + N_EVENTS) && ((const event *)handle)->type != 0;
+}
+
+static int is_context(const void *context) {
+  return context >= (const void *)contexts && context < (const void *)(contexts + 64);
+}
+
+static nccl_result made(void **context, int *mask) {
+  *context = &contexts[__atomic_fetch_add(&other_n_inits, 1, __ATOMIC_RELAXED) % 64];
+  other_nccl_mask = mask;
+  *mask = other_mask;
+  return other_init_fails ? 3 : 0;
+}
+
+static nccl_result begin(void *context, void **handle, uint64_t type, const void *parent) {
+  if (context != other_foreign_context && !is_context(context)) __builtin_trap();
+  if (parent != NULL && !is_mine(parent)) __builtin_trap();
+  const int number = __atomic_fetch_add(&other_n_starts, 1, __ATOMIC_RELAXED);
+  __atomic_fetch_add(&other_n_of_type[__builtin_ctzll(type)], 1, __ATOMIC_RELAXED);
+  if (parent == NULL) __atomic_fetch_add(&other_n_orphans, 1, __ATOMIC_RELAXED);
+  event *its = &pool[other_reuses ? __builtin_ctzll(type) : number % N_EVENTS];
+  *its = (event){type, 1};
+  *handle = type & other_untracked ? NULL : its;
+  return other_fails ? 3 : 0;
+}
+
+static nccl_result stop(void *handle) {
+  if (!is_mine(handle)) __builtin_trap();
+  ((event *)handle)->is_running = 0;
+  __atomic_fetch_add(&other_n_stops, 1, __ATOMIC_RELAXED);
+  return other_fails ? 3 : 0;
+}
+
+static nccl_result record(void *handle, int state, nccl_event_state_args *args) {
+  (void)state, (void)args;
+  if (!is_mine(handle)) __builtin_trap();
+  __atomic_fetch_add(&other_n_records, 1, __ATOMIC_RELAXED);
+  return other_fails ? 3 : 0;
+}
+
+static nccl_result finalize(void *context) {
+  if (!is_context(context)) __builtin_trap();
+  __atomic_fetch_add(&other_n_ends, 1, __ATOMIC_RELAXED);
+  return other_fails ? 3 : 0;
+}
+
+#define JOIN(left, right) left##right
+#define NAMED(prefix, version) JOIN(prefix, version)
+#define EVENT NAMED(nccl_event_v, VERSION)
+
+static nccl_result start(void *context, void **handle, EVENT *told) {
+#if VERSION >= 5
+  const void *group = told->type == NCCL_PROFILE_COLL ? told->coll.parent_group : NULL;
+  if (group != NULL && !is_mine(group)) __builtin_trap();
+#endif
+  return begin(context, handle, told->type, told->parent);
+}
+
+#if VERSION <= 3
+static nccl_result init(void **context, int *mask) { return made(context, mask); }
+#elif VERSION == 4
+static nccl_result init(void **context, int *mask, const char *comm_name, uint64_t comm_id, int n_nodes, int n_ranks,
+                        int rank, nccl_logger log) {
+  (void)comm_name, (void)comm_id, (void)n_nodes, (void)n_ranks, (void)rank, (void)log;
+  return made(context, mask);
+}
+#else
+static nccl_result init(void **context, uint64_t comm_id, int *mask, const char *comm_name, int n_nodes, int n_ranks,
+                        int rank, nccl_logger log) {
+  (void)comm_name, (void)comm_id, (void)n_nodes, (void)n_ranks, (void)rank, (void)log;
+  return made(context, mask);
+}
+#endif
+
+const NAMED(nccl_profiler_v, VERSION) NAMED(ncclProfiler_v, VERSION) = {"other", init, start, stop, record, finalize};
