@@ -28,6 +28,7 @@ from zerotune.store.sqlite import measurements as _measurements
 from zerotune.store.sqlite.damage import Damage, DamageWatch
 from zerotune.store.sqlite.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
 from zerotune.store.sqlite.opening import (
+    Redo,
     WriterLock,
     begin_anew,
     cannot_be_opened,
@@ -571,13 +572,14 @@ class Store:
 
         self._writer.put(write, n_rows, is_essential=is_essential)
 
-    def _begin_anew(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+    def _begin_anew(self, error: sqlite3.DatabaseError, redo: Redo) -> sqlite3.Connection:
         """Called by the writer's thread when the file proves to be damaged."""
         if self._writing is None or self._lock is None:
             raise error
         self._writing.close()  # before the new file's log is there, which closing would remove by its name
-        self._writing, self._damage = begin_anew(self.path, error, self._lock)
         self._series.forget()
+        self._writing, self._damage = begin_anew(self.path, error, self._lock, redo)
+        self._series.forget()  # of a redo that was undone
         self._file = os.stat(self.path)
         self._n_files += 1
         return self._writing

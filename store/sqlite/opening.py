@@ -10,7 +10,7 @@ import os
 import sqlite3
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +45,9 @@ _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _ON_THE_FILE: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 2**62, 1, 0)
 """struct flock: one byte, far behind those that SQLite locks and behind any that a file has."""
+
+
+Redo = Callable[[sqlite3.Connection], int]
 
 
 class StoreDamage(sqlite3.DatabaseError):
@@ -154,7 +157,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
 
 
 def begin_anew(
-    path: Path, error: sqlite3.DatabaseError, lock: WriterLock
+    path: Path, error: sqlite3.DatabaseError, lock: WriterLock, redo: Redo | None = None
 ) -> tuple[sqlite3.Connection, Damage]:
     """Keep a damaged file under another name, and begin a new one in its place with what is sound of it.
 
@@ -162,6 +165,8 @@ def begin_anew(
         path: of the store, which no connection of this process writes any more.
         error: what SQLite found.
         lock: of the store, which is held; it is the new file's from now on.
+        redo: writes into the new file what the caller still knows, and returns by how many measurements there are
+            more then.
 
     Returns:
         The writer's connection to the new file, and what is known of the damage.
@@ -174,7 +179,7 @@ def begin_anew(
     found = None
     if (stamp := unfinished(path)) is None:
         stamp = free_stamp(path)
-        found = write_sound_rows(path, stamp, lock)
+        found = write_sound_rows(path, stamp, lock, redo)
     connection, kept = replace(path, stamp, lock)
     if found is None:
         found = Salvaged(int(connection.execute("SELECT count(*) FROM measurements").fetchone()[0]), None, {})
@@ -184,13 +189,14 @@ def begin_anew(
     return connection, damage
 
 
-def write_sound_rows(path: Path, stamp: str, lock: WriterLock) -> Salvaged:
+def write_sound_rows(path: Path, stamp: str, lock: WriterLock, redo: Redo | None = None) -> Salvaged:
     """Write what is sound of a damaged store into a new file beside it, and declare that whole.
 
     Args:
         path: of the store, which no connection of this process writes any more.
         stamp: of the new file, which must be free.
         lock: of the store, which is held; it is the new file's from now on.
+        redo: as of `begin_anew`.
 
     Returns:
         What was found.
@@ -205,6 +211,8 @@ def write_sound_rows(path: Path, stamp: str, lock: WriterLock) -> Salvaged:
         lock.take_file(partial)
         with contextlib.closing(_checked(partial)) as connection:
             found = salvage(path, connection)
+            if redo is not None:
+                found = found.with_more(redo(connection))
             # Closing would do it, too, and keep to itself that it failed.
             (is_blocked, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if is_blocked:

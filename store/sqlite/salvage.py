@@ -52,6 +52,11 @@ class Salvaged(NamedTuple):
     tables: dict[str, TableRows]
     """Of every table that may be lost in part."""
 
+    def with_more(self, n_rows: int) -> Salvaged:
+        """The same with more measurements, which came from elsewhere."""
+        missing = None if self.n_missing is None else max(0, self.n_missing - n_rows)
+        return self._replace(n_recovered=self.n_recovered + n_rows, n_missing=missing)
+
 
 def salvage(damaged: Path, connection: sqlite3.Connection) -> Salvaged:
     """Copy what is sound in a damaged store.

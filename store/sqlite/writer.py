@@ -18,12 +18,13 @@ from typing import Final
 from zerotune.store.sqlite.checkpoints import IDLE_S, Checkpoints
 from zerotune.store.sqlite.checksums import ChecksumWatch
 from zerotune.store.sqlite.damage import DamageWatch, is_damage
+from zerotune.store.sqlite.opening import Redo
+from zerotune.store.sqlite.recent import Operation, RecentOperations
 from zerotune.store.sqlite.sound_rows import sound_condition
 from zerotune.store.wire import StoreState
 
 _log = logging.getLogger("zerotune.store")
 
-Operation = Callable[[sqlite3.Connection], None]
 _Entry = tuple[Operation, int]
 
 MAX_PENDING_ROWS: Final = 500_000
@@ -55,14 +56,15 @@ class Writer:
 
     `connection` must be in autocommit mode and is used by this thread alone. `on_rollback` forgets
     whatever operations remember of a transaction that was undone. `begin_anew` is called with the error that shows
-    that the file is damaged, closes the connection, and returns one to a sound file; `watch` looks for such damage.
+    that the file is damaged, and with what does again, in the new file, all that was written since the old one was
+    last seen to be sound; it closes the connection, and returns one to a sound file. `watch` looks for such damage.
     """
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         on_rollback: Callable[[], None],
-        begin_anew: Callable[[sqlite3.DatabaseError], sqlite3.Connection],
+        begin_anew: Callable[[sqlite3.DatabaseError, Redo], sqlite3.Connection],
         watch: DamageWatch,
     ) -> None:
         self.n_lost = 0
@@ -76,6 +78,7 @@ class Writer:
         self._damaged: sqlite3.DatabaseError | None = None
         """What is wrong with a file that could not be left yet; its connection is closed."""
         self._watch = watch
+        self._recent = RecentOperations()
         self._rows = ChecksumWatch(sound_condition(connection, "measurements"))
         self._error, self._failed_at_s = "", time.monotonic()
         self._is_out = False
@@ -188,6 +191,7 @@ class Writer:
         if (error := self._watch.look()) is not None:
             self._leave_damaged_file(error)
         elif self._damaged is None:
+            self._recent.forget()
             with contextlib.suppress(sqlite3.Error, MemoryError):  # a write says so, too
                 if n_wrong := self._rows.check_some(self._connection):
                     _log.warning("%s measurements of the store do not fit their checksum, they are not used", n_wrong)
@@ -196,11 +200,12 @@ class Writer:
         """Go on in a sound file; why that cannot be done now, empty if it is done."""
         self._damaged = error
         try:
-            self._connection = self._begin_anew(error)
+            self._connection = self._begin_anew(error, self._recent.redo)
         except Exception as failure:  # no room for another file, say
             self._checkpoints.is_log_left = False
             return f"{error}; {failure}"
         self._damaged, self._checkpoints = None, Checkpoints(self._connection)
+        self._recent.forget()
         return ""
 
     def _has_work(self, timeout_s: float) -> bool:
@@ -238,6 +243,7 @@ class Writer:
             if self._connection.in_transaction:  # one that could not be undone when it failed
                 self._connection.execute("ROLLBACK")
             self._connection.execute("BEGIN IMMEDIATE")
+            marks = self._recent.marks(self._connection)
             for operation, _ in batch:
                 operation(self._connection)
             self._connection.execute("COMMIT")
@@ -248,6 +254,7 @@ class Writer:
             self._on_rollback()
             return error
         self.n_written += sum(n_rows for _, n_rows in batch)
+        self._recent.committed(marks, batch)
         return None
 
     # ---- what is said of it ------------------------------------------------------------------

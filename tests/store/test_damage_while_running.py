@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from zerotune.store.sqlite import checksums, damage
+from zerotune.store.records import StepRecord
+from zerotune.store.sqlite import checksums, damage, recent
 from zerotune.store.sqlite.database import Store
 
 PAGE_BYTES = 4096
@@ -130,6 +132,39 @@ def test_rows_older_than_those_checked_at_opening_are_checked_in_their_turn(writ
         assert len(store.measurements()) == 50 * 200 - 2
         assert not store.writing.damage
         fill(store, block, range(100, 101))
+
+
+def wait_until_copied(path: Path) -> None:
+    """SQLite's log is empty: all is in the file."""
+    log, deadline_s = path.with_name(path.name + "-wal"), time.monotonic() + 20
+    while log.stat().st_size and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not log.stat().st_size
+
+
+@pytest.mark.parametrize("first_page", [0, 1, 20])
+@pytest.mark.parametrize("most_rows", [100_000, 1000])
+def test_what_was_recorded_since_the_last_look_is_done_again(written, block, monkeypatch, first_page, most_rows):
+    monkeypatch.setattr(recent, "MOST_ROWS", most_rows)
+    monkeypatch.setattr("zerotune.store.sqlite.writer.IDLE_S", 0.01)
+    may_look = threading.Event()
+    monkeypatch.setattr(damage.DamageWatch, "due_in_s", property(lambda _: 0.0 if may_look.is_set() else 60.0))
+    with Store.open(written) as store:
+        for step in range(100, 150):
+            store.record_steps("j", [StepRecord(step, 1, 100.0)])
+            fill(store, block, range(step, step + 1))
+        wait_until_copied(written)
+        overwrite(written, first_page, written.stat().st_size // PAGE_BYTES - first_page)
+        may_look.set()
+        fill(store, block, range(150, 151))
+        assert store.writing.damage
+        steps, counts = np.unique(store.measurements()["step"], return_counts=True)
+        oldest = 100 if most_rows == 100_000 else 147
+        np.testing.assert_array_equal(steps[steps >= oldest], np.arange(oldest, 151))
+        np.testing.assert_array_equal(counts[steps >= oldest], 200)
+        assert [step.step for step in store.steps("j")][-3:] == [147, 148, 149]
+        assert store.writing.n_recovered == len(store.measurements()) - 200
+        assert store.writing.n_missing in (None, 100 * 200 - store.writing.n_recovered)
 
 
 def no_room(*_: object) -> None:
