@@ -73,7 +73,7 @@ RUNS: Final = (
     Run("real_nccl", "real_nccl --quick", is_timed=True),
     Run("daemon_load", "daemon_load --quick", is_timed=True),
     Run("many_peers", "many_peers", is_timed=True),
-    Run("soak_daemon", "soak_daemon --collectives 400000", is_timed=True, shown=("hours_of_the_daemons_clock",)),
+    Run("soak_daemon", "soak_daemon --collectives 3000000", is_timed=True, shown=("hours_of_the_daemons_clock",)),
     Run("soak_long", "soak --collectives 2000000 --ranks 2", is_timed=True, shown=("n_collectives_per_rank",)),
     Run("agreement_scale", "agreement_scale --quick", is_timed=True),
     Run("brain_speed", "brain_speed --quick", is_timed=True),
