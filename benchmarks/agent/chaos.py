@@ -371,6 +371,8 @@ def main() -> None:
         arguments.events = [name for name in arguments.events if name != "harm_line"]
     elif arguments.daemons > 1:
         parser.error(f"--daemons {arguments.daemons}: with --nodes 2 there are two already; leave it out")
+    if not set(arguments.events) - {"kill_rank"}:
+        parser.error(f"--events {' '.join(arguments.events)}: name another one of one node, or use --nodes 2")
     try:
         results = play(arguments, 40.0 if arguments.quick else 60.0 * arguments.minutes)
     except UserError as error:

@@ -25,7 +25,7 @@ MISTAKES = {
         *(["--percent", text] for text in ("0", "-1", "nan", "101", "much")),
         *(["--draws", "0"], ["--data", "{none}"], ["--data", "{empty}"], ["--only", "nope"]),
     ],
-    "chaos": [["--ranks", "0"], ["--events", "nope"], ["--nodes", "2", "--daemons", "2"]],
+    "chaos": [["--ranks", "0"], ["--events", "nope"], ["--nodes", "2", "--daemons", "2"], ["--events", "kill_rank"]],
     "demo": [["--steps", "0"], ["--picture", "{none}/x.svg"], ["--picture", "{new}.txt"]],
     "generated_csvs": [
         *(["{junk}"], ["/proc/x"], ["{new}", "--machines", "0"], ["{new}", "--machines", HUGE]),
