@@ -1,14 +1,16 @@
-"""What ran by the tuner's decision, and what passed it by: sums of bytes and of kernels' times."""
+"""What ran by the tuner's decision, and what passed it by, as sums of bytes and times; whose plugins ran beside."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 MOST: Final = 2**63 - 1
+MAX_OTHERS: Final = 8
+"""Two in one process; ranks may differ, and are not tuned then."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 
 
@@ -37,6 +39,16 @@ class Passage(msgspec.Struct, frozen=True):
     kernel_us: Annotated[float, msgspec.Meta(ge=0, le=1e300)] = 0.0
 
 
+class OtherPlugin(msgspec.Struct, frozen=True):
+    """Another's plugin, which NCCL would have loaded in the place of ours."""
+
+    role: Literal["tuner", "profiler"]
+    name: Annotated[str, msgspec.Meta(max_length=64, pattern=r"\A[ -~]*\Z")]
+    """What it calls itself, in printable ASCII; empty: it could not be run beside ours."""
+    n_faults: Count = 0
+    """Its errors and unusable answers."""
+
+
 class Passages(msgspec.Struct, frozen=True):
     """Everything that one rank, or several, saw so far."""
 
@@ -44,6 +56,7 @@ class Passages(msgspec.Struct, frozen=True):
     """One for each kind that was seen."""
     n_one_rank_communicators: Count = 0
     """What these run is a copy that NCCL tells no plugin of."""
+    others: Annotated[tuple[OtherPlugin, ...], msgspec.Meta(max_length=MAX_OTHERS)] = ()
 
 
 def summed(ranks: Iterable[Passages]) -> Passages:
@@ -55,4 +68,8 @@ def summed(ranks: Iterable[Passages]) -> Passages:
         if seen:
             sums = (min(sum(getattr(each, name) for each in seen), MOST) for name in Passage.__struct_fields__[1:])
             kinds.append(Passage(kind, *sums))
-    return Passages(tuple(kinds), min(sum(rank.n_one_rank_communicators for rank in ranks), MOST))
+    faults: dict[tuple[Literal["tuner", "profiler"], str], int] = {}
+    for other in (other for rank in ranks for other in rank.others):
+        faults[other.role, other.name] = min(faults.get((other.role, other.name), 0) + other.n_faults, MOST)
+    others = tuple(OtherPlugin(role, name, n) for (role, name), n in faults.items())[:MAX_OTHERS]
+    return Passages(tuple(kinds), min(sum(rank.n_one_rank_communicators for rank in ranks), MOST), others)

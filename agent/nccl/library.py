@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.store.errors import PlanError, PluginError
-from zerotune.store.passages import Passage, PassageKind, Passages
+from zerotune.store.passages import OtherPlugin, Passage, PassageKind, Passages
 from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource
 from zerotune.store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 
@@ -241,7 +241,13 @@ class Plugin:
             n_calls, message_bytes, n_timed, kernel_ns = sums[4 * kind : 4 * kind + 4]
             if n_calls:
                 kinds.append(Passage(kind, n_calls, message_bytes, n_timed, kernel_ns / 1e3))
-        return Passages(tuple(kinds), int(self._one_rank_communicators()))
+        return Passages(tuple(kinds), int(self._one_rank_communicators()), self._others())
+
+    def _others(self) -> tuple[OtherPlugin, ...]:
+        counts = self.counters()
+        tuner = OtherPlugin("tuner", _printable(self.next_tuner()), counts.n_next_tuner_faults)
+        profiler = OtherPlugin("profiler", _printable(self.next_profiler()), counts.n_next_profiler_faults)
+        return tuple(each for each in (tuner, profiler) if each.name or each.n_faults)
 
     def tuner_abi(self) -> int:
         """Version of the tuner ABI that NCCL uses; 0 before the first communicator."""
@@ -275,6 +281,10 @@ def _bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
     function.restype = result
     function.argtypes = arguments
     return function
+
+
+def _printable(name: str) -> str:
+    return "".join(letter if " " <= letter <= "~" else "?" for letter in name)[:64]
 
 
 def _taken(drain: Any, into: NDArray[np.void], max_records: int) -> NDArray[np.void]:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from zerotune.store.passages import OtherPlugin, Passages
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -100,6 +101,16 @@ def measured(n_calls: int, message_bytes: int = 1 << 20, candidate: Candidate = 
     for name, value in fields.items():
         block[name] = value
     return block
+
+
+def test_the_tuner_whose_choice_the_baseline_is_is_named(store: Path, monkeypatch, capsys):
+    assert "ofi" not in explained(monkeypatch, capsys, "--store", str(store))
+    with Store.open(store) as opened:
+        opened.update_job("job", passages=Passages(others=(OtherPlugin("tuner", "ofi"), OtherPlugin("profiler", "x"))))
+        opened.flush()
+    assert "tuner ofi" in explained(monkeypatch, capsys, "--store", str(store))
+    explained_as_json = json.loads(explained(monkeypatch, capsys, "--store", str(store), "--json"))
+    assert {one["job"]["baseline"] for one in explained_as_json} == {"ofi"}
 
 
 def test_guesses_and_expectations_have_names_of_their_own(store: Path, monkeypatch, capsys):
@@ -397,6 +408,7 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
             "stage": "unknown",
             "missing_evidence": "no_collectives",
             "name": "",
+            "baseline": "",
         }
     ] * 2
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from zerotune.store import wire
-from zerotune.store.passages import Passage, PassageKind, Passages
+from zerotune.store.passages import OtherPlugin, Passage, PassageKind, Passages
 from zerotune.store.records import Stage
 from zerotune.store.wire import DaemonOptions, EndedJob, JobStatus, NoSteps, StatusReply, StoreState
 from zerotune.tuner.client.status import render_status, workload
@@ -114,6 +114,14 @@ def test_shares_of_what_passed_the_tuner_by_are_shown_only_where_something_did(n
     words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, (job,)))
     line = next((line for line in words.splitlines() if "symmetric" in line), "")
     assert re.findall(r"[\d.]+ %", line) == (["25.0 %", "10.0 %"] if n_symmetric else [])
+
+
+def test_others_plugins_are_named_with_their_faults():
+    seen = Passages(others=(OtherPlugin("tuner", "ofi", 1200), OtherPlugin("profiler", "inspector")))
+    job = JobStatus("job", "fabric", Stage.zero3, 1, 1, 0, 10, 0, 0, 0, 0.0, 0.0, 0.0, passages=seen)
+    words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, (job,)))
+    assert "tuner ofi (1,200 faults)" in words
+    assert "profiler inspector" in words
 
 
 def test_communicators_of_one_rank_and_copies_have_no_times():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zerotune.store import wire
-from zerotune.store.passages import Passage, PassageKind, Passages
+from zerotune.store.passages import OtherPlugin, Passage, PassageKind, Passages
 from zerotune.store.records import Plan, Stage, StepRecord
 from zerotune.tuner.modeling.requests import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
 from zerotune.tuner.service import service as service_module
@@ -75,6 +75,17 @@ def test_what_passed_the_tuner_by_is_summed_over_ranks_and_kept(bench, records):
     for rank in range(4):
         bench.send(rank, wire.Goodbye("job", rank))
     assert bench.store.jobs["job"]["passages"].kinds[0].n_calls == 8
+
+
+def test_others_plugins_are_named_once_with_the_faults_of_all_ranks(bench, records):
+    bench.join_all()
+    for rank in range(4):
+        others = (OtherPlugin("tuner", "ofi", rank), OtherPlugin("profiler", "inspector"))
+        bench.send(rank, wire.Observations("job", rank, 0, passages=Passages(others=others)), records(n=0))
+    expected = (OtherPlugin("tuner", "ofi", 6), OtherPlugin("profiler", "inspector"))
+    assert bench.service.jobs()[0].passages.others == expected
+    bench.tick(PASSAGES_EVERY_S)
+    assert bench.store.jobs["job"]["passages"].others == expected
 
 
 def test_observations_gather_before_they_are_joined(bench, records):

@@ -25,6 +25,7 @@ from zerotune.agent.nccl.emulated.settings import Emulation
 from zerotune.agent.nccl.emulated.torch_backend import tasks
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
 from zerotune.store.errors import UserError
+from zerotune.store.passages import OtherPlugin
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
 SHAPE = CommunicatorClass(2, 2)
@@ -167,6 +168,7 @@ def test_another_tuner_beside_ours_decides_until_a_plan_does(pair: Pair, tmp_pat
         ranks = pair(NCCL_TUNER_PLUGIN=ours, ZEROTUNE_NEXT_TUNER=_plugin(tmp_path / "other", "*n = 2", result=3))
         assert issue(ranks, Collective.all_reduce, 16 * MIB).candidate.n_channels == 8  # as without it
         assert plugin.counters().n_next_tuner_faults == 2
+        assert plugin.passages().others == (OtherPlugin("tuner", "probe", 2),)
         for rank in ranks:
             rank.close()
     finally:

@@ -15,6 +15,7 @@ from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.store.job_names import titled
 from zerotune.store.records import MissingEvidence, Stage
+from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.holders import Holder
 from zerotune.tuner.client.passed_by import passed_by
 
@@ -194,5 +195,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         )
         if words := passed_by(job.passages):
             show(f"  passed the tuner by: {words}")
+        if words := beside(job.passages):
+            show(f"  beside ours: {words}")
         for line in job.last_decisions:
             show(f"  {line}", "dim")

@@ -29,6 +29,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions, since_takeover
+from zerotune.tuner.client.beside import baseline
 from zerotune.tuner.fingerprint.missing import missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
@@ -53,6 +54,8 @@ class Head(msgspec.Struct, frozen=True):
     """Evidence without which no stage can be named."""
     name: str = ""
     """What people call the job."""
+    baseline: str = ""
+    """The tuner whose choice runs where no plan applies; empty: it is NCCL's own."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -220,6 +223,7 @@ def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Med
         n_ranks=job.n_ranks,
         communicators=sorted({key.communicator for key in keys}),
         name=job.name,
+        baseline=baseline(job.passages),
         stage=job.stage.name,
         missing_evidence=why_unknown(job, here),
     )

@@ -44,6 +44,8 @@ def render(
         return
     if head is not None:
         _indented(console, workload(Stage[head.stage], FEW_STEPS, head.missing_evidence))
+        if head.baseline:
+            _indented(console, f"NCCL's own choice is that of the tuner {head.baseline}, which is asked before ours")
     told = [one for one in explanations if shows_all or not one.is_quiet]
     _render_savings(told, [one for one in explanations if one not in told], console)
     news = explanations[0].job_history

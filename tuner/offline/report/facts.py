@@ -23,6 +23,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
+from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.passed_by import passed_by
 from zerotune.tuner.modeling.medians import Medians, medians
 from zerotune.tuner.offline.comparison import Comparison, compare
@@ -235,6 +236,8 @@ def trust(facts: Facts) -> list[tuple[str, str]]:
         lines.append(("Loss", f"Loss curves {verdict} over the compared runs."))
     if words := passed_by(facts.job.passages):
         lines.append(("Passed the tuner by", f"{words[0].upper()}{words[1:]}."))
+    if words := beside(facts.job.passages):
+        lines.append(("Beside ours", f"{words[0].upper()}{words[1:]}."))
     lines += [("Of the whole job", f"{news}.") for news in news_of(facts.decisions)]
     measured = facts.measurements
     if len(measured):
