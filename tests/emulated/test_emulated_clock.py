@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +16,19 @@ from zerotune.agent.nccl.emulated.device.compute import OPTIMIZER_PASSES, Comput
 
 def _slowdown(n_channels: int) -> float:
     return 1.0 + n_channels / 10
+
+
+def test_a_job_that_only_communicates_keeps_nothing_of_what_has_ended() -> None:
+    timeline = clock.Clock(_slowdown)
+    tracemalloc.start()
+    try:
+        for call in range(20_000):
+            timeline.hold(10.0 * call, 10.0 * call + 5.0, 4)
+            timeline.wait_until(10.0 * call + 5.0)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 20_000
 
 
 def test_computation_is_slowed_while_channels_are_held() -> None:

@@ -105,6 +105,8 @@ class Clock:
             if end_us > self._now_us:
                 self._exposed_us += end_us - self._now_us
                 self._now_us = end_us
+                # Not left to `advance`: a job that only communicates would keep every collective that it ever ran.
+                self._holds = [hold for hold in self._holds if hold.end_us > end_us]
 
     def owe(self, completion: Callable[[], float]) -> None:
         """Wait for the time that `completion()` returns, at the next `settle`: waits for futures are not seen here."""
