@@ -231,13 +231,13 @@ class PlanRow(msgspec.Struct, frozen=True):
     model_id: Text = ""
 
 
-RANKS_PER_TURN_INTERVAL: Final = 512
+RANKS_PER_BOUNDARY: Final = 512
 """Ranks whose reads of one agreed boundary the job's store answers in a few milliseconds (docs/design/agreement.md)."""
 
 
 def agreement_interval(n_ranks: int) -> int:
     """Boundaries from one agreed boundary to the next while plans change, in a job of so many ranks."""
-    return max(1, n_ranks // RANKS_PER_TURN_INTERVAL)
+    return max(1, n_ranks // RANKS_PER_BOUNDARY)
 
 
 class FirstLook(msgspec.Struct, frozen=True):

@@ -15,10 +15,10 @@ from benchmarks.lib.data_sets import DataSet, Measured, sweep_block
 from benchmarks.lib.reporting import Result
 from benchmarks.modeling.prediction_verdicts import places, summed_up, truth_of, verdicts
 from zerotune.store.records import BASELINE, Collective
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.field import FieldBook
 from zerotune.tuner.learning.policy.evidence.keys import KeyTable
-from zerotune.tuner.learning.policy.evidence.outlook import COMMON_DOUBT, Outlook
+from zerotune.tuner.learning.policy.evidence.surrogate import COMMON_DOUBT, Surrogate
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
 from zerotune.tuner.modeling.features import CostPrior, Floats
@@ -63,21 +63,21 @@ def after_the_first_step(data: DataSet) -> Floats:
     every key has made one call with NCCL's own choice.
     """
     costs = Measured(data.facts, data.problems)
-    outlook, evidence = Outlook(costs), Evidence()
-    keys = KeyTable(outlook.fields.register)
+    surrogate, evidence = Surrogate(costs), CallEvidence()
+    keys = KeyTable(surrogate.fields.register)
     block = sweep_block(data.problems, n_each=1)
     block = block[block["is_default"] > 0]
     called = keys.indices(block, costs)
     keys.learn_defaults(block, called, costs)
     slots = np.array([evidence.slot(key, BASELINE) for key in called.tolist()])
     evidence.add(evidence.calls(slots, keys.logs(block, called)), np.zeros(len(block), np.int64))
-    outlook.follow(keys.states, evidence)
+    surrogate.follow(keys.states, evidence)
     problems, scores = {problem.key: problem for problem in data.problems}, []
     for state in keys.states:
         problem = problems[state.key]
         true_us = dict(zip(problem.candidates, problem.truth_us, strict=True))
-        mean, std = outlook.posterior(state, keys.states, evidence)
-        for at, option in enumerate(outlook.fields.of(state).options):
+        mean, std = surrogate.posterior(state, keys.states, evidence)
+        for at, option in enumerate(surrogate.fields.of(state).options):
             if not option.is_baseline and option in true_us and math.isfinite(mean[at]):
                 scores.append((math.log(true_us[option]) - float(mean[at])) / float(std[at]))
     return np.array(scores)

@@ -11,13 +11,13 @@ from typing import Any
 from unittest.mock import patch
 
 from zerotune.tuner.learning.policy.evidence import posterior
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.oversight import Oversight
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
+from zerotune.tuner.learning.policy.step_feedback import StepFeedback
 from zerotune.tuner.learning.policy.steps.step_guard import StepGuard
 from zerotune.tuner.learning.policy.trials import options
 from zerotune.tuner.learning.policy.trials import trial as trials
-from zerotune.tuner.learning.policy.trials.trial import Verdict
-from zerotune.tuner.learning.policy.trials.untold import Untold
+from zerotune.tuner.learning.policy.trials.pending_trials import PendingTrials
+from zerotune.tuner.learning.policy.trials.trial import TrialVerdict
 
 _judge = trials.judge
 
@@ -25,14 +25,14 @@ _judge = trials.judge
 def _without_leads(*arguments: Any, **named: Any) -> Any:
     """What is probably faster ends like what is not."""
     verdict, gain, half = _judge(*arguments, **named)
-    return (Verdict.not_better if verdict is Verdict.tie else verdict), gain, half
+    return (TrialVerdict.not_better if verdict is TrialVerdict.tie else verdict), gain, half
 
 
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "channel_fill": ((posterior, "FILL_ALL", 0.0), (posterior, "FILL_CELL", 0.0)),
-    "agreement": ((Evidence, "agrees_nearby", lambda *_: True),),
-    "twins": ((Untold, "has_twin", lambda *_: False),),
-    "variants": ((Oversight, "consider_variants", lambda *_: None),),
+    "agreement": ((CallEvidence, "agrees_nearby", lambda *_: True),),
+    "twins": ((PendingTrials, "has_twin", lambda *_: False),),
+    "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "odds": ((options, "unpaid_odds", lambda *_: 0.0),),

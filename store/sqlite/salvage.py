@@ -121,7 +121,7 @@ class _Copy:
         n_written = None
         with contextlib.closing(_reading(path)) as source:
             with _where_readable():
-                n_written = _retried(lambda: self._tally(source))
+                n_written = _retried(lambda: self._count_rows(source))
             for table in CELLS:
                 self._copy_table(source, table)
         return n_written
@@ -131,7 +131,7 @@ class _Copy:
         for found in orphans(path):
             self._insert("measurements", ["id", *COVERED, "checksum"], found)
 
-    def _tally(self, source: sqlite3.Connection) -> int | None:
+    def _count_rows(self, source: sqlite3.Connection) -> int | None:
         found = source.execute("SELECT n_rows FROM tallies WHERE name = 'measurements'").fetchone()
         return int(found[0]) if found and isinstance(found[0], int) else None
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.reporting import Result
-from benchmarks.policy.policy_size import constants
+from benchmarks.policy.policy_size import LIMITS, REACHED, constants, sizes
 from benchmarks.policy.recorded_figures import JUDGED_CALLS, N_CALLS, WINDOW_STEPS, recorded, together
 from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import (
@@ -85,3 +85,8 @@ def f():
     INSIDE = 1
 """
     assert sorted(constants(source)) == ["EVERY", "LIMIT_US", "_STEPS", "min_gain"]
+
+
+def test_the_policy_does_not_grow() -> None:
+    for metric, size in sizes().items():
+        assert size <= max(REACHED[metric], LIMITS[metric]), metric

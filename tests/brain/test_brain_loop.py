@@ -105,14 +105,14 @@ def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> Non
     play(world, brain, 60)
     changed, *others = brain._policy.leads
     assert others
-    oversight = brain._oversight
-    oversight._variants.begin(Variant("left to NCCL", {changed: BASELINE}), 60, 1e9, oversight._guarded.effects)
+    step_feedback = brain._step_feedback
+    step_feedback._variants.begin(Variant("left to NCCL", {changed: BASELINE}), 60, 1e9, step_feedback._guarded.effects)
     n_led = n_rested = 0
     for _ in range(40):
-        comparing = brain._oversight.leads_rest_at
+        comparing = brain._step_feedback.leads_rest_at
         for plan in play(world, brain, 1):
             entry = brain._plans.get(plan.epoch)
-            if comparing is None or brain._oversight.leads_rest_at != comparing:
+            if comparing is None or brain._step_feedback.leads_rest_at != comparing:
                 continue
             for index, state in brain._policy.leads.items():
                 if index not in comparing:
@@ -155,7 +155,7 @@ def test_what_won_its_trial_outlives_its_daemon(seed):
         play(world, brain, 1)
         n_promoted += sum(decision.kind == "promote" for decision in brain.decisions())
         tries = any(state.trial is not None or state.lead is not None for state in brain._states)
-        if n_promoted and not tries and brain._oversight.variant is None:
+        if n_promoted and not tries and brain._step_feedback.variant is None:
             assert world.plan.rows
             assert world.plan.expires_after == PLAN_EXPIRES_AFTER
     assert n_promoted

@@ -11,7 +11,7 @@ from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, StepRecord, size_class
 from zerotune.tuner.learning.brain import BrainSettings
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence, radius
 from zerotune.tuner.learning.policy.trials.budget import Budget
 
 
@@ -109,7 +109,7 @@ def test_budget_refuses_nonsense_and_counts_what_was_spent() -> None:
 
 
 def test_one_straggler_moves_a_mean_by_little() -> None:
-    evidence = Evidence()
+    evidence = CallEvidence()
     slot = evidence.slot(0, BASELINE)
     rng = np.random.default_rng(0)
     for step in range(20):

@@ -88,7 +88,7 @@ def test_trials_of_other_plans_leave_a_trace_with_their_verdict_and_cost() -> No
     brain = make_brain(world)
     decisions = _told(world, brain, 300)
     news = [one for one in decisions if one.is_of_job]
-    tried = {name for name in brain._oversight._variants._tried if name.startswith("at most")}
+    tried = {name for name in brain._step_feedback._variants._tried if name.startswith("at most")}
     ended = {name for name in tried if any(f"{name}: " in one.reason for one in news)}
     assert ended
     assert len(tried - ended) <= 1, "one may be on trial still"
@@ -163,7 +163,7 @@ def test_what_ran_in_windows_of_another_plan_has_a_part_in_what_is_expected() ->
     play(world, brain, 40)
     state = brain._states[0]
     assert state.opinion is not None
-    field = brain._outlook.fields.of(state)
+    field = brain._surrogate.fields.of(state)
     wide = np.full(len(field.options), 0.4)
     state.opinion = np.where(np.isfinite(state.opinion[0]), state.opinion[0] + 0.3, np.inf), wide
     brain.decisions()

@@ -232,10 +232,11 @@ def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short()
     brain = make_brain(world)
     play(world, brain, 3)
     assert Algorithm.tree not in dict(brain.memory.connected())[BOXES]
-    brain._oversight._variants.begin(Variant("tree", {0: TREE}), world.step, 1e9, brain._oversight._guarded.effects)
+    feedback = brain._step_feedback
+    feedback._variants.begin(Variant("tree", {0: TREE}), world.step, 1e9, feedback._guarded.effects)
     world.memory_pressure = 0.97
     plans = play(world, brain, 20)
-    assert brain._oversight._variants.on_trial is None
+    assert brain._step_feedback._variants.on_trial is None
     assert all(row.candidate.algorithm is not Algorithm.tree for plan in plans for row in plan.rows)
 
 
@@ -246,7 +247,7 @@ def test_variants_fit_as_a_whole() -> None:
     play(world, brain, 3)
     brain.memory._device_mb = 1700.0  # tree takes 0.127, PAT 0.339
     reduces, gathers = ({at: setting} for at, setting in enumerate((TREE, PAT)))
-    variants = brain._oversight._variants
+    variants = brain._step_feedback._variants
     for pressure, fits in ((0.4, True), (0.5, False)):
         brain.memory.heard(pressure, world.step)
         assert variants.may_run(Variant("", reduces), brain._states)

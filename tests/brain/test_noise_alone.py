@@ -14,7 +14,7 @@ from zerotune.store.records import (
     Phase,
     Protocol,
 )
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius_of_pairs
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence, radius_of_pairs
 from zerotune.tuner.learning.policy.evidence.serial_noise import DEPTH, NONE, NoiseModel, SharedNoise
 from zerotune.tuner.learning.policy.settings import PolicySettings
 from zerotune.tuner.learning.policy.trials.trial import KeyState, judge
@@ -24,7 +24,7 @@ LUCKY, NEXT = (Candidate(Algorithm.ring, protocol, 4) for protocol in (Protocol.
 SIGMA = 0.1
 
 
-def _measure(evidence: Evidence, candidate: Candidate, log_us: np.ndarray, at: int = 0) -> int:
+def _measure(evidence: CallEvidence, candidate: Candidate, log_us: np.ndarray, at: int = 0) -> int:
     """One call in each step from `at` on; the step after them."""
     for step, value in enumerate(log_us, at):
         slot = np.array([evidence.slot(0, candidate)])
@@ -35,7 +35,7 @@ def _measure(evidence: Evidence, candidate: Candidate, log_us: np.ndarray, at: i
 def test_each_set_of_units_that_is_compared_anew_asks_for_more() -> None:
     """Where steps are alike, a key is compared by its newest units only: a job has many sets of them."""
     noise = NoiseModel()
-    evidence = Evidence(noise)
+    evidence = CallEvidence(noise)
     at = _measure(evidence, BASELINE, np.full(3, 5.0))
     slot = evidence.slot(0, BASELINE)
     assert evidence.n_th_window(slot) == 1

@@ -199,12 +199,12 @@ def test_steps_of_another_network_are_no_yardstick_for_plans() -> None:
     play(world, brain, 60)
     _promote(world, brain, state)
     play(world, brain, 5)
-    assert brain._oversight._guarded.is_watching
+    assert brain._step_feedback._guarded.is_watching
     world.slowdown = {"all_gather": 1.6, "reduce_scatter": 1.6}
     n_steps = 0
     while brain.regime == 0:
         play(world, brain, 1)
         n_steps += 1
     assert n_steps <= 25
-    assert not brain._oversight._guarded.is_watching
-    assert brain._oversight.is_busy, "too few steps are known again to guard by"
+    assert not brain._step_feedback._guarded.is_watching
+    assert brain._step_feedback.is_busy, "too few steps are known again to guard by"

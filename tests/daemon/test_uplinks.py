@@ -42,5 +42,5 @@ def test_what_a_frame_cannot_hold_arrives_in_several(tmp_path: Path):
         assert len(received) == 3
         assert np.concatenate(received).tobytes() == observed.tobytes()
         uplinks.close()
-        bound.turn_away_clients()
+        bound.refuse_clients()
     bound.release()

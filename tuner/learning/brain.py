@@ -40,15 +40,15 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.ahead import Ahead, covering
 from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
 from zerotune.tuner.learning.policy.epochs import Epochs
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.intake import Intake
+from zerotune.tuner.learning.policy.evidence.attribution import Attribution
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.keys import KeyTable
-from zerotune.tuner.learning.policy.evidence.outlook import Outlook
 from zerotune.tuner.learning.policy.evidence.refused import Refusals
+from zerotune.tuner.learning.policy.evidence.surrogate import Surrogate
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.oversight import Oversight
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, ending_by_itself, lasts_for
 from zerotune.tuner.learning.policy.settings import PolicySettings
+from zerotune.tuner.learning.policy.step_feedback import StepFeedback
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.learning.policy.trials.withdrawal import Withdrawal
@@ -100,8 +100,8 @@ class Brain:
         self._costs = CostPrior(fabric)
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
         self.memory = MemoryGate(settings.memory_threshold, fabric)
-        self._outlook = Outlook(self._costs)
-        self._outlook.fields.knowledge = knowledge
+        self._surrogate = Surrogate(self._costs)
+        self._surrogate.fields.knowledge = knowledge
         self._policy = Policy(
             PolicySettings(
                 false_promotion=settings.false_promotion,
@@ -109,13 +109,13 @@ class Brain:
                 catastrophic_ratio=settings.catastrophic_ratio,
                 steps_per_window=float(settings.window_steps),
             ),
-            self._outlook,
+            self._surrogate,
             self.budget,
             self.memory,
             self._note,
         )
         self._withdrawal = Withdrawal(self._policy.price.steps_at_risk)
-        self._ahead = Ahead(self.memory, self._outlook, settings.min_gain, may_try=settings.explore)
+        self._ahead = Ahead(self.memory, self._surrogate, settings.min_gain, may_try=settings.explore)
         self._regimes = Regimes()
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
@@ -123,8 +123,8 @@ class Brain:
         self._keys = KeyTable(self._new_key)
         self._states = self._keys.states
         self._plans = PlanBook()
-        self._intake = Intake(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
-        self._oversight = Oversight(self._policy, self._plans, self._intake, self._note)
+        self._attribution = Attribution(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
+        self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
         self._refusals = Refusals()
         self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
         self._step = 0
@@ -148,16 +148,16 @@ class Brain:
     @property
     def knowledge(self) -> Knowledge:
         """What is known from earlier runs; assign to swap in what the trainer has just fitted."""
-        return self._outlook.fields.knowledge
+        return self._surrogate.fields.knowledge
 
     @knowledge.setter
     def knowledge(self, knowledge: Knowledge) -> None:
-        self._outlook.fields.knowledge = knowledge
+        self._surrogate.fields.knowledge = knowledge
 
     @property
     def n_explored(self) -> int:
         """Calls that ran a candidate on trial."""
-        return self._intake.n_explored
+        return self._attribution.n_explored
 
     @property
     def spent_percent(self) -> float:
@@ -179,7 +179,7 @@ class Brain:
 
         For replays and benchmarks that can only run what was measured.
         """
-        self._costs = self._outlook.fields.costs = costs
+        self._costs = self._surrogate.fields.costs = costs
 
     # ---- what the job reports -----------------------------------------------------------------
 
@@ -242,13 +242,13 @@ class Brain:
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._policy.price.exposed.finished(step.step, step.exposed_us)
         if is_timed:
-            self._urgent |= self._oversight.step_finished(step, self._step, self._states, self._regimes.evidence)
+            self._urgent |= self._step_feedback.step_finished(step, self._step, self._states, self._regimes.evidence)
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
         # Decisions come before their step's record; timed records, and those of other ranks, may come later.
         decisions = block[(block["flags"] & FLAG_TIMED) == 0]
-        self._oversight.enqueued(decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64))
+        self._step_feedback.enqueued(decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64))
         if self._fingerprint.add_records(block):
             self._urgent = True
 
@@ -276,20 +276,20 @@ class Brain:
             self._policy.withdraw_what_is_not_offered(self._states)
         self._policy.price.steps_at_risk = self._withdrawal.steps
         self._policy.price.first_steps_at_risk = self._withdrawal.first_steps
-        self._policy.price.connection_us = self._intake.connections.typical_us
+        self._policy.price.connection_us = self._attribution.connections.typical_us
         self._policy.price.traffic = self._keys.traffic(self._step)
-        self._policy.may_promote = not self._intake.is_suspicious
+        self._policy.may_promote = not self._attribution.is_suspicious
         evidence = self._regimes.evidence
         changes = self._policy.next_window(
             self._states,
             evidence,
             self._step,
-            may_start=not self._oversight.is_busy,
-            leads_rest_at=self._oversight.leads_rest_at,
+            may_start=not self._step_feedback.is_busy,
+            leads_rest_at=self._step_feedback.leads_rest_at,
         )
         if self.settings.explore:
-            self._oversight.consider_variants(self._states, evidence, self._step)
-        variant = self._oversight.variant
+            self._step_feedback.consider_variants(self._states, evidence, self._step)
+        variant = self._step_feedback.variant
         overlay = variant.changes if variant is not None else {}
         for index in {*self._overlay, *overlay} if overlay is not self._overlay else ():
             changes[index] = self._policy.runs(self._states[index])
@@ -329,7 +329,7 @@ class Brain:
                 epoch=epoch,
                 now_s=now_s,
                 event=event,
-                field=self._outlook.fields.of(event.state),
+                field=self._surrogate.fields.of(event.state),
                 evidence=evidence,
             )
             for event, epoch in pending
@@ -347,10 +347,10 @@ class Brain:
             has_trial=self._has_trial(is_trial),
             first=[state.index for state in looks],
         )
-        return PlanInForce(candidates, is_trial, plan, self._oversight.variant, self._ahead.rows)
+        return PlanInForce(candidates, is_trial, plan, self._step_feedback.variant, self._ahead.rows)
 
     def _has_trial(self, is_trial: npt.NDArray[np.bool_]) -> bool:
-        return self._oversight.variant is not None or bool(is_trial.any())
+        return self._step_feedback.variant is not None or bool(is_trial.any())
 
     def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
         is_trial = self._policy.explored(n_keys)
@@ -360,7 +360,7 @@ class Brain:
     def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
         """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
         is_trial = is_trial[: len(latest.candidates)]
-        self._plans.add(latest._replace(is_trial=is_trial, variant=self._oversight.variant), self._epochs.active)
+        self._plans.add(latest._replace(is_trial=is_trial, variant=self._step_feedback.variant), self._epochs.active)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
@@ -407,9 +407,9 @@ class Brain:
                 return
         is_trial = np.zeros(n_keys, np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial
-        self._intake.forget_slow_firsts(slots, logs, evidence)
+        self._attribution.forget_slow_firsts(slots, logs, evidence)
         calls = evidence.calls(slots, logs)
-        shift = self._intake.shift(calls, steps, is_trial, evidence)
+        shift = self._attribution.shift(calls, steps, is_trial, evidence)
         if shift is not None:
             label = self._regimes.label
             self._regimes.begin(shift)
@@ -422,8 +422,8 @@ class Brain:
         if may_cost.any():
             tried = may_cost[keys]
             if tried.any():
-                self._intake.n_explored += int(np.count_nonzero(is_trial[keys]))
-                says = self._intake.charge(
+                self._attribution.n_explored += int(np.count_nonzero(is_trial[keys]))
+                says = self._attribution.charge(
                     self._states,
                     slots[tried],
                     logs[tried],
@@ -436,23 +436,23 @@ class Brain:
         variant = in_force.variant
         if variant is not None:
             calls_of = slots[~connects], logs[~connects]
-            slow = self._intake.catastrophes(variant.changes, self._states, *calls_of, evidence)
+            slow = self._attribution.catastrophes(variant.changes, self._states, *calls_of, evidence)
             for one in slow:
                 self._stop_catastrophe(*one)
             if slow:
-                self._oversight.give_up(variant, max(ratio for _, _, ratio in slow), self._states, self._step)
+                self._step_feedback.give_up(variant, max(ratio for _, _, ratio in slow), self._states, self._step)
         if not kept.all():
             if not kept.any():
                 return
             calls, steps = evidence.calls(slots[kept], logs[kept]), steps[kept]
         evidence.add(calls, steps)
 
-    def _new_evidence(self, left: Evidence, label: int, reason: str) -> None:
+    def _new_evidence(self, left: CallEvidence, label: int, reason: str) -> None:
         """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
-        self._outlook.leave(self._states, left)
+        self._surrogate.leave(self._states, left)
         self._plans.forget_slots()
-        self._intake.reset()
-        self._oversight.reset()
+        self._attribution.reset()
+        self._step_feedback.reset()
         if self._states:
             state = self._states[0]
             self._note(Event(state, state.incumbent, "regime", reason))

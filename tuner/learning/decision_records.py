@@ -11,7 +11,7 @@ import numpy as np
 
 from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision
 from zerotune.tuner.learning.policy.choice import Event
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.options_field import Field
 from zerotune.tuner.learning.policy.gain_texts import Z_90
 from zerotune.tuner.learning.policy.trials.trial import KeyState
@@ -38,7 +38,7 @@ def decision(
     now_s: float,
     event: Event,
     field: Field,
-    evidence: Evidence,
+    evidence: CallEvidence,
 ) -> Decision:
     """The record of one decision, with the whole field it was taken from.
 
@@ -125,7 +125,7 @@ def guessed(state: KeyState, field: Field) -> list[dict[str, Any]]:
 
 
 def _up_to_date(
-    mean: Floats, spread: Floats, state: KeyState, field: Field, evidence: Evidence
+    mean: Floats, spread: Floats, state: KeyState, field: Field, evidence: CallEvidence
 ) -> tuple[Floats, Floats]:
     """An opinion (log) with what was measured since the key was looked at, as in windows of another plan.
 

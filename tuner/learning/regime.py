@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.tuner.learning.policy.choice import MAX_REGIMES
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.serial_noise import NoiseModel
 
 Floats = npt.NDArray[np.float64]
@@ -238,7 +238,7 @@ class Regimes:
 
     def __init__(self, max_regimes: int = MAX_REGIMES) -> None:
         self._noise = NoiseModel()
-        self._all = [Evidence(self._noise)]
+        self._all = [CallEvidence(self._noise)]
         self._labels = [0]
         self._next_label = 1
         self._max = max_regimes
@@ -247,8 +247,8 @@ class Regimes:
         self._shift = 0.0
 
     @property
-    def evidence(self) -> Evidence:
-        """Evidence of the regime in force."""
+    def evidence(self) -> CallEvidence:
+        """CallEvidence of the regime in force."""
         return self._all[-1]
 
     @property
@@ -259,7 +259,7 @@ class Regimes:
     def begin(self, shift: float) -> None:
         """The network changed by `shift` (log): start afresh, keep what was known."""
         self._shift = shift
-        self._all.append(Evidence(self._noise))
+        self._all.append(CallEvidence(self._noise))
         self._labels.append(self._next_label)
         self._next_label += 1
         self.n_changes += 1

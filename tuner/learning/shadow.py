@@ -73,10 +73,10 @@ class ShadowBrain(Brain):
         is_tried = state.usual.is_baseline and state.trial is not None
         setting = state.trial if is_tried and state.trial else state.usual
         slot = evidence.find(state.index, BASELINE)
-        at = self._outlook.fields.of(state).place.get(setting)
+        at = self._surrogate.fields.of(state).place.get(setting)
         if setting.is_baseline or at is None or slot is None or not evidence.n_calls[slot]:
             return None
-        mean, spread = self._outlook.posterior(state, self._states, evidence)
+        mean, spread = self._surrogate.posterior(state, self._states, evidence)
         gain, std = evidence.log_us(slot) - float(mean[at]), max(float(spread[at]), LEAST_STD)
         if not math.isfinite(gain):
             return None

@@ -179,7 +179,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
         )
     _indented(console, "; ".join(filter(None, (f"predictions by {guesses}", tried))))
     # Notes below, not beside: on 80 columns they would leave the figures no room.
-    table = Table("  setting", f"{_outlook(explained)} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
+    table = Table("  setting", f"{_expected(explained)} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
     for column in table.columns[:2]:
         column.no_wrap = True
     for one in shown(explained.alternatives):
@@ -209,7 +209,7 @@ def _indented(console: Console, words: str, style: str = "") -> None:
     console.print("\n".join(lines), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def _outlook(explained: Explanation) -> str:
+def _expected(explained: Explanation) -> str:
     return "guessed" if explained.is_guess else "expected"
 
 

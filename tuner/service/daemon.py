@@ -301,7 +301,7 @@ def run_daemon(
     finally:
         sys.setswitchinterval(switch_interval_s)
         for one in bound:
-            one.turn_away_clients()
+            one.refuse_clients()
         guard.stop()
         socket.close(linger=200)
         context.term()  # only then is the socket's file gone and the address free

@@ -59,7 +59,7 @@ class BoundEndpoint:
             finally:
                 os.umask(umask)
         except zmq.ZMQError as error:
-            self.turn_away_clients()
+            self.refuse_clients()
             self.release()
             raise UserError(f"endpoint {endpoint} cannot be bound: {error}", _REMEDY) from error
 
@@ -68,7 +68,7 @@ class BoundEndpoint:
         if self._clients is not None:
             self._clients.watch(int(self.address.rpartition(":")[2]))
 
-    def turn_away_clients(self) -> None:
+    def refuse_clients(self) -> None:
         """Let nobody in any more; call before the socket's context ends."""
         if self._clients is not None:
             self._clients.close()

@@ -82,20 +82,20 @@ def test_what_was_slow_is_believed_to_be_slow_and_the_network_to_be_slower() -> 
     world = _world(44)
     brain = make_brain(world)
     play(world, brain, 120)
-    states, outlook, before = brain._states, brain._outlook, brain._regimes.evidence
-    then = {state.index: outlook.posterior(state, states, before)[0].copy() for state in states}
+    states, surrogate, before = brain._states, brain._surrogate, brain._regimes.evidence
+    then = {state.index: surrogate.posterior(state, states, before)[0].copy() for state in states}
     world.large = 2.5
     _until_the_regime_is(1, world, brain)
     play(world, brain, 3)
     evidence = brain._regimes.evidence
     errors = []
     for state in states:
-        now, spread = outlook.posterior(state, states, evidence)
+        now, spread = surrogate.posterior(state, states, evidence)
         known = np.isfinite(now) & np.isfinite(then[state.index])
         moved = (now - then[state.index])[known]
         is_large = state.message_bytes >= LARGE
         assert np.median(moved) == pytest.approx(math.log(2.5) if is_large else 0.0, abs=0.45)
-        options = outlook.fields.of(state).options
+        options = surrogate.fields.of(state).options
         usual = options.index(state.usual)
         for at, option in enumerate(options):
             slot = before.find(state.index, option)
@@ -114,7 +114,7 @@ def test_without_a_change_nothing_is_carried() -> None:
     brain = make_brain(world)
     play(world, brain, 60)
     assert brain.regime == 0
-    places = brain._outlook._places[world.communicator]
+    places = brain._surrogate._places[world.communicator]
     assert all(places.level(state) == 0.0 for state in brain._states)
 
 
@@ -127,7 +127,7 @@ def test_what_an_older_regime_knew_returns_with_it_and_what_came_later_is_kept()
         world.large = world.small = factor
         _until_the_regime_is(regime, world, brain)
         play(world, brain, 25)
-        places = brain._outlook._places[world.communicator]
+        places = brain._surrogate._places[world.communicator]
         levels = [places.level(state) for state in brain._states]
         assert levels == pytest.approx([math.log(factor)] * len(levels), abs=0.2)
 
@@ -141,7 +141,7 @@ def test_keys_seen_first_after_a_change_are_where_others_of_their_size_are() -> 
     play(world, brain, 5)
     world.calls = [*world.calls, Call(*KINDS[0], 9 << 20), Call(*KINDS[0], 1 << 17)]
     play(world, brain, 1)
-    places = brain._outlook._places[world.communicator]
+    places = brain._surrogate._places[world.communicator]
     new_large, new_small = (places.level(state) for state in brain._states[-2:])
     assert new_large == pytest.approx(math.log(2.5), abs=0.1)
     assert new_small == pytest.approx(0.0, abs=0.1)
@@ -183,7 +183,7 @@ def test_a_step_record_is_not_needed_to_carry_anything() -> None:
         brain.observe(block)
         brain.step_finished(StepRecord(record.step, record.epoch, record.duration_us, None, None))
         world.follow(brain.propose(), brain)
-    levels = [brain._outlook._places[world.communicator].level(state) for state in brain._states]
+    levels = [brain._surrogate._places[world.communicator].level(state) for state in brain._states]
     assert brain.regime == 1
     assert float(np.median(levels)) == pytest.approx(math.log(1.6), abs=0.02)
     assert levels == pytest.approx([math.log(1.6)] * len(levels), abs=0.3)
@@ -198,7 +198,7 @@ def test_a_plan_on_trial_while_the_network_recovers_is_not_adopted_for_that(seed
         "ethernet_boxes", machine.communicator(range(16)), calls, seed=seed, compute_us=100_000.0, large=1.6, small=1.6
     )
     brain = make_brain(world)
-    while (variant := brain._oversight.variant) is None:
+    while (variant := brain._step_feedback.variant) is None:
         play(world, brain, 1)
         assert world.step < 400, "no variant was ever on trial"
     brain.decisions()

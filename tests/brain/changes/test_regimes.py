@@ -11,7 +11,7 @@ from benchmarks.lib.brain_world import Call, Unsteady, World, gain_share, make_b
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.tuner.learning.policy.choice import MAX_REGIMES
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.regime import ChangeDetector, StepMeans
 
 
@@ -234,7 +234,7 @@ def test_where_the_network_drifts_nothing_is_promoted_for_that_and_gains_are_fou
 def test_without_drift_what_was_measured_long_ago_stays_what_it_was() -> None:
     gaps = []
     for seed in range(20):
-        evidence = Evidence()
+        evidence = CallEvidence()
         ours, rival = evidence.slot(0, BASELINE), evidence.slot(0, Candidate(Algorithm.ring, Protocol.ll, 4))
         rng = np.random.default_rng(seed)
         for step in range(600):

@@ -9,7 +9,7 @@ from benchmarks.lib.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.tuner.learning.brain import Brain, BrainSettings
-from zerotune.tuner.learning.policy.oversight import REST_STEPS
+from zerotune.tuner.learning.policy.step_feedback import REST_STEPS
 
 FASTER = Candidate(Algorithm.pat, Protocol.simple, 4)
 """For gathers, by their calls."""
@@ -99,11 +99,11 @@ def test_what_was_withdrawn_meanwhile_does_not_become_what_others_are_compared_w
     _promoted(world, brain)
     play(world, brain, 20)
     state = next(state for state in brain._states if state.key.collective is Collective.all_gather)
-    assert brain._oversight._guarded.is_watching
+    assert brain._step_feedback._guarded.is_watching
     brain._policy.set_incumbent(state, BASELINE, "rollback", "NCCL does not offer it here")
     brain._urgent = True
     play(world, brain, 5)
-    assert not brain._oversight._guarded.is_watching
+    assert not brain._step_feedback._guarded.is_watching
     brain._policy.begin_trial(state, Candidate(Algorithm.ring, Protocol.ll, 4), "", (0.1, 0.05))
     compute_us = world.compute_us
     for _ in range(100):

@@ -120,5 +120,5 @@ def test_measurements_that_come_late_make_no_kinds() -> None:
     world = _world("ethernet_boxes", 5, "steady", Late)
     brain = make_brain(world)
     play(world, brain, 280)
-    assert len(brain._oversight._recent) > 60
+    assert len(brain._step_feedback._recent) > 60
     assert sum(one.kind == "promote" for one in brain.decisions()) >= 2

@@ -40,8 +40,8 @@ def _hidden_job(sizes: tuple[int, ...] = (22, 24), compute_us: float = 40_000.0)
 
 
 def _begin(brain: Brain, variant: Variant, step: int) -> None:
-    oversight = brain._oversight
-    oversight._variants.begin(variant, step, 1e9, oversight._guarded.effects)
+    step_feedback = brain._step_feedback
+    step_feedback._variants.begin(variant, step, 1e9, step_feedback._guarded.effects)
 
 
 def test_fewer_channels_are_adopted_where_computation_needs_them_and_bound_later_trials() -> None:
@@ -55,7 +55,7 @@ def test_fewer_channels_are_adopted_where_computation_needs_them_and_bound_later
     assert capped
     for state in capped:
         assert state.n_channels <= state.max_channels
-        options = brain._outlook.fields.of(state).options
+        options = brain._surrogate.fields.of(state).options
         assert not any(
             brain._policy.options.may_try(state, one) for one in options if one.n_channels > state.max_channels
         )
@@ -65,7 +65,7 @@ def test_fewer_channels_are_adopted_where_computation_needs_them_and_bound_later
 
 def test_variants_are_asked_about_for_all_and_for_each_group_alone() -> None:
     world, brain = _hidden_job()
-    variants, evidence = brain._oversight._variants, brain._regimes.evidence
+    variants, evidence = brain._step_feedback._variants, brain._regimes.evidence
     play(world, brain, 30)
     assert not [*variants._look_for_settings(brain._states, evidence, 40_000.0)]
     found = [*variants._variants(brain._states, evidence, 40_000.0)]
@@ -79,7 +79,7 @@ def test_variants_are_asked_about_for_all_and_for_each_group_alone() -> None:
 def test_what_may_lose_a_tenth_of_the_step_is_not_tried_whatever_it_may_gain(extra_share: float) -> None:
     world, brain = _hidden_job()
     play(world, brain, 30)
-    variants, step_us = brain._oversight._variants, 40_000.0
+    variants, step_us = brain._step_feedback._variants, 40_000.0
     held_us = -step_us * 40.0 * extra_share
     state = brain._states[0]
     variant = Variant("some", {state.index: state.incumbent}, {group_of(state): Load(extra_share * step_us, held_us)})
@@ -94,8 +94,8 @@ def test_a_cap_that_comes_before_any_trial_leaves_its_keys_to_what_it_allows() -
     play(world, brain, 8)
     (state,) = brain._states
     assert not state.n_tried
-    fallback = next(one for one in brain._outlook.fields.of(state).options if one.n_channels == 4)
-    brain._oversight._variants._adopt(Variant("cap", {0: fallback}), 0.1, brain._states)
+    fallback = next(one for one in brain._surrogate.fields.of(state).options if one.n_channels == 4)
+    brain._step_feedback._variants._adopt(Variant("cap", {0: fallback}), 0.1, brain._states)
     assert state.incumbent == fallback
     play(world, brain, 200)
     assert state.n_tried
@@ -160,7 +160,7 @@ def test_longer_steps_that_come_again_are_no_variants_doing(period: int) -> None
         while brain._policy.trials:
             play(world, brain, 1)
         changes = {
-            state.index: next(one for one in brain._outlook.fields.of(state).options if one.n_channels == 8)
+            state.index: next(one for one in brain._surrogate.fields.of(state).options if one.n_channels == 8)
             for state in brain._states
         }
         _begin(brain, Variant("at most 8 channels", changes), world.step)
@@ -189,10 +189,10 @@ def _play_a_variant(ratio: float, n_calls: int) -> tuple[Brain, Candidate, int]:
     world = WorldOfSlowPlans("h100_node", place, calls * n_calls, ratio=ratio, seed=3)
     brain = make_brain(world)
     play(world, brain, 100)
-    while brain._policy.trials or brain._oversight.is_comparing:
+    while brain._policy.trials or brain._step_feedback.is_comparing:
         play(world, brain, 1)
     state = next(one for one in brain._states if one.key.collective is GATHER)
-    options = brain._outlook.fields.of(state).options
+    options = brain._surrogate.fields.of(state).options
     usual = world.setting(calls[0], state.incumbent)
     new = [one for one in options if brain._regimes.evidence.find(state.index, one) is None]
     fewer = [one for one in new if one.protocol is usual.protocol and 0 < one.n_channels < usual.n_channels]
@@ -240,9 +240,9 @@ class Trial:
     def __init__(self) -> None:
         world, self.brain = _hidden_job()
         play(world, self.brain, 2)
-        self.brain._oversight._variants.reset()
+        self.brain._step_feedback._variants.reset()
         self.brain.budget.earn(1e9)
-        self.variants, self.effects = self.brain._oversight._variants, StepEffects()
+        self.variants, self.effects = self.brain._step_feedback._variants, StepEffects()
         self.n_on = 0
 
     def run(self, step_us: Callable[[bool], float], n_before: int = 60) -> bool | None:

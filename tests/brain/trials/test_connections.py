@@ -22,9 +22,9 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.evidence.attribution import Attribution
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.connections import Connections
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.intake import Intake
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.trial import KeyState
@@ -133,8 +133,8 @@ class Job:
         self.state = KeyState(0, KEY, 1 << 23)
         self.state.default_setting = TREE if self.has_other_algorithm else RING
         self.state.trial = RING
-        self.budget, self.evidence, self.banned = Budget(0.01), Evidence(), 0
-        self.intake = Intake(self.budget, 2.0, self._ban)
+        self.budget, self.evidence, self.banned = Budget(0.01), CallEvidence(), 0
+        self.attribution = Attribution(self.budget, 2.0, self._ban)
         self.step = 0
         for _ in range(4):
             self.run(BASELINE, [100.0] * 2)
@@ -148,7 +148,7 @@ class Job:
         logs, steps = np.log(durations_us), np.full(len(durations_us), self.step)
         new = np.zeros(len(slots), np.bool_)
         new[0] = connects
-        says = self.intake.charge([self.state], slots, logs, steps, self.evidence, exposed_share=1.0, connects=new)
+        says = self.attribution.charge([self.state], slots, logs, steps, self.evidence, exposed_share=1.0, connects=new)
         if says.any():
             self.evidence.add(self.evidence.calls(slots[says], logs[says]), steps[says])
         self.step += 1
@@ -168,12 +168,12 @@ def test_a_connecting_call_is_charged_in_full_and_tells_nothing() -> None:
 def test_a_connecting_call_that_may_be_slow_by_itself_asks_again_only_once_that_is_earned() -> None:
     job = Job()
     job.run(RING, [500.0], connects=True)
-    assert list(job.intake.doubted_us.values()) == [pytest.approx(400.0)]
+    assert list(job.attribution.doubted_us.values()) == [pytest.approx(400.0)]
     job.run(RING, [110.0])
-    assert not job.intake.doubted_us
+    assert not job.attribution.doubted_us
     job = Job()
     job.run(RING, [5_000.0], connects=True)
-    assert not job.intake.doubted_us, "connecting took most of that"
+    assert not job.attribution.doubted_us, "connecting took most of that"
     job = Job()
     job.run(RING, [500.0], connects=True)
     job.run(RING, [500.0])
@@ -201,7 +201,7 @@ def test_a_single_slow_call_bans_unless_it_leaves_a_doubt() -> None:
     job = Job(has_other_algorithm=True)
     job.run(RING, [300.0])
     assert not job.banned, "it may have connected a communicator of that phase"
-    assert list(job.intake.doubted_us.values()) == [pytest.approx(200.0)]
+    assert list(job.attribution.doubted_us.values()) == [pytest.approx(200.0)]
     job.run(RING, [300.0])
     assert job.banned == 1
 
@@ -251,7 +251,7 @@ def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compa
     job.run(RING, [190.0])
     for _ in range(4):
         slots, logs = np.array([job.evidence.slot(0, RING)]), np.log([80.0])
-        job.intake.forget_slow_firsts(slots, logs, job.evidence)
+        job.attribution.forget_slow_firsts(slots, logs, job.evidence)
         job.run(RING, [80.0])
         job.run(BASELINE, [100.0])
     slot = job.evidence.slot(0, RING)

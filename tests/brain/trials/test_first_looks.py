@@ -93,7 +93,7 @@ def test_settings_that_were_never_measured_run_two_steps_only() -> None:
     n_looks = 0
     for _ in range(200):
         _step(world, brain)
-        if brain._oversight.variant is not None:
+        if brain._step_feedback.variant is not None:
             break
         running = {(call, world.chosen(call)) for call in world.calls}
         if world.plan.first_look is None:
@@ -119,7 +119,7 @@ def test_where_nothing_is_long_on_its_way_only_the_very_first_plan_ends_by_itsel
 
 
 def test_how_long_first_looks_last_is_what_was_seen() -> None:
-    """Turns of large jobs lie several boundaries apart."""
+    """Allocation of large jobs lie several boundaries apart."""
     delay = Withdrawal(3.0)
     for step in range(20):
         delay.observed(step, step)

@@ -16,12 +16,12 @@ from zerotune.store.records import (
     Phase,
     Protocol,
 )
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.keys import LEAST_IDLE_STEPS, KeyTable
 from zerotune.tuner.learning.policy.steps.exposed import ExposedShare
 from zerotune.tuner.learning.policy.trials.options import Option
+from zerotune.tuner.learning.policy.trials.pending_trials import PendingTrials
 from zerotune.tuner.learning.policy.trials.trial import KeyState
-from zerotune.tuner.learning.policy.trials.untold import Untold
 from zerotune.tuner.modeling.features import CostPrior
 
 NODE = CommunicatorClass(8, 1)
@@ -119,7 +119,7 @@ def _states(n: int) -> list[KeyState]:
 
 
 def test_what_a_trial_may_cost_is_set_aside_until_it_is_known() -> None:
-    untold, evidence = Untold(2.0), Evidence()
+    untold, evidence = PendingTrials(2.0), CallEvidence()
     states = _states(3)
     for state in states:
         state.trial = LL

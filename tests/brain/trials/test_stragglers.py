@@ -17,8 +17,8 @@ from zerotune.store.records import (
     Phase,
     Protocol,
 )
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.intake import ABSURD, Intake
+from zerotune.tuner.learning.policy.evidence.attribution import ABSURD, Attribution
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 
@@ -36,9 +36,9 @@ class Job:
         self.state = KeyState(0, key, 1 << 20)
         self.state.trial, self.state.default_setting = TRIED, USED
         self.budget = Budget(0.01)
-        self.evidence = Evidence()
+        self.evidence = CallEvidence()
         self.banned: list[float] = []
-        self.intake = Intake(self.budget, 2.0, lambda _state, _candidate, ratio: self.banned.append(ratio))
+        self.attribution = Attribution(self.budget, 2.0, lambda _state, _candidate, ratio: self.banned.append(ratio))
         self._step = 0
         for _ in range(4):
             self.run(BASELINE, [USUAL_US] * 2)
@@ -47,7 +47,7 @@ class Job:
         slots = np.full(len(durations_us), self.evidence.slot(0, candidate))
         logs, steps = np.log(durations_us), np.full(len(durations_us), self._step)
         calls = self.evidence.calls(slots, logs)
-        self.intake.charge([self.state], slots, logs, steps, self.evidence, exposed_share=1.0)
+        self.attribution.charge([self.state], slots, logs, steps, self.evidence, exposed_share=1.0)
         self.evidence.add(calls, steps)
         self._step += 1
 
@@ -92,8 +92,8 @@ def test_what_is_truly_slow_is_charged_in_full(ratio: float, n_before: int) -> N
 def test_another_regime_knows_nothing_of_stragglers_of_before() -> None:
     job = Job()
     job.run(TRIED, [120.0, 1e7])
-    job.intake.reset()
-    job.evidence = Evidence()
+    job.attribution.reset()
+    job.evidence = CallEvidence()
     spent_us = job.budget.spent_us
     job.run(BASELINE, [USUAL_US] * 2)
     job.run(TRIED, [120.0] * 8)

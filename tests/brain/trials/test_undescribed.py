@@ -33,10 +33,10 @@ def _pull(*, is_described: bool) -> float:
         brain.observe(block)
         brain.step_finished(record)
     state, evidence = brain._states[2], brain._regimes.evidence
-    mean, _ = brain._outlook.posterior(state, brain._states, evidence)
-    guess = brain._outlook.fields.of(state).table[:, 4]
+    mean, _ = brain._surrogate.posterior(state, brain._states, evidence)
+    guess = brain._surrogate.fields.of(state).table[:, 4]
     moved = mean - guess
-    options = brain._outlook.fields.of(state).options
+    options = brain._surrogate.fields.of(state).options
     others = [at for at, one in enumerate(options) if at and cell_of(one) != cell_of(state.default_setting)]
     return float(np.nanmedian(moved[others]) / moved[0])
 
@@ -64,7 +64,7 @@ def test_nccls_own_choice_is_guessed_by_the_cell_that_ran() -> None:
     block, _ = world.run_step()
     block["algorithm"], block["protocol"] = Algorithm.ring, Protocol.simple
     brain.observe(block)
-    state, fields = brain._states[0], brain._outlook.fields
+    state, fields = brain._states[0], brain._surrogate.fields
     assert state.default_setting is not None
     simple = Candidate(Algorithm.ring, Protocol.simple, brain._costs.max_channels(place))
     asked = state.family[0], state.family[1], (simple,), state.message_bytes
@@ -75,11 +75,11 @@ def test_a_cost_table_of_nccl_ends_the_guesswork() -> None:
     place = fabric.load("h100_node").communicator(range(8))
     family = (place, Collective.all_gather)
     brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
-    assert brain._outlook.fields.is_guesswork(family)
+    assert brain._surrogate.fields.is_guesswork(family)
     table = np.full((7, 3), -1.0, np.float32)
     table[1] = 40.0, 30.0, 20.0
     brain._costs.learn_live(*family, 1 << 20, table)
-    assert not brain._outlook.fields.is_guesswork(family)
+    assert not brain._surrogate.fields.is_guesswork(family)
 
 
 def test_how_many_channels_there_are_may_become_known_late() -> None:
@@ -94,7 +94,7 @@ def test_how_many_channels_there_are_may_become_known_late() -> None:
     play(world, brain, 40)
     fresh = FieldBook(brain._costs)
     for state in brain._states:
-        kept = brain._outlook.fields.of(state)
+        kept = brain._surrogate.fields.of(state)
         state.field = None
         made_anew = fresh.of(state)
         assert kept.options == made_anew.options
@@ -106,7 +106,7 @@ def test_whoever_changes_costs_need_not_tell_anybody() -> None:
     world = World("h100_ib_2", place, [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2)
     brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
     play(world, brain, 3)
-    state, fields = brain._states[0], brain._outlook.fields
+    state, fields = brain._states[0], brain._surrogate.fields
     state.quiet_until = 1 << 40
     before = fields.of(state)
     assert fields.of(state) is before

@@ -82,7 +82,7 @@ def test_what_was_given_up_too_early_is_tried_again_last() -> None:
     brain = make_brain(world)
     play(world, brain, 5)
     state = brain._states[0]
-    options = brain._outlook.fields.of(state).options[1:]
+    options = brain._surrogate.fields.of(state).options[1:]
     state.retired.update(dict.fromkeys(options, "measured slower than baseline"))
     play(world, brain, 150)
     best_us = min(world.truth(calls[0], one)[0] for one in options)

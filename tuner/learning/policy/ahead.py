@@ -29,8 +29,8 @@ from zerotune.store.records import (
     PlanRow,
     size_class_floor,
 )
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.outlook import Outlook
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
+from zerotune.tuner.learning.policy.evidence.surrogate import Surrogate
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.trials.trial import Family, KeyState
 from zerotune.tuner.modeling.features import cell_of
@@ -66,9 +66,9 @@ class Span(NamedTuple):
 class Ahead:
     """Makes the rows anew when memory or the keys have changed; `rows` are those that hold now."""
 
-    def __init__(self, memory: MemoryGate, outlook: Outlook, min_gain: float, *, may_try: bool = True) -> None:
+    def __init__(self, memory: MemoryGate, surrogate: Surrogate, min_gain: float, *, may_try: bool = True) -> None:
         self._memory = memory
-        self._outlook = outlook
+        self._surrogate = surrogate
         self._min_gain = min_gain
         self._may_try = may_try
         """Whether what is only predicted to be faster may run."""
@@ -78,7 +78,7 @@ class Ahead:
         """The keys of the largest messages, as long as no new ones come."""
         self.rows: tuple[PlanRow, ...] = ()
 
-    def refresh(self, states: list[KeyState], evidence: Evidence) -> bool:
+    def refresh(self, states: list[KeyState], evidence: CallEvidence) -> bool:
         """Bring the rows up to date; whether they changed."""
         memory = self._memory
         if not (memory.is_short or memory.is_falling or self.rows):
@@ -87,7 +87,7 @@ class Ahead:
         if len(states) != self._n_known:
             self._n_known, self._largest = len(states), _largest(states)
         depends_on = connected if memory.is_short else [state.usual for state in self._largest]
-        situation = memory.is_short, memory.is_falling, len(states), depends_on, self._outlook.fields.follow()
+        situation = memory.is_short, memory.is_falling, len(states), depends_on, self._surrogate.fields.follow()
         if situation == self._made_for:
             return False
         self._made_for = situation
@@ -116,7 +116,7 @@ class Ahead:
 
     def _connected_best(self, family: Family, span: Span) -> Candidate | None:
         """The cheapest setting that connects nothing; of nearly equals the one with the fewest channels."""
-        costs = self._outlook.fields.costs
+        costs = self._surrogate.fields.costs
         options = [one for one in costs.candidates(*family) if self._memory.has_room_for(one, family[0])]
         log_us = costs.log_cost(*family, options, float(_middle(span)))[0].tolist()
         usable = [(us, option) for us, option in zip(log_us, options, strict=True) if math.isfinite(us)]
@@ -125,7 +125,7 @@ class Ahead:
         lowest = min(us for us, _ in usable)
         return min((option.n_channels, us, option) for us, option in usable if us <= lowest + SMALLER_COSTS)[2]
 
-    def _carried(self, evidence: Evidence) -> tuple[PlanRow, ...]:
+    def _carried(self, evidence: CallEvidence) -> tuple[PlanRow, ...]:
         rows: list[PlanRow] = []
         for state in self._largest:
             first = state.key.size_class + 1
@@ -135,13 +135,13 @@ class Ahead:
                 rows.append(_row(*place, Span(size_class, size_class), setting, FREE))
         return _merged(rows)[:MAX_ROWS]
 
-    def _gain(self, state: KeyState, size_class: int, evidence: Evidence) -> float:
+    def _gain(self, state: KeyState, size_class: int, evidence: CallEvidence) -> float:
         """By how much (log) what runs at a key should be faster than NCCL's own choice in a larger size class.
 
         As much as was measured at the key, less what NCCL's costs of both sizes and the distance take of it. NaN where
         that is not known, and where NCCL chooses another algorithm or protocol, beside which nothing was measured.
         """
-        costs, usual = self._outlook.fields.costs, state.usual
+        costs, usual = self._surrogate.fields.costs, state.usual
         slots = evidence.find(state.index, BASELINE), evidence.find(state.index, usual)
         ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
         sizes = int(state.message_bytes), *ends

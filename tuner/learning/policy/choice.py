@@ -22,23 +22,23 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import BASELINE, Candidate
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.outlook import Outlook
+from zerotune.tuner.learning.policy.allocation import Allocation
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
+from zerotune.tuner.learning.policy.evidence.surrogate import Surrogate
 from zerotune.tuner.learning.policy.gain_texts import comparison, saved
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.settings import PolicySettings
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.options import Option, Options
+from zerotune.tuner.learning.policy.trials.pending_trials import PendingTrials
 from zerotune.tuner.learning.policy.trials.price import Price
 from zerotune.tuner.learning.policy.trials.trial import (
     MAX_TRIAL_UNITS,
     NO_HOPE,
     KeyState,
-    Verdict,
+    TrialVerdict,
     judge,
 )
-from zerotune.tuner.learning.policy.trials.untold import Untold
-from zerotune.tuner.learning.policy.turns import Turns
 
 MIN_BASELINE_UNITS: Final = 2
 MAX_REGIMES: Final = 8
@@ -73,23 +73,23 @@ class Event(NamedTuple):
 
 
 class Policy:
-    """Decides settings; knows neither plans nor epochs. Evidence is passed in: it changes with the regime."""
+    """Decides settings; knows neither plans nor epochs. CallEvidence is passed in: it changes with the regime."""
 
     def __init__(
         self,
         settings: PolicySettings,
-        outlook: Outlook,
+        surrogate: Surrogate,
         budget: Budget,
         memory: MemoryGate,
         report: Callable[[Event], None],
     ) -> None:
         self.settings = settings
-        self.outlook = outlook
+        self.surrogate = surrogate
         self.budget = budget
         self.memory = memory
         self._report = report
         self.price = Price(settings.steps_per_window)
-        self.options = Options(settings, outlook, budget, memory, self.price)
+        self.options = Options(settings, surrogate, budget, memory, self.price)
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
         self.trials: dict[int, KeyState] = {}
@@ -98,12 +98,12 @@ class Policy:
         """Keys that have a lead, by index, those judged longest ago first."""
         self._leads_of: dict[int, dict[int, tuple[Candidate, tuple[float, float]]]] = {}
         """By label what led when that regime was left, by key index."""
-        self._turns = Turns()
+        self._allocation = Allocation()
         self._shown: Mapping[int, Candidate] = {}
         """What runs at some keys in this window, whosever turn it is, while it is found out what steps make of it."""
         self._shown_explores: list[int] = []
         self._shown_changed: set[int] = set()
-        self._untold = Untold(settings.catastrophic_ratio)
+        self._pending = PendingTrials(settings.catastrophic_ratio)
         self._next_key = 0
         self._n_in_vain = 0
         """How many keys in a row had nothing to try when they were looked at."""
@@ -112,17 +112,17 @@ class Policy:
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
-        self.outlook.fields.register(state)
-        self._turns.register(state.index)
-        decided = self.outlook.fields.knowledge.decided(state.key)
+        self.surrogate.fields.register(state)
+        self._allocation.register(state.index)
+        decided = self.surrogate.fields.knowledge.decided(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
-            candidate, reason = self.outlook.fields.named(state, decided[0]), decided[1]
+            candidate, reason = self.surrogate.fields.named(state, decided[0]), decided[1]
             self.begin_lead(state, candidate, PROVEN_HOPE, reason=reason, is_proven=True)
             self._report(Event(state, candidate, "prior", reason))
             return
-        open_lead = self.outlook.fields.knowledge.open_lead(state.key)
+        open_lead = self.surrogate.fields.knowledge.open_lead(state.key)
         if open_lead is not None:
-            open_lead = open_lead._replace(candidate=self.outlook.fields.named(state, open_lead.candidate))
+            open_lead = open_lead._replace(candidate=self.surrogate.fields.named(state, open_lead.candidate))
         if open_lead is not None and self.budget.fraction > 0 and self.options.may_try(state, open_lead.candidate):
             self.begin_lead(state, open_lead.candidate, open_lead.hope, reason=open_lead.reason)
             self._report(Event(state, open_lead.candidate, "lead", open_lead.reason + LEADS))
@@ -132,7 +132,7 @@ class Policy:
     def next_window(
         self,
         states: list[KeyState],
-        evidence: Evidence,
+        evidence: CallEvidence,
         step: int,
         *,
         may_start: bool = True,
@@ -145,7 +145,7 @@ class Policy:
             evidence: of the regime in force.
             step: the newest step.
             may_start: whether trials may begin.
-            leads_rest_at: as in `Turns.take`.
+            leads_rest_at: as in `Allocation.take`.
 
         Returns:
             Settings that differ from the last window's, by key index.
@@ -155,15 +155,15 @@ class Policy:
                 running[state.index] = running.pop(state.index)
                 self._settle(state, evidence, leads=leads)
         self.has_settled = False
-        for state in self._untold.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
+        for state in self._pending.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
             self.end_trial(state)
-        self.outlook.follow(states, evidence)
+        self.surrogate.follow(states, evidence)
         self.budget.save(self.price.saved_us(states, evidence))
         evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
-        room_us = self.budget.remaining_us - self._untold.reserved_us
+        room_us = self.budget.remaining_us - self._pending.reserved_us
         if may_start and room_us > 0:
             self._start_trials(states, evidence, step, room_us)
-        changed = self._turns.take(is_overdrawn=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
+        changed = self._allocation.take(is_overspent=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
         changed |= self._shown_changed
         self._shown_changed = set()
         return {index: self.runs(states[index]) for index in changed}
@@ -172,17 +172,17 @@ class Policy:
         """The setting of one key in this window."""
         if state.index in self._shown:
             return self._shown[state.index]
-        if state.trial is not None and self._turns.is_trials(state.index):
+        if state.trial is not None and self._allocation.is_trials(state.index):
             return state.trial
-        return state.usual if self._turns.is_leads(state.index) else state.incumbent
+        return state.usual if self._allocation.is_leads(state.index) else state.incumbent
 
-    def first_looks(self, evidence: Evidence) -> list[KeyState]:
+    def first_looks(self, evidence: CallEvidence) -> list[KeyState]:
         """Keys at which this window tries what nobody has proved and this job has not measured."""
         return [
             state
             for state in self.trials.values()
             if state.trial is not None
-            and self._turns.is_trials(state.index)
+            and self._allocation.is_trials(state.index)
             and state.index not in self._shown
             and not evidence.has_measured(state.index, state.trial)
         ]
@@ -190,19 +190,19 @@ class Policy:
     def end_first_looks(self, states: list[KeyState]) -> dict[int, Candidate]:
         """These trials give way before the next window; what runs then, by key index."""
         for state in states:
-            self._turns.end_turn(state.index)
+            self._allocation.end_window(state.index)
         return {state.index: self.runs(state) for state in states}
 
     def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys this window tries something that nothing has spoken for yet."""
-        explored = self._turns.explored()[:n_keys]
+        explored = self._allocation.explored()[:n_keys]
         explored[[index for index in self._shown if index < n_keys]] = False
         explored[[index for index in self._shown_explores if index < n_keys]] = True
         return explored
 
     def verified(self, n_keys: int) -> npt.NDArray[np.bool_]:
         """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
-        return self._turns.verified()[:n_keys]
+        return self._allocation.verified()[:n_keys]
 
     def show(self, settings: Mapping[int, Candidate], explores: Collection[int]) -> None:
         """Run these at their keys in the next window and judge nothing there: it is being found out what steps take.
@@ -231,13 +231,13 @@ class Policy:
         state.trial, state.trial_reason, state.hope = candidate, reason, hope
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
-        self._turns.begin_trial(state.index)
+        self._allocation.begin_trial(state.index)
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
         state.trial = None
         self.trials.pop(state.index, None)
-        self._turns.end_trial(state.index)
+        self._allocation.end_trial(state.index)
 
     def begin_lead(
         self,
@@ -262,13 +262,13 @@ class Policy:
         state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
         self.memory.promise(candidate, state.key.communicator)
         self.leads[state.index] = state
-        self._turns.begin_lead(state.index, is_proven=is_proven)
+        self._allocation.begin_lead(state.index, is_proven=is_proven)
 
     def end_lead(self, state: KeyState) -> None:
         """The incumbent runs again where nothing is on trial."""
         state.lead = None
         self.leads.pop(state.index, None)
-        self._turns.end_lead(state.index)
+        self._allocation.end_lead(state.index)
 
     def set_incumbent(self, state: KeyState, candidate: Candidate, kind: str, reason: str) -> None:
         """Set what runs at a key from the next window on when nothing is on trial.
@@ -345,7 +345,7 @@ class Policy:
 
     def withdraw_what_is_not_offered(self, states: Sequence[KeyState]) -> None:
         """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
-        offers = self.outlook.fields.offers
+        offers = self.surrogate.fields.offers
         for state in states:
             for setting in (state.trial, state.lead):
                 if setting is not None and not offers(state.family, setting):
@@ -358,12 +358,12 @@ class Policy:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _settle(self, state: KeyState, evidence: Evidence, *, leads: bool) -> None:
+    def _settle(self, state: KeyState, evidence: CallEvidence, *, leads: bool) -> None:
         candidate = state.lead if leads else state.trial
         if candidate is None or state.index in self._shown:
             return
         verdict, gain, half = judge(evidence, state, self.settings, leads=leads)
-        if verdict is Verdict.better and self.may_promote:
+        if verdict is TrialVerdict.better and self.may_promote:
             if not leads:
                 self.end_trial(state)
             reason = (
@@ -372,13 +372,13 @@ class Policy:
             )
             self.set_incumbent(state, candidate, "promote", reason)
             self._report(Event(state, candidate, "promote", reason))
-        elif verdict is Verdict.not_better and leads:
+        elif verdict is TrialVerdict.not_better and leads:
             self.end_lead(state)
             self._lead_ended(state, candidate, f"measured {comparison(gain)} than {state.incumbent} by now")
-        elif verdict is Verdict.not_better:
+        elif verdict is TrialVerdict.not_better:
             words = comparison(gain) + (", too little to tell," if gain >= 0 else "")
             self.drop(state, candidate, f"measured {words} than {state.incumbent}", ban=False)
-        elif verdict is Verdict.tie:
+        elif verdict is TrialVerdict.tie:
             reason = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
             self.begin_lead(state, candidate, reason=reason)  # it is not slower than the lead so far, if there was one
@@ -387,7 +387,7 @@ class Policy:
     def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
         self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))
 
-    def _start_trials(self, states: list[KeyState], evidence: Evidence, step: int, room_us: float) -> None:
+    def _start_trials(self, states: list[KeyState], evidence: CallEvidence, step: int, room_us: float) -> None:
         """Begin the most promising trials whose risks together fit `room_us`."""
         picked: list[tuple[KeyState, Option]] = []
         n_looked_at = n_quiet = 0
@@ -415,11 +415,11 @@ class Policy:
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             if found.risk_us > room_us or not self.options.may_run(state, found.candidate):
                 continue
-            if self._untold.has_twin(state, found, SAME_SIZE if self.budget.is_paid else NEAR_SIZES):
+            if self._pending.has_twin(state, found, SAME_SIZE if self.budget.is_paid else NEAR_SIZES):
                 continue
             room_us -= found.risk_us
             self.begin_trial(state, found.candidate, found.reason, found.hope)
-            self._untold.begin(state, found, evidence)
+            self._pending.begin(state, found, evidence)
             slot = evidence.find(state.index, found.candidate)
             state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
             self._report(Event(state, found.candidate, "explore", found.reason))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zerotune.store.records import BASELINE, Candidate, FirstLook, Plan, PlanRow, size_class_range
 from zerotune.tuner.learning.policy.ahead import covering
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.steps.training_model import Load
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.learning.policy.trials.withdrawal import FIRST_LOOK_STEPS
@@ -69,8 +69,8 @@ class PlanBook:
             del self._plans[oldest]
             self._slots.pop(oldest, None)
 
-    def slots(self, epoch: int, n_keys: int, evidence: Evidence) -> Ints:
-        """Evidence slot of every key under a plan; keys that it does not know ran the baseline.
+    def slots(self, epoch: int, n_keys: int, evidence: CallEvidence) -> Ints:
+        """CallEvidence slot of every key under a plan; keys that it does not know ran the baseline.
 
         Args:
             epoch: of the plan.

@@ -56,7 +56,7 @@ class Choices(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]
 
 
-class Change(msgspec.Struct, frozen=True):
+class ChoiceChange(msgspec.Struct, frozen=True):
     """A call that another release treats otherwise."""
 
     before: Choice
@@ -120,7 +120,7 @@ def _choice(answer: Answer) -> Choice:
     )
 
 
-def changes(before: Choices, after: Choices) -> Iterator[Change]:
+def changes(before: Choices, after: Choices) -> Iterator[ChoiceChange]:
     """Calls that two releases treat differently.
 
     Raises:
@@ -131,4 +131,4 @@ def changes(before: Choices, after: Choices) -> Iterator[Change]:
             raise UserError(f"NCCL {asked.nccl} does not show what it chooses", "compare 2.22 or newer")
     for one, other in zip(before.choices, after.choices, strict=True):
         if one.setting() != other.setting():
-            yield Change(one, other)
+            yield ChoiceChange(one, other)

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from rich.console import Console
 from rich.table import Table
 
-from zerotune.tuner.offline.nccl_choices.choices import Change, Choice, Choices
+from zerotune.tuner.offline.nccl_choices.choices import Choice, ChoiceChange, Choices
 from zerotune.tuner.offline.nccl_choices.plan_check import JudgedRow, RowEffect
 from zerotune.tuner.offline.plots import GRID, new_figure
 
@@ -52,7 +52,7 @@ def choices_table(found: Choices) -> Table:
     return table
 
 
-def changes_table(before: Choices, after: Choices, changed: Sequence[Change]) -> Table:
+def changes_table(before: Choices, after: Choices, changed: Sequence[ChoiceChange]) -> Table:
     """What an upgrade changes.
 
     Args:

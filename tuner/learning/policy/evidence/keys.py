@@ -16,7 +16,7 @@ from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints, k
 MAX_KEYS: Final = 4000
 """Rows a plan table holds, with some to spare."""
 LOWEST_RATE: Final = 0.01
-MISSED_TURNS: Final = 3.0
+MISSED_GAPS: Final = 3.0
 """A key that was not called for this many times as long as usual is not expected any more."""
 LEAST_IDLE_STEPS: Final = 20
 _INNER_BITS: Final = 15
@@ -103,7 +103,7 @@ class KeyTable:
         return Traffic(
             per_step=np.maximum(n_calls / n_steps, LOWEST_RATE),
             at_once=np.maximum(n_calls / n_called, 1.0),
-            is_expected=idle_steps <= np.maximum(MISSED_TURNS * usual_gap, LEAST_IDLE_STEPS),
+            is_expected=idle_steps <= np.maximum(MISSED_GAPS * usual_gap, LEAST_IDLE_STEPS),
         )
 
     def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.trials.trial import Family, KeyState
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Ints
 
@@ -29,7 +29,7 @@ class Refusals:
     def __init__(self) -> None:
         self._n_calls: Counter[tuple[Family, tuple[int, int]]] = Counter()
 
-    def ran_something_else(self, block: npt.NDArray[np.void], slots: Ints, evidence: Evidence) -> Flags:
+    def ran_something_else(self, block: npt.NDArray[np.void], slots: Ints, evidence: CallEvidence) -> Flags:
         """Which calls ran another algorithm or protocol than was asked for.
 
         Args:
@@ -45,7 +45,7 @@ class Refusals:
         differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
         return differs
 
-    def learn(self, refused: Ints, states: Sequence[KeyState], evidence: Evidence, costs: CostPrior) -> None:
+    def learn(self, refused: Ints, states: Sequence[KeyState], evidence: CallEvidence, costs: CostPrior) -> None:
         """Tell `costs` what turns out not to be offered.
 
         Args:
@@ -63,6 +63,6 @@ class Refusals:
                 costs.learn_refused(*family, cell)
 
     @staticmethod
-    def _has_run(family: Family, cell: tuple[int, int], states: Sequence[KeyState], evidence: Evidence) -> bool:
+    def _has_run(family: Family, cell: tuple[int, int], states: Sequence[KeyState], evidence: CallEvidence) -> bool:
         alike = (evidence.algorithm == cell[0]) & (evidence.protocol == cell[1]) & (evidence.n_calls > 0)
         return any(states[key].family == family for key in evidence.key[alike].tolist())

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from zerotune.tuner.learning.policy.choice import Policy
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce
 from zerotune.tuner.learning.policy.steps.step_effects import StepEffects
 from zerotune.tuner.learning.policy.steps.step_guard import Slow, StepGuard
@@ -50,9 +50,9 @@ class GuardedPlans:
         return bool(self._guard.suspects)
 
     @property
-    def turns(self) -> Mapping[int, int | None]:
+    def shown(self) -> Mapping[int, int | None]:
         """What runs in the next step by key: one of the suspects, or what ran before it (None)."""
-        return self._guard.turns
+        return self._guard.shown
 
     @property
     def is_watching(self) -> bool:
@@ -72,7 +72,7 @@ class GuardedPlans:
         step: int,
         duration_us: float,
         states: Sequence[KeyState],
-        evidence: Evidence,
+        evidence: CallEvidence,
         unsaved_shift: float,
         *,
         arm: int | None = None,
@@ -97,16 +97,16 @@ class GuardedPlans:
             return None
         shift = self._guard.paced(math.log(duration_us), explored, unsaved_shift)
         usual = {name: evidence.log_us(int(self._usual[key])) for name, key in explored.items()}
-        told = {name for name in explored if evidence.log_us(name) > usual[name]}
-        slow = self._guard.step(math.log(duration_us), explored, told)
+        slow_calls = {name for name in explored if evidence.log_us(name) > usual[name]}
+        slow = self._guard.step(math.log(duration_us), explored, slow_calls)
         if slow is not None:
             self._withdraw(slow, step, states, evidence)
-        self._let_take_turns(states, evidence)
+        self._show_suspects(states, evidence)
         return shift
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _explored(self, in_force: PlanInForce, states: Sequence[KeyState], evidence: Evidence) -> dict[int, int]:
+    def _explored(self, in_force: PlanInForce, states: Sequence[KeyState], evidence: CallEvidence) -> dict[int, int]:
         """What a plan tries, and at which key."""
         n_keys = len(states)
         new = [evidence.slot(state.index, state.incumbent) for state in states[len(self._usual) :]]
@@ -127,14 +127,14 @@ class GuardedPlans:
                 continue
             self._promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
-            if n_steps >= WATCH_STEPS or not self._policy.outlook.fields.offers(states[key].family, before):
+            if n_steps >= WATCH_STEPS or not self._policy.surrogate.fields.offers(states[key].family, before):
                 del self._promoted[key]
                 self._guard.became_usual(slot, key)
                 self._usual[key], differs[key] = slot, slot != slots[key]
         tried = np.flatnonzero(differs)
         return dict(zip(slots[tried].tolist(), tried.tolist(), strict=True))
 
-    def _let_take_turns(self, states: Sequence[KeyState], evidence: Evidence) -> None:
+    def _show_suspects(self, states: Sequence[KeyState], evidence: CallEvidence) -> None:
         """Let keys run in the next step what the experiment asks for."""
         over = []
         for name in self._guard.suspects:
@@ -143,7 +143,7 @@ class GuardedPlans:
                 over.append(name)
         self._guard.dismiss(over)
         may_try = self._policy.budget.remaining_us >= 0
-        shown = {key: name if may_try else None for key, name in self._guard.turns.items()}
+        shown = {key: name if may_try else None for key, name in self._guard.shown.items()}
         self._policy.show(
             {key: evidence.candidates[self._usual[key] if name is None else name] for key, name in shown.items()},
             [
@@ -153,7 +153,7 @@ class GuardedPlans:
             ],
         )
 
-    def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: Evidence) -> None:
+    def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: CallEvidence) -> None:
         self._policy.budget.spend(slow.excess_us)
         rest = len(slow.names) - 1
         words = f"steps were {slow.percent:.1f} % slower with it"

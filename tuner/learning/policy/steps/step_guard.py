@@ -82,7 +82,7 @@ class StepGuard:
     @property
     def paused(self) -> frozenset[int]:
         """Keys that show their incumbents in the next step, whatever they try."""
-        return frozenset(key for key, name in self.turns.items() if name is None)
+        return frozenset(key for key, name in self.shown.items() if name is None)
 
     def reset(self) -> None:
         """All is asked anew."""
@@ -96,7 +96,7 @@ class StepGuard:
         self._suspects: list[int] = []
         self._predicted = 0.0
         """By how much (log) all of them together seemed slower."""
-        self.turns: dict[int, int | None] = {}
+        self.shown: dict[int, int | None] = {}
         """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
         self._others: dict[int, int | None] = {}
         """In the step after that."""
@@ -159,13 +159,13 @@ class StepGuard:
         self.keys.update(explored)
         self.effects.step(log_us, self._shares(explored) | ({} if arm is None else {arm: 1.0}))
 
-    def step(self, log_us: float, explored: Mapping[int, int], told: Collection[int] = ()) -> Slow | None:
+    def step(self, log_us: float, explored: Mapping[int, int], slow_calls: Collection[int] = ()) -> Slow | None:
         """Take in one step.
 
         Args:
             log_us: log duration.
             explored: key index by name (slot) of each setting that was tried in it.
-            told: what calls tell to be slow; they will end it.
+            slow_calls: what is slow by its calls: they will end it.
 
         Returns:
             What is to be withdrawn, if anything.
@@ -178,7 +178,7 @@ class StepGuard:
             self._n_with[name] = self._n_with.get(name, 0.0) + 1.0
         if self._suspects:
             return self._follow(explored)
-        self._suspect([name for name in explored if name not in told])
+        self._suspect([name for name in explored if name not in slow_calls])
         return None
 
     def dismiss(self, names: Collection[int]) -> None:
@@ -186,7 +186,7 @@ class StepGuard:
         self._suspects = [name for name in self._suspects if name not in names]
         if not self._suspects:
             self._end()
-        self.turns = {key: name for key, name in self.turns.items() if name not in names}
+        self.shown = {key: name for key, name in self.shown.items() if name not in names}
 
     def became_usual(self, name: int, key: int) -> None:
         """What is tried at `key` is compared with this from now on."""
@@ -229,15 +229,15 @@ class StepGuard:
         self._suspects, self._predicted = names, predicted
         self._n_asked = self._n_without = 0
         self._is_apart, self._apart_from = False, 0
-        self._take_turns()
+        self._choose_shown()
 
-    def _take_turns(self) -> None:
+    def _choose_shown(self) -> None:
         """What runs in the next step: all and none in pairs of steps, or each by itself by chance."""
         if self._n_asked < PAUSE_STEPS:
-            self.turns = dict.fromkeys((self.keys[name] for name in self._suspects), None)
+            self.shown = dict.fromkeys((self.keys[name] for name in self._suspects), None)
             return
         if (self._n_asked - PAUSE_STEPS) % 2 and not self._is_apart:
-            self.turns = {key: self._others.get(key) for key in self.turns}
+            self.shown = {key: self._others.get(key) for key in self.shown}
             return
         at_key: dict[int, list[int]] = {}
         for name in self._suspects:
@@ -245,7 +245,7 @@ class StepGuard:
         chosen = {key: self._chance.choice(names) for key, names in at_key.items()}
         together = self._chance.random() < 0.5
         is_on = {key: self._chance.random() < 0.5 if self._is_apart else together for key in chosen}
-        self.turns = {key: name if is_on[key] else None for key, name in chosen.items()}
+        self.shown = {key: name if is_on[key] else None for key, name in chosen.items()}
         self._others = {key: None if is_on[key] else name for key, name in chosen.items()}
 
     def _follow(self, ran: Collection[int]) -> Slow | None:
@@ -269,7 +269,7 @@ class StepGuard:
         if not self._suspects:
             self._end()
         else:
-            self._take_turns()
+            self._choose_shown()
         return slow
 
     def _is_slow(self, names: Collection[int], limit: float = LIMIT) -> bool:
@@ -304,7 +304,7 @@ class StepGuard:
         self._end()
 
     def _end(self) -> None:
-        self._suspects, self.turns = [], {}
+        self._suspects, self.shown = [], {}
 
 
 def _of_key(key: int) -> int:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.store.records import BASELINE
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.steps.kalman_filter import KalmanFilter
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats, Ints
@@ -125,7 +125,7 @@ class PlanLoads:
         self._group: Ints = np.zeros(0, np.int64)
         """Of each key, its place among `_groups`."""
 
-    def refresh(self, states: Sequence[KeyState], evidence: Evidence, rates: Floats) -> None:
+    def refresh(self, states: Sequence[KeyState], evidence: CallEvidence, rates: Floats) -> None:
         """Take in new keys.
 
         Args:
@@ -140,7 +140,7 @@ class PlanLoads:
         self._group = np.array([self._groups.index(group_of(state)) for state in states], np.int64)
         self._rates = np.concatenate([rates, np.zeros(max(0, len(states) - len(rates)))])
 
-    def of_plan(self, slots: Ints, states: Sequence[KeyState], evidence: Evidence) -> tuple[float, dict[str, Load]]:
+    def of_plan(self, slots: Ints, states: Sequence[KeyState], evidence: CallEvidence) -> tuple[float, dict[str, Load]]:
         """What a plan changes of a step against NCCL's own choices.
 
         Args:
@@ -163,12 +163,12 @@ class PlanLoads:
         loads = {name: Load(*load) for name, *load in zip(self._groups, *by_group, strict=True) if any(load)}
         return float(np.maximum(-more_us, 0.0).sum()), loads
 
-    def _channels(self, slots: Ints, states: Sequence[KeyState], evidence: Evidence) -> Ints:
+    def _channels(self, slots: Ints, states: Sequence[KeyState], evidence: CallEvidence) -> Ints:
         return np.array(
             [states[int(evidence.key[at])].channels_of(evidence.candidates[at]) for at in slots.tolist()], np.int64
         )
 
-    def running_us(self, states: Sequence[KeyState], evidence: Evidence) -> dict[str, float]:
+    def running_us(self, states: Sequence[KeyState], evidence: CallEvidence) -> dict[str, float]:
         """How long the incumbents of each group run per step."""
         known = states[: len(self._base)]
         slots = np.array([evidence.slot(state.index, state.incumbent) for state in known], np.int64)

@@ -20,7 +20,7 @@ import numpy as np
 from zerotune.agent.nccl.catalog import CHANNEL_LADDER
 from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, RETRY_STEPS, Event, Policy
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.gain_texts import Z_90, comparison, saved
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, Variant
 from zerotune.tuner.learning.policy.steps.step_effects import StepEffects
@@ -112,7 +112,7 @@ class Variants:
         self._next_at_step = 0
 
     def learn(
-        self, epoch: int, step: int, duration_us: float, noise: float, states: list[KeyState], evidence: Evidence
+        self, epoch: int, step: int, duration_us: float, noise: float, states: list[KeyState], evidence: CallEvidence
     ) -> None:
         """Learn from a step what calls and channels cost training.
 
@@ -132,7 +132,7 @@ class Variants:
         if all(abs(load.calls_us) < duration_us for load in loads.values()):  # else something was no measurement
             self.model.step(duration_us, loads, self._policy.price.exposed_share, noise)
 
-    def saved_us(self, epoch: int, states: list[KeyState], evidence: Evidence) -> float:
+    def saved_us(self, epoch: int, states: list[KeyState], evidence: CallEvidence) -> float:
         """What a plan saves of a step against NCCL's own choices.
 
         Args:
@@ -148,7 +148,7 @@ class Variants:
     def consider(
         self,
         states: list[KeyState],
-        evidence: Evidence,
+        evidence: CallEvidence,
         step: int,
         step_us: float,
         effects: StepEffects,
@@ -231,7 +231,7 @@ class Variants:
             self._charge()
         else:
             self._n_off += 1
-        self._take_turns(is_on)
+        self._alternate(is_on)
         n_on = len(self._on_us)
         slowdown, doubt = effects.effect({ARM: 1.0})
         gain = -slowdown
@@ -280,13 +280,13 @@ class Variants:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _plan_loads(self, epoch: int, states: list[KeyState], evidence: Evidence) -> tuple[float, dict[str, Load]]:
+    def _plan_loads(self, epoch: int, states: list[KeyState], evidence: CallEvidence) -> tuple[float, dict[str, Load]]:
         if epoch not in self._of_plan:
             slots = self._plans.slots(epoch, len(states), evidence)
             self._of_plan[epoch] = self._loads.of_plan(slots, states, evidence)
         return self._of_plan[epoch]
 
-    def _look_for_settings(self, states: list[KeyState], evidence: Evidence, step_us: float) -> Iterator[None]:
+    def _look_for_settings(self, states: list[KeyState], evidence: CallEvidence, step_us: float) -> Iterator[None]:
         """Find what every key would run under each cap on channels, a few keys at a time."""
         running_us = self._loads.running_us(states, evidence)
         self.model.know_groups({name: us / step_us for name, us in running_us.items()})
@@ -300,14 +300,14 @@ class Variants:
                 yield
 
     def _cheapest(
-        self, state: KeyState, states: list[KeyState], evidence: Evidence
+        self, state: KeyState, states: list[KeyState], evidence: CallEvidence
     ) -> Iterator[tuple[int, Candidate]]:
         """What a key would run under each cap that its incumbent is above, and fitted."""
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None or not math.isfinite(evidence.log_us(incumbent)):
             return
-        options = self._policy.outlook.fields.of(state).options
-        mean, spread = state.opinion or self._policy.outlook.posterior(state, states, evidence)
+        options = self._policy.surrogate.fields.of(state).options
+        mean, spread = state.opinion or self._policy.surrogate.posterior(state, states, evidence)
         channels = np.array([state.channels_of(option) for option in options])
         now_us = math.exp(evidence.log_us(incumbent))
         # What takes so long passes for a catastrophe.
@@ -331,7 +331,7 @@ class Variants:
                         yield cap, options[at]
                     break
 
-    def _variants(self, states: Sequence[KeyState], evidence: Evidence, step_us: float) -> Iterator[Variant]:
+    def _variants(self, states: Sequence[KeyState], evidence: CallEvidence, step_us: float) -> Iterator[Variant]:
         """Those of all keys, and of each group alone: what is waited for wants other settings than what hides."""
         groups = sorted({group_of(state) for found in self._found.values() for state in found})
         for group in ["", *(groups if len(groups) > 1 else ())]:
@@ -350,7 +350,7 @@ class Variants:
         worst_us = 0.0
         for index, candidate in changes.items():
             state = states[index]
-            options = self._policy.outlook.fields.of(state).options
+            options = self._policy.surrogate.fields.of(state).options
             if state.opinion is None or not {candidate, state.incumbent} <= {*options}:
                 continue
             at = [options.index(one) for one in (candidate, state.incumbent)]
@@ -365,7 +365,7 @@ class Variants:
             worst_us += rate * max(0.0, float(then_us * math.exp(RISK_QUANTILE * spread[0]) - now_us))
         return loads, worst_us
 
-    def _fits(self, variant: Variant, evidence: Evidence) -> bool:
+    def _fits(self, variant: Variant, evidence: CallEvidence) -> bool:
         """Whether the budget has room for a variant; never for what nobody has measured, where that runs for long."""
         price = self._policy.price
         is_short = price.steps_at_risk <= FEW_STEPS
@@ -395,7 +395,7 @@ class Variants:
         self._policy.budget.spend(cost_us - self._charged_us)
         self._charged_us = cost_us
 
-    def _take_turns(self, is_on: bool) -> None:
+    def _alternate(self, is_on: bool) -> None:
         if is_on is not self._is_on:
             return  # the window's plan is not in force yet
         self._steps_in_window += 1

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.store.records import Candidate
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.outlook import Outlook
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.posterior import expected_excess, expected_improvement, odds_above
+from zerotune.tuner.learning.policy.evidence.surrogate import Surrogate
 from zerotune.tuner.learning.policy.gain_texts import Z_90
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.settings import PolicySettings
@@ -63,15 +63,15 @@ class Options:
     """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
 
     def __init__(
-        self, settings: PolicySettings, outlook: Outlook, budget: Budget, memory: MemoryGate, price: Price
+        self, settings: PolicySettings, surrogate: Surrogate, budget: Budget, memory: MemoryGate, price: Price
     ) -> None:
         self._settings = settings
-        self._outlook = outlook
+        self._surrogate = surrogate
         self._budget = budget
         self._memory = memory
         self._price = price
 
-    def best(self, state: KeyState, states: list[KeyState], evidence: Evidence, room_us: float) -> Option | None:
+    def best(self, state: KeyState, states: list[KeyState], evidence: CallEvidence, room_us: float) -> Option | None:
         """The best trial of one key that fits.
 
         Args:
@@ -83,12 +83,12 @@ class Options:
         Returns:
             The trial; None if there is none.
         """
-        opinion = self._outlook.posterior(state, states, evidence)
+        opinion = self._surrogate.posterior(state, states, evidence)
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None:
             return None
         usual = evidence.find(state.index, state.usual)
-        options = self._outlook.fields.of(state).options
+        options = self._surrogate.fields.of(state).options
 
         def ask(is_paid: bool) -> Option | None:
             return best_option(
@@ -119,7 +119,7 @@ class Options:
 
     def may_run(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether NCCL offers it and device memory allows it."""
-        if not self._outlook.fields.offers(state.family, candidate):
+        if not self._surrogate.fields.offers(state.family, candidate):
             return False
         return self._memory.allows(self.what_runs(state, candidate), state.key.communicator)
 

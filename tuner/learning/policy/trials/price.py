@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.store.records import BASELINE
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.keys import Traffic
 from zerotune.tuner.learning.policy.steps.exposed import ExposedShare
 from zerotune.tuner.learning.policy.trials.trial import KeyState
@@ -76,7 +76,7 @@ class Price:
         n_calls = self.traffic.calls_in(state.index, self.first_steps_at_risk)
         return Stakes(room_us, float(self.traffic.per_step[state.index]), n_calls * self.charged_share, least_odds)
 
-    def saved_us(self, states: Sequence[KeyState], evidence: Evidence) -> float:
+    def saved_us(self, states: Sequence[KeyState], evidence: CallEvidence) -> float:
         """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
         if (more := len(states) - len(self._saved_us)) > 0:
             more = max(more, len(self._saved_us))
@@ -93,7 +93,7 @@ class Price:
         return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed_share
 
 
-def _saved_us(state: KeyState, usual_us: float, evidence: Evidence) -> float:
+def _saved_us(state: KeyState, usual_us: float, evidence: CallEvidence) -> float:
     """Per call, by what mostly runs at a key; nothing where that is not known."""
     slot = evidence.find(state.index, BASELINE)
     saved_us = math.nan if slot is None else math.exp(evidence.log_us(slot)) - usual_us

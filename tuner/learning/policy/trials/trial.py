@@ -8,7 +8,7 @@ from typing import Final
 
 from zerotune.agent.nccl.catalog import CHANNEL_LADDER
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence, radius_of_pairs
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence, radius_of_pairs
 from zerotune.tuner.learning.policy.evidence.options_field import Field
 from zerotune.tuner.learning.policy.settings import PolicySettings
 from zerotune.tuner.modeling.features import Floats
@@ -29,7 +29,7 @@ WORTH_GOING_ON: Final = 0.001
 """A trial ends when what it may still gain (log, expected) is less."""
 
 
-class Verdict(Enum):
+class TrialVerdict(Enum):
     """What a trial's evidence says so far."""
 
     open = "open"
@@ -143,9 +143,9 @@ class KeyState:
 
 
 def judge(
-    evidence: Evidence, state: KeyState, settings: PolicySettings, *, leads: bool = False
-) -> tuple[Verdict, float, float]:
-    """Verdict on the trial of a key, or on its lead, against its incumbent; always-valid.
+    evidence: CallEvidence, state: KeyState, settings: PolicySettings, *, leads: bool = False
+) -> tuple[TrialVerdict, float, float]:
+    """TrialVerdict on the trial of a key, or on its lead, against its incumbent; always-valid.
 
     What earlier jobs measured may keep a lead, but only what this job measures promotes anything. The error levels of
     all that is tried at a key sum to `settings.false_promotion`.
@@ -157,32 +157,32 @@ def judge(
         leads: whether the lead is judged.
 
     Returns:
-        Verdict, measured gain (log) and half width of its interval.
+        TrialVerdict, measured gain (log) and half width of its interval.
     """
     candidate = (state.lead if leads else state.trial) or BASELINE
     slot, incumbent = evidence.find(state.index, candidate), evidence.find(state.index, state.incumbent)
     if slot is None or incumbent is None or not evidence.n_calls[slot] or not evidence.n_calls[incumbent]:
-        return Verdict.open, 0.0, math.inf
+        return TrialVerdict.open, 0.0, math.inf
     gain, pairs, sigma = evidence.contrast(incumbent, slot)
     n_th = state.numbers.get(candidate, 1)
     alpha = VERIFIED if leads and state.lead_is_proven else settings.false_promotion / (n_th * (n_th + 1))
     alpha /= evidence.n_th_window(incumbent) ** 2
     half = radius_of_pairs(pairs, sigma, alpha)
     if gain > max(half, settings.min_gain) and evidence.agrees_nearby(incumbent, slot, gain):
-        return Verdict.better, gain, half
+        return TrialVerdict.better, gain, half
     if leads:
         believed, _ = weighed(state.lead_hope, evidence, incumbent, slot)
-        return Verdict.open if believed > 0 else Verdict.not_better, gain, half
+        return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half
     hoped, std = weighed(state.hope, evidence, evidence.find(state.index, state.usual), slot)
     if expected_gain(hoped - settings.min_gain, std) < WORTH_GOING_ON:
-        return Verdict.not_better, gain, half
+        return TrialVerdict.not_better, gain, half
     if evidence.units(slot) >= state.trial_until_units:
-        return Verdict.tie if hoped > settings.min_gain else Verdict.not_better, gain, half
-    return Verdict.open, gain, half
+        return TrialVerdict.tie if hoped > settings.min_gain else TrialVerdict.not_better, gain, half
+    return TrialVerdict.open, gain, half
 
 
 def weighed(
-    hope: tuple[float, float], evidence: Evidence, first: int | None, second: int | None
+    hope: tuple[float, float], evidence: CallEvidence, first: int | None, second: int | None
 ) -> tuple[float, float]:
     """Combine what was hoped for and what was measured, weighed by their precisions.
 

@@ -16,7 +16,7 @@ UNSEEN_RESPONSE: Final = 2.0
 class Withdrawal:
     """Learns from what is seen how long evidence and plans are on their way, in steps.
 
-    Evidence comes in reports of a second or less; with short steps that is hundreds of them. A setting that
+    CallEvidence comes in reports of a second or less; with short steps that is hundreds of them. A setting that
     turns out to be slow has run for a whole report before that is known, and goes on until all ranks have
     adopted the next plan.
 

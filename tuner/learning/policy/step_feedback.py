@@ -12,8 +12,8 @@ import numpy as np
 
 from zerotune.store.records import StepRecord
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
-from zerotune.tuner.learning.policy.evidence.intake import Intake
+from zerotune.tuner.learning.policy.evidence.attribution import Attribution
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.plans import PlanBook, Variant
 from zerotune.tuner.learning.policy.steps.guarded_plans import GuardedPlans
 from zerotune.tuner.learning.policy.steps.step_guard import N_IN_A_ROW
@@ -35,20 +35,22 @@ REST_STEPS: Final = 100
 """A key whose promotion made steps slower tries nothing for this many steps, twice as many after each further time."""
 
 
-class Oversight:
+class StepFeedback:
     """Judges one job's plans by its steps.
 
     Args:
         policy: whose incumbents are rolled back, reinstated or replaced.
         plans: what ran under which epoch.
-        intake: knows what exploration added to each step.
+        attribution: knows what exploration added to each step.
         report: takes decisions.
     """
 
-    def __init__(self, policy: Policy, plans: PlanBook, intake: Intake, report: Callable[[Event], None]) -> None:
+    def __init__(
+        self, policy: Policy, plans: PlanBook, attribution: Attribution, report: Callable[[Event], None]
+    ) -> None:
         self._policy = policy
         self._plans = plans
-        self._intake = intake
+        self._attribution = attribution
         self._report = report
         self._kinds = StepKinds()
         self._variants = Variants(policy, plans, report)
@@ -92,7 +94,7 @@ class Oversight:
         """Calls of rank 0, shape [n] each: the steps in which they were enqueued and what they move."""
         self._kinds.enqueued(steps, message_bytes)
 
-    def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: Evidence) -> bool:
+    def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: CallEvidence) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
 
         Args:
@@ -114,7 +116,7 @@ class Oversight:
             is_urgent |= self._judge(self._waiting.popleft(), states, evidence)
         return is_urgent
 
-    def consider_variants(self, states: list[KeyState], evidence: Evidence, step: int) -> None:
+    def consider_variants(self, states: list[KeyState], evidence: CallEvidence, step: int) -> None:
         """Once the keys have settled, let variants of the whole plan compete on step time.
 
         Args:
@@ -139,18 +141,18 @@ class Oversight:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _judge(self, step: StepRecord, states: list[KeyState], evidence: Evidence) -> bool:
+    def _judge(self, step: StepRecord, states: list[KeyState], evidence: CallEvidence) -> bool:
         """One step of which all is known that will be; true when a new plan is due at once."""
         self._forget_extra(step.step - 2 * GUARD_WAITS_STEPS)
         in_force = self._plans.get(step.epoch)
-        known_extra_us = self._intake.extra_of_step.pop(step.step, None)
+        known_extra_us = self._attribution.extra_of_step.pop(step.step, None)
         extra_us = known_extra_us or 0.0
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
         duration_us = self._kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:
             return False
         is_doubtful = extra_us > DOUBTFUL_SHARE * step.duration_us
-        is_doubtful |= self._intake.connections.finished(step.step, duration_us, [us for us, _ in self._recent])
+        is_doubtful |= self._attribution.connections.finished(step.step, duration_us, [us for us, _ in self._recent])
         if in_force is None:
             return False
         unsaved_us = duration_us + self._variants.saved_us(step.epoch, states, evidence)
@@ -163,7 +165,7 @@ class Oversight:
         if in_force.variant not in (None, self._variants.on_trial):
             self._variants.charge_late()
             return False
-        turns = self._guarded.turns
+        shown = self._guarded.shown
         as_usual = duration_us / without_extra_us
         shift = self._guarded.step(
             in_force,
@@ -178,7 +180,7 @@ class Oversight:
             return self._variants.judge(in_force, step.step, duration_us, self._guarded.effects, states)
         if shift is not None and states:
             self._pace_changed(shift, step.step, states)
-        return turns != self._guarded.turns
+        return shown != self._guarded.shown
 
     def _pace_changed(self, shift: float, step: int, states: list[KeyState]) -> None:
         """Steps of before are no yardstick any more."""
@@ -190,7 +192,7 @@ class Oversight:
 
     def _forget_extra(self, oldest: int) -> None:
         """What exploration added to steps that were judged long ago, or never will be."""
-        extra = self._intake.extra_of_step
+        extra = self._attribution.extra_of_step
         while extra and (first := next(iter(extra))) < oldest:
             del extra[first]
 

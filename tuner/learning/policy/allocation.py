@@ -1,4 +1,4 @@
-"""Whose turn it is at each key in the next window: the incumbent's, its trial's or its lead's."""
+"""What each key runs in the next window: the incumbent, its trial or its lead."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ VERIFIED_IN: Final = 8
 Flags = npt.NDArray[np.bool_]
 
 
-class Turns:
-    """Turns of all keys, by index: a trial runs in every other window, and at once; a lead in nearly all others."""
+class Allocation:
+    """What all keys run, by index: a trial in every other window, and at once; a lead in nearly all others."""
 
     def __init__(self) -> None:
         self._runs_trial = np.zeros(0, np.bool_)
@@ -64,8 +64,8 @@ class Turns:
         self._has_trial[index] = False
         self._changed.add(index)
 
-    def end_turn(self, index: int) -> None:
-        """The trial's turn is over before the window is: what usually runs goes on."""
+    def end_window(self, index: int) -> None:
+        """The trial gives way before the window is over: what usually runs goes on."""
         self._runs_trial[index] = False
         self._runs_lead[index] = self._has_lead[index]
 
@@ -85,11 +85,11 @@ class Turns:
         self._has_lead[index] = False
         self._changed.add(index)
 
-    def take(self, *, is_overdrawn: bool, leads_rest_at: Collection[int] | None = None) -> set[int]:
+    def take(self, *, is_overspent: bool, leads_rest_at: Collection[int] | None = None) -> set[int]:
         """Choose what runs in the next window.
 
         Args:
-            is_overdrawn: the budget is: only incumbents and what earlier jobs proved run.
+            is_overspent: the budget is: only incumbents and what earlier jobs proved run.
             leads_rest_at: None while leads alternate with incumbents. While steps are compared, at these keys no lead
                 runs; others run in all windows, as what alternates would scatter the steps.
 
@@ -106,7 +106,7 @@ class Turns:
             runs_lead &= ~np.where(self._n_waited < 0, self._n_waited % 2 == 0, rests)
         else:
             runs_lead[[*leads_rest_at]] = False
-        if is_overdrawn:
+        if is_overspent:
             runs_trial = np.zeros_like(runs_trial)
             runs_lead &= self._is_proven
         differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from zerotune.store.records import Candidate
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.trials.options import Option
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 
@@ -26,7 +26,7 @@ class _Waiting(NamedTuple):
     risk_us: float
 
 
-class Untold:
+class PendingTrials:
     """Trials that wait for their first measurement, by key index."""
 
     def __init__(self, catastrophic_ratio: float) -> None:
@@ -38,7 +38,7 @@ class Untold:
         """What all of them may cost, on average over the cases in which they are slower and those in which not."""
         return sum(one.risk_us for one in self._waiting.values())
 
-    def begin(self, state: KeyState, found: Option, evidence: Evidence) -> None:
+    def begin(self, state: KeyState, found: Option, evidence: CallEvidence) -> None:
         """A trial begins.
 
         Args:
@@ -49,7 +49,7 @@ class Untold:
         if not evidence.has_measured(state.index, found.candidate):
             self._waiting[state.index] = _Waiting(state, found.candidate, found.risk_us)
 
-    def review(self, evidence: Evidence, is_expected: Callable[[KeyState], bool]) -> list[KeyState]:
+    def review(self, evidence: CallEvidence, is_expected: Callable[[KeyState], bool]) -> list[KeyState]:
         """Forget what is known by now; the keys whose trial is to be withdrawn."""
         withdrawn = []
         for one in list(self._waiting.values()):

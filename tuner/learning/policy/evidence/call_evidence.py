@@ -44,7 +44,7 @@ class Calls(NamedTuple):
     deviation: Floats
 
 
-class Evidence:
+class CallEvidence:
     """Running statistics of all slots of one regime; what its steps share is the same in all regimes."""
 
     def __init__(self, noise: NoiseModel | None = None) -> None:

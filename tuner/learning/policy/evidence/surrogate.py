@@ -1,7 +1,8 @@
 """What is to be expected of every option of a key: its starting guess, conditioned on what was measured near.
 
 When the network changes, what was measured is not forgotten: guesses are moved by what has changed at the key, and what
-older regimes measured says more or less what settings take that the new one has not measured yet (`places.py`).
+older regimes measured says more or less what settings take that the new one has not measured yet
+(`observed_points.py`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import CommunicatorClass
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.field import FieldBook
-from zerotune.tuner.learning.policy.evidence.places import Places
+from zerotune.tuner.learning.policy.evidence.observed_points import ObservedPoints
 from zerotune.tuner.learning.policy.evidence.posterior import (
     Guess,
     Known,
@@ -32,7 +33,7 @@ the first calls tell it.
 """
 
 
-class Outlook:
+class Surrogate:
     """Posterior opinions about the keys of one job.
 
     The evidence of the regime in force is passed in; when another regime comes into force, `leave` takes the old one's.
@@ -40,11 +41,11 @@ class Outlook:
 
     def __init__(self, costs: CostPrior) -> None:
         self.fields = FieldBook(costs)
-        self._places: defaultdict[CommunicatorClass, Places] = defaultdict(Places)
+        self._places: defaultdict[CommunicatorClass, ObservedPoints] = defaultdict(ObservedPoints)
         self._n_followed = 0
         """Slots of the regime in force that have their places."""
 
-    def posterior(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
+    def posterior(self, state: KeyState, states: list[KeyState], evidence: CallEvidence) -> tuple[Floats, Floats]:
         """What every option of a key is expected to take; kept as `state.opinion`.
 
         Args:
@@ -60,7 +61,7 @@ class Outlook:
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
 
-    def gains(self, state: KeyState, states: list[KeyState], evidence: Evidence) -> tuple[Floats, Floats]:
+    def gains(self, state: KeyState, states: list[KeyState], evidence: CallEvidence) -> tuple[Floats, Floats]:
         """By how much every option of a key is faster than NCCL's own choice.
 
         Args:
@@ -76,7 +77,7 @@ class Outlook:
         return np.where(usable & usable[0], gain, -np.inf), spread
 
     def _given(
-        self, state: KeyState, states: list[KeyState], evidence: Evidence
+        self, state: KeyState, states: list[KeyState], evidence: CallEvidence
     ) -> tuple[npt.NDArray[np.bool_], tuple[Guess, Known, float]]:
         """Which options of `state` are available, and what their posterior follows from."""
         table = self.fields.of(state).table
@@ -89,13 +90,13 @@ class Outlook:
         lie = SettingPoints.of_table(table, collective, np.full(len(table), state.index))
         return usable, (Guess(lie, guess, std), known, self._common_std(state))
 
-    def follow(self, states: list[KeyState], evidence: Evidence) -> None:
+    def follow(self, states: list[KeyState], evidence: CallEvidence) -> None:
         """Follow what has changed with the network."""
         self.fields.follow()
         for places in self._follow(states, evidence).values():
             places.follow_levels(evidence)
 
-    def leave(self, states: list[KeyState], evidence: Evidence) -> None:
+    def leave(self, states: list[KeyState], evidence: CallEvidence) -> None:
         """The regime with this evidence is in force no longer."""
         for places in self._follow(states, evidence).values():
             places.leave(evidence)
@@ -105,7 +106,7 @@ class Outlook:
         fields = self.fields
         return COMMON_DOUBT if fields.is_guesswork(state.family) else fields.doubt_in_common(state.family)
 
-    def _follow(self, states: list[KeyState], evidence: Evidence) -> defaultdict[CommunicatorClass, Places]:
+    def _follow(self, states: list[KeyState], evidence: CallEvidence) -> defaultdict[CommunicatorClass, ObservedPoints]:
         """Take in slots made since the last call."""
         for slot in range(self._n_followed, len(evidence)):
             state = states[int(evidence.key[slot])]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from zerotune.tuner.learning.policy.turns import INCUMBENT_EVERY, VERIFIED_IN, Turns
+from zerotune.tuner.learning.policy.allocation import INCUMBENT_EVERY, VERIFIED_IN, Allocation
 
 N_WINDOWS = 60
 
 
 @pytest.fixture
-def turns() -> Turns:
-    made = Turns()
+def turns() -> Allocation:
+    made = Allocation()
     for index in range(3):
         made.register(index)
     return made
@@ -19,30 +19,30 @@ def turns() -> Turns:
 
 @pytest.mark.parametrize("index", [0, 70])
 def test_a_trial_takes_turns_with_what_usually_runs(index: int) -> None:
-    turns = Turns()
+    turns = Allocation()
     turns.register(index)
     turns.begin_trial(index)
     ran = []
     for _ in range(N_WINDOWS):
-        turns.take(is_overdrawn=False)
+        turns.take(is_overspent=False)
         ran.append(turns.is_trials(index))
     assert ran == [True, False] * (N_WINDOWS // 2)
 
 
-def test_what_is_untried_runs_at_once(turns: Turns) -> None:
+def test_what_is_untried_runs_at_once(turns: Allocation) -> None:
     turns.begin_trial(1)
-    assert turns.take(is_overdrawn=False) == {1}
+    assert turns.take(is_overspent=False) == {1}
     assert turns.is_trials(1)
     assert turns.explored()[:3].tolist() == [False, True, False]
     assert not turns.verified().any()
 
 
-def test_a_lead_runs_where_no_trial_does(turns: Turns) -> None:
+def test_a_lead_runs_where_no_trial_does(turns: Allocation) -> None:
     turns.begin_lead(0, is_proven=False)
     turns.begin_trial(0)
     n_leads = n_trials = 0
     for _ in range(N_WINDOWS):
-        turns.take(is_overdrawn=False)
+        turns.take(is_overspent=False)
         assert not (turns.is_trials(0) and turns.is_leads(0))
         n_trials += turns.is_trials(0)
         n_leads += turns.is_leads(0)
@@ -50,27 +50,27 @@ def test_a_lead_runs_where_no_trial_does(turns: Turns) -> None:
     assert n_leads == pytest.approx((1 - 1 / INCUMBENT_EVERY) * N_WINDOWS / 2, abs=1)
     turns.end_trial(0)
     turns.end_lead(0)
-    assert 0 in turns.take(is_overdrawn=False)
+    assert 0 in turns.take(is_overspent=False)
     assert not turns.is_trials(0)
     assert not turns.is_leads(0)
 
 
-def test_while_steps_are_compared_leads_run_in_all_windows_or_in_none(turns: Turns) -> None:
+def test_while_steps_are_compared_leads_run_in_all_windows_or_in_none(turns: Allocation) -> None:
     turns.begin_lead(1, is_proven=False)
     turns.begin_lead(2, is_proven=True)
     for _ in range(N_WINDOWS):
-        turns.take(is_overdrawn=False, leads_rest_at={2})
+        turns.take(is_overspent=False, leads_rest_at={2})
         assert turns.is_leads(1)
         assert not turns.is_leads(2)
 
 
-def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved(turns: Turns) -> None:
+def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved(turns: Allocation) -> None:
     turns.begin_lead(0, is_proven=False)
     turns.begin_trial(1)
     turns.begin_lead(2, is_proven=True)
     n_proven = 0
     for _ in range(N_WINDOWS):
-        turns.take(is_overdrawn=True)
+        turns.take(is_overspent=True)
         assert not turns.is_leads(0)
         assert not turns.is_trials(1)
         assert turns.verified()[:3].tolist() == [False, False, True]
@@ -78,11 +78,11 @@ def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved(turns: Turn
     assert 0 < n_proven < N_WINDOWS
 
 
-def test_what_earlier_jobs_proved_is_verified_at_once(turns: Turns) -> None:
+def test_what_earlier_jobs_proved_is_verified_at_once(turns: Allocation) -> None:
     turns.begin_lead(0, is_proven=True)
     ran = []
     for _ in range(N_WINDOWS):
-        turns.take(is_overdrawn=False)
+        turns.take(is_overspent=False)
         ran.append(turns.is_leads(0))
         assert not turns.explored().any()
     assert sum(ran[:VERIFIED_IN]) == VERIFIED_IN // 2

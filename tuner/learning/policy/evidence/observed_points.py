@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
-from zerotune.tuner.learning.policy.evidence.evidence import Evidence
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.field import FieldBook
 from zerotune.tuner.learning.policy.evidence.options_field import N_COLUMNS, Field
 from zerotune.tuner.learning.policy.evidence.posterior import MAX_POINTS, Known, SettingPoints
@@ -32,7 +32,7 @@ and by CARRIED_SHARE of what has changed at the key. A change of the network is 
 _NO_SLOT: Final = -1
 
 
-class Places:
+class ObservedPoints:
     """Those of one communicator, with the rows (as `Field.table`) that say where they lie, made when asked for."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Places:
 
     # ---- regimes ------------------------------------------------------------------------------------
 
-    def leave(self, evidence: Evidence) -> None:
+    def leave(self, evidence: CallEvidence) -> None:
         """The regime with this evidence is left: what it measured is what an older regime did."""
         self.follow_levels(evidence)
         here = np.arange(len(self))
@@ -109,7 +109,7 @@ class Places:
         self._slot[:] = _NO_SLOT
         self._has_past |= bool(len(at))
 
-    def follow_levels(self, evidence: Evidence) -> None:
+    def follow_levels(self, evidence: CallEvidence) -> None:
         """What settings take now that older regimes measured as well says where each key's level is."""
         if not self._has_past:
             return
@@ -139,7 +139,7 @@ class Places:
             return float(self._level[first])
         return 0.0 if self._curve is None else float(np.interp(state.key.size_class, *self._curve))
 
-    def _is_measured(self, at: Ints, evidence: Evidence) -> npt.NDArray[np.bool_]:
+    def _is_measured(self, at: Ints, evidence: CallEvidence) -> npt.NDArray[np.bool_]:
         """Which of the places the regime in force has measured."""
         slots = self._slot[at]
         measured: npt.NDArray[np.bool_] = slots != _NO_SLOT
@@ -148,7 +148,7 @@ class Places:
 
     # ---- what is known ------------------------------------------------------------------------------
 
-    def near(self, state: KeyState, states: list[KeyState], fields: FieldBook, evidence: Evidence) -> Known:
+    def near(self, state: KeyState, states: list[KeyState], fields: FieldBook, evidence: CallEvidence) -> Known:
         """What was measured at the nearest size classes; other collectives count as far off.
 
         Args:
@@ -197,7 +197,7 @@ class Places:
         return np.array(kept, dtype=np.int64)
 
 
-def _noise(slots: Ints, evidence: Evidence) -> Floats:
+def _noise(slots: Ints, evidence: CallEvidence) -> Floats:
     """Variance of the means of these slots."""
     noise: Floats = evidence.sigma(evidence.key[slots]) ** 2 / (evidence.n_units[slots] + 1.0)
     return noise

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
+from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence, Calls, grouped
 from zerotune.tuner.learning.policy.evidence.connections import Connections
-from zerotune.tuner.learning.policy.evidence.evidence import Calls, Evidence, grouped
 from zerotune.tuner.learning.policy.trials.budget import Budget
 from zerotune.tuner.learning.policy.trials.stragglers import Stragglers
 from zerotune.tuner.learning.policy.trials.trial import KeyState
@@ -36,7 +36,7 @@ SUSPICIOUS = 1.0
 Flags = npt.NDArray[np.bool_]
 
 
-class Intake:
+class Attribution:
     """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took.
 
     `extra_of_step` holds the microseconds that exploration added to each recent step.
@@ -77,7 +77,7 @@ class Intake:
         self.doubted_us.clear()
         self.is_suspicious = False
 
-    def forget_slow_firsts(self, slots: Ints, logs: Floats, evidence: Evidence) -> None:
+    def forget_slow_firsts(self, slots: Ints, logs: Floats, evidence: CallEvidence) -> None:
         """Forget the only call of a slot that took more than twice as long as these: it connected something.
 
         Args:
@@ -90,7 +90,7 @@ class Intake:
             fell = evidence.centre(slots[second]) - logs[second] > self._log_catastrophe
             evidence.forget(slots[second[fell]])
 
-    def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: Evidence) -> float | None:
+    def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: CallEvidence) -> float | None:
         """How much calls deviate from what they used to take, once that is beyond doubt.
 
         Args:
@@ -147,7 +147,7 @@ class Intake:
         slots: Ints,
         logs: Floats,
         steps: Ints,
-        evidence: Evidence,
+        evidence: CallEvidence,
         *,
         exposed_share: float,
         connects: Flags | None = None,
@@ -229,7 +229,7 @@ class Intake:
         steps: Ints,
         extra_us: Floats,
         states: list[KeyState],
-        evidence: Evidence,
+        evidence: CallEvidence,
         says: Flags,
     ) -> None:
         """Ban what is catastrophically slow.
@@ -259,7 +259,12 @@ class Intake:
             self._on_catastrophe(state, candidate, math.exp(ratio))
 
     def catastrophes(
-        self, changes: Mapping[int, Candidate], states: list[KeyState], slots: Ints, logs: Floats, evidence: Evidence
+        self,
+        changes: Mapping[int, Candidate],
+        states: list[KeyState],
+        slots: Ints,
+        logs: Floats,
+        evidence: CallEvidence,
     ) -> list[tuple[KeyState, Candidate, float]]:
         """What is catastrophically slow of a plan on trial, compared with what usually runs.
 
