@@ -5,7 +5,7 @@
 #define N_EVENTS 4096
 
 /* what tests set, and read */
-int other_mask, other_fails, other_init_fails, other_reuses;
+int other_mask, other_fails, other_init_fails, other_reuses, other_is_off;
 uint64_t other_untracked; /* types that get no handle */
 int other_n_inits, other_n_ends, other_n_starts, other_n_stops, other_n_records, other_n_orphans;
 int other_n_of_type[16];
@@ -31,6 +31,10 @@ static int is_context(const void *context) {
 static nccl_result made(void **context, int *mask) {
   *context = &contexts[__atomic_fetch_add(&other_n_inits, 1, __ATOMIC_RELAXED) % 64];
   other_nccl_mask = mask;
+  if (other_is_off) { /* as NCCL Inspector says so: no error, no context */
+    *context = NULL;
+    return 0;
+  }
   *mask = other_mask;
   return other_init_fails ? 3 : 0;
 }

@@ -98,6 +98,19 @@ static void its_faults_are_counted_and_its_init_may_fail(int version) {
   CHECK_EQUAL(counted().n_next_profiler_faults, 1);
 }
 
+static void one_that_is_off_is_left_alone(int version) {
+  *of_profiler(version, "is_off") = 1;
+  profiled profiler = begin(version, version, EVERYTHING);
+  *of_profiler(version, "is_off") = 0;
+  CHECK_EQUAL(event_mask, 0);
+  the.set_observing(1);
+  run_collective(profiler, &gather, 0, 0, 0);
+  profiler_finalize(profiler);
+  CHECK_EQUAL(count_of(version, "n_starts"), 0);
+  CHECK_EQUAL(count_of(version, "n_ends"), 0);
+  CHECK_EQUAL(counted().n_next_profiler_faults, 0);
+}
+
 /* Proxies of other processes run in this one, with contexts of theirs. */
 static void contexts_of_elsewhere_go_on_unchanged(int version) {
   profiled profiler = begin(version, version, PROXY_OP);
@@ -144,6 +157,7 @@ void test_next_profiler(void) {
     if (version >= 5)
       for (int older = 4; older < version; older++) each_gets_what_it_asked_for(version, older);
     its_faults_are_counted_and_its_init_may_fail(version);
+    one_that_is_off_is_left_alone(version);
     if (version >= 4) contexts_of_elsewhere_go_on_unchanged(version);
   }
   what_is_too_old_is_left_out();

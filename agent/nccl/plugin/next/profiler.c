@@ -143,7 +143,7 @@ zt_communicator *zt_next_profiler_end(void *handed) {
   zt_both *both = zt_both_of(handed);
   if (both == NULL) return zt_has_next_profiler() ? NULL : handed;
   zt_communicator *communicator = both->communicator;
-  if (both->mask != NULL) check(atomic_load(&next)->finalize(both->context));
+  if (both->mask != NULL && both->context != NULL) check(atomic_load(&next)->finalize(both->context)); /* as NCCL */
   pthread_mutex_lock(&finding);
   *both = (zt_both){0};
   pthread_mutex_unlock(&finding);
