@@ -3,9 +3,12 @@
 #include "nccl_abi.h"
 
 #define N_EVENTS 4096
+#ifndef MASK
+#define MASK 0
+#endif
 
 /* what tests set, and read */
-int other_mask, other_fails, other_init_fails, other_reuses, other_is_off;
+int other_mask = MASK, other_fails, other_init_fails, other_reuses, other_is_off;
 uint64_t other_untracked; /* types that get no handle */
 int other_n_inits, other_n_ends, other_n_starts, other_n_stops, other_n_records, other_n_orphans;
 int other_n_of_type[16];

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib import nccl_releases
+from benchmarks.lib.other_plugins import other_profiler, other_tuner
 from zerotune.agent.nccl.compiled import PLUGIN
+from zerotune.agent.nccl.release import Release
 from zerotune.agent.nccl.twin.twin import topology_file
 
 PROGRAM = Path(__file__).with_name("lifecycle_ranks.py")
@@ -24,6 +26,8 @@ MACHINE = "dgx_h100"
 COLLECTIVES_PER_USE = 12
 WARM_UP = 4
 """Rounds in which libraries and Python fill what they keep."""
+EVERYTHING = 0xFF
+"""What another profiler asks for: groups, collectives, proxies, channels, network plugins."""
 RESIDENT_KIB = 1024
 """How much a process may grow from the warm-up on."""
 SANITIZERS = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -90,6 +94,18 @@ def check(ranks: list[dict], scenario: str, shape: tuple) -> None:
 @pytest.mark.parametrize("scenario", ROUNDS)
 def test_nothing_grows_and_each_collective_is_decided_once(newest, scenario):
     check(told(newest, scenario, ROUNDS[scenario], PLUGIN.build()), scenario, ROUNDS[scenario])
+
+
+@pytest.mark.parametrize("scenario", ["abort", "graphs"])
+def test_nor_beside_others_plugins(newest, scenario, tmp_path):
+    release = Release(newest[0])
+    others = {
+        "ZEROTUNE_NEXT_TUNER": str(other_tuner(tmp_path / "tuner.so", release.tuner_abi)),
+        "ZEROTUNE_NEXT_PROFILER": str(
+            other_profiler(tmp_path / "profiler.so", release.profiler_abi, f"-DMASK={EVERYTHING}")
+        ),
+    }
+    check(told(newest, scenario, ROUNDS[scenario], PLUGIN.build(), **others), scenario, ROUNDS[scenario])
 
 
 @pytest.mark.slow
