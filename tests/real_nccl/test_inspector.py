@@ -1,4 +1,4 @@
-"""NCCL Inspector beside ours: opt-in, since it comes as source only. ZEROTUNE_NCCL_SOURCES names a checkout of NCCL."""
+"""NCCL Inspector beside ours: opt-in, since it comes as source only. NCCL_SOURCES names a checkout of NCCL."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ int cuGetErrorString(int code, const char **text) { (void)code; *text = "?"; ret
 @pytest.fixture(scope="module")
 def inspector(tmp_path_factory) -> Path:
     """Its library; libcuda.so lies beside it."""
-    sources = Path(os.environ.get("ZEROTUNE_NCCL_SOURCES", "/nowhere")) / "plugins" / "profiler" / "inspector"
+    sources = Path(os.environ.get("NCCL_SOURCES", "/nowhere")) / "plugins" / "profiler" / "inspector"
     headers = [path for path in sorted(Path("/usr/local").glob("cuda*/include")) if (path / "cuda.h").exists()]
     if not sources.exists() or not headers:
-        pytest.skip("ZEROTUNE_NCCL_SOURCES names no checkout with NCCL Inspector, or there are no headers of CUDA")
+        pytest.skip("NCCL_SOURCES names no checkout with NCCL Inspector, or there are no headers of CUDA")
     folder = tmp_path_factory.mktemp("inspector")
     stubs, library = folder / "libcuda.so", folder / "libnccl-profiler-inspector.so"
     (folder / "stubs.c").write_text(STUBS)

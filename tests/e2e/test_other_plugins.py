@@ -1,0 +1,29 @@
+"""A job whose environment names another's tuner and profiler: it is tuned, and says whose plugins are there."""
+
+import json
+
+from benchmarks.lib.other_plugins import other_profiler, other_tuner
+from zerotune.store.passages import OtherPlugin
+
+
+def test_a_job_beside_others_plugins(world):
+    world.start_daemon()
+    world.environment |= {
+        "NCCL_TUNER_PLUGIN": str(other_tuner(world.folder / "tuner.so", 5)),
+        "NCCL_PROFILER_PLUGIN": str(other_profiler(world.folder / "profiler.so", 5)),
+        "ZEROTUNE_NCCL_HOST": "model",
+    }
+    training, _ = world.train("--steps", "400")
+
+    def beside_others():
+        job = next(iter(world.jobs()), None)
+        return job if job and job.passages.others and job.epoch > 0 and job.n_observations > 0 else None
+
+    job = world.wait_for(beside_others, "a plan beside others' plugins", training)
+    assert job.passages.others == (OtherPlugin("tuner", "other"), OtherPlugin("profiler", "other"))
+
+    def baselines():
+        done = world.zerotune("explain", "--store", world.store, "--json")
+        return {one["job"]["baseline"] for one in json.loads(done.stdout)} == {"other"}
+
+    world.wait_for(baselines, "the baseline's name in the store", training)
