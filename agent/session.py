@@ -26,6 +26,7 @@ from zerotune.agent.daemon_link.job_id import AgreedJobId
 from zerotune.agent.daemon_link.leader import LeaderAddress
 from zerotune.agent.emulation import BACKEND, uses_nccl
 from zerotune.agent.job_store import open_job_store
+from zerotune.agent.nccl import other_plugins
 from zerotune.agent.nccl.library import Plugin
 from zerotune.agent.observing import memory
 from zerotune.agent.observing.ring import RecordDrain
@@ -190,6 +191,9 @@ class Session:
         self._pressure = self._sample_pressure()  # nothing may be tried before it is known
         if plugin.tuner_abi() == 0:
             logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
+        if is_first_of_node():
+            for named in other_plugins.left_out(os.environ, plugin):
+                logger.warning("zerotune: %s is left out: nothing there that this NCCL could load", named)
 
     def _connect(self, plugin: Plugin) -> None:
         """Meet the other ranks and the daemon."""

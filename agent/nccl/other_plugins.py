@@ -10,9 +10,12 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from zerotune.agent.nccl.compiled import PLUGIN
+
+if TYPE_CHECKING:
+    from zerotune.agent.nccl.library import Plugin
 
 _OURS: Final = (Path(PLUGIN.file).name, "zerotune")
 
@@ -58,6 +61,17 @@ def others(environment: Mapping[str, str]) -> Iterator[tuple[Place, str]]:
     for place in (TUNER, PROFILER):
         if (name := named(place, environment)) and name.lower() != "none":
             yield place, name
+
+
+def left_out(environment: Mapping[str, str], plugin: Plugin) -> Iterator[str]:
+    """Each plugin that is named, and was not to be had or speaks no interface of this NCCL: its variable and value."""
+    loaded = {
+        TUNER: plugin.tuner_abi() == 0 or plugin.next_tuner(),
+        PROFILER: plugin.profiler_abi() == 0 or plugin.next_profiler(),
+    }
+    for place, name in others(environment):
+        if not loaded[place]:
+            yield f"{place.variable}={name}"
 
 
 def _configured(environment: Mapping[str, str]) -> dict[str, str]:

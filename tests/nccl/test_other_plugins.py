@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.agent.nccl.compiled import PLUGIN
-from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, others, take_places
+from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, left_out, others, take_places
 
 OURS = "/x/libnccl-tuner-zerotune.so"
 NO_FILE = {"NCCL_CONF_FILE": "/nowhere"}
@@ -59,6 +59,24 @@ def test_both_places_are_taken() -> None:
     assert environment[PROFILER.variable] == environment[TUNER.variable] == OURS
     assert environment[PROFILER.next_variable] == "inspector"
     assert environment[TUNER.next_variable] == ""
+
+
+class Loaded:
+    """Our plugin after NCCL loaded it, with the other plugins that it opened."""
+
+    def __init__(self, tuner: str = "", profiler: str = "", profiler_abi: int = 6) -> None:
+        self.next_tuner, self.next_profiler = (lambda: tuner), (lambda: profiler)
+        self.tuner_abi, self.profiler_abi = (lambda: 6), (lambda: profiler_abi)
+
+
+def test_what_was_named_in_vain_is_told() -> None:
+    environment = NO_FILE | {"NCCL_TUNER_PLUGIN": "ofi", "NCCL_PROFILER_PLUGIN": "inspector"}
+    take_places(environment, OURS, searches=True)
+    both = ["NCCL_TUNER_PLUGIN=ofi", "NCCL_PROFILER_PLUGIN=inspector"]
+    assert list(left_out(environment, Loaded())) == both
+    assert list(left_out(environment, Loaded(tuner="x"))) == both[1:]
+    assert list(left_out(environment, Loaded(tuner="x", profiler_abi=0))) == []  # NCCL 2.22 has no profilers
+    assert list(left_out(NO_FILE, Loaded())) == []
 
 
 def test_others_are_named() -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.other_plugins import PROFILER, TUNER
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
 from zerotune.store.errors import PluginError, UserError
@@ -29,7 +30,11 @@ TIMEOUT_S: Final = 300.0
 """Until NCCL must have answered: several times what the largest cluster takes on two cores."""
 _POLL_S: Final = 0.2
 _STDERR_BYTES: Final = 2000
-_OURS: Final = ("NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_NET_PLUGIN")
+_OURS: Final = frozenset(
+    {"NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_NET_PLUGIN"}
+    | {name for place in (TUNER, PROFILER) for name in (place.variable, place.next_variable)}
+)
+"""What the twin must not inherit: it is asked what NCCL does by itself."""
 
 
 @dataclass(frozen=True)
