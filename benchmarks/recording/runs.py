@@ -46,6 +46,13 @@ class Run:
         return RESULTS / f"{self.name}.json"
 
 
+FAULTS: Final = (
+    "events_there_are",
+    *(f"events:{kind}" for kind in ("write", "sync", "rename", "truncate", "unlink", "open", "read", "malloc")),
+    "events:power_cut",
+)
+"""How many of each kind were met."""
+
 RUNS: Final = (
     Run("demo", "demo --picture docs/pictures/demo.svg"),
     Run("soak", "soak", shown=("n_collectives_per_rank", "n_epochs")),
@@ -59,7 +66,7 @@ RUNS: Final = (
     Run("prediction_held_out", "prediction_held_out --quick --by size range cell channels ranks fabric"),
     Run("stage_fingerprint", "stage_fingerprint --shipped-only"),
     Run("replay", "replay_speed --check-only --seed 3"),
-    Run("store_faults", "store_faults --minutes 15", shown=("events_there_are",)),
+    Run("store_faults", "store_faults --minutes 15", shown=FAULTS),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
     Run("chaos", "chaos", is_timed=True, shown=("worst_step_ms",)),
     Run("chaos_two_nodes", "chaos --minutes 5 --nodes 2", is_timed=True, shown=("worst_step_ms",)),

@@ -81,6 +81,8 @@ class Store:
         self._file = os.stat(path)
         self._series = _measurements.SeriesIds()
         self._rows_until_retention = 0
+        self._n_lost_told = 0
+        """Rows whose loss `commit` has told of."""
         self._writer = (
             None if writing is None else Writer(writing, self._series.forget, self._begin_anew, DamageWatch(path))
         )
@@ -189,9 +191,13 @@ class Store:
         Raises:
             StoreError: what was recorded is not committed.
         """
-        if not self.flush(timeout_s):
+        is_written = self.flush(timeout_s)
+        n_lost, self._n_lost_told = self.n_dropped - self._n_lost_told, self.n_dropped
+        if not is_written:
             reason = self.writing.error or f"it took longer than {timeout_s:g} s"
             raise StoreError(f"{self.path} cannot be written: {reason}", "make room there, then run this again")
+        if n_lost:
+            raise StoreError(f"{self.path} did not take {n_lost:,} records: {self.writing.error}", "run this again")
 
     def close(self) -> None:
         """Write what is queued, close the file, free the lock; may be called twice.

@@ -139,6 +139,17 @@ def test_the_writer_lives_on_whatever_statement_fails(path, block, monkeypatch, 
     assert statement.has_failed
 
 
+def test_commit_tells_of_records_that_sqlite_refused(path, block, monkeypatch):
+    with Store.open(path) as store:
+        monkeypatch.setattr(measurements, "insert", Once(measurements.insert, sqlite3.IntegrityError("no such")))
+        store.record_measurements("f", "j", block(10))
+        with pytest.raises(StoreError):
+            store.commit()
+        store.record_measurements("f", "j", block(10))
+        store.commit()
+        assert (len(store.measurements()), store.n_dropped) == (10, 10)
+
+
 @pytest.fixture
 def n_sound(written) -> int:
     """Measurements that are left in a store with a damaged page."""
