@@ -78,7 +78,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
 
     plugin = None
     if settings.agent_on:
-        from zerotune.agent.nccl import library
+        from zerotune.agent.nccl import library, other_plugins
 
         try:
             plugin = library.load()
@@ -87,9 +87,8 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             said = os.environ.get(ENV_LAUNCH) == "1" or os.environ.get("LOCAL_RANK", "0") != "0"
             level = logging.INFO if said else logging.WARNING
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
+            other_plugins.give_back(os.environ)
         else:
-            from zerotune.agent.nccl import other_plugins
-
             # By its name: it is loaded already, and NCCL 2.27.3 takes no path.
             other_plugins.take_places(os.environ, plugin.path.name, searches=settings.fabric is None)
             if settings.plan_path is not None:

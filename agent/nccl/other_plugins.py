@@ -56,6 +56,17 @@ def take_places(environment: MutableMapping[str, str], ours: str, *, searches: b
         environment[place.variable] = ours
 
 
+def give_back(environment: MutableMapping[str, str]) -> None:
+    """Where ours cannot be loaded after all, NCCL is to load what it would have loaded."""
+    for place in (TUNER, PROFILER):
+        if Path(environment.get(place.variable, "")).name not in _OURS:
+            continue
+        other = environment.pop(place.next_variable, "")
+        del environment[place.variable]
+        if other:
+            environment[place.variable] = other
+
+
 def others(environment: Mapping[str, str]) -> Iterator[tuple[Place, str]]:
     """Places for which another plugin is named, and its name."""
     for place in (TUNER, PROFILER):

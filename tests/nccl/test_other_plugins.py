@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.agent.nccl.compiled import PLUGIN
-from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, left_out, others, take_places
+from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, give_back, left_out, others, take_places
 
 OURS = "/x/libnccl-tuner-zerotune.so"
 NO_FILE = {"NCCL_CONF_FILE": "/nowhere"}
@@ -59,6 +59,16 @@ def test_both_places_are_taken() -> None:
     assert environment[PROFILER.variable] == environment[TUNER.variable] == OURS
     assert environment[PROFILER.next_variable] == "inspector"
     assert environment[TUNER.next_variable] == ""
+
+
+@pytest.mark.parametrize("named", [{}, {"NCCL_TUNER_PLUGIN": "ofi"}, {"NCCL_PROFILER_PLUGIN": "inspector"}])
+def test_places_are_given_back_where_ours_cannot_be_loaded(named: dict[str, str]) -> None:
+    environment = NO_FILE | named
+    give_back(environment)
+    assert environment == NO_FILE | named
+    take_places(environment, OURS, searches=True)
+    give_back(environment)
+    assert environment == NO_FILE | named
 
 
 class Loaded:
