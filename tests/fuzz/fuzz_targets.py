@@ -169,10 +169,11 @@ def daemon_messages(data: bytes) -> None:
     if not isinstance(message, wire.PlanOffer):
         return
     plugin = library.load()
-    with contextlib.suppress(PlanError):
-        plugin.load_plan(message.plan)
-        assert plugin.flip(message.plan.epoch)
-        assert plugin.active_epoch() == message.plan.epoch
+    for plan in (message.plan, message.plan.at_last()):
+        with contextlib.suppress(PlanError):
+            plugin.load_plan(plan)
+            assert plugin.flip(plan.epoch)
+            assert plugin.active_epoch() == plan.epoch
 
 
 # ---- files ----
