@@ -88,6 +88,8 @@ RankCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK + 1)]
 RecordCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORDS_BYTES // OBSERVATION_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**45)]
 """Of what one rank saw; those of all ranks together still fit 63 bits."""
+Adoptable = Annotated[int, msgspec.Meta(ge=0, le=2**30)]
+"""An epoch that a rank says is in force: the plans that follow it have room below an ordinal's limit."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
@@ -122,7 +124,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """What the fabric is, for people and for the cost model; `emulated` names a fabric file."""
     nccl_version: U32
     tuner_abi: U32
-    epoch: Ordinal = 0
+    epoch: Adoptable = 0
     """Epoch of the plan that is in force on this rank."""
     leader: Name = ""
     """Endpoint of rank 0's daemon as seen from this node; empty where this rank does not know it."""
@@ -161,7 +163,7 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     """Rank 0 says that all ranks run under `epoch` from `step` on."""
 
     job_id: Id
-    epoch: Ordinal
+    epoch: Adoptable
     step: Ordinal
 
 

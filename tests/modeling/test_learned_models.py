@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -212,3 +214,10 @@ def _cell() -> tuple:
 
 def _options() -> tuple[Candidate, ...]:
     return CostPrior(fabric.load("ethernet_boxes").describe()).candidates(PLACE, Collective.all_gather)
+
+
+@pytest.mark.parametrize("stated", ["job", "", -5, math.nan, 1e300])
+def test_facts_that_say_nothing_of_channels_are_as_if_not_there(stated: str | float):
+    """They come over the wire, from any rank."""
+    place = CommunicatorClass(8, 1)
+    assert CostPrior({"comm_channels": stated}).max_channels(place) == CostPrior({}).max_channels(place)

@@ -30,6 +30,7 @@ from zerotune.store.records import (
 
 u32 = st.integers(0, 2**32 - 1)
 ordinals = st.integers(0, 2**31 - 1)
+epochs = st.integers(0, 2**30)
 ranks = st.integers(0, wire.MAX_RANK)
 ids = st.text(min_size=1, max_size=20)
 names = st.text(max_size=20)
@@ -54,9 +55,9 @@ some_rows = st.lists(rows, max_size=3).map(tuple)
 first_looks = st.builds(FirstLook, st.integers(1, 2**31 - 1), ordinals, some_rows, ordinals)
 plans = st.builds(Plan, ordinals, some_rows, ordinals, st.booleans(), st.none() | first_looks)
 agent_messages = st.one_of(
-    st.builds(wire.Hello, ids, ranks, ranks, ranks, names, u32, names, facts, u32, u32, ordinals),
+    st.builds(wire.Hello, ids, ranks, ranks, ranks, names, u32, names, facts, u32, u32, epochs),
     st.builds(wire.Steps, ids, ranks, st.lists(steps, max_size=3).map(tuple)),
-    st.builds(wire.Adopted, ids, ordinals, ordinals),
+    st.builds(wire.Adopted, ids, epochs, ordinals),
     st.builds(wire.Goodbye, ids, ranks),
     st.builds(wire.NoSteps, ids, ranks, u32, st.floats(0, 1e12)),
     st.just(wire.StatusRequest()),
@@ -255,6 +256,7 @@ def test_records_with_a_number_out_of_its_range_are_refused(kind, field):
         {"fabric": {"gpu": "x" * 5000}},
         {"fabric": {"n": 2**63}},
         {"fabric": {"x": float("inf")}},
+        {"epoch": 2**31 - 1},  # the next plan's could not be said
     ],
 )
 def test_greetings_beyond_any_rank_of_ours_are_refused(fields):

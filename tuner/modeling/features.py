@@ -160,7 +160,8 @@ class CostPrior:
         self._live: dict[tuple[CommunicatorClass, Collective], dict[int, npt.NDArray[np.float32]]] = {}
         self._max_channels: dict[CommunicatorClass, int] = {}
         self._refused: dict[tuple[CommunicatorClass, Collective], set[tuple[int, int]]] = {}
-        self._stated_channels = int(fabric_facts.get("comm_channels", 0) or 0)
+        stated = fabric_facts.get("comm_channels")
+        self._stated_channels = max(0, stated) if isinstance(stated, int) else 0
         self.revision = 0
         """Grows whenever something is learned: what was worked out before no longer holds."""
 
