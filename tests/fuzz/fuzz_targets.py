@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import re
 import shutil
@@ -44,7 +43,6 @@ MAX_MESSAGES: Final = 24
 MAX_TICKS: Final = 200
 FOLDER: Final = Path(tempfile.mkdtemp(prefix="zerotune-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
-logging.disable(logging.CRITICAL)
 
 
 class Target(NamedTuple):

@@ -8,6 +8,7 @@ ENDS_AT is a time of time.monotonic(): instrumenting the code takes longer on a 
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 
@@ -17,6 +18,7 @@ with atheris.instrument_imports(include=["zerotune"]):
     import fuzz_targets
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
     ends_at_s, name = float(sys.argv.pop(1)), sys.argv.pop(1)
     if ends_at_s:
         sys.argv.append(f"-max_total_time={max(1, int(ends_at_s - time.monotonic()))}")
