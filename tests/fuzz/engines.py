@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -102,7 +104,11 @@ def run_python(
         f"-timeout={HANG_S}", f"-rss_limit_mb={MOST_MEMORY_MB}", f"-artifact_prefix={prefix}", f"-max_len={most}",
         f"-dict={words}", f"-report_slow_units={HANG_S}", "-print_final_stats=1", str(found), str(seeds),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    # libFuzzer ends its process at once: what that leaves behind goes with this folder.
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="zerotune-fuzz-", dir=memory) as files:
+        told = {**os.environ, "TMPDIR": files}
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=told)
     said = done.stdout + done.stderr
     n_runs = max(
         (int(number) for number in re.findall(r"(?m)^(?:#|stat::number_of_executed_units: )(\d+)", said)), default=0

@@ -41,7 +41,7 @@ RECORDED_FABRIC: Final = (fabric.FABRICS_DIR / "rtx5090_loopback.toml").read_byt
 COST: Final = np.dtype(wire.COST_FIELDS)
 MAX_MESSAGES: Final = 24
 MAX_TICKS: Final = 200
-FOLDER: Final = Path(tempfile.mkdtemp(prefix="zerotune-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+FOLDER: Final = Path(tempfile.mkdtemp(prefix="zerotune-fuzz-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
