@@ -15,16 +15,12 @@ int other_n_of_type[16];
 int *other_nccl_mask;
 void *other_foreign_context;
 
-typedef struct {
-  uint64_t type;
-  int is_running;
-} event;
-
-static event pool[N_EVENTS];
+static uint64_t pool[N_EVENTS]; /* types of events; used again and again */
 static int contexts[64];
 
 static int is_mine(const void *handle) {
-  return handle >= (const void *)pool && handle < (const void *)(pool + N_EVENTS) && ((const event *)handle)->type != 0;
+  if (handle < (const void *)pool || handle >= (const void *)(pool + N_EVENTS)) return 0;
+  return __atomic_load_n((const uint64_t *)handle, __ATOMIC_RELAXED) != 0;
 }
 
 static int is_context(const void *context) {
@@ -33,12 +29,12 @@ static int is_context(const void *context) {
 
 static nccl_result made(void **context, int *mask) {
   *context = &contexts[__atomic_fetch_add(&other_n_inits, 1, __ATOMIC_RELAXED) % 64];
-  other_nccl_mask = mask;
+  __atomic_store_n(&other_nccl_mask, mask, __ATOMIC_RELAXED);
   if (other_is_off) { /* as NCCL Inspector says so: no error, no context */
     *context = NULL;
     return 0;
   }
-  *mask = other_mask;
+  __atomic_store_n(mask, other_mask, __ATOMIC_RELAXED); /* NCCL and ours may be reading it */
   return other_init_fails ? 3 : 0;
 }
 
@@ -48,15 +44,14 @@ static nccl_result begin(void *context, void **handle, uint64_t type, const void
   const int number = __atomic_fetch_add(&other_n_starts, 1, __ATOMIC_RELAXED);
   __atomic_fetch_add(&other_n_of_type[__builtin_ctzll(type)], 1, __ATOMIC_RELAXED);
   if (parent == NULL) __atomic_fetch_add(&other_n_orphans, 1, __ATOMIC_RELAXED);
-  event *its = &pool[other_reuses ? __builtin_ctzll(type) : number % N_EVENTS];
-  *its = (event){type, 1};
+  uint64_t *its = &pool[other_reuses ? __builtin_ctzll(type) : number % N_EVENTS];
+  __atomic_store_n(its, type, __ATOMIC_RELAXED);
   *handle = type & other_untracked ? NULL : its;
   return other_fails ? 3 : 0;
 }
 
 static nccl_result stop(void *handle) {
   if (!is_mine(handle)) __builtin_trap();
-  ((event *)handle)->is_running = 0;
   __atomic_fetch_add(&other_n_stops, 1, __ATOMIC_RELAXED);
   return other_fails ? 3 : 0;
 }

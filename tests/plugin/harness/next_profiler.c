@@ -151,6 +151,15 @@ static void ours_is_as_without_it(other_profiler other) {
   test_groups();
 }
 
+static void threads_beside_it(void) {
+  the.reset();
+  beside = (other_profiler){0};
+  *of_profiler(5, "mask") = EVERYTHING;
+  setenv("ZEROTUNE_NEXT_PROFILER", "other5", 1);
+  test_threads();
+  CHECK(strcmp(the.next_profiler(), "other") == 0);
+}
+
 void test_next_profiler(void) {
   for (int version = 1; version <= 7; version++) {
     each_gets_what_it_asked_for(version, version);
@@ -168,4 +177,5 @@ void test_next_profiler(void) {
                                         {.newest = 7, .mask = EVERYTHING, .untracked = COLL | KERNEL_CHANNEL},
                                         {.newest = 7, .mask = EVERYTHING, .untracked = ~UINT64_C(0)}};
   for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) ours_is_as_without_it(each[i]);
+  threads_beside_it();
 }

@@ -82,7 +82,7 @@ static void *run_worker(void *argument) {
   for (int life = 0; life < 3; life++) {
     profiled profiler = profiler_init(5, number, 8, 1, (int)number);
     tuned tuner = tuner_init(5, number, 8, 1);
-    CHECK(profiler.context == tuner.context);
+    CHECK(profiler.context == tuner.context || the.next_profiler()[0] != '\0');
     for (int i = 0; i < N_CALLS / 3; i++) {
       question asked = ordinary_question(NCCL_ALL_GATHER, 1000 + (size_t)(i * 7 % 700));
       tuner_ask(tuner, &asked);

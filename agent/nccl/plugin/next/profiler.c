@@ -99,7 +99,7 @@ uint64_t zt_next_profiler_faults(void) { return atomic_load_explicit(&n_faults, 
 static zt_both *take(zt_communicator *communicator) {
   for (int i = 0; i < MAX_COMMUNICATORS; i++)
     if (all_both[i].communicator == NULL) {
-      all_both[i] = (zt_both){.communicator = communicator};
+      all_both[i].communicator = communicator;
       return &all_both[i];
     }
   return NULL;
@@ -130,7 +130,9 @@ void *zt_next_profiler_init(zt_communicator *communicator, const zt_profiler_sta
     return both;
   }
   const int before = __atomic_load_n(mask, __ATOMIC_RELAXED);
-  const nccl_result result = init(its, &both->context, mask, start);
+  void *context = NULL;
+  const nccl_result result = init(its, &context, mask, start);
+  both->context = context;
   check(result);
   const int wanted = result == NCCL_SUCCESS ? __atomic_load_n(mask, __ATOMIC_RELAXED) & known_events(its->abi) : before;
   __atomic_store_n(mask, wanted, __ATOMIC_RELAXED);
@@ -143,10 +145,11 @@ zt_communicator *zt_next_profiler_end(void *handed) {
   zt_both *both = zt_both_of(handed);
   if (both == NULL) return zt_has_next_profiler() ? NULL : handed;
   zt_communicator *communicator = both->communicator;
-  if (both->mask != NULL && both->context != NULL) check(atomic_load(&next)->finalize(both->context)); /* as NCCL */
-  pthread_mutex_lock(&finding);
-  *both = (zt_both){0};
-  pthread_mutex_unlock(&finding);
+  void *context = both->context;
+  const bool is_told = atomic_exchange(&both->mask, NULL) != NULL;
+  if (is_told && context != NULL) check(atomic_load(&next)->finalize(context)); /* as NCCL does */
+  both->context = NULL;
+  both->communicator = NULL;
   return communicator;
 }
 
@@ -211,8 +214,9 @@ static nccl_result start_v5(const next_profiler *its, void *context, void **hand
 void *zt_next_profiler_begin(int abi, const zt_both *both, void *handed, void *event, uint64_t type) {
   const next_profiler *its = atomic_load_explicit(&next, memory_order_acquire);
   if (type > (uint64_t)(uint32_t)known_events(its->abi)) return NULL;
-  if (both != NULL && both->mask == NULL) return NULL;
-  if (both != NULL && !(asked_by(type) & (uint32_t)__atomic_load_n(both->mask, __ATOMIC_RELAXED))) return NULL;
+  const int *mask = both == NULL ? NULL : both->mask;
+  const uint32_t asked = mask == NULL ? 0 : (uint32_t)__atomic_load_n(mask, __ATOMIC_RELAXED);
+  if (both != NULL && !(asked_by(type) & asked)) return NULL;
   void **parent = (void **)((char *)event + offsetof(nccl_event_v1, parent));
   void *const given = *parent, *context = both != NULL ? both->context : handed;
   *parent = zt_pair_of_handle(given).theirs;

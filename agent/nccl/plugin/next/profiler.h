@@ -1,7 +1,7 @@
 /* Another profiler in the same process: it is told what it asked for, and so is ours.
  *
- * NCCL has one place for a profiler, too. Contexts are kept apart, event masks are joined, events are handed to the other
- * as NCCL would. Its errors are counted and NCCL never sees them.
+ * NCCL has one place for a profiler, too. Contexts are kept apart, event masks are joined, events are handed to the
+ * other as NCCL would. Its errors are counted and NCCL never sees them.
  */
 #ifndef ZEROTUNE_NEXT_PROFILER_H
 #define ZEROTUNE_NEXT_PROFILER_H
@@ -24,11 +24,11 @@ typedef struct {
   nccl_logger log;
 } zt_profiler_start;
 
-/* Beside another profiler this is what NCCL gets for a communicator. */
+/* Beside another profiler this is what NCCL gets for a communicator. Atomic: events may come when it is gone. */
 typedef struct {
-  zt_communicator *communicator; /* ours */
-  void *context;                 /* theirs */
-  const int *mask;               /* what they ask for; NULL = their init failed */
+  _Atomic(zt_communicator *) communicator; /* ours; NULL = free */
+  _Atomic(void *) context;                 /* theirs */
+  _Atomic(const int *) mask;               /* what they ask for; NULL = their init failed */
 } zt_both;
 
 /* Open the other library if this was not done yet, and tell it of a communicator. Returns what to hand NCCL:
