@@ -87,6 +87,8 @@ MISTAKES = {
         ["/proc/x.csv", "--to", "measurements", "--store", "{store}"],
         ["/proc/x.csv", "--to", "nvidia-csv", "--store", "{store}"],
         ["{out}", "--job", "nobody", "--store", "{store}"],
+        ["{out}", "--to", "chrome", "--job", "nobody", "--store", "{store}"],
+        ["{out}", "--to", "chrome", "--trace", "{junk}", "--store", "{store}"],
         [],
     ],
     "memory": [

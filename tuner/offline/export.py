@@ -63,10 +63,11 @@ _HEAD: Final = (
 
 
 _SUFFIXES: Final = {
-    ".json": ("plan",),
+    ".json": ("plan", "chrome"),
     ".csv": ("nvidia-csv", "measurements"),
     ".parquet": ("measurements",),
-    **dict.fromkeys((".xls", ".xlsx", ".ods", ".db", ".sqlite", ".html", ".gz", ".zip"), ()),
+    ".gz": ("chrome",),
+    **dict.fromkeys((".xls", ".xlsx", ".ods", ".db", ".sqlite", ".html", ".zip"), ()),
 }
 """Suffixes that promise a format -> what is written in it."""
 

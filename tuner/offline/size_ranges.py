@@ -1,4 +1,4 @@
-"""Ranges of sizes as text."""
+"""Sizes and ranges of them as text."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ def rounded_range(low_bytes: int, high_bytes: int, to: str = " to ") -> str:
 def exact_range(low_bytes: int, high_bytes: int) -> str:
     """An exact range, such as "1,048,576 to 1,246,974"; one size where both ends are equal."""
     return f"{low_bytes:,}" if low_bytes == high_bytes else f"{low_bytes:,} to {high_bytes:,}"
+
+
+def size_text(n_bytes: int) -> str:
+    """A number of bytes with a binary unit, rounded."""
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if n_bytes >= 1 << shift:
+            return f"{n_bytes / (1 << shift):.4g} {unit}"
+    return f"{n_bytes} B"

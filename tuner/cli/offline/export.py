@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,35 +21,48 @@ def export(
         str,
         typer.Option(
             "--to",
-            help="plan (for launch --plan, .json), nvidia-csv, or measurements (.csv, or .parquet).",
-            autocompletion=completion.one_of("plan", "nvidia-csv", "measurements"),
+            help="plan (for launch --plan, .json), nvidia-csv, measurements (.csv, or .parquet), or chrome: a timeline"
+            " for Perfetto and chrome://tracing (.json, or .json.gz).",
+            autocompletion=completion.one_of("plan", "nvidia-csv", "measurements", "chrome"),
         ),
     ] = "plan",
     store: StorePath = None,
     job: Annotated[
         str | None,
         typer.Option(
-            help="Job id or name; default: the newest that adopted a plan; for measurements all jobs.",
+            help="Job id or name; default: the newest that adopted a plan; for measurements all jobs; for chrome the"
+            " newest that trained.",
             autocompletion=completion.jobs,
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Folder of `launch --log-trace`: chrome draws every rank, each collective where it ran."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take what was learned elsewhere: a plan file, NVIDIA's example-tuner CSV, or all measurements.
+    """Take what was learned elsewhere: a plan file, NVIDIA's example-tuner CSV, all measurements, or a timeline.
 
     Example: zerotune export plan.json && zerotune launch --plan plan.json -- torchrun train.py
 
     For a notebook: zerotune export measurements.parquet --to measurements
+
+    For Perfetto: zerotune export timeline.json.gz --to chrome --trace traces/
     """
     from zerotune.tuner.offline import export as exporting
+    from zerotune.tuner.offline.chrome_trace import export_chrome_trace
 
-    write = {
+    formats: dict[str, Callable[[Path, Path, str | None], list[str]]] = {
         "plan": exporting.export_plan,
         "nvidia-csv": exporting.export_nvidia_csv,
         "measurements": exporting.export_measurements,
-    }.get(to)
+        "chrome": partial(export_chrome_trace, trace=trace),
+    }
+    write = formats.get(to)
     if write is None:
-        raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv or measurements")
+        raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv, measurements or chrome")
+    if trace is not None and to != "chrome":
+        raise UserError(f"--trace is of no use for {to}", "use it with --to chrome")
     out = output_file(out)
     exporting.check_suffix(out, to)
     remarks = write(store_path(store), out, job)

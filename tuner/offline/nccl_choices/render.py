@@ -13,6 +13,7 @@ from rich.table import Table
 from zerotune.tuner.offline.nccl_choices.choices import Choice, ChoiceChange, Choices
 from zerotune.tuner.offline.nccl_choices.plan_check import JudgedRow, RowEffect
 from zerotune.tuner.offline.plots import GRID, new_figure
+from zerotune.tuner.offline.size_ranges import size_text
 
 _COLOURS: Final = ("#0f7b8a", "#c4501b", "#5b6abf", "#b58a00", "#8792a0", "#7a3e8f", "#3f8f4f", "#b03060", "#1c2430")
 _N_RIVALS: Final = 3
@@ -23,14 +24,6 @@ _WORDS: Final = {
     RowEffect.ignored: "does nothing: NCCL does not offer it here",
     RowEffect.never_matches: "does nothing: no call here can match it",
 }
-
-
-def size_text(n_bytes: int) -> str:
-    """A number of bytes with a binary unit, rounded."""
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if n_bytes >= 1 << shift:
-            return f"{n_bytes / (1 << shift):.4g} {unit}"
-    return f"{n_bytes} B"
 
 
 def headline(found: Choices) -> str:

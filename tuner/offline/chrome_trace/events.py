@@ -1,0 +1,149 @@
+"""Events in the Chrome Trace Event JSON format, written one by one.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format.
+"""
+
+from __future__ import annotations
+
+import gzip
+import heapq
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from zerotune.store.atomic_file import users_file
+
+Args = Mapping[str, str | int | float | None]
+
+_HEAD: Final = b'{"displayTimeUnit":"ms","traceEvents":[\n'
+_TAIL: Final = b"\n]}\n"
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class EventFile:
+    """An open file of events; `n_events` counts those that are no metadata."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.n_events = 0
+        self._file = file
+        self._between = _HEAD
+        # Each track has an id of its own in the whole file: viewers mix up equal ones of two processes.
+        self._ids = itertools.count(1)
+
+    def process(self, name: str) -> int:
+        """A new group of tracks, below the earlier ones; returns its pid."""
+        pid = next(self._ids)
+        self._describe("process", pid, pid, name)
+        return pid
+
+    def thread(self, pid: int, name: str) -> int:
+        """A new row of process `pid`, below its earlier ones; returns its tid."""
+        tid = next(self._ids)
+        self._describe("thread", pid, tid, name)
+        return tid
+
+    def write(self, event: dict[str, Any], args: Args) -> None:
+        """One event; names are shown without control characters, arguments that are None are left out."""
+        self.n_events += 1
+        known = {key: _printable(value) for key, value in args.items() if value is not None}
+        self._put(event | {"name": _printable(event["name"]), "args": known})
+
+    def close(self) -> None:
+        """End the document."""
+        self._file.write((b"" if self._between != _HEAD else _HEAD) + _TAIL)
+
+    def _describe(self, kind: str, pid: int, tid: int, name: str) -> None:
+        of = {"ph": "M", "ts": 0, "pid": pid, "tid": tid}
+        self._put(of | {"name": f"{kind}_name", "args": {"name": _printable(name)}})
+        self._put(of | {"name": f"{kind}_sort_index", "args": {"sort_index": tid}})
+
+    def _put(self, event: dict[str, Any]) -> None:
+        self._file.write(self._between + _encode(event))
+        self._between = b",\n"
+
+
+class Track:
+    """Spans and instants of one kind in one process, in the order of their beginnings.
+
+    A viewer draws one span below another of its row only where it lies wholly within it, so spans that overlap get
+    rows of their own.
+    """
+
+    def __init__(self, events: EventFile, pid: int, name: str) -> None:
+        self._events = events
+        self._pid = pid
+        self._name = name
+        self._rows: list[tuple[int, int]] = []
+        """Heap of (end of the last span in nanoseconds, tid)."""
+
+    def span(self, name: str, category: str, begin_us: float, duration_us: float, args: Args) -> None:
+        """One complete event of at least a nanosecond.
+
+        Args:
+            name: of the event.
+            category: of all events like it.
+            begin_us: not before that of the last span.
+            duration_us: until its end.
+            args: shown with it.
+        """
+        begin_ns = round(begin_us * 1e3)
+        end_ns = max(round((begin_us + duration_us) * 1e3), begin_ns + 1)
+        if self._rows and self._rows[0][0] <= begin_ns:
+            _, tid = heapq.heappop(self._rows)
+        else:
+            tid = self._new_row()
+        heapq.heappush(self._rows, (end_ns, tid))
+        event = {"ph": "X", "ts": begin_ns / 1e3, "dur": (end_ns - begin_ns) / 1e3, "pid": self._pid, "tid": tid}
+        self._events.write(event | {"name": name, "cat": category}, args)
+
+    def instant(self, name: str, category: str, at_us: float, args: Args) -> None:
+        """One event without a duration.
+
+        Args:
+            name: of the event.
+            category: of all events like it.
+            at_us: when.
+            args: shown with it.
+        """
+        if not self._rows:
+            self._rows.append((0, self._new_row()))
+        event = {"ph": "i", "s": "t", "ts": round(at_us, 3), "pid": self._pid, "tid": self._rows[0][1]}
+        self._events.write(event | {"name": name, "cat": category}, args)
+
+    def _new_row(self) -> int:
+        n_rows = len(self._rows)
+        return self._events.thread(self._pid, f"{self._name} ({n_rows + 1})" if n_rows else self._name)
+
+
+@contextmanager
+def event_file(out: Path) -> Iterator[EventFile]:
+    """A new file of events, packed where its name ends in .gz; whole at the end of the block, or not there.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    with users_file(out) as partial, partial.open("wb") as raw:
+        if out.suffix.lower() == ".gz":
+            with gzip.GzipFile(out.stem, "wb", 6, raw) as packed, _document(packed) as events:
+                yield events
+        else:
+            with _document(raw) as events:
+                yield events
+
+
+@contextmanager
+def _document(file: Any) -> Iterator[EventFile]:
+    events = EventFile(file)
+    yield events
+    events.close()
+
+
+def _printable(value: Any) -> Any:
+    """Text with control characters, marks of writing direction and halves of surrogates as escapes."""
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in value)

@@ -1,0 +1,141 @@
+"""`zerotune export --to chrome`: a job of the store, or the ranks of its trace."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective, CommunicatorClass, Decision, Phase, StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.offline.chrome_trace.events import EventFile, Track, event_file
+from zerotune.tuner.offline.chrome_trace.named import (
+    Span,
+    collective_args,
+    collective_name,
+    draw_decisions,
+    named,
+)
+from zerotune.tuner.offline.chrome_trace.ranks import draw_ranks
+from zerotune.tuner.offline.jobs.finding import id_of, job_of
+from zerotune.tuner.traces.own.jobs import one_start
+from zerotune.tuner.traces.own.reader import trace_files
+
+Array = NDArray[Any]
+
+
+def export_chrome_trace(store_path: Path, out: Path, job_id: str | None = None, trace: Path | None = None) -> list[str]:
+    """Write a timeline as Chrome Trace Event JSON, packed where `out` ends in .gz.
+
+    Args:
+        store_path: the SQLite file; with `trace` only decisions are read from it, if it is there.
+        out: the file to write.
+        job_id: id or name of the job; None: the newest that trained, or the only one of the trace.
+        trace: file or folder of `launch --log-trace`: draw every rank, by its own clock.
+
+    Returns:
+        Remarks for the user.
+
+    Raises:
+        UserError: there is no such job, nothing of it is recorded, or the file cannot be written.
+        StoreError: the store cannot be read.
+        TraceError: the trace cannot be read.
+    """
+    if trace is None:
+        return _export_job(store_path, out, job_id)
+    start = one_start(trace_files(trace), id_of(store_path, job_id))
+    decisions: list[Decision] = []
+    if store_path.exists():
+        with Store.open(store_path, read_only=True) as store:
+            decisions = store.decisions(job_id=start.files[0].header.job_id)
+    with event_file(out) as events:
+        remarks = draw_ranks(events, start, decisions)
+    return [f"{events.n_events:,} events of {len(start.files)} rank(s) written to {out}{_OPEN}", *remarks]
+
+
+_OPEN = "; open it at https://ui.perfetto.dev or chrome://tracing."
+
+
+def _export_job(store_path: Path, out: Path, job_id: str | None) -> list[str]:
+    with Store.open(store_path, read_only=True) as store:
+        job = job_of(store, job_id)
+        steps, rows = store.steps(job.job_id), store.measurements(job_id=job.job_id)
+        decisions = store.decisions(job_id=job.job_id)
+    if not (steps or decisions or len(rows)):
+        raise UserError(f"nothing of job {job.job_id} is recorded", "name another job with --job, or train longer")
+    spans = _spans(steps, rows)
+    with event_file(out) as events:
+        pid = events.process(f"job {job.name or job.job_id}")
+        track = Track(events, pid, "decisions")
+        draw_decisions(track, decisions, spans, _first_steps(steps))
+        track = Track(events, pid, "steps")
+        for one in steps:
+            begin_us, end_us = spans[one.step]
+            track.span(f"step {one.step}", "step", begin_us, end_us - begin_us, _step_args(one))
+        _draw_measurements(events, pid, rows, spans)
+    return [
+        f"{events.n_events:,} events of job {job.job_id} written to {out}{_OPEN}",
+        "A store has durations and no starts: in their step, collectives are drawn one after the other;"
+        " a trace (--trace) has both.",
+    ]
+
+
+def _step_args(step: StepRecord) -> dict[str, str | int | float | None]:
+    return {
+        "step": step.step,
+        "epoch": step.epoch,
+        "exposed_us": step.exposed_us,
+        "memory_pressure": step.memory_pressure,
+    }
+
+
+def _first_steps(steps: list[StepRecord]) -> dict[int, int]:
+    return {one.epoch: one.step for one in reversed(steps)}
+
+
+def _tracks(rows: Array) -> Array:
+    """Index of the track of each measurement: those of one communicator class, collective and phase share one."""
+    columns = [rows[name].astype(np.int64) for name in ("n_ranks", "n_nodes", "collective", "phase")]
+    return np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _spans(steps: list[StepRecord], rows: Array) -> dict[int, Span]:
+    """Begin and end of each step, end to end; steps that only measurements name take as long as their longest track."""
+    recorded = {one.step: one.duration_us for one in steps}
+    sums_us: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for step, track, duration_us in zip(
+        rows["step"].tolist(), _tracks(rows).tolist(), rows["duration_us"].tolist(), strict=True
+    ):
+        if step not in recorded:
+            sums_us[step][track] += duration_us
+    lengths_us = recorded | {step: max(of_track.values()) for step, of_track in sums_us.items()}
+    spans, now_us = {}, 0.0
+    for step in sorted(lengths_us):
+        spans[step] = (now_us, now_us + lengths_us[step])
+        now_us += lengths_us[step]
+    return spans
+
+
+def _draw_measurements(events: EventFile, pid: int, rows: Array, spans: dict[int, Span]) -> None:
+    tracks = _tracks(rows)
+    names = rows.dtype.names or ()
+    for index in range(int(tracks.max(initial=-1)) + 1):
+        chosen = rows[tracks == index]
+        chosen = chosen[np.argsort(chosen["step"], kind="stable")]
+        first = chosen[0]
+        what = f"{named(Collective, int(first['collective']))} {named(Phase, int(first['phase']))}"
+        size = CommunicatorClass(int(first["n_ranks"]), int(first["n_nodes"]))
+        track = Track(events, pid, f"{what}, {size}, starts unknown")
+        step, now_us = -1, 0.0
+        for values in chosen.tolist():
+            row = dict(zip(names, values, strict=True))
+            if row["step"] != step:
+                step = row["step"]
+                now_us = spans[step][0]
+            args = collective_args(row, is_default=bool(row["is_default"]))
+            track.span(collective_name(row), "collective", now_us, row["duration_us"], args)
+            now_us += row["duration_us"]
