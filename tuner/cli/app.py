@@ -27,6 +27,7 @@ from zerotune.tuner.cli.offline.replay import replay
 from zerotune.tuner.cli.offline.report import report
 from zerotune.tuner.cli.offline.stage import stage
 from zerotune.tuner.cli.offline.sweep import sweep
+from zerotune.tuner.cli.offline.table import table
 
 app = typer.Typer(
     name="zerotune",
@@ -43,6 +44,7 @@ for _command in (
     status,
     jobs,
     explain,
+    table,
     replay,
     sweep,
     import_,

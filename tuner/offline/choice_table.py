@@ -1,0 +1,211 @@
+"""`zerotune table`: what a job that began now would run, by node count and size, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from zerotune.agent.nccl import fabric as fabrics
+from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.errors import FabricError, UserError
+from zerotune.store.records import (
+    BASELINE,
+    Candidate,
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    size_class,
+)
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.offline.jobs.finding import job_of
+
+
+class Ground(str, Enum):
+    """Why a setting runs."""
+
+    proven = "proven"
+    """Earlier jobs on this fabric measured it to be faster than the baseline."""
+    leads = "leads"
+    """They believe it to be faster, and have not proved it: it runs in most steps."""
+    nccl = "nccl"
+    """Nothing known is faster: NCCL's own choice."""
+
+
+class TableEntry(msgspec.Struct, frozen=True):
+    """What runs from the first step on, for one call; what is tried out later is not foretold."""
+
+    collective: str
+    phase: str
+    n_nodes: int
+    n_ranks: int
+    message_bytes: int
+    setting: str
+    """With ground `nccl` what NCCL's cost model chooses; `baseline` where its topology is unknown."""
+    ground: Ground
+    reason: str
+    expected_us: float | None
+    """Of the setting; None: nothing is known."""
+    is_measured: bool
+    """Whether this fabric's jobs measured the setting at this key; else `expected_us` is a prediction."""
+    nccl_us: float | None
+    """Expected of NCCL's own choice; None: nothing is known."""
+    cheapest: str
+    """The candidate with the least expected time, which exploring would look at; `baseline` where that is NCCL's."""
+    cheapest_us: float | None
+
+
+class ChoiceTable(msgspec.Struct, frozen=True):
+    """The entries of one fabric, and what was assumed."""
+
+    fabric_id: str
+    emulated: str
+    """Name of the fabric file; empty: the machine is real."""
+    ranks_per_node: int
+    n_keys: int
+    """Keys that earlier jobs on the fabric measured."""
+    entries: tuple[TableEntry, ...]
+    notes: tuple[str, ...]
+
+
+def choice_table(
+    store_path: Path,
+    fabric: str | None,
+    nodes: Sequence[int],
+    sizes_bytes: Sequence[int],
+    collectives: Sequence[Collective],
+    ranks_per_node: int | None = None,
+) -> ChoiceTable:
+    """What would be chosen on a fabric.
+
+    Args:
+        store_path: the SQLite file with what earlier jobs measured; may be missing where `fabric` is given.
+        fabric: name or path of a fabric file; None: the fabric of the newest job.
+        nodes: node counts.
+        sizes_bytes: NCCL's nBytes.
+        collectives: which.
+        ranks_per_node: None: as the jobs had, or else as the fabric file says.
+
+    Returns:
+        One entry per collective, phase that was measured, node count and size.
+
+    Raises:
+        UserError: there is no job, the fabric has no network, or a node not so many ranks, or nobody
+            says how many it has.
+        FabricError: there is no such fabric.
+        StoreError: the store cannot be read.
+    """
+    described = None if fabric is None else fabrics.load(fabric)
+    knowledge, lines = Knowledge.empty(), list[CandidateStatistics]()
+    facts = {} if described is None else described.describe()
+    fabric_id = "" if described is None else described.fabric_id
+    if described is None or store_path.exists():
+        with Store.open(store_path, read_only=True) as store:
+            if described is None:
+                fabric_id = job_of(store, None).fabric_id
+                facts = store.fabrics().get(fabric_id, {})
+                described = _same_file(str(facts.get("emulated", "")), fabric_id)
+            lines = store.statistics(fabric_id)
+            knowledge = Knowledge.from_store(store, fabric_id)
+    notes = []
+    if described is not None and max(nodes) > described.max_nodes:
+        if described.belief.many_nodes is None:
+            raise UserError(f"fabric {described.name} describes no network", "use --nodes 1, or name another --fabric")
+        notes.append(f"{described.name} describes {described.max_nodes} node(s): the others are taken to be like them.")
+        described = described.with_nodes(max(nodes))
+    if described is None:
+        notes.append("NCCL's topology is not known here: its own choice cannot be named, and costs are a rough line.")
+    if not lines:
+        notes.append("No job on this fabric is recorded: costs are NCCL's own estimates.")
+    per_node = ranks_per_node or _ranks_per_node(lines) or (described.ranks_per_node if described else 0)
+    if not per_node:
+        raise UserError("nobody says how many ranks a node has", "give --ranks-per-node")
+    if described is not None and per_node > described.ranks_per_node:
+        raise UserError(
+            f"--ranks-per-node {per_node}: a node of {described.name} has {described.ranks_per_node} ranks",
+            "ask for no more",
+        )
+    costs = CostPrior(facts, described)
+    measured = {(line.key, BASELINE if line.is_default else line.candidate) for line in lines}
+    entries = []
+    for collective in collectives:
+        phases = sorted({line.key.phase for line in lines if line.key.collective is collective}) or [Phase.other]
+        for phase in phases:
+            for n_nodes in nodes:
+                place = CommunicatorClass(n_nodes * per_node, n_nodes)
+                for size in sizes_bytes:
+                    key = DecisionKey(place, collective, phase, size_class(size))
+                    entries.append(_entry(key, size, knowledge, costs, measured))
+    emulated = str(facts.get("emulated", ""))
+    return ChoiceTable(fabric_id, emulated, per_node, knowledge.n_keys, tuple(entries), tuple(notes))
+
+
+def _entry(
+    key: DecisionKey,
+    message_bytes: int,
+    knowledge: Knowledge,
+    costs: CostPrior,
+    measured: set[tuple[DecisionKey, Candidate]],
+) -> TableEntry:
+    candidates = list(costs.candidates(key.communicator, key.collective))
+    known = knowledge.decided(key)
+    lead = knowledge.open_lead(key) if known is None else None
+    if known is not None:
+        chosen, reason, ground = *known, Ground.proven
+    elif lead is not None:
+        chosen, reason, ground = lead.candidate, lead.reason, Ground.leads
+    else:
+        chosen, reason, ground = BASELINE, _why_nccl(key, measured), Ground.nccl
+    candidates += [chosen] if chosen not in candidates else []
+    mean = knowledge.prior(key, float(message_bytes), candidates, costs).mean
+    own = costs.default(key.communicator, key.collective, message_bytes)
+    times_us = {one: math.exp(log_us) for one, log_us in zip(candidates, mean.tolist(), strict=True) if log_us < np.inf}
+    cheapest = min(times_us, key=lambda one: (times_us[one], str(one)), default=BASELINE)
+    if times_us.get(cheapest, 0.0) >= times_us.get(BASELINE, math.inf):
+        cheapest = BASELINE
+    return TableEntry(
+        collective=key.collective.name,
+        phase=key.phase.name,
+        n_nodes=key.communicator.n_nodes,
+        n_ranks=key.communicator.n_ranks,
+        message_bytes=message_bytes,
+        setting=str(own or BASELINE) if chosen.is_baseline else str(chosen),
+        ground=ground,
+        reason=reason,
+        expected_us=times_us.get(chosen),
+        is_measured=(key, chosen) in measured,
+        nccl_us=times_us.get(BASELINE),
+        cheapest=str(cheapest),
+        cheapest_us=times_us.get(cheapest),
+    )
+
+
+def _why_nccl(key: DecisionKey, measured: set[tuple[DecisionKey, Candidate]]) -> str:
+    n_settings = sum(one == key and not candidate.is_baseline for one, candidate in measured)
+    if n_settings:
+        return f"none of {n_settings} measured setting(s) is shown to be faster"
+    return "no other setting was measured here"
+
+
+def _same_file(name: str, fabric_id: str) -> Fabric | None:
+    """The fabric file that the jobs ran on; None: there was none, or it has changed since."""
+    if not name:
+        return None
+    try:
+        found = fabrics.load(name)
+    except FabricError:
+        return None
+    return found if found.fabric_id == fabric_id else None
+
+
+def _ranks_per_node(lines: Sequence[CandidateStatistics]) -> int:
+    """Of the largest communicator that was measured; 0: none was."""
+    return max((one.key.communicator.n_ranks // one.key.communicator.n_nodes for one in lines), default=0)
