@@ -60,7 +60,7 @@ def export(
     }
     write = formats.get(to)
     if write is None:
-        raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv, measurements or chrome")
+        raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv, measurements or chrome (for Perfetto)")
     if trace is not None and to != "chrome":
         raise UserError(f"--trace is of no use for {to}", "use it with --to chrome")
     out = output_file(out)

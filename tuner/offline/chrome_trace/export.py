@@ -15,6 +15,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.chrome_trace.events import EventFile, Track, event_file
 from zerotune.tuner.offline.chrome_trace.named import (
     Span,
+    by_field,
     collective_args,
     collective_name,
     draw_decisions,
@@ -122,7 +123,6 @@ def _spans(steps: list[StepRecord], rows: Array) -> dict[int, Span]:
 
 def _draw_measurements(events: EventFile, pid: int, rows: Array, spans: dict[int, Span]) -> None:
     tracks = _tracks(rows)
-    names = rows.dtype.names or ()
     for index in range(int(tracks.max(initial=-1)) + 1):
         chosen = rows[tracks == index]
         chosen = chosen[np.argsort(chosen["step"], kind="stable")]
@@ -131,8 +131,7 @@ def _draw_measurements(events: EventFile, pid: int, rows: Array, spans: dict[int
         size = CommunicatorClass(int(first["n_ranks"]), int(first["n_nodes"]))
         track = Track(events, pid, f"{what}, {size}, starts unknown")
         step, now_us = -1, 0.0
-        for values in chosen.tolist():
-            row = dict(zip(names, values, strict=True))
+        for row in by_field(chosen):
             if row["step"] != step:
                 step = row["step"]
                 now_us = spans[step][0]

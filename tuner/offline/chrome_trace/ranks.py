@@ -15,7 +15,7 @@ from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import CommunicatorClass, Decision
 from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
 from zerotune.tuner.offline.chrome_trace.events import EventFile, Track
-from zerotune.tuner.offline.chrome_trace.named import Span, collective_args, collective_name, draw_decisions
+from zerotune.tuner.offline.chrome_trace.named import Span, by_field, collective_args, collective_name, draw_decisions
 from zerotune.tuner.traces.own.jobs import OneStart, RankFile
 from zerotune.tuner.traces.own.reader import OwnTrace, read_own
 
@@ -127,9 +127,10 @@ def _step_spans(steps: Array, row_step: Array, begin_us: Array) -> dict[int, Spa
     Logged are durations from one boundary to the next. Steps that follow each other are laid end to end, as late as
     no collective starts before its step does.
     """
-    first_us = {int(step): at_us for step, at_us in zip(row_step[::-1].tolist(), begin_us[::-1].tolist(), strict=True)}
+    numbers, first = np.unique(row_step, return_index=True)
+    first_us = dict(zip(numbers.tolist(), begin_us[first].tolist(), strict=True))
     lengths_us = {
-        int(step): length_us
+        step: length_us
         for step, length_us in zip(steps["step"].tolist(), steps["duration_us"].tolist(), strict=True)
         if 0 <= length_us <= _LONGEST_US
     }
@@ -186,15 +187,13 @@ def _differences(known: tuple[Array, Array], own: tuple[Array, Array]) -> Array:
 
 def _draw_rank(events: EventFile, rank: _Rank) -> None:
     pid = events.process(f"rank {rank.number}")
-    names = rank.rows.dtype.names or ()
     track = Track(events, pid, "steps")
-    of_step = {row[0]: dict(zip(rank.logged.dtype.names or (), row, strict=True)) for row in rank.logged.tolist()}
+    of_step = {row["step"]: row for row in by_field(rank.logged)}
     for step, (begin_us, end_us) in rank.steps.items():
         args = {key: value for key, value in of_step[step].items() if key != "duration_us" and value == value}
         track.span(f"step {step}", "step", begin_us, end_us - begin_us, args)
     tracks: dict[int, Track] = {}
-    for values, begin_us in zip(rank.rows.tolist(), rank.begin_us.tolist(), strict=True):
-        row = dict(zip(names, values, strict=True))
+    for row, begin_us in zip(by_field(rank.rows), map(float, rank.begin_us), strict=True):
         comm_id = row["comm_id"]
         if comm_id not in tracks:
             size = CommunicatorClass(row["n_ranks"], row["n_nodes"])
