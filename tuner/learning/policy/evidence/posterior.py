@@ -184,9 +184,11 @@ def _conditioned(guess: Guess, known: Known, common_std: float) -> tuple[Floats,
     That is the covariance of guesses and measured residuals, shape [n, m], and the part of it that these explain,
     shape [m, n].
     """
-    inner = covariance(known.place, known.place) * (known.std[:, None] * known.std) + common_std**2
+    n, std = len(guess.std), np.concatenate([guess.std, known.std])
+    everywhere = SettingPoints(*(np.concatenate(parts) for parts in zip(guess.place, known.place, strict=True)))
+    both = covariance(everywhere, known.place) * (std[:, None] * known.std) + common_std**2
+    cross, inner = both[:n], both[n:]
     inner[np.diag_indices_from(inner)] += known.noise_variance + 1e-9
-    cross = covariance(guess.place, known.place) * (guess.std[:, None] * known.std) + common_std**2
     solved = np.asarray(np.linalg.solve(inner, np.column_stack([known.residual, cross.T])), np.float64)
     return guess.mean + cross @ solved[:, 0], cross, solved[:, 1:]
 
