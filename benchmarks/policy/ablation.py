@@ -33,7 +33,7 @@ from benchmarks.__main__ import module_of
 from benchmarks.lib.argument_types import a_file_to_write, positive
 from benchmarks.lib.data_sets import DataSet, as_undescribed, check_sources, generated, of_folder, shipped
 from benchmarks.lib.reporting import Result, report, say
-from benchmarks.policy.mechanisms import FITTED_OR_SPECIAL, MECHANISMS, without
+from benchmarks.policy.mechanisms import MECHANISMS, without
 from benchmarks.policy.policy_regret import FIRST_GENERATED_SEED, Ours, judge, play, where_nccl_is_best
 from benchmarks.policy.recorded_figures import SEALED_SEEDS, is_kept_aside
 from zerotune.tuner.learning.knowledge import Knowledge
@@ -51,7 +51,6 @@ N_CALLS = 200
 SHIPPED = ("ethernet_boxes", "h100_ib_2")
 """One slow network and one fast."""
 ALL = "everything"
-ELEVEN = "eleven_at_once"
 CONFIDENCE = 90
 """Percent."""
 N_RESAMPLES = 2000
@@ -122,8 +121,6 @@ def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> N
     """
     PLAYS.parent.mkdir(exist_ok=True)
     variants = {ALL: (), **{name: (name,) for name in arguments.only or MECHANISMS}}
-    if not arguments.only:
-        variants[ELEVEN] = FITTED_OR_SPECIAL
     found = list(suites(arguments))
     everything = [(seed, suite) for seed in range(20, 20 + arguments.draws) for suite in found]
     with PLAYS.open("a") as file:
@@ -287,8 +284,7 @@ def main() -> None:
         PLAYS.unlink(missing_ok=True)
     kept = kept_plays()
     plays(arguments, kept)
-    variants = [*(arguments.only or MECHANISMS), *([] if arguments.only else [ELEVEN])]
-    results = list(summary(kept, variants))
+    results = list(summary(kept, arguments.only or [*MECHANISMS]))
     if arguments.page is not None:
         write_page(arguments.page, results, kept)
     report("ablation", results, as_json=arguments.json)

@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from zerotune.tuner.learning.policy.evidence import posterior
 from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
+from zerotune.tuner.learning.policy.evidence.serial_noise import NoiseModel
 from zerotune.tuner.learning.policy.step_feedback import StepFeedback
 from zerotune.tuner.learning.policy.steps.step_guard import StepGuard
 from zerotune.tuner.learning.policy.trials import options
@@ -31,6 +32,7 @@ def _without_leads(*arguments: Any, **named: Any) -> Any:
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "channel_fill": ((posterior, "FILL_ALL", 0.0), (posterior, "FILL_CELL", 0.0)),
     "agreement": ((CallEvidence, "agrees_nearby", lambda *_: True),),
+    "shared_noise": ((NoiseModel, "ask", lambda *_: None),),
     "twins": ((PendingTrials, "has_twin", lambda *_: False),),
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
@@ -42,10 +44,6 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     ),
 }
 """By name: (object or module, attribute, what stands in for it)."""
-FITTED_OR_SPECIAL = (
-    *("channel_fill", "agreement", "twins", "variants", "step_guard"),
-)
-"""Eleven that together cost more than they brought when somebody first looked."""
 
 
 @contextmanager
