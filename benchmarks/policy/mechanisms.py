@@ -14,6 +14,7 @@ from zerotune.tuner.learning.policy.evidence import posterior
 from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
 from zerotune.tuner.learning.policy.evidence.serial_noise import NoiseModel
 from zerotune.tuner.learning.policy.step_feedback import StepFeedback
+from zerotune.tuner.learning.policy.steps import variants as steps_variants
 from zerotune.tuner.learning.policy.steps.step_guard import StepGuard
 from zerotune.tuner.learning.policy.trials import options
 from zerotune.tuner.learning.policy.trials import trial as trials
@@ -38,6 +39,9 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "odds": ((options, "unpaid_odds", lambda *_: 0.0),),
+    "odds_but_a_fifth": ((options, "UNPAID_ODDS", 0.2),),
+    "odds_but_a_half": ((options, "UNPAID_ODDS", 0.5),),
+    "variants_only_where_calls_hide": ((steps_variants, "ALL_EXPOSED", 1.0),),
     "kernel_structure": (
         *((posterior, f"SHARE_{name}", 0.0) for name in ("ALL", "PROTOCOL", "CELL", "NEAR")),
         (posterior, "SHARE_OWN", 1.0),

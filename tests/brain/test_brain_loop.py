@@ -179,7 +179,7 @@ def test_a_plan_that_nobody_adopts_is_offered_again() -> None:
     """Refused, or lost on its way: else what is on trial would run until the job ends."""
     world = _world()
     brain = make_brain(world)
-    plans = play(world, brain, 40)
+    plans = play(world, brain, 20)
     assert any(plan.rows for plan in plans)
     in_force = world.plan
     ignored, at_step = [], []

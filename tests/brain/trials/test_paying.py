@@ -14,7 +14,7 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
 from zerotune.tuner.learning.policy.settings import PolicySettings
 from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.options import best_option, unpaid_odds
+from zerotune.tuner.learning.policy.trials.options import UNPAID_ODDS, best_option, unpaid_odds
 from zerotune.tuner.learning.policy.trials.price import Stakes
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
@@ -42,8 +42,10 @@ def test_long_shots_wait_for_a_longer_job() -> None:
     assert _first(0.51) == SAFE
     assert _first(0.97) == SAFE
     assert _first(0.98) is None
-    assert [unpaid_odds(n, 0.3) for n in (0, 14, 200, 400)] == pytest.approx([0.4, 0.4, 0.4, 0.1])
-    assert [unpaid_odds(14, share) for share in (0.0, 0.01, 0.1, 1.0)] == pytest.approx([0.0, 0.04, 0.4, 0.4])
+    assert [unpaid_odds(n, 0.3) for n in (0, 14, 200, 400)] == pytest.approx([UNPAID_ODDS, UNPAID_ODDS, UNPAID_ODDS, UNPAID_ODDS / 4])
+    assert [unpaid_odds(14, share) for share in (0.0, 0.01, 0.1, 1.0)] == pytest.approx(
+        [0.0, UNPAID_ODDS / 10, UNPAID_ODDS, UNPAID_ODDS]
+    )
 
 
 def test_exploration_is_paid_once_it_has_gained_what_it_cost() -> None:

@@ -29,6 +29,8 @@ from zerotune.tuner.learning.policy.trials.trial import KeyState, expected_gain
 from zerotune.tuner.modeling.features import cell_of
 
 RISK_QUANTILE: Final = 1.3
+ALL_EXPOSED: Final = 0.95
+"""Share of communication that computation waits for, above which nothing hides."""
 SETTLED_STEPS: Final = 20
 """Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 AGAIN_AFTER_STEPS: Final = 200
@@ -176,6 +178,8 @@ class Variants:
         is_known = math.isfinite(step_us) and self._refresh_at_step > 0
         if not (may_begin and is_known) or self._policy.budget.remaining_us <= 0:
             return
+        if self._policy.price.exposed_share > ALL_EXPOSED:
+            return  # channels take nothing from computation where none runs beside them
         if self._search is None:
             self._search = self._look_for_settings(states, evidence, step_us)
         if next(self._search, True) is None:

@@ -24,7 +24,7 @@ from zerotune.tuner.learning.policy.trials.price import Price, Stakes
 from zerotune.tuner.learning.policy.trials.trial import KeyState
 from zerotune.tuner.modeling.features import Floats
 
-UNPAID_ODDS: Final = 0.4
+UNPAID_ODDS: Final = 0.35
 UNPAID_ODDS_STEPS: Final = 200
 UNPAID_ODDS_SHARE: Final = 0.1
 """As long as exploration has cost more than it has gained, a trial must be as likely as UNPAID_ODDS to be faster:
