@@ -42,7 +42,9 @@ def test_long_shots_wait_for_a_longer_job() -> None:
     assert _first(0.51) == SAFE
     assert _first(0.97) == SAFE
     assert _first(0.98) is None
-    assert [unpaid_odds(n, 0.3) for n in (0, 14, 200, 400)] == pytest.approx([UNPAID_ODDS, UNPAID_ODDS, UNPAID_ODDS, UNPAID_ODDS / 4])
+    assert [unpaid_odds(n, 0.3) for n in (0, 14, 200, 400)] == pytest.approx(
+        [*[UNPAID_ODDS] * 3, UNPAID_ODDS / 4]
+    )
     assert [unpaid_odds(14, share) for share in (0.0, 0.01, 0.1, 1.0)] == pytest.approx(
         [0.0, UNPAID_ODDS / 10, UNPAID_ODDS, UNPAID_ODDS]
     )
