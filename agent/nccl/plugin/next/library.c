@@ -1,6 +1,6 @@
 #include "library.h"
+#include "loading.h"
 
-#include <dlfcn.h>
 #include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>

@@ -1,6 +1,5 @@
 #include "profiler.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 #include "../zerotune_plugin.h"
 #include "handles.h"
 #include "library.h"
+#include "loading.h"
 
 #define MAX_COMMUNICATORS 4096
 

@@ -1,5 +1,4 @@
 /* Which table of the other library, if any. */
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -8,6 +7,7 @@
 #include "../zerotune_plugin.h"
 #include "library.h"
 #include "tuner.h"
+#include "loading.h"
 
 #define OLDEST 2
 #define NEWEST 7
