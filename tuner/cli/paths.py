@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
+from zerotune.store.trace_format import TRACE_SUFFIX
+
+_DATABASE: Final = b"SQLite format 3\0"
+_SIDE_FILES: Final = ("-wal", "-shm", "-journal", ".lock")
+"""What SQLite and we put beside a database, by what their names end in."""
 
 
-def output_file(path: Path) -> Path:
-    """A path that can be written to; UserError when it is a folder."""
+def output_file(path: Path, *, over_database: bool = False) -> Path:
+    """A path that can be written to.
+
+    Args:
+        path: that was given.
+        over_database: whether a database may be there.
+
+    Raises:
+        UserError: it is a folder, or something was recorded there: in a store, a side file of one, or a trace.
+    """
     if not path.name or path.is_dir():
         raise UserError(f"cannot write to {str(path)!r}: it is a folder", "name a file")
+    whole = path.resolve()
+    for suffix in _SIDE_FILES:
+        if whole.name.endswith(suffix) and _is_database(whole.with_name(whole.name.removesuffix(suffix))):
+            raise UserError(f"{path} belongs to a database", "name another file")
+    if not over_database and _is_database(whole):
+        raise UserError(f"{path} is a database, perhaps a store", "name another file, or delete it first")
+    if whole.suffix == TRACE_SUFFIX and whole.exists():
+        raise UserError(f"{path} is a trace that was recorded", "name another file")
     return path
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_DATABASE)) == _DATABASE
+    except OSError:
+        return False  # whoever writes there will say why that is not possible
 
 
 def store_path(path: Path | None) -> Path:

@@ -48,7 +48,7 @@ def backup(
     from zerotune.store.sqlite.backup import back_up
 
     path = store_path(source)
-    n_bytes = back_up(path, output_file(out), may_overwrite=overwrite)
+    n_bytes = back_up(path, output_file(out, over_database=True), may_overwrite=overwrite)
     if as_json:
         print_json({"store": str(path), "backup": str(out), "n_bytes": n_bytes})
         return
