@@ -87,3 +87,9 @@ def test_no_sentence_is_asserted():
 
 def test_nothing_private_is_used():
     assert places(private_names, LOOK_INSIDE) == []
+
+
+def test_modules_have_names_of_their_own():
+    """Pytest imports them by these alone; the second of one name fails, whichever that is."""
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
