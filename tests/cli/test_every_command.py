@@ -200,7 +200,7 @@ AS_JSON = {
     "models list": ["--store", "{store}"],
     "models compare": ["--store", "{store}"],
     "models release": ["--store", "{store}"],
-    "store backup": ["{out}", "--store", "{store}", "--overwrite"],
+    "store backup": ["{copy}", "--store", "{store}", "--overwrite"],
     "store check": ["{store}"],
     "store repair": ["{store}"],
 }
@@ -238,7 +238,7 @@ def places(tmp_path_factory) -> dict[str, str]:
         store.record_measurements("fabric", "job", _sweep())
         store.flush()
     return {
-        **{name: str(folder / name) for name in ("none", "empty", "junk", "huge", "folder", "out", "keys")},
+        **{name: str(folder / name) for name in ("none", "empty", "junk", "huge", "folder", "out", "copy", "keys")},
         "csv": str(folder / "tuner.csv"),
         "store": str(folder / "s.db"),
         "other": str(folder / "other.db"),
@@ -331,7 +331,7 @@ def test_a_store_that_is_a_folder_is_named_with_the_remedy(name, places, monkeyp
         "export": ["{out}"],
         "plot": ["steps"],
         "launch": ["--", "true"],
-        "store backup": ["{out}"],
+        "store backup": ["{copy}"],
     }
     words = [*needed.get(name, ["k"] if name == "models pin" else [])]
     words = ["--store", "{folder}", *words]
