@@ -36,9 +36,11 @@ else:
 
 FABRICS_DIR: Final = Path(__file__).parent / "fabrics"
 MAX_FILE_BYTES: Final = 256 << 10
+"""Of a fabric file, so that reading one is bounded; those that we ship have a few KiB."""
 MAX_LINE_DOTS: Final = 1000
 """tomllib's time grows with the square of a key's parts."""
 MAX_POINTS_BYTES: Final = 16 << 20
+"""Of a table of measured points, so that reading one is bounded."""
 
 _NVLS: Final = {Algorithm.nvls: "NVLS", Algorithm.nvls_tree: "NVLSTree"}
 """By NCCL_ALGO's names."""

@@ -30,6 +30,7 @@ CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcas
 Span = Literal["one_node", "many_nodes"]
 
 MAX_POINT_BYTES: Final = 1 << 50
+"""Message bytes of a measured point: a petabyte, beyond any device memory, and exact as a float."""
 _SATURATION: Final = 4.0
 """Sharpness of the bend between channel-limited and link-limited bandwidth."""
 

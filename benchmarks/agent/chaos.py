@@ -60,6 +60,7 @@ EVENTS: Final = (
     "kill_daemon", "stop_daemon", "send_garbage", "imitate_daemon", "fill_disk", "jump_clock", "kill_rank", "harm_line",
 )  # fmt: skip
 RANK_LIVES_S: Final = 45.0
+"""From one death of a rank to the next, so that a job trains between its restarts."""
 REFERENCE_S: Final = 120.0
 """What happens without the agent is watched for so long at least, or for as long as with it."""
 PAUSE_S: Final = (0.2, 1.0)

@@ -19,6 +19,7 @@ from benchmarks.lib.shifted_clock import ShiftedClock
 
 ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 HANG_S: Final = 30.0
+"""What waits for longer counts as a hang."""
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:

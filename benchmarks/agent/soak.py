@@ -22,15 +22,14 @@ from benchmarks.lib.growth import Growth
 
 CALLS_PER_BOUNDARY = 20
 LOOK_EVERY_S = 0.5
-SIZES_BYTES = (4096, 16384, 65536)
 """Total bytes of a message; small ones, since it is the number of calls that counts here."""
 
 
 def rank_main(n_collectives: int) -> None:
-    import torch
     import torch.distributed as dist
 
     import zerotune.agent.nccl.emulated as emulated
+    from benchmarks.agent.soak_calls import collectives
     from zerotune.agent.agreement import Agreement
     from zerotune.agent.agreement.plan_table import PlanTable
     from zerotune.agent.job_store import open_job_store
@@ -48,19 +47,9 @@ def rank_main(n_collectives: int) -> None:
     cells = [
         candidate for candidate in catalog.candidates(Collective.all_gather, shape, 8) if not candidate.is_baseline
     ]
-    inputs = [torch.full((bytes_ // 4 // n_ranks,), float(rank)) for bytes_ in SIZES_BYTES]
-    outputs = [torch.empty(len(tensor) * n_ranks) for tensor in inputs]
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13 renamed them
-    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     n_timed, epochs, epoch = 0, 1, 0
     began = time.perf_counter()
-    for call in range(n_collectives):
-        which = call % len(SIZES_BYTES)
-        if call % 2:
-            gather(outputs[which], inputs[which])
-        else:
-            scatter(inputs[which], outputs[which])
-            inputs[which].fill_(float(rank))
+    for call in collectives(rank, n_ranks, n_collectives):
         if call % CALLS_PER_BOUNDARY == CALLS_PER_BOUNDARY - 1:
             if rank == 0:
                 boundary = call // CALLS_PER_BOUNDARY + 1

@@ -8,34 +8,23 @@ import struct
 import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 import zerotune
+from benchmarks.agent.soak_calls import collectives
 from zerotune.agent.nccl import emulated
 
 CALLS_PER_STEP = 20
-SIZES_BYTES = (4096, 16384, 65536)
 
 
 def main() -> None:
     n_collectives, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group()
     rank, n_ranks = dist.get_rank(), dist.get_world_size()
-    inputs = [torch.full((bytes_ // 4 // n_ranks,), float(rank)) for bytes_ in SIZES_BYTES]
-    outputs = [torch.empty(len(tensor) * n_ranks) for tensor in inputs]
-    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13 renamed them
-    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     progress = folder / f"progress{rank}"
     progress.write_bytes(bytes(8))
     with progress.open("r+b") as file, mmap.mmap(file.fileno(), 8) as told:
-        for call in range(n_collectives):
-            which = call % len(SIZES_BYTES)
-            if call % 2:
-                gather(outputs[which], inputs[which])
-            else:
-                scatter(inputs[which], outputs[which])
-                inputs[which].fill_(float(rank))
+        for call in collectives(rank, n_ranks, n_collectives):
             if call % CALLS_PER_STEP == CALLS_PER_STEP - 1:
                 zerotune.step_ended()
                 told[:] = struct.pack("q", call + 1)

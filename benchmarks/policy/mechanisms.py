@@ -40,6 +40,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "odds": ((options, "unpaid_odds", lambda *_: 0.0),),
     "odds_but_a_fifth": ((options, "UNPAID_ODDS", 0.2),),
+    "odds_but_0.4": ((options, "UNPAID_ODDS", 0.4),),
     "odds_but_a_half": ((options, "UNPAID_ODDS", 0.5),),
     "variants_only_where_calls_hide": ((steps_variants, "ALL_EXPOSED", 1.0),),
     "kernel_structure": (

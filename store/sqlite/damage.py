@@ -78,6 +78,7 @@ def check_pages(connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         error = sqlite3.DatabaseError(verdict)
+        # What SQLite itself would have set; typeshed knows it from Python 3.11 on only.
         error.sqlite_errorcode = _CORRUPT  # type: ignore[attr-defined,unused-ignore]
         raise error
 

@@ -45,13 +45,13 @@ def _is_database(path: Path) -> bool:
         return False  # whoever writes there will say why that is not possible
 
 
-def store_path(path: Path | None) -> Path:
-    """The given store file or the default one; UserError when it is a folder."""
+def store_path(path: Path | None, option: str = "--store ") -> Path:
+    """The given store file or the default one; UserError when it is a folder. `option` is how the command takes it."""
     from zerotune.store.paths import default_store_path
 
     chosen = path or default_store_path()
     if chosen.is_dir():
-        raise UserError(f"the store {chosen} is a folder", f"name a file in it: --store {chosen / 'store.db'}")
+        raise UserError(f"the store {chosen} is a folder", f"name a file in it: {option}{chosen / 'store.db'}")
     return chosen
 
 

@@ -70,8 +70,8 @@ class ShadowBrain(Brain):
     def _predicted_us(self, state: KeyState) -> tuple[float, float] | None:
         """What a call at one key should take less, and its standard deviation; None where NCCL's choice stays."""
         evidence = self._regimes.evidence
-        is_tried = state.usual.is_baseline and state.trial is not None
-        setting = state.trial if is_tried and state.trial else state.usual
+        tried = state.trial if state.usual.is_baseline else None
+        setting = tried or state.usual
         slot = evidence.find(state.index, BASELINE)
         at = self._surrogate.fields.of(state).place.get(setting)
         if setting.is_baseline or at is None or slot is None or not evidence.n_calls[slot]:
@@ -80,7 +80,7 @@ class ShadowBrain(Brain):
         gain, std = evidence.log_us(slot) - float(mean[at]), max(float(spread[at]), LEAST_STD)
         if not math.isfinite(gain):
             return None
-        if is_tried:
+        if tried is not None:
             gain = expected_gain(gain, std)
         now_us = math.exp(evidence.log_us(slot))
         return -now_us * math.expm1(-gain), now_us * std

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
-from zerotune.tuner.learning.policy.steps.step_guard import N_IN_A_ROW, Slow, StepGuard
+from zerotune.tuner.learning.policy.steps.step_guard import N_IN_A_ROW, PATIENCE_STEPS, Slow, StepGuard
 
 
 @pytest.mark.parametrize(("slow", "most_steps", "most_lost"), [(0.5, 20, 0.01), (0.1, 25, 0.003), (0.03, 150, 0.004)])
@@ -82,12 +82,17 @@ def _steps(kind: str, noise: float, rng: np.random.Generator, n: int) -> np.ndar
     return steps
 
 
+def _may_run(guard: StepGuard, key: int) -> bool:
+    """Whether a key may show what it tries in the next step."""
+    return guard.shown.get(key, key) is not None
+
+
 def _watched(n_keys: int, steps: np.ndarray, slow: Callable[[int], float], rng: np.random.Generator) -> list[Slow]:
     """Keys begin to lead after 20 steps, each with a turn of its incumbent now and then."""
     guard, found = StepGuard(), []
     for at, log_us in enumerate(steps.tolist()):
         runs = {key: key for key in range(n_keys) if at >= 20 + 3 * key and rng.random() < 0.9}
-        runs = {name: key for name, key in runs.items() if key not in guard.paused}
+        runs = {name: key for name, key in runs.items() if _may_run(guard, key)}
         slow_now = guard.step(log_us + sum(slow(name) for name in runs), runs)
         if slow_now is not None:
             found.append(slow_now)
@@ -127,7 +132,7 @@ def test_another_pace_is_noticed_at_once_and_once(shift: float, n_tried: int) ->
     """What runs in all of the steps pauses first, if it may be to blame."""
     guard, rng, found = StepGuard(), np.random.default_rng(2), []
     for at in range(160):
-        runs = {name: name for name in range(n_tried) if at % 10 and name not in guard.paused}
+        runs = {name: name for name in range(n_tried) if at % 10 and _may_run(guard, name)}
         log_us = 10.0 + shift * (at >= 100) + rng.normal(0.0, 0.004)
         found.append(guard.paced(log_us, runs, shift * (at >= 100)))
         assert guard.step(log_us, runs) is None
@@ -151,7 +156,7 @@ def test_what_calls_save_and_stragglers_are_no_other_pace() -> None:
 def test_what_suddenly_slows_steps_down_is_withdrawn_after_a_short_pause() -> None:
     guard, rng = StepGuard(), np.random.default_rng(2)
     for at in range(120):
-        runs = {3: 0} if at % 10 and 0 not in guard.paused else {}
+        runs = {3: 0} if at % 10 and _may_run(guard, 0) else {}
         log_us = 10.0 + 0.5 * (at >= 100) * len(runs) + rng.normal(0.0, 0.004)
         assert guard.paced(log_us, runs, 0.5 * (at >= 100) * len(runs)) is None
         if (slow := guard.step(log_us, runs)) is not None:
@@ -160,3 +165,20 @@ def test_what_suddenly_slows_steps_down_is_withdrawn_after_a_short_pause() -> No
     assert slow.names == [3]
     assert slow.percent > 20.0
     assert 100 < at <= 115
+
+
+def test_a_pause_that_does_not_come_about_is_given_up() -> None:
+    """Else nothing would be tried any more where plans do not reach the ranks."""
+    guard, rng = StepGuard(), np.random.default_rng(3)
+    for _ in range(20):
+        guard.step(10.0 + rng.normal(0.0, 0.004), {})
+    n_asking = 0
+    for at in range(20, 400):
+        guard.step(10.05 + rng.normal(0.0, 0.004) if at % 2 else 10.0, {3: 0} if at % 2 else {})
+        if guard.suspects:
+            break
+    assert guard.suspects
+    while guard.suspects and n_asking < 500:
+        n_asking += guard.step(10.0, {3: 0}) is None
+    assert not guard.suspects
+    assert n_asking <= 2 * PATIENCE_STEPS

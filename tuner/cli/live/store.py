@@ -66,7 +66,7 @@ def check(path: Checked = None, as_json: AsJson = False) -> None:
     """
     from zerotune.store.sqlite import soundness
 
-    chosen = store_path(path)
+    chosen = store_path(path, "")
     found = soundness.check(chosen)
     if as_json:
         print_json({"store": str(chosen), "is_sound": found.is_sound, **_asdict(found)})
@@ -89,7 +89,7 @@ def repair(path: Checked = None, as_json: AsJson = False) -> None:
     """
     from zerotune.store.sqlite import soundness
 
-    chosen = store_path(path)
+    chosen = store_path(path, "")
     done = soundness.repair(chosen)
     if as_json:
         print_json({"store": str(chosen), "kept": None if done.kept is None else str(done.kept), **_asdict(done.found)})

@@ -31,6 +31,8 @@ APART_STEPS: Final = 16
 """Steps for which several that are slow together take turns one by one, until the worse ones are withdrawn."""
 PAUSE_STEPS: Final = 3
 """Steps without any of them, the first of an experiment, before there is a verdict."""
+PATIENCE_STEPS: Final = 100
+"""Steps after which a pause that does not come about is waited for no longer."""
 LEAST_STEPS: Final = 6
 MOST_STEPS: Final = 32
 """Steps of an experiment after which it ends where little seems to come of it, and in any case."""
@@ -78,11 +80,6 @@ class StepGuard:
     def suspects(self) -> Sequence[int]:
         """What an experiment is about; empty: there is none."""
         return self._suspects
-
-    @property
-    def paused(self) -> frozenset[int]:
-        """Keys that show their incumbents in the next step, whatever they try."""
-        return frozenset(key for key, name in self.shown.items() if name is None)
 
     def reset(self) -> None:
         """All is asked anew."""
@@ -255,7 +252,8 @@ class StepGuard:
         n_asked = self._n_asked - self._apart_from
         slow = None
         if self._n_without < PAUSE_STEPS:
-            pass
+            if self._n_asked >= PATIENCE_STEPS:  # plans do not reach the ranks: nothing can be found out now
+                self._end()
         elif not self._is_slow(self._suspects, ASKED if self._is_apart else LIMIT):
             if self._is_apart or n_asked >= MOST_STEPS or (n_asked >= LEAST_STEPS and self._is_hopeless()):
                 self._acquit()

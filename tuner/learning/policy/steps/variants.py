@@ -30,7 +30,7 @@ from zerotune.tuner.modeling.features import cell_of
 
 RISK_QUANTILE: Final = 1.3
 ALL_EXPOSED: Final = 0.95
-"""Share of communication that computation waits for, above which nothing hides."""
+"""Share of communication that computation waits for, above which nothing is taken to hide."""
 SETTLED_STEPS: Final = 20
 """Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 AGAIN_AFTER_STEPS: Final = 200

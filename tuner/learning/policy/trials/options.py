@@ -30,6 +30,7 @@ UNPAID_ODDS_SHARE: Final = 0.1
 """As long as exploration has cost more than it has gained, a trial must be as likely as UNPAID_ODDS to be faster:
 perhaps nothing is to be gained, and what nobody has measured may be thirty times slower. Less will do in a job of more
 than UNPAID_ODDS_STEPS, by the square, and where calls are less than UNPAID_ODDS_SHARE of a step.
+Sealed draws chose between 0.35 and 0.4 (docs/design/choice.md).
 """
 
 
