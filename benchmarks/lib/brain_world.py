@@ -80,6 +80,8 @@ class World:
     memory_pressure: float = 0.3
     fixed: Callable[[Call], Candidate] | None = None
     """Runs these settings instead of the plan's."""
+    factors: dict[tuple[Call, Candidate], float] = field(default_factory=dict)
+    """By call and what is asked for: how many times as long as on the fabric it takes."""
 
     def __post_init__(self) -> None:
         self.fabric = fabric.load(self.fabric_name)
@@ -115,7 +117,8 @@ class World:
                 call.message_bytes,
             )
             known = self._truth[call, candidate] = (us, ran)
-        return known[0] * self.slowdown.get(call.collective.name, 1.0), known[1]
+        factor = self.slowdown.get(call.collective.name, 1.0) * self.factors.get((call, candidate), 1.0)
+        return known[0] * factor, known[1]
 
     def chosen(self, call: Call) -> Candidate:
         if self.fixed is not None:
@@ -432,7 +435,7 @@ def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1, lo
 
 def decided(brain: Brain) -> Callable[[Call], Candidate]:
     """What the brain has settled on, whatever is on trial at this moment."""
-    incumbents = {(s.key.collective, s.key.phase, s.key.size_class): s.incumbent for s in brain._states}
+    incumbents = {(s.key.collective, s.key.phase, s.key.size_class): s.incumbent for s in brain.keys}
     return lambda call: incumbents[call.collective, call.phase, size_class(call.message_bytes)]
 
 
@@ -440,10 +443,10 @@ def gain_share(world: World, brain: Brain) -> dict[Call, tuple[float, float, flo
     """Per distinct call: (baseline, best, chosen incumbents) in noise-free microseconds."""
     found = {}
     for call in dict.fromkeys(world.calls):
-        candidates = brain._costs.candidates(world.communicator, call.collective)
+        candidates = brain.costs.candidates(world.communicator, call.collective)
         state = next(
             s
-            for s in brain._states
+            for s in brain.keys
             if s.key.collective is call.collective
             and s.key.phase is call.phase
             and s.key.size_class == size_class(call.message_bytes)

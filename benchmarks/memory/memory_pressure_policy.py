@@ -115,7 +115,7 @@ def first_larger(name: str, place: CommunicatorClass, collective: Collective, dr
             larger = replace(calls[0], message_bytes=int(times * calls[0].message_bytes))
             usual_us = world.truth(larger, BASELINE)[0]
             ours_us = world.truth(larger, world.chosen(larger))[0]
-            best_us = world.best(larger, brain._costs.candidates(place, collective))
+            best_us = world.best(larger, brain.costs.candidates(place, collective))
             saved, could = (100.0 * (1.0 - us / usual_us) for us in (ours_us, best_us))
             yield FirstLarger(times, saved, could, f"{Path(name).stem} {collective.name} 2^{exponent}, draw {draw}")
 

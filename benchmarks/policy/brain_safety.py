@@ -75,7 +75,7 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
         n_slow, before, delay, base_us = 0, None, None, world.compute_us
         withdrawn: set[Collective] = set()
         for _ in range(120):
-            promoted = any(s.incumbent != BASELINE for s in brain._states if s.key.collective is GATHER)
+            promoted = any(s.incumbent != BASELINE for s in brain.keys if s.key.collective is GATHER)
             runs = any(row.collective is GATHER for row in world.plan.rows)
             world.compute_us = base_us * (1.02 if runs else 1.0)
             if promoted and runs and before is None:
@@ -90,7 +90,7 @@ def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
             delays.append(120 if delay is None else delay)
         kept.append(n_slow)
         innocent += SCATTER in withdrawn
-        good += any(s.incumbent != BASELINE for s in brain._states if s.key.collective is SCATTER)
+        good += any(s.incumbent != BASELINE for s in brain.keys if s.key.collective is SCATTER)
     yield Result(f"slow_promotion_withdrawn_after_median_{noise}", median(delays), "steps", "<= 10")
     yield Result(f"slow_promotion_withdrawn_after_p90_{noise}", float(np.quantile(delays, 0.9)), "steps", "<= 10")
     yield Result(f"withdrawn_before_it_is_promoted_{noise}", 100 * (1 - len(delays) / n_runs), "% of runs")
@@ -151,7 +151,7 @@ def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
             )
             brain = make_brain(world)
             play(world, brain, 250)
-            n_seen, n_changes = n_seen + world.n_calls, n_changes + brain._regimes.n_changes
+            n_seen, n_changes = n_seen + world.n_calls, n_changes + brain.n_regimes - 1
         target = "<= 1" if kind in ("", "slow_steps") else ""
         name = f"regime_false_alarms_per_100000_calls_in_jobs{'_with_' * bool(kind)}{kind}"
         yield Result(name, n_changes / (n_seen / 1e5), "alarms", target)
@@ -221,7 +221,7 @@ def in_training(n_steps: int) -> Iterator[Result]:
     ours_us = step_us(world)
     isolated = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0)
     best = {
-        call: min(brain._costs.candidates(place, call.collective), key=lambda one: isolated.truth(call, one)[0])
+        call: min(brain.costs.candidates(place, call.collective), key=lambda one: isolated.truth(call, one)[0])
         for call in dict.fromkeys(calls)
     }
     isolated.fixed = best.__getitem__
@@ -281,7 +281,7 @@ def _play_and_record(world: World, brain: Brain, store: Store, job: str, n_steps
     saved = attainable = 0.0
     for step in range(n_steps):
         for call in world.calls if 10 <= step < 20 else ():
-            options = brain._costs.candidates(world.communicator, call.collective)
+            options = brain.costs.candidates(world.communicator, call.collective)
             saved += world.truth(call, BASELINE)[0] - world.truth(call, world.chosen(call))[0]
             attainable += world.truth(call, BASELINE)[0] - world.best(call, options)
         block, record = world.run_step()

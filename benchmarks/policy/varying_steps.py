@@ -59,7 +59,7 @@ def _job(name: str, kind: str, seed: int) -> tuple[float, ...]:
     world.kind, world.whole = kind, calls
     world.compute_us = sum(world.truth(call, BASELINE)[0] for call in calls)
     brain = make_brain(world)
-    offered = {call.collective: brain._costs.candidates(world.communicator, call.collective) for call in calls}
+    offered = {call.collective: brain.costs.candidates(world.communicator, call.collective) for call in calls}
     best_us: dict[Call, float] = {}
     times_us = np.zeros((3, N_STEPS))
     steps_us = np.zeros(N_STEPS)

@@ -87,8 +87,8 @@ def test_short_steps_are_tuned_at_next_to_no_cost() -> None:
         brain = make_brain(world)
         spent = _play(world, brain, 300, 8)
         assert max(spent) <= 0.2
-        assert brain._states[0].incumbent == min(
-            brain._costs.candidates(world.communicator, CALL.collective), key=lambda one: world.truth(CALL, one)[0]
+        assert brain.keys[0].incumbent == min(
+            brain.costs.candidates(world.communicator, CALL.collective), key=lambda one: world.truth(CALL, one)[0]
         )
 
 

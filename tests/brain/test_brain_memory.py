@@ -132,11 +132,8 @@ def test_larger_messages_are_expected_when_pressure_drops() -> None:
     brain.observe(block)
     brain.step_finished(record)
     # What was measured is the setting's, not the baseline's.
-    state = next(one for one in brain._states if one.key.size_class == upcoming and one.key.phase is first.phase)
-    evidence = brain._regimes.evidence
-    slot = evidence.find(state.index, asked)
-    assert slot is not None
-    assert evidence.n_calls[slot] == sum(call == first for call in world.calls)
+    state = next(one for one in brain.keys if one.key.size_class == upcoming and one.key.phase is first.phase)
+    assert brain.predicted(state.key)[asked].n_calls == sum(call == first for call in world.calls)
     if not asked.is_baseline:
         assert state.lead == asked
         assert state.lead_is_proven

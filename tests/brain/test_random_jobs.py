@@ -221,11 +221,13 @@ class Job:
         assert math.isfinite(brain.budget.spent_us)
         assert math.isfinite(brain.spent_percent)
         states = {
-            (*state.family, state.key.phase, size_class_range(state.key.size_class)): state for state in brain._states
+            (key.communicator, key.collective, key.phase, size_class_range(key.size_class)): one
+            for one in brain.keys
+            for key in (one.key,)
         }
         for row in plan.rows:
             place, asked = (row.communicator, row.collective), row.candidate
-            assert cell_of(asked) in {cell_of(one) for one in brain._costs.candidates(*place)}
+            assert cell_of(asked) in {cell_of(one) for one in brain.costs.candidates(*place)}
             state = states.get((*place, row.phase, (row.min_bytes, row.max_bytes)))
             if state is not None:
                 assert asked not in state.banned
@@ -233,7 +235,7 @@ class Job:
             if brain.memory.is_short and (state is None or asked != state.incumbent):
                 assert brain.memory.has_room_for(asked, row.communicator)
         if plan.first_look is not None:
-            after = brain._plans.get(plan.last_epoch)
+            after = brain.plan
             assert after is not None
             assert plan.at_last() == after.plan
             self.check(plan.at_last())

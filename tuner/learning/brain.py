@@ -36,6 +36,7 @@ from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning import decision_records
+from zerotune.tuner.learning.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.ahead import Ahead, covering
 from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
@@ -80,7 +81,7 @@ class BrainSettings(msgspec.Struct, frozen=True):
         return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore, self.shadow)
 
 
-class Brain:
+class Brain(Inspection):
     """Learns one job and proposes its plans; not thread-safe, raises on programming errors only."""
 
     def __init__(
@@ -153,26 +154,6 @@ class Brain:
     @knowledge.setter
     def knowledge(self, knowledge: Knowledge) -> None:
         self._surrogate.fields.knowledge = knowledge
-
-    @property
-    def n_explored(self) -> int:
-        """Calls that ran a candidate on trial."""
-        return self._attribution.n_explored
-
-    @property
-    def spent_percent(self) -> float:
-        """Exploration's cost so far in percent of training time."""
-        return self.budget.spent_percent
-
-    @property
-    def regime(self) -> int:
-        """Label of the network regime in force; 0 is the one the job began with."""
-        return self._regimes.label
-
-    @property
-    def n_keys(self) -> int:
-        """Decision keys seen."""
-        return len(self._states)
 
     def restrict(self, costs: CostPrior) -> None:
         """Predict from `costs` instead of the fabric's description, before anything was observed.

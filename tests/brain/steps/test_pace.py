@@ -31,17 +31,17 @@ def test_another_batch_size_withdraws_nothing_that_was_promoted(factor: float) -
     world = _world()
     brain = make_brain(world)
     play(world, brain, 60)  # not while the first trials are still on
-    before = [state.incumbent for state in brain._states]
+    before = [state.incumbent for state in brain.keys]
     assert any(not incumbent.is_baseline for incumbent in before)
-    n_withdrawn = sum(state.n_withdrawn for state in brain._states)
+    n_withdrawn = sum(state.n_withdrawn for state in brain.keys)
     brain.decisions()
     world.compute_us *= factor
     play(world, brain, 12)
     assert "pace" in {decision.kind for decision in brain.decisions()}
-    assert sum(state.n_withdrawn for state in brain._states) == n_withdrawn
+    assert sum(state.n_withdrawn for state in brain.keys) == n_withdrawn
     assert all(
         state.incumbent == incumbent
-        for state, incumbent in zip(brain._states, before, strict=True)
+        for state, incumbent in zip(brain.keys, before, strict=True)
         if not incumbent.is_baseline
     )
 
@@ -50,14 +50,14 @@ def test_a_promotion_that_slows_steps_is_still_withdrawn_right_after_a_change_of
     world = _world((17,), seed=3)
     brain = make_brain(world)
     play(world, brain, 12)
-    assert all(state.incumbent.is_baseline for state in brain._states)
+    assert all(state.incumbent.is_baseline for state in brain.keys)
     world.compute_us *= 1.5
     usual_us = world.compute_us
     for _ in range(200):
         runs = any(row.collective is Collective.all_gather for row in world.plan.rows)
         world.compute_us = usual_us * (1.05 if runs else 1.0)
         play(world, brain, 1)
-    assert any(state.n_withdrawn for state in brain._states if state.key.collective is Collective.all_gather)
+    assert any(state.n_withdrawn for state in brain.keys if state.key.collective is Collective.all_gather)
     assert all(decided(brain)(call).is_baseline for call in world.calls if call.collective is Collective.all_gather)
 
 

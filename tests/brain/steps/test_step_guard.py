@@ -23,7 +23,7 @@ def test_what_leads_by_its_calls_and_slows_steps_down_is_withdrawn(
     play(world, brain, 800)
     kinds = [decision.kind for decision in brain.decisions()]
     assert "promote" not in kinds
-    assert kinds.count("rollback") >= sum(state.n_withdrawn for state in brain._states) >= 1
+    assert kinds.count("rollback") >= sum(state.n_withdrawn for state in brain.keys) >= 1
     assert world.n_slow <= most_steps
     assert world.lost / 800 <= most_lost
     assert 0.3 * world.lost <= brain.spent_percent / 100.0 * 800 <= 3.0 * world.lost + 1.0, "and it is charged"
@@ -46,9 +46,9 @@ def test_a_key_that_slowed_steps_down_rests_for_longer_each_time() -> None:
     rests: list[int] = []
     for _ in range(600):
         play(world, brain, 1)
-        state = brain._states[0]
+        state = brain.keys[0]
         if state.n_withdrawn > len(rests):
-            rests.append(state.quiet_until - world.step)
+            rests.append(state.rests_until_step - world.step)
             assert state.lead is None
             assert state.trial is None
     assert len(rests) >= 2
@@ -60,7 +60,7 @@ def test_where_no_step_is_slower_nothing_is_withdrawn() -> None:
         world = secretly_slow_job(calls, 0.0, 13)
         brain = make_brain(world)
         play(world, brain, 300)
-        assert not any(state.n_withdrawn for state in brain._states)
+        assert not any(state.n_withdrawn for state in brain.keys)
 
 
 # ---- the guard alone, over many seeds --------------------------------------------------------------------

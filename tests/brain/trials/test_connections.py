@@ -71,7 +71,7 @@ def _calls(n_calls: int = 1) -> list[Call]:
 
 
 def _takes_us(world: World, brain: Brain) -> float:
-    return world.truth(world.calls[0], brain._states[0].incumbent)[0]
+    return world.truth(world.calls[0], brain.keys[0].incumbent)[0]
 
 
 @pytest.mark.parametrize("n_calls", [1, 3])

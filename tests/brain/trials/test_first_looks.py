@@ -68,14 +68,14 @@ def test_what_a_first_look_gives_way_to_is_what_the_brain_believes() -> None:
         if plan is None or plan.first_look is None:
             continue
         n_looks += 1
-        after = brain._plans.get(plan.last_epoch)
+        after = brain.plan
         assert after is not None
         assert plan.at_last() == after.plan
         looked_at = {(row.collective, row.phase, row.min_bytes) for row in plan.rows[: plan.first_look.n_rows]}
         ran = {
             (state.key.collective, state.key.phase)
-            for state in brain._states
-            if state.trial is not None and after.candidates[state.index] == state.usual
+            for state in brain.keys
+            if state.trial is not None and after.settings[state.key] == state.usual
         }
         assert looked_at
         assert {(collective, phase) for collective, phase, _ in looked_at} <= ran
@@ -93,7 +93,7 @@ def test_settings_that_were_never_measured_run_two_steps_only() -> None:
     n_looks = 0
     for _ in range(200):
         _step(world, brain)
-        if brain._step_feedback.variant is not None:
+        if brain.plan is not None and brain.plan.has_variant:
             break
         running = {(call, world.chosen(call)) for call in world.calls}
         if world.plan.first_look is None:

@@ -24,7 +24,6 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
-from zerotune.tuner.learning.policy.trials.trial import KeyState
 
 PLACE = CommunicatorClass(16, 2)
 KEY = DecisionKey(PLACE, Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -76,11 +75,11 @@ def test_jobs_are_compared_within_themselves(congestion: float, n_default: int, 
     assert _lead(*jobs) is None
 
 
-def _playing(believed: float, seed: int) -> tuple[World, Brain, KeyState]:
+def _playing(believed: float, seed: int) -> tuple[World, Brain]:
     """A job on ethernet_boxes that is told that the slowest setting which is not twice as slow gains `believed`."""
     place = fabric.load("ethernet_boxes").communicator(range(16))
     world = World("ethernet_boxes", place, [CALL] * 2, seed=seed, compute_us=20_000.0)
-    options = make_brain(world)._costs.candidates(place, CALL.collective)
+    options = make_brain(world).costs.candidates(place, CALL.collective)
     usual_us = world.truth(CALL, Candidate())[0]
     bad = max(
         (one for one in options if 1.02 < world.truth(CALL, one)[0] / usual_us < 1.5),
@@ -90,16 +89,16 @@ def _playing(believed: float, seed: int) -> tuple[World, Brain, KeyState]:
     lines = [Line(Candidate(), True, 100.0, key=key), Line(bad, False, 100.0 * math.exp(-believed), key=key)]
     brain = make_brain(world, Knowledge(by_job=[lines]))
     play(world, brain, 2)
-    return world, brain, brain._states[0]
+    return world, brain
 
 
 def test_a_lead_runs_at_once_and_a_wrong_one_ends_early_and_cheaply() -> None:
     for seed in range(5):
-        world, brain, state = _playing(0.008, seed)
-        wrong = state.lead
+        world, brain = _playing(0.008, seed)
+        wrong = brain.keys[0].lead
         assert wrong is not None
         assert not any(decision.kind == "promote" for decision in brain.decisions())
         play(world, brain, 30)
-        assert state.lead != wrong
+        assert brain.keys[0].lead != wrong
         assert brain.spent_percent < 1.0
         assert wrong not in [one.candidate for one in brain.decisions() if one.kind == "promote"]

@@ -65,6 +65,16 @@ class StepFeedback:
         return self._variants.running
 
     @property
+    def on_trial(self) -> Variant | None:
+        """The variant that is compared with the plan."""
+        return self._variants.on_trial
+
+    @property
+    def watched(self) -> Collection[int]:
+        """Keys whose incumbent was promoted lately: steps with and without it are still compared."""
+        return self._guarded.promoted
+
+    @property
     def is_comparing(self) -> bool:
         """A variant is on trial or prepared."""
         return self._variants.is_comparing
@@ -125,7 +135,7 @@ class StepFeedback:
             step: the newest step.
         """
         step_us = float(np.median([us for us, _ in self._recent])) if self._recent else math.inf
-        is_guarding = self._guarded.is_watching or self._guarded.is_asking
+        is_guarding = bool(self._guarded.promoted) or self._guarded.is_asking
         self._variants.consider(states, evidence, step, step_us, self._guarded.effects, may_begin=not is_guarding)
 
     def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -55,9 +55,9 @@ class GuardedPlans:
         return self._guard.shown
 
     @property
-    def is_watching(self) -> bool:
-        """Something was promoted lately."""
-        return bool(self._promoted)
+    def promoted(self) -> Collection[int]:
+        """Keys at which something was promoted lately."""
+        return self._promoted.keys()
 
     def reset(self) -> None:
         """All is asked anew."""

@@ -1,0 +1,95 @@
+"""What a brain shows of itself: what runs, why, and what is believed; looking changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.lib.brain_world import Call, OverlappedWorld, World, make_brain, play
+from benchmarks.lib.earlier_jobs import key_of, leading, offer_only, promising, proven
+from zerotune.agent.nccl import fabric
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+
+CALLS = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in (17, 20)] * 2
+PAT = Candidate(Algorithm.pat, Protocol.simple, 4)
+
+
+def _world(calls: list[Call] = CALLS) -> World:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    return World("ethernet_boxes", place, calls, compute_us=100_000.0)
+
+
+def test_what_is_shown_is_what_runs_and_nothing_changes_by_looking() -> None:
+    world, unseen = _world(), _world()
+    brain, left_alone = make_brain(world), make_brain(unseen)
+    for _ in range(60):
+        play(world, brain, 1)
+        play(unseen, left_alone, 1)
+        assert world.plan.rows == unseen.plan.rows
+        plan = brain.plan
+        assert plan is not None
+        views = {one.key: one for one in brain.keys}
+        for call in world.calls:
+            key = key_of(world, call)
+            view, predicted = views[key], brain.predicted(key)
+            asked = plan.settings.get(key, BASELINE)
+            if plan.plan.epoch == world.plan.epoch:
+                assert asked == world.chosen(call)
+            assert asked in {view.trial, view.usual, view.incumbent}
+            assert {view.usual, view.incumbent} <= predicted.keys()
+            for option in predicted.values():
+                assert (option.measured_us is None) == (option.n_calls == 0)
+                assert option.us > 0.0 < option.std
+    assert brain.decisions() == left_alone.decisions()
+    assert any(not one.incumbent.is_baseline for one in brain.keys)
+
+
+def test_what_is_shown_is_a_copy() -> None:
+    world = _world()
+    brain = make_brain(world)
+    play(world, brain, 3)
+    before = brain.keys
+    for some in (before[0].banned, before[0].ties, brain.predicted(before[0].key)):
+        with pytest.raises(TypeError):
+            some[BASELINE] = ""  # type: ignore[index]
+    play(world, brain, 60)
+    assert before != brain.keys
+    with pytest.raises(KeyError):
+        brain.predicted(key_of(world, replace(CALLS[0], message_bytes=8)))
+
+
+def test_a_setting_of_earlier_jobs_is_seen_on_its_way_to_become_the_incumbent() -> None:
+    call = CALLS[0]
+    kinds = []
+    for known in (promising, leading, proven):
+        world = _world([call] * 2)
+        brain = make_brain(world, known(world, {(call, PAT): 0.2}))
+        offer_only(world, brain, PAT)
+        seen = []
+        for _ in range(60):
+            play(world, brain, 1)
+            (view,) = brain.keys
+            role = {view.trial: "trial", view.lead: "lead", view.incumbent: "incumbent"}.get(PAT)
+            if role is not None and role not in seen:
+                seen.append(role)
+            assert view.lead_is_proven == (known is proven) or view.lead is None
+        assert view.is_watched
+        assert view.incumbent_kind == "promote"
+        assert view.tried == (PAT,)
+        assert brain.predicted(view.key)[PAT].n_calls > 0
+        kinds.append(seen)
+    assert kinds == [["trial", "incumbent"], ["lead", "incumbent"], ["lead", "incumbent"]]
+
+
+def test_a_variant_on_trial_is_shown_with_the_plans_that_run_it() -> None:
+    place = fabric.load("few_sms_node").communicator(range(8))
+    kinds = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
+    calls = [Call(*kind, 1 << exponent) for exponent in (22, 24) for kind in kinds for _ in range(3)]
+    world = OverlappedWorld("few_sms_node", place, calls, compute_us=40_000.0)
+    brain = make_brain(world)
+    while brain.variant is None or brain.plan is None or not brain.plan.has_variant:
+        assert world.step < 300
+        play(world, brain, 1)
+    assert brain.variant.settings
+    assert brain.variant.settings.items() <= brain.plan.settings.items()

@@ -1,0 +1,218 @@
+"""What a brain shows of itself, to tools and tests: copies, by which nothing can be changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotune.store.records import Candidate, DecisionKey, Plan
+from zerotune.tuner.learning.policy.epochs import Epochs
+from zerotune.tuner.learning.policy.evidence.attribution import Attribution
+from zerotune.tuner.learning.policy.evidence.surrogate import Surrogate
+from zerotune.tuner.learning.policy.step_feedback import StepFeedback
+from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.regime import Regimes
+from zerotune.tuner.modeling.features import CostPrior
+
+Reasons = Mapping[Candidate, str]
+
+
+class KeyView(NamedTuple):
+    """One key as it is now."""
+
+    key: DecisionKey
+    incumbent: Candidate
+    incumbent_kind: str
+    """As `Decision.kind`."""
+    incumbent_reason: str
+    trial: Candidate | None
+    trial_reason: str
+    hope: tuple[float, float]
+    """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
+    lead: Candidate | None
+    lead_is_proven: bool
+    """By earlier jobs."""
+    usual: Candidate
+    """What runs when nothing is on trial."""
+    default_setting: Candidate | None
+    """What NCCL ran here when left alone; None: not seen yet."""
+    n_channels: int
+    """What the incumbent runs with, as far as that is known; else 0."""
+    max_channels: int
+    """More were found to slow training down."""
+    tried: tuple[Candidate, ...]
+    """In that order."""
+    banned: Reasons
+    """Not tried again while the network is as it is."""
+    retired: Reasons
+    """Tried again after all others."""
+    ties: Reasons
+    """Neither better nor worse so far."""
+    n_withdrawn: int
+    """How often steps spoke against what was promoted here."""
+    rests_until_step: int
+    """Nothing is tried before it."""
+    is_watched: bool
+    """Steps with the incumbent are still compared with steps of before it was promoted."""
+
+
+class Prediction(NamedTuple):
+    """What a call with one setting takes."""
+
+    us: float
+    """As expected by all that is known."""
+    std: float
+    """Standard deviation (log) of that."""
+    guessed_us: float
+    """As expected when the job began."""
+    measured_us: float | None
+    """In this regime; None where it has not run."""
+    n_calls: int
+    """That were measured in this regime."""
+
+
+class VariantView(NamedTuple):
+    """A variant of the plan that is on trial."""
+
+    name: str
+    settings: Mapping[DecisionKey, Candidate]
+    """What it runs instead of what keys would by themselves."""
+
+
+class PlanView(NamedTuple):
+    """The newest plan, be it in force or on its way; of a first look the one it gives way to."""
+
+    plan: Plan
+    settings: Mapping[DecisionKey, Candidate]
+    """Of all keys that were known when it was made."""
+    explores: frozenset[DecisionKey]
+    """Keys at which it runs something on trial."""
+    has_variant: bool
+    """It runs the variant."""
+
+
+class Inspection:
+    """The part of a brain that only shows it."""
+
+    budget: Budget
+    _attribution: Attribution
+    _costs: CostPrior
+    _epochs: Epochs
+    _regimes: Regimes
+    _states: list[KeyState]
+    _step_feedback: StepFeedback
+    _surrogate: Surrogate
+
+    @property
+    def n_explored(self) -> int:
+        """Calls that ran a candidate on trial."""
+        return self._attribution.n_explored
+
+    @property
+    def spent_percent(self) -> float:
+        """Exploration's cost so far in percent of training time."""
+        return self.budget.spent_percent
+
+    @property
+    def regime(self) -> int:
+        """Label of the network regime in force; 0 is the one the job began with."""
+        return self._regimes.label
+
+    @property
+    def n_regimes(self) -> int:
+        """Networks the job has known: those that came back count once."""
+        return self._regimes.n_changes + 1
+
+    @property
+    def n_keys(self) -> int:
+        """Decision keys seen."""
+        return len(self._states)
+
+    @property
+    def keys(self) -> tuple[KeyView, ...]:
+        """All keys as they are now, in the order they were seen."""
+        watched = self._step_feedback.watched
+        return tuple(_key_view(state, is_watched=state.index in watched) for state in self._states)
+
+    @property
+    def costs(self) -> CostPrior:
+        """What NCCL offers, and what it is believed to cost before anything is measured."""
+        return self._costs
+
+    @property
+    def variant(self) -> VariantView | None:
+        """The variant of the plan that is on trial."""
+        variant = self._step_feedback.on_trial
+        return None if variant is None else VariantView(variant.name, self._by_key(variant.changes))
+
+    @property
+    def plan(self) -> PlanView | None:
+        """The newest plan, be it in force or on its way; None while another daemon's is in force."""
+        latest = self._epochs.latest
+        if latest is None:
+            return None
+        explores = frozenset(self._states[index].key for index in np.flatnonzero(latest.is_trial).tolist())
+        settings = self._by_key(dict(enumerate(latest.candidates)))
+        return PlanView(latest.plan, settings, explores, latest.variant is not None)
+
+    def predicted(self, key: DecisionKey) -> Mapping[Candidate, Prediction]:
+        """What every setting that is offered at a key is believed to take, and what it took.
+
+        Args:
+            key: one that was seen.
+
+        Returns:
+            By setting, the baseline first; those that are not available are left out.
+
+        Raises:
+            KeyError: if the key was not seen.
+        """
+        state = next((state for state in self._states if state.key == key), None)
+        if state is None:
+            raise KeyError(key)
+        evidence, opinion = self._regimes.evidence, state.opinion
+        mean, std = self._surrogate.posterior(state, self._states, evidence)
+        state.opinion = opinion
+        field, found = self._surrogate.fields.of(state), {}
+        for at in np.flatnonzero(np.isfinite(mean)).tolist():
+            slot = evidence.find(state.index, field.options[at])
+            n_calls = 0 if slot is None else int(evidence.n_calls[slot])
+            measured_us = math.exp(evidence.log_us(slot)) if slot is not None and n_calls else None
+            guessed_us = math.exp(field.table[at, 4])
+            found[field.options[at]] = Prediction(
+                math.exp(mean[at]), float(std[at]), guessed_us, measured_us, n_calls
+            )
+        return MappingProxyType(found)
+
+    def _by_key(self, settings: Mapping[int, Candidate]) -> Mapping[DecisionKey, Candidate]:
+        return MappingProxyType({self._states[index].key: candidate for index, candidate in settings.items()})
+
+
+def _key_view(state: KeyState, *, is_watched: bool) -> KeyView:
+    return KeyView(
+        state.key,
+        state.incumbent,
+        state.incumbent_kind,
+        state.incumbent_reason,
+        state.trial,
+        state.trial_reason,
+        state.hope,
+        state.lead,
+        state.lead_is_proven,
+        state.usual,
+        state.default_setting,
+        state.n_channels,
+        state.max_channels,
+        tuple(sorted(state.numbers, key=lambda one: state.numbers[one])),
+        MappingProxyType({**state.banned}),
+        MappingProxyType({**state.retired}),
+        MappingProxyType({**state.ties}),
+        state.n_withdrawn,
+        state.quiet_until,
+        is_watched,
+    )
