@@ -26,8 +26,8 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.explaining.shadow import ShadowBrain
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.shadow import ShadowBrain
 
 
 @dataclass(frozen=True)

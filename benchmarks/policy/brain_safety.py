@@ -35,7 +35,7 @@ from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.regime import ChangeDetector
+from zerotune.tuner.learning.policy.change_detection import ChangeDetector
 from zerotune.tuner.modeling import trainer
 
 IN_TURNS = "compared in turns"

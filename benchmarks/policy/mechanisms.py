@@ -10,18 +10,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from zerotune.tuner.learning.policy.evidence import posterior
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.evidence.serial_noise import NoiseModel
-from zerotune.tuner.learning.policy.step_feedback import StepFeedback
-from zerotune.tuner.learning.policy.steps import variants as steps_variants
-from zerotune.tuner.learning.policy.steps.step_guard import StepGuard
-from zerotune.tuner.learning.policy.trials import options
-from zerotune.tuner.learning.policy.trials import trial as trials
-from zerotune.tuner.learning.policy.trials.pending_trials import PendingTrials
-from zerotune.tuner.learning.policy.trials.trial import TrialVerdict
+from zerotune.tuner.learning.policy import acquisition, surrogate, variants
+from zerotune.tuner.learning.policy.acquisition import TrialVerdict
+from zerotune.tuner.learning.policy.observations import CallEvidence, NoiseModel
+from zerotune.tuner.learning.policy.risk import PendingTrials
+from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 
-_judge = trials.judge
+_judge = acquisition.judge
 
 
 def _without_leads(*arguments: Any, **named: Any) -> Any:
@@ -31,21 +26,21 @@ def _without_leads(*arguments: Any, **named: Any) -> Any:
 
 
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
-    "channel_fill": ((posterior, "FILL_ALL", 0.0), (posterior, "FILL_CELL", 0.0)),
+    "channel_fill": ((surrogate, "FILL_ALL", 0.0), (surrogate, "FILL_CELL", 0.0)),
     "agreement": ((CallEvidence, "agrees_nearby", lambda *_: True),),
     "shared_noise": ((NoiseModel, "ask", lambda *_: None),),
     "twins": ((PendingTrials, "has_twin", lambda *_: False),),
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
-    "odds": ((options, "unpaid_odds", lambda *_: 0.0),),
-    "odds_but_a_fifth": ((options, "UNPAID_ODDS", 0.2),),
-    "odds_but_0.4": ((options, "UNPAID_ODDS", 0.4),),
-    "odds_but_a_half": ((options, "UNPAID_ODDS", 0.5),),
-    "variants_only_where_calls_hide": ((steps_variants, "ALL_EXPOSED", 1.0),),
+    "odds": ((acquisition, "unpaid_odds", lambda *_: 0.0),),
+    "odds_but_a_fifth": ((acquisition, "UNPAID_ODDS", 0.2),),
+    "odds_but_0.4": ((acquisition, "UNPAID_ODDS", 0.4),),
+    "odds_but_a_half": ((acquisition, "UNPAID_ODDS", 0.5),),
+    "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),
     "kernel_structure": (
-        *((posterior, f"SHARE_{name}", 0.0) for name in ("ALL", "PROTOCOL", "CELL", "NEAR")),
-        (posterior, "SHARE_OWN", 1.0),
+        *((surrogate, f"SHARE_{name}", 0.0) for name in ("ALL", "PROTOCOL", "CELL", "NEAR")),
+        (surrogate, "SHARE_OWN", 1.0),
     ),
 }
 """By name: (object or module, attribute, what stands in for it)."""

@@ -2,9 +2,9 @@
 
     python -m benchmarks policy_size [--json]
 
-Counted is everything below tuner/learning: choice, guard, regime, change detection, and what joins them; but for
-inspection.py, which copies what others look at and decides nothing. A named constant is a name in capitals that a
-module or a class sets to something with a number in it; fields of PolicySettings count, too.
+Counted is everything below tuner/learning but `explaining`, which writes decisions down and tells them: choice, guard,
+change detection, and what joins them. A named constant is a name in capitals that a module or a class sets to something
+with a number in it; fields of PolicySettings count, too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ IN_CAPITALS = re.compile(r"_?[A-Z][A-Z0-9_]*")
 SETTINGS_CLASS = "PolicySettings"
 LIMITS = {"policy_modules": 15, "policy_lines": 3500, "policy_constants": 90}
 """What one person can hold in their head: the aim that was set for the redesign."""
-REACHED = {"policy_modules": 40, "policy_lines": 7227, "policy_constants": 216}
+REACHED = {"policy_modules": 15, "policy_lines": 6672, "policy_constants": 213}
 """What it is by now: a test lets it shrink only. What it would cost to come nearer is in docs/design/choice.md."""
 
 
 def modules() -> list[Path]:
     """Every file that holds code."""
-    return sorted(path for path in POLICY.rglob("*.py") if path.name not in {"__init__.py", "inspection.py"})
+    every = (path for path in POLICY.rglob("*.py") if path.name != "__init__.py")
+    return sorted(path for path in every if path.parent.name != "explaining")
 
 
 def constants(source: str) -> Iterator[str]:

@@ -12,8 +12,8 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, StepRecord
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.gain_texts import comparison
-from zerotune.tuner.learning.policy.trials.withdrawal import Withdrawal
+from zerotune.tuner.learning.policy.acquisition import comparison
+from zerotune.tuner.learning.policy.risk import Withdrawal
 
 CALL = Call(Collective.all_reduce, Phase.other, 1 << 20)
 

@@ -9,8 +9,7 @@ import pytest
 from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play
 from zerotune.agent.nccl import catalog, fabric
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan
-from zerotune.tuner.learning.policy.epochs import OFFER_PATIENCE_STEPS
-from zerotune.tuner.learning.policy.plans import PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER, Variant
+from zerotune.tuner.learning.policy.plans import OFFER_PATIENCE_STEPS, PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER, Variant
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
 

@@ -12,8 +12,8 @@ from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, StepRecord, size_class
 from zerotune.tuner.learning.brain import BrainSettings
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence, radius
-from zerotune.tuner.learning.policy.trials.budget import Budget
+from zerotune.tuner.learning.policy.observations import CallEvidence, radius
+from zerotune.tuner.learning.policy.risk import Budget
 
 
 def _world(name: str = "ethernet_boxes", n_ranks: int = 16, **changes: object) -> World:

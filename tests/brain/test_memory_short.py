@@ -26,9 +26,9 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy import memory
+from zerotune.tuner.learning.policy.acquisition import Option
 from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate
 from zerotune.tuner.learning.policy.plans import Variant
-from zerotune.tuner.learning.policy.trials.options import Option
 
 MIB = 1 << 20
 BOXES = CommunicatorClass(16, 16)

@@ -14,10 +14,16 @@ from zerotune.store.records import (
     Phase,
     Protocol,
 )
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence, radius_of_pairs
-from zerotune.tuner.learning.policy.evidence.serial_noise import DEPTH, NONE, NoiseModel, SharedNoise
-from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials.trial import KeyState, judge
+from zerotune.tuner.learning.policy.acquisition import PolicySettings, judge
+from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.observations import (
+    DEPTH,
+    NONE,
+    CallEvidence,
+    NoiseModel,
+    SharedNoise,
+    radius_of_pairs,
+)
 
 KEY = DecisionKey(CommunicatorClass(8, 1), int(Collective.all_gather), Phase.forward_gather, 20)
 LUCKY, NEXT = (Candidate(Algorithm.ring, protocol, 4) for protocol in (Protocol.ll, Protocol.simple))

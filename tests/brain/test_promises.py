@@ -13,7 +13,7 @@ from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, D
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.keys import KeyState
 
 GATHER = Call(Collective.all_gather, Phase.forward_gather, 1 << 17)
 SCATTER = Call(Collective.reduce_scatter, Phase.gradient_scatter, 1 << 17)

@@ -11,8 +11,8 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.brain import BrainSettings
+from zerotune.tuner.learning.explaining.shadow import ShadowBrain
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.shadow import ShadowBrain
 
 NAME = "h100_ib_2"
 SHADOW = BrainSettings(shadow=True)

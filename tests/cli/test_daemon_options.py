@@ -13,7 +13,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import DaemonOptions
 from zerotune.tuner import cli
 from zerotune.tuner.learning.brain import Brain, BrainSettings
-from zerotune.tuner.learning.shadow import ShadowBrain
+from zerotune.tuner.learning.explaining.shadow import ShadowBrain
 from zerotune.tuner.service import daemon
 from zerotune.tuner.service.absent_jobs import AbsentJobs
 

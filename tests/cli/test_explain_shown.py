@@ -31,7 +31,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner import cli
-from zerotune.tuner.learning.decision_records import why_tried
+from zerotune.tuner.learning.explaining.decision_records import why_tried
 from zerotune.tuner.modeling.medians import medians
 from zerotune.tuner.offline import explanations
 from zerotune.tuner.offline.comparison import compare

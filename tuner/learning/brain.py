@@ -35,25 +35,20 @@ from zerotune.store.records import (
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
-from zerotune.tuner.learning import decision_records
-from zerotune.tuner.learning.inspection import Inspection
+from zerotune.tuner.learning.explaining import decision_records
+from zerotune.tuner.learning.explaining.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.ahead import Ahead, covering
+from zerotune.tuner.learning.policy.acquisition import PolicySettings
+from zerotune.tuner.learning.policy.attribution import Attribution, Refusals
+from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
-from zerotune.tuner.learning.policy.epochs import Epochs
-from zerotune.tuner.learning.policy.evidence.attribution import Attribution
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.evidence.keys import KeyTable
-from zerotune.tuner.learning.policy.evidence.refused import Refusals
-from zerotune.tuner.learning.policy.evidence.surrogate import Surrogate
-from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, ending_by_itself, lasts_for
-from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.step_feedback import StepFeedback
-from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.trial import KeyState
-from zerotune.tuner.learning.policy.trials.withdrawal import Withdrawal
-from zerotune.tuner.learning.regime import Regimes
+from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
+from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
+from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.plans import Epochs, PlanBook, PlanInForce, ending_by_itself, lasts_for
+from zerotune.tuner.learning.policy.risk import Budget, Withdrawal
+from zerotune.tuner.learning.policy.step_guard import StepFeedback
+from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
 LEAST_US: Final = 0.01

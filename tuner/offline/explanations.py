@@ -443,10 +443,9 @@ def _guesses(
     lines: Sequence[CandidateStatistics],
 ) -> dict[DecisionKey, Guesses]:
     """What a job that began now would expect at keys of which nothing has been decided."""
-    from zerotune.tuner.learning.decision_records import guessed
+    from zerotune.tuner.learning.explaining.decision_records import guessed
     from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.learning.policy.evidence.field import FieldBook
-    from zerotune.tuner.learning.policy.trials.trial import KeyState
+    from zerotune.tuner.learning.policy.keys import FieldBook, KeyState
     from zerotune.tuner.modeling.features import CostPrior
     from zerotune.tuner.modeling.trainer import load_correction
 

@@ -351,8 +351,8 @@ def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
 def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | None) -> BrainFactory:
     from zerotune.tuner.fingerprint.encoding.weights import load_encoder
     from zerotune.tuner.learning.brain import Brain, BrainSettings
+    from zerotune.tuner.learning.explaining.shadow import ShadowBrain
     from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.learning.shadow import ShadowBrain
 
     chosen, encoder = settings or BrainSettings(), load_encoder(store)
 

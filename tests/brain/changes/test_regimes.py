@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from benchmarks.lib.brain_world import Call, Unsteady, World, gain_share, make_brain, play, zero3_step
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.tuner.learning.policy.change_detection import ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.choice import MAX_REGIMES
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.regime import ChangeDetector, StepMeans
+from zerotune.tuner.learning.policy.observations import CallEvidence
 
 
 def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:

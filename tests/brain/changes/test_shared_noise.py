@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.lib.brain_world import Call, Unsteady, make_brain, play, zero3_step
 from zerotune.store.records import Collective, CommunicatorClass, Phase
-from zerotune.tuner.learning.policy.evidence.serial_noise import (
+from zerotune.tuner.learning.policy.observations import (
     DEPTH,
     NONE,
     UNKNOWN,

@@ -9,7 +9,7 @@ from benchmarks.lib.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.tuner.learning.brain import Brain, BrainSettings
-from zerotune.tuner.learning.policy.step_feedback import REST_STEPS
+from zerotune.tuner.learning.policy.step_guard import WITHDRAWN_REST_STEPS
 
 FASTER = Candidate(Algorithm.pat, Protocol.simple, 4)
 """For gathers, by their calls."""
@@ -75,7 +75,7 @@ def test_a_promotion_alone_is_withdrawn_and_its_key_rests(slowdown: float) -> No
         state = next(state for state in brain._states if state.n_withdrawn)
         assert state.incumbent.is_baseline
         assert state.quiet_until > world.step
-        assert state.quiet_until - world.step <= REST_STEPS
+        assert state.quiet_until - world.step <= WITHDRAWN_REST_STEPS
         told = [one for one in brain.decisions() if one.kind == "rollback"]
         assert [(one.key, one.candidate.is_baseline) for one in told] == [(state.key, True)]
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
-from zerotune.tuner.learning.policy.steps.step_guard import N_IN_A_ROW, PATIENCE_STEPS, Slow, StepGuard
+from zerotune.tuner.learning.policy.step_guard import N_IN_A_ROW, PATIENCE_STEPS, Slow, StepGuard
 
 
 @pytest.mark.parametrize(("slow", "most_steps", "most_lost"), [(0.5, 20, 0.01), (0.1, 25, 0.003), (0.03, 150, 0.004)])

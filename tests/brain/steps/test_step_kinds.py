@@ -9,7 +9,7 @@ from benchmarks.lib.brain_world import Call, Varying, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.steps.step_kinds import ENOUGH, StepKinds
+from zerotune.tuner.learning.policy.step_effects import ENOUGH, StepKinds
 
 KINDS = (
     (Collective.all_gather, Phase.forward_gather),

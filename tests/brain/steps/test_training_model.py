@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.lib.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import Collective, Phase
-from zerotune.tuner.learning.policy.steps.training_model import (
+from zerotune.tuner.learning.policy.step_effects import (
     EXPOSURE,
     OWN_TOLL,
     SHARED_TOLL,

@@ -23,9 +23,8 @@ from zerotune.store.records import (
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.policy.choice import NEVER_STEP
 from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
-from zerotune.tuner.learning.policy.steps.step_effects import StepEffects
-from zerotune.tuner.learning.policy.steps.training_model import Load, group_of
-from zerotune.tuner.learning.policy.steps.variants import AGAIN_AFTER_STEPS, ARM
+from zerotune.tuner.learning.policy.step_effects import Load, StepEffects, group_of
+from zerotune.tuner.learning.policy.variants import AGAIN_AFTER_STEPS, ARM
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
 KINDS = ((GATHER, Phase.forward_gather), (SCATTER, Phase.gradient_scatter))

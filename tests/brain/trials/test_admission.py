@@ -22,9 +22,8 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials.options import Option, best_option
-from zerotune.tuner.learning.policy.trials.price import Stakes
+from zerotune.tuner.learning.policy.acquisition import Option, PolicySettings, best_option
+from zerotune.tuner.learning.policy.risk import Stakes
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotune.tuner.learning.policy.allocation import INCUMBENT_EVERY, VERIFIED_IN, Allocation
+from zerotune.tuner.learning.policy.choice import INCUMBENT_EVERY, VERIFIED_IN, Allocation
 
 N_WINDOWS = 60
 

@@ -22,12 +22,11 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.evidence.attribution import Attribution
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.evidence.connections import Connections
+from zerotune.tuner.learning.policy.attribution import Attribution, Connections
+from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.risk import Budget
 
 RING, TREE = (Candidate(algorithm, Protocol.simple, 4) for algorithm in (Algorithm.ring, Algorithm.tree))
 PLACE = CommunicatorClass(8, 1)

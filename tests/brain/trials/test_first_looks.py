@@ -8,7 +8,7 @@ from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, agreement_interval
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.trials.withdrawal import FIRST_LOOK_STEPS, Withdrawal
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Withdrawal
 
 LATENCY_STEPS = 8
 

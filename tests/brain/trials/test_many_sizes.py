@@ -16,12 +16,9 @@ from zerotune.store.records import (
     Phase,
     Protocol,
 )
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.evidence.keys import LEAST_IDLE_STEPS, KeyTable
-from zerotune.tuner.learning.policy.steps.exposed import ExposedShare
-from zerotune.tuner.learning.policy.trials.options import Option
-from zerotune.tuner.learning.policy.trials.pending_trials import PendingTrials
-from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, KeyState, KeyTable
+from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.risk import ExposedShare, PendingTrials
 from zerotune.tuner.modeling.features import CostPrior
 
 NODE = CommunicatorClass(8, 1)
@@ -119,16 +116,16 @@ def _states(n: int) -> list[KeyState]:
 
 
 def test_what_a_trial_may_cost_is_set_aside_until_it_is_known() -> None:
-    untold, evidence = PendingTrials(2.0), CallEvidence()
+    pending, evidence = PendingTrials(2.0), CallEvidence()
     states = _states(3)
     for state in states:
         state.trial = LL
-        untold.begin(state, Option(1.0, 5.0, LL, (0.1, 0.1), ""), evidence)
-    assert untold.reserved_us == 15.0
+        pending.begin(state, LL, 5.0, evidence)
+    assert pending.reserved_us == 15.0
     slot = np.array([evidence.slot(0, LL)])
     evidence.add(evidence.calls(slot, np.array([3.0])), np.array([1]))
-    assert untold.review(evidence, lambda state: True) == []
-    assert untold.reserved_us == 10.0
-    assert untold.review(evidence, lambda state: state.index != 1) == [states[1]]
+    assert pending.review(evidence, lambda state: True) == []
+    assert pending.reserved_us == 10.0
+    assert pending.review(evidence, lambda state: state.index != 1) == [states[1]]
     states[1].trial = None
-    assert untold.reserved_us == 5.0
+    assert pending.reserved_us == 5.0

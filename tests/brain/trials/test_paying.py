@@ -12,10 +12,8 @@ from benchmarks.lib.data_sets import DataSet, fabric_problems
 from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
-from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.options import UNPAID_ODDS, best_option, unpaid_odds
-from zerotune.tuner.learning.policy.trials.price import Stakes
+from zerotune.tuner.learning.policy.acquisition import UNPAID_ODDS, PolicySettings, best_option, unpaid_odds
+from zerotune.tuner.learning.policy.risk import Budget, Stakes
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
 

@@ -17,10 +17,10 @@ from zerotune.store.records import (
     Phase,
     Protocol,
 )
-from zerotune.tuner.learning.policy.evidence.attribution import ABSURD, Attribution
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.attribution import ABSURD, Attribution
+from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.risk import Budget
 
 TRIED = Candidate(Algorithm.tree, Protocol.ll, 4)
 USED = Candidate(Algorithm.tree, Protocol.simple, 8)

@@ -16,7 +16,7 @@ from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, P
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.choice import NOT_OFFERED
-from zerotune.tuner.learning.policy.evidence.field import FieldBook
+from zerotune.tuner.learning.policy.keys import FieldBook
 from zerotune.tuner.modeling.features import CostPrior, cell_of
 
 

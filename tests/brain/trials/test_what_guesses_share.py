@@ -8,7 +8,7 @@ import pytest
 from benchmarks.lib.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import Collective, Phase
-from zerotune.tuner.learning.policy.evidence.posterior import (
+from zerotune.tuner.learning.policy.surrogate import (
     Guess,
     Known,
     SettingPoints,

@@ -1,28 +1,38 @@
-"""Which trial of a key, if any, may begin: offered by NCCL, worth it by expected improvement, covered by the budget.
+"""Which trial of a key, if any, may begin, and the verdict on one that runs.
 
-A trial's *risk* is what it costs until it can be withdrawn, in microseconds of training time, on average over the cases
-in which it is slower and those in which it is not. The trials of one window share what is left of the budget.
+It begins where NCCL offers it, expected improvement is worth it and the budget covers it. A trial's *risk* is what it
+costs until it can be withdrawn, in microseconds of training time, on average over the cases in which it is slower and
+those in which it is not. The trials of one window share what is left of the budget.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Sequence
+from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import Candidate
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.evidence.posterior import expected_excess, expected_improvement, odds_above
-from zerotune.tuner.learning.policy.evidence.surrogate import Surrogate
-from zerotune.tuner.learning.policy.gain_texts import Z_90
+from zerotune.store.records import BASELINE, Candidate
+from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.settings import PolicySettings
-from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.price import Price, Stakes
-from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.observations import CallEvidence, radius_of_pairs
+from zerotune.tuner.learning.policy.risk import Budget, Price, Stakes
+from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement, odds_above
 from zerotune.tuner.modeling.features import Floats
+
+
+class PolicySettings(NamedTuple):
+    """Shares of time unless the unit is named; gains are logs of ratios of durations."""
+
+    false_promotion: float = 0.01
+    min_gain: float = 0.005
+    worthwhile: float = 0.003
+    catastrophic_ratio: float = 2.0
+    steps_per_window: float = 1.0
+    """A setting on trial is believed to run for no fewer steps before it can be withdrawn."""
+
 
 UNPAID_ODDS: Final = 0.35
 UNPAID_ODDS_STEPS: Final = 200
@@ -202,3 +212,109 @@ def best_option(
             f" against {duration_us:.1f} us of {usual}",
         )
     return None
+
+
+Z_90: Final = 1.645
+"""Standard deviations to either side that hold 90 %."""
+
+
+def comparison(gain: float) -> str:
+    """A gain (log ratio of durations) in words: how much less time than the other it takes, or how much more."""
+    if gain < 0:
+        return f"{100.0 * math.expm1(-gain):.1f} % slower"
+    return f"{saved(gain)} faster"
+
+
+def saved(gain: float) -> str:
+    """The share of time that a gain (log) saves."""
+    return f"{-100.0 * math.expm1(-gain):.1f} %"
+
+
+MAX_TRIAL_UNITS: Final = 8
+"""A trial that is still open after this many more steps of evidence is a tie: others come first now. What is probably
+faster leads from then on and so goes on being measured; what is not is tried again once it looks better.
+"""
+VERIFIED: Final = 0.2
+"""Probability of a wrong promotion of what earlier jobs proved."""
+WORTH_GOING_ON: Final = 0.001
+"""A trial ends when what it may still gain (log, expected) is less."""
+
+
+class TrialVerdict(Enum):
+    """What a trial's evidence says so far."""
+
+    open = "open"
+    better = "better"
+    not_better = "not better"
+    tie = "tie"
+
+
+def judge(
+    evidence: CallEvidence, state: KeyState, settings: PolicySettings, *, leads: bool = False
+) -> tuple[TrialVerdict, float, float]:
+    """TrialVerdict on the trial of a key, or on its lead, against its incumbent; always-valid.
+
+    What earlier jobs measured may keep a lead, but only what this job measures promotes anything. The error levels of
+    all that is tried at a key sum to `settings.false_promotion`.
+
+    Args:
+        evidence: of the regime in force.
+        state: the key, which has a trial or lead.
+        settings: of the policy.
+        leads: whether the lead is judged.
+
+    Returns:
+        TrialVerdict, measured gain (log) and half width of its interval.
+    """
+    candidate = (state.lead if leads else state.trial) or BASELINE
+    slot, incumbent = evidence.find(state.index, candidate), evidence.find(state.index, state.incumbent)
+    if slot is None or incumbent is None or not evidence.n_calls[slot] or not evidence.n_calls[incumbent]:
+        return TrialVerdict.open, 0.0, math.inf
+    gain, pairs, sigma = evidence.contrast(incumbent, slot)
+    n_th = state.numbers.get(candidate, 1)
+    alpha = VERIFIED if leads and state.lead_is_proven else settings.false_promotion / (n_th * (n_th + 1))
+    alpha /= evidence.n_th_window(incumbent) ** 2
+    half = radius_of_pairs(pairs, sigma, alpha)
+    if gain > max(half, settings.min_gain) and evidence.agrees_nearby(incumbent, slot, gain):
+        return TrialVerdict.better, gain, half
+    if leads:
+        believed, _ = weighed(state.lead_hope, evidence, incumbent, slot)
+        return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half
+    hoped, std = weighed(state.hope, evidence, evidence.find(state.index, state.usual), slot)
+    if expected_gain(hoped - settings.min_gain, std) < WORTH_GOING_ON:
+        return TrialVerdict.not_better, gain, half
+    if evidence.units(slot) >= state.trial_until_units:
+        return TrialVerdict.tie if hoped > settings.min_gain else TrialVerdict.not_better, gain, half
+    return TrialVerdict.open, gain, half
+
+
+def weighed(
+    hope: tuple[float, float], evidence: CallEvidence, first: int | None, second: int | None
+) -> tuple[float, float]:
+    """Combine what was hoped for and what was measured, weighed by their precisions.
+
+    Args:
+        hope: expected gain (log) of the second slot over the first, and its standard deviation.
+        evidence: of the regime in force.
+        first: slot; None: not measured.
+        second: slot; None: not measured.
+
+    Returns:
+        Gain (log) and its standard deviation.
+    """
+    hoped, std = hope
+    if first is None or second is None:
+        return hope
+    measured, pairs, sigma = evidence.contrast(first, second)
+    if not pairs:
+        return hope
+    variance = sigma**2 / pairs
+    weight = 1.0 / std**2 + 1.0 / variance
+    return (hoped / std**2 + measured / variance) / weight, 1.0 / math.sqrt(weight)
+
+
+def expected_gain(edge: float, std: float) -> float:
+    """E[max(0, edge + std * normal)]."""
+    scaled = edge / std
+    density = math.exp(-0.5 * scaled**2) / math.sqrt(2.0 * math.pi)
+    return edge * 0.5 * math.erfc(-scaled / math.sqrt(2.0)) + std * density

@@ -13,9 +13,9 @@ import msgspec
 
 from zerotune.store.records import BASELINE, Decision, Plan
 from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.acquisition import Z_90, expected_gain
 from zerotune.tuner.learning.policy.choice import Event
-from zerotune.tuner.learning.policy.gain_texts import Z_90
-from zerotune.tuner.learning.policy.trials.trial import KeyState, expected_gain
+from zerotune.tuner.learning.policy.keys import KeyState
 
 FIRST_SUMMARY_STEP: Final = 50
 """The first summary comes after so many steps, each further one after twice as many."""

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotune.store.records import Candidate, DecisionKey, Plan
-from zerotune.tuner.learning.policy.epochs import Epochs
-from zerotune.tuner.learning.policy.evidence.attribution import Attribution
-from zerotune.tuner.learning.policy.evidence.surrogate import Surrogate
-from zerotune.tuner.learning.policy.step_feedback import StepFeedback
-from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.trial import KeyState
-from zerotune.tuner.learning.regime import Regimes
+from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.policy.change_detection import Regimes
+from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.plans import Epochs
+from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.step_guard import StepFeedback
+from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import CostPrior
 
 Reasons = Mapping[Candidate, str]

@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 
 from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision
+from zerotune.tuner.learning.policy.acquisition import Z_90
 from zerotune.tuner.learning.policy.choice import Event
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.evidence.options_field import Field
-from zerotune.tuner.learning.policy.gain_texts import Z_90
-from zerotune.tuner.learning.policy.trials.trial import KeyState
+from zerotune.tuner.learning.policy.keys import Field, KeyState
+from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.modeling.features import Floats
 
 

@@ -4,7 +4,7 @@ Under overlap a collective is not worth its own microseconds, and its channels h
 lacks. So once the keys have settled, plans with fewer channels take turns with the plan in force, in an order drawn by
 chance: what that does to steps is one more effect in the guard's filter. A variant caps the channels of all keys or of
 one group; or it gives each key what costs training least by what steps have told of calls and channels so far
-(`training_model.py`), which also says what a variant may be worth.
+(`TrainingModel`), which also says what a variant may be worth.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import numpy as np
 
 from zerotune.agent.nccl.catalog import CHANNEL_LADDER
 from zerotune.store.records import Candidate
+from zerotune.tuner.learning.policy.acquisition import Z_90, comparison, expected_gain, saved
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, RETRY_STEPS, Event, Policy
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.gain_texts import Z_90, comparison, saved
+from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, Variant
-from zerotune.tuner.learning.policy.steps.step_effects import StepEffects
-from zerotune.tuner.learning.policy.steps.training_model import Load, PlanLoads, TrainingModel, group_of
-from zerotune.tuner.learning.policy.trials.trial import KeyState, expected_gain
+from zerotune.tuner.learning.policy.step_effects import Load, PlanLoads, StepEffects, TrainingModel, group_of
 from zerotune.tuner.modeling.features import cell_of
 
 RISK_QUANTILE: Final = 1.3

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.tuner.learning.policy.choice import MAX_REGIMES
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence
-from zerotune.tuner.learning.policy.evidence.serial_noise import NoiseModel
+from zerotune.tuner.learning.policy.observations import CallEvidence, NoiseModel
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -3,20 +3,176 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
-from zerotune.tuner.learning.policy.evidence.call_evidence import CallEvidence, Calls, grouped
-from zerotune.tuner.learning.policy.evidence.connections import Connections
-from zerotune.tuner.learning.policy.trials.budget import Budget
-from zerotune.tuner.learning.policy.trials.stragglers import Stragglers
-from zerotune.tuner.learning.policy.trials.trial import KeyState
-from zerotune.tuner.learning.regime import MIN_SHIFT, ChangeDetector, StepMeans, Together
-from zerotune.tuner.modeling.features import Floats, Ints
+from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT, ChangeDetector, StepMeans, Together
+from zerotune.tuner.learning.policy.keys import Family, KeyState
+from zerotune.tuner.learning.policy.observations import CallEvidence, Calls, grouped
+from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints
+
+ENOUGH_SANE: Final = 3
+"""So many other measurements of the same setting must be sane."""
+
+
+@dataclass
+class _Seen:
+    n_sane: int
+    n_absurd: int = 0
+    beyond_us: float = 0.0
+    given_back_us: float = 0.0
+
+
+class Stragglers:
+    """Tells what of the charges so far is to be given back, or taken back again; `slot` stands for a setting."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+
+    def reset(self) -> None:
+        """Slots have another meaning from now on."""
+        self._seen.clear()
+
+    def corrections(self, slots: Ints, beyond_us: Floats, n_before: Ints) -> dict[int, float]:
+        """What to add to the charges of some slots, mostly nothing.
+
+        Args:
+            slots: of each measurement.
+            beyond_us: what each was charged beyond the limit; 0 or less where it was sane.
+            n_before: how often each one's setting had been measured before.
+
+        Returns:
+            Microseconds by slot.
+        """
+        is_absurd = beyond_us > 0
+        if not self._seen and not is_absurd.any():
+            return {}
+        found: dict[int, float] = {}
+        for slot in {*self._seen, *slots[is_absurd].tolist()}.intersection(slots.tolist()):
+            here = slots == slot
+            seen = self._seen.setdefault(slot, _Seen(int(n_before[here][0])))
+            n_absurd = int(np.count_nonzero(is_absurd[here]))
+            seen.n_sane += int(np.count_nonzero(here)) - n_absurd
+            seen.n_absurd += n_absurd
+            seen.beyond_us += float(np.maximum(beyond_us[here], 0.0).sum())
+            is_straggler = seen.n_absurd == 1 and seen.n_sane >= ENOUGH_SANE
+            given_back_us = seen.beyond_us if is_straggler else 0.0
+            if given_back_us != seen.given_back_us:
+                found[slot] = seen.given_back_us - given_back_us
+                seen.given_back_us = given_back_us
+        return found
+
+
+MOST_OPEN: Final = 64
+"""Steps of which no record has come."""
+LEAST_SHARE: Final = 0.1
+"""A step that connects something took longer for that by this much of its time at least; less may be noise."""
+ENOUGH_STEPS: Final = 4
+"""So many steps say how long one usually takes."""
+
+
+class Connections:
+    """Charges the budget what steps say of them, and remembers how much a connection takes."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._charged_us: dict[int, float] = {}
+        """What the calls that connected something were charged, by step, until the step's record is here."""
+        self._total_us, self._n = 0.0, 0
+
+    @property
+    def typical_us(self) -> float:
+        """What training waits for one, as far as seen; 0 before the first."""
+        return self._total_us / self._n if self._n else 0.0
+
+    def made(self, step: int, charged_us: float) -> None:
+        """Calls of `step` connected something, and were charged `charged_us` for what they took longer."""
+        if step not in self._charged_us:
+            self._n += 1
+        self._charged_us[step] = self._charged_us.get(step, 0.0) + charged_us
+        self._total_us += charged_us
+        while len(self._charged_us) > MOST_OPEN:
+            del self._charged_us[next(iter(self._charged_us))]
+
+    def finished(self, step: int, left_us: float, usual_us: list[float]) -> bool:
+        """Whether a step connected something; what it took longer besides what calls were charged is charged now.
+
+        Args:
+            step: the step.
+            left_us: its duration without what exploration is known to have added.
+            usual_us: durations of other steps.
+
+        Returns:
+            True if the step connected something.
+        """
+        if self._charged_us.pop(step, None) is None:
+            return False
+        if len(usual_us) >= ENOUGH_STEPS:
+            usual = median(usual_us)
+            if left_us - usual > LEAST_SHARE * usual:
+                self._budget.spend(left_us - usual)
+                self._total_us += left_us - usual
+        return True
+
+
+CERTAIN_CALLS: Final = 2
+"""After this many such calls, and none that ran as asked, it is not offered."""
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Refusals:
+    """One job's, by family (communicator class and collective), algorithm and protocol."""
+
+    def __init__(self) -> None:
+        self._n_calls: Counter[tuple[Family, tuple[int, int]]] = Counter()
+
+    def ran_something_else(self, block: npt.NDArray[np.void], slots: Ints, evidence: CallEvidence) -> Flags:
+        """Which calls ran another algorithm or protocol than was asked for.
+
+        Args:
+            block: measurements (MEASUREMENT_FIELDS), shape [n].
+            slots: that were asked for, shape [n].
+            evidence: says what each slot asks.
+
+        Returns:
+            True for those calls, shape [n].
+        """
+        algorithm, protocol = block["algorithm"], block["protocol"]
+        is_told = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
+        differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
+        return differs
+
+    def learn(self, refused: Ints, states: Sequence[KeyState], evidence: CallEvidence, costs: CostPrior) -> None:
+        """Tell `costs` what turns out not to be offered.
+
+        Args:
+            refused: slots that were asked for and did not run, one per call.
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+            costs: told of refused algorithms and protocols.
+        """
+        for slot, n_calls in zip(*(one.tolist() for one in np.unique(refused, return_counts=True)), strict=True):
+            family = states[int(evidence.key[slot])].family
+            cell = int(evidence.algorithm[slot]), int(evidence.protocol[slot])
+            before = self._n_calls[family, cell]
+            self._n_calls[family, cell] += n_calls
+            if before < CERTAIN_CALLS <= before + n_calls and not self._has_run(family, cell, states, evidence):
+                costs.learn_refused(*family, cell)
+
+    @staticmethod
+    def _has_run(family: Family, cell: tuple[int, int], states: Sequence[KeyState], evidence: CallEvidence) -> bool:
+        alike = (evidence.algorithm == cell[0]) & (evidence.protocol == cell[1]) & (evidence.n_calls > 0)
+        return any(states[key].family == family for key in evidence.key[alike].tolist())
+
 
 MIN_RIPE_UNITS = 4
 """Steps of evidence before a slot's own noise may call a deviation a change."""
@@ -33,7 +189,6 @@ SUSPICIOUS = 1.0
 """Half of the calls deviate by more than this many noise scales: the network may have changed just now."""
 
 
-Flags = npt.NDArray[np.bool_]
 
 
 class Attribution:

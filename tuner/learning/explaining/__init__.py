@@ -1,0 +1,1 @@
+"""Decisions told to people; nothing is decided here."""

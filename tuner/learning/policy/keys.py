@@ -1,0 +1,499 @@
+"""Decision keys: the state of each, how often it is called, what could be asked there, and guesses of its cost.
+
+NCCL's cost and the learned correction are the same for all phases of one message size: they are evaluated
+per family (communicator class, collective) and message size. Only what earlier runs measured at the very key
+differs by phase.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.agent.nccl import catalog
+from zerotune.agent.nccl.catalog import CHANNEL_LADDER
+from zerotune.agent.nccl.cost_model import channels_used
+from zerotune.store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Protocol,
+    size_class,
+)
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.equal_channels import asked_for
+from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints, cell_of, key_codes, key_of, size_classes
+
+N_COLUMNS: Final = 8
+"""Of `Field.table`."""
+
+
+class Field:
+    """The options of one key, the baseline first, and where each lies.
+
+    `table` has a row per option: log2 bytes, log2 channels, algorithm, protocol, and the starting guess's
+    log microseconds (NaN = not available) and standard deviation, the share of it that goes with the bytes, and by how
+    many octaves its channels are fewer than the communicator has.
+    """
+
+    __slots__ = ("options", "place", "table")
+
+    def __init__(self, options: tuple[Candidate, ...], table: Floats) -> None:
+        self.options = options
+        self.place = {option: at for at, option in enumerate(options)}
+        self.table = table
+
+
+Family = tuple[CommunicatorClass, Collective]
+"""Keys of one family differ by phase and message size only."""
+
+MOST_CHANNELS: Final = CHANNEL_LADDER[-1]
+NO_HOPE: Final = (0.0, math.inf)
+"""Nothing is known of a lead but what this job measures."""
+
+
+class KeyState:
+    """Everything the policy remembers about one decision key; mutable, one per key and regime."""
+
+    __slots__ = (
+        "banned",
+        "default_setting",
+        "family",
+        "field",
+        "hope",
+        "incumbent",
+        "incumbent_kind",
+        "incumbent_reason",
+        "index",
+        "key",
+        "lead",
+        "lead_hope",
+        "lead_is_proven",
+        "max_channels",
+        "message_bytes",
+        "n_withdrawn",
+        "numbers",
+        "opinion",
+        "quiet_until",
+        "retired",
+        "ties",
+        "trial",
+        "trial_reason",
+        "trial_until_units",
+    )
+
+    def __init__(self, index: int, key: DecisionKey, message_bytes: float) -> None:
+        self.index = index
+        self.key = key
+        self.family: Family = key.communicator, Collective(key.collective)
+        self.message_bytes = message_bytes
+        self.incumbent: Candidate = BASELINE
+        self.incumbent_kind = "keep"
+        self.incumbent_reason = "nothing measured beats NCCL's own choice yet"
+        self.trial: Candidate | None = None
+        self.trial_reason = ""
+        self.lead: Candidate | None = None
+        """Believed to be faster than the incumbent, but not beyond doubt: runs while that is being found out."""
+        self.lead_hope = NO_HOPE
+        """By how much (log) earlier jobs measured the lead to be faster than the incumbent, and the standard
+        deviation of that.
+        """
+        self.lead_is_proven = False
+        """Earlier jobs proved the lead: it runs at once, is no exploration, and is verified on the side."""
+        self.hope = (0.0, 1.0)
+        """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
+        self.trial_until_units = 0.0
+        """Units of evidence on the trial at which it is called a tie."""
+        self.n_withdrawn = 0
+        """How often steps spoke against what was promoted here."""
+        self.numbers: dict[Candidate, int] = {}
+        """Number, from 1, of each candidate that was on trial, in that order: later ones are allowed less error."""
+        self.default_setting: Candidate | None = None
+        """What NCCL ran here when left alone."""
+        self.max_channels = MOST_CHANNELS
+        """More were found to slow training down."""
+        self.banned: dict[Candidate, str] = {}
+        self.retired: dict[Candidate, str] = {}
+        self.ties: dict[Candidate, str] = {}
+        """Neither better nor worse so far: on trial again when nothing else is worth one."""
+        self.field: Field | None = None
+        """Its options with their starting guesses; None until they are asked for."""
+        self.opinion: tuple[Floats, Floats] | None = None
+        """Mean and spread (log) of every option when the key was last looked at."""
+        self.quiet_until = 0
+
+    @property
+    def usual(self) -> Candidate:
+        """What runs here when nothing is on trial."""
+        return self.incumbent if self.lead is None else self.lead
+
+    @property
+    def n_channels(self) -> int:
+        """What the incumbent runs with, as far as that is known; else 0."""
+        return self.channels_of(self.incumbent)
+
+    @property
+    def n_tried(self) -> int:
+        """Different candidates that were on trial."""
+        return len(self.numbers)
+
+    def channels_of(self, candidate: Candidate) -> int:
+        """What a setting runs with here, as far as that is known; else 0."""
+        if candidate.n_channels or self.default_setting is None:
+            return candidate.n_channels
+        return self.default_setting.n_channels
+
+    def reopen(self) -> None:
+        """Forget verdicts; what runs now stays until evidence speaks against it."""
+        self.trial = self.lead = None
+        self.n_withdrawn = 0
+        self.max_channels = MOST_CHANNELS
+        self.banned.clear()
+        self.retired.clear()
+        self.ties.clear()
+        self.numbers.clear()
+        self.opinion = None
+        self.quiet_until = 0
+
+
+MAX_KEYS: Final = 4000
+"""Rows a plan table holds, with some to spare."""
+LOWEST_RATE: Final = 0.01
+MISSED_GAPS: Final = 3.0
+"""A key that was not called for this many times as long as usual is not expected any more."""
+LEAST_IDLE_STEPS: Final = 20
+_INNER_BITS: Final = 15
+_CODES_PER_PLACE: Final = 1 << _INNER_BITS
+"""Collective, phase and size class of a key's code; the rest is the communicator class."""
+
+
+class Traffic(NamedTuple):
+    """How often each key is called, arrays of shape [n_keys]."""
+
+    per_step: Floats
+    """Calls per step, on average over all steps."""
+    at_once: Floats
+    """Calls in a step that calls the key at all."""
+    is_expected: npt.NDArray[np.bool_]
+    """It was called lately, by its own measure."""
+
+    @staticmethod
+    def empty() -> Traffic:
+        """No keys."""
+        return Traffic(np.zeros(0), np.zeros(0), np.zeros(0, np.bool_))
+
+    def calls_in(self, key: int, n_steps: float) -> float:
+        """Calls of one key that `n_steps` may make; a key that is called seldom may be called at once."""
+        return max(float(self.per_step[key]) * n_steps, float(self.at_once[key]))
+
+
+class KeyTable:
+    """Keys in the order they were first seen; `on_new` is told of each."""
+
+    def __init__(self, on_new: Callable[[KeyState], None]) -> None:
+        self.states: list[KeyState] = []
+        self._on_new = on_new
+        self._places: dict[int, Ints] = {}
+        """Key index by the low bits of the code, per communicator class; -1 where there is none."""
+        self._first_step = np.zeros(0, np.int64)
+        self._last_step = np.zeros(0, np.int64)
+        self._n_calls = np.zeros(0, np.int64)
+        self._n_steps = np.zeros(0, np.int64)
+        """Steps that called the key."""
+        self._newest_step = 0
+        self._reference_log = np.zeros(0)
+        self._slope = np.zeros(0)
+        self._has_default = np.zeros(0, np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def indices(self, block: npt.NDArray[np.void], costs: CostPrior) -> Ints:
+        """Key index of every measurement, shape [n]; -1 where no key can be added any more."""
+        classes = size_classes(block["message_bytes"])
+        codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
+        found = self._find(codes)
+        if len(self.states) < MAX_KEYS and (unknown := np.flatnonzero(found < 0)).size:
+            new, first = np.unique(codes[unknown], return_index=True)
+            room = MAX_KEYS - len(self.states)
+            self._add(new[:room], block[unknown[first[:room]]], costs)
+            found = self._find(codes)
+        return found
+
+    def logs(self, block: npt.NDArray[np.void], keys: Ints) -> Floats:
+        """Log durations, moved to each key's own message size: a class is a quarter octave wide."""
+        log_bytes = np.log(block["message_bytes"].astype(np.float64))
+        logs: Floats = np.log(block["duration_us"]) - self._slope[keys] * (log_bytes - self._reference_log[keys])
+        return logs
+
+    def count(self, keys: Ints, steps: Ints) -> None:
+        """Calls of these keys were measured, each in its step."""
+        for step in np.unique(steps).tolist():
+            n_calls = np.bincount(keys[steps == step], minlength=len(self._n_calls))
+            is_called = n_calls > 0
+            self._n_calls += n_calls
+            self._n_steps += is_called & (self._last_step != step)
+            self._last_step[is_called] = step
+            self._newest_step = max(self._newest_step, step)
+
+    def traffic(self, step: int) -> Traffic:
+        """How often each key is called, up to `step`."""
+        here = slice(len(self.states))
+        first, n_calls, n_called = self._first_step[here], self._n_calls[here], np.maximum(self._n_steps[here], 1)
+        n_steps = np.maximum(1, step - first + 1)
+        usual_gap = (self._last_step[here] - first) / np.maximum(n_called - 1, 1)
+        idle_steps = self._newest_step - self._last_step[here]
+        return Traffic(
+            per_step=np.maximum(n_calls / n_steps, LOWEST_RATE),
+            at_once=np.maximum(n_calls / n_called, 1.0),
+            is_expected=idle_steps <= np.maximum(MISSED_GAPS * usual_gap, LEAST_IDLE_STEPS),
+        )
+
+    def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> None:
+        """Note what NCCL chooses at each key by itself, and how many channels there are.
+
+        Args:
+            block: measurements (MEASUREMENT_FIELDS), shape [n].
+            keys: key index of each, shape [n].
+            costs: told of the channels.
+        """
+        unknown = np.flatnonzero(~self._has_default[keys])
+        if not len(unknown):
+            return
+        unknown = unknown[(block["algorithm"][unknown] != NO_CELL) & (block["is_default"][unknown] > 0)]
+        _, first = np.unique(keys[unknown], return_index=True)
+        for place in unknown[first].tolist():
+            row, state = block[place], self.states[keys[place]]
+            if row["algorithm"] not in _ALGORITHMS or row["protocol"] not in _PROTOCOLS:
+                continue
+            n_channels = min(int(row["n_channels"]), 64)
+            state.default_setting = Candidate(
+                Algorithm(int(row["algorithm"])), Protocol(int(row["protocol"])), n_channels
+            )
+            state.field = None
+            self._has_default[keys[place]] = True
+            costs.learn_channels(state.key.communicator, n_channels)
+
+    def _find(self, codes: Ints) -> Ints:
+        places, inner = codes >> _INNER_BITS, codes & (_CODES_PER_PLACE - 1)
+        first = int(places[0])
+        if (places == first).all():
+            table = self._places.get(first)
+            return np.full(len(codes), -1, np.int64) if table is None else table[inner]
+        found = np.full(len(codes), -1, np.int64)
+        for place in np.unique(places).tolist():
+            table = self._places.get(place)
+            if table is not None:
+                here = places == place
+                found[here] = table[inner[here]]
+        return found
+
+    def _add(self, codes: Ints, rows: npt.NDArray[np.void], costs: CostPrior) -> None:
+        start = len(self.states)
+        if start + len(codes) > len(self._n_calls):
+            self._grow(max(64, len(codes), start))
+        self._first_step[start : start + len(codes)] = rows["step"]
+        self._last_step[start : start + len(codes)] = -1
+        by_family: dict[tuple[CommunicatorClass, Collective], list[KeyState]] = {}
+        for code, nbytes in zip(codes.tolist(), rows["message_bytes"].astype(np.float64).tolist(), strict=True):
+            state = KeyState(len(self.states), key_of(code), nbytes)
+            place, inner = divmod(code, _CODES_PER_PLACE)
+            if place not in self._places:
+                self._places[place] = np.full(_CODES_PER_PLACE, -1, np.int64)
+            self._places[place][inner] = state.index
+            self.states.append(state)
+            by_family.setdefault(state.family, []).append(state)
+        for family, states in by_family.items():
+            nbytes = np.array([state.message_bytes for state in states])
+            here = np.array([state.index for state in states])
+            both = costs.log_cost(*family, (BASELINE,), np.concatenate([nbytes, 1.1 * nbytes]))[:, 0]
+            slope = (both[len(states) :] - both[: len(states)]) / math.log(1.1)
+            self._slope[here] = np.where(np.isfinite(slope), np.clip(slope, 0.0, 1.0), 0.5)
+            self._reference_log[here] = np.log(nbytes)
+        for state in self.states[start:]:
+            self._on_new(state)
+
+    def _grow(self, more: int) -> None:
+        for name in ("_first_step", "_last_step", "_n_calls", "_n_steps", "_reference_log", "_slope", "_has_default"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
+
+
+_ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
+_PROTOCOLS: Final = frozenset(int(member) for member in Protocol)
+
+
+MAX_BATCH: Final = 64
+"""Message sizes whose guesses are worked out in one go: bounds the time of one call."""
+
+
+class FieldBook:
+    """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
+
+    def __init__(self, costs: CostPrior) -> None:
+        self._costs = costs
+        self._knowledge = Knowledge.empty()
+        self._cells: dict[Family, set[tuple[int, int]]] = {}
+        self._n_exchanged = 0
+        self._made_for = (0, costs.revision)
+        self._states: list[KeyState] = []
+        self._sizes: dict[Family, dict[int, None]] = {}
+        """Message sizes met, in the order they were met."""
+        self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
+        self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
+        self._doubts: dict[Family, float] = {}
+
+    @property
+    def costs(self) -> CostPrior:
+        """What is predicted from; assign to exchange it."""
+        return self._costs
+
+    @costs.setter
+    def costs(self, costs: CostPrior) -> None:
+        self._costs = costs
+        self._n_exchanged += 1
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What earlier runs left; assign to exchange it."""
+        return self._knowledge
+
+    @knowledge.setter
+    def knowledge(self, knowledge: Knowledge) -> None:
+        self._knowledge = knowledge
+        self._n_exchanged += 1
+
+    def register(self, state: KeyState) -> None:
+        """A key was seen for the first time."""
+        self._sizes.setdefault(state.family, {})[int(state.message_bytes)] = None
+        self._states.append(state)
+
+    def follow(self) -> tuple[int, int]:
+        """If costs or knowledge have changed, everything is worked out anew when it is asked for next.
+
+        Returns:
+            The same for as long as they are the same.
+        """
+        now = self._n_exchanged, self._costs.revision
+        if now != self._made_for:
+            self._made_for = now
+            self._guesses.clear()
+            self._options.clear()
+            self._doubts.clear()
+            self._cells.clear()
+            for state in self._states:
+                state.field = None
+                state.quiet_until = 0
+        return now
+
+    def of(self, state: KeyState) -> Field:
+        """The field of one key."""
+        self.follow()
+        if state.field is None:
+            state.field = self._make(state)
+        return state.field
+
+    def offers(self, family: Family, candidate: Candidate) -> bool:
+        """Whether NCCL can run that algorithm and protocol, as far as costs say; it clamps channel counts itself."""
+        self.follow()
+        if family not in self._cells:
+            self._cells[family] = {cell_of(one) for one in self.costs.candidates(*family)}
+        return candidate.is_baseline or cell_of(candidate) in self._cells[family]
+
+    def named(self, state: KeyState, ran: Candidate) -> Candidate:
+        """What ran in earlier jobs by the name under which it is offered at this key."""
+        self.follow()
+        return asked_for(ran, {str(one) for one in self.costs.candidates(*state.family)}, state.key)
+
+    def is_guesswork(self, family: Family) -> bool:
+        """Whether nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
+        return self.knowledge.correction is None and self.costs.default(*family, 1 << 20) is None
+
+    def doubt_in_common(self, family: Family) -> float:
+        """How far off (log) what earlier runs leave for other communicators may be for all options together."""
+        self.follow()
+        if family not in self._doubts:
+            offered = self.costs.candidates(*family)
+            self._doubts[family] = self.knowledge.doubt_in_common(*family, offered, self.costs)
+        return self._doubts[family]
+
+    def _make(self, state: KeyState) -> Field:
+        family = state.family
+        offered = self.costs.candidates(*family)
+        mean, std, share = self._guess(family, int(state.message_bytes))
+        options = self._options_of(state, offered)
+        column = {candidate: at for at, candidate in enumerate(offered)}
+        at = [column.get(option, -1) for option in options]
+        mean, std = mean[at], std[at]
+        if self.is_guesswork(family):
+            mean[0] = self._guess_of_default(state)
+        if -1 in at:  # an incumbent from another time, not offered any more
+            mean[[index for index, place in enumerate(at) if place < 0]] = np.nan
+        self.knowledge.overrule(state.key, options, mean, std)
+        log2_bytes, n_available = math.log2(state.message_bytes), self.costs.max_channels(family[0])
+        shown = [
+            state.default_setting if option.algorithm is None and state.default_setting is not None else option
+            for option in options
+        ]
+        table = np.empty((len(options), N_COLUMNS))
+        table[:, 0] = log2_bytes
+        table[:, 1:4] = [(math.log2(one.n_channels or n_available), *cell_of(one)) for one in shown]
+        table[:, 4], table[:, 5], table[:, 6] = mean, std, share[at]
+        np.maximum(0.0, math.log2(n_available) - table[:, 1], out=table[:, 7])
+        return Field(options, table)
+
+    def _guess_of_default(self, state: KeyState) -> float:
+        """Log microseconds of NCCL's own choice where its costs are not known.
+
+        Of the cell that ran, or the mean over those that may have. With the least of them, NCCL's choice would seem
+        slower than guessed wherever it is another one, and all that was never tried would pass for as much slower.
+        """
+        (communicator, collective), default = state.family, state.default_setting
+        n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
+        cells = catalog.legal_cells(collective, n_nodes=n_nodes, n_ranks=n_ranks, nvls=False)
+        settings = [Candidate(*cell) for cell in cells] or [BASELINE]
+        if default is not None:
+            settings = [Candidate(default.algorithm, default.protocol)]
+        return float(self.costs.log_cost(communicator, collective, settings, state.message_bytes).mean())
+
+    def _guess(self, family: Family, nbytes: int) -> tuple[Floats, Floats, Floats]:
+        known = self._guesses.setdefault(family, {})
+        if nbytes not in known:
+            waiting = [one for one in self._sizes.get(family, {}) if one not in known and one != nbytes]
+            batch = [nbytes, *waiting[: MAX_BATCH - 1]]
+            classes = np.array([size_class(one) for one in batch], dtype=np.int64)
+            sizes = np.array(batch, dtype=np.float64)
+            offered = self.costs.candidates(*family)
+            means, stds = self.knowledge.guess(*family, offered, sizes, classes, self.costs, carries_over=False)
+            shares = self.costs.transfer_share(*family, offered, sizes)
+            shares[np.isnan(shares)] = 1.0
+            known.update(zip(batch, zip(means, stds, shares, strict=True), strict=True))
+        return known[nbytes]
+
+    def _options_of(self, state: KeyState, offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        """Baseline and the candidates that differ from it and from one another once NCCL has clamped them."""
+        nbytes, default = int(state.message_bytes), state.default_setting
+        name = (state.family, nbytes, default)
+        kept = self._options.get(name)
+        if kept is None:
+            seen: set[tuple[int, int, int]] = set()
+            if default is not None and default.n_channels:
+                seen.add((*cell_of(default), default.n_channels))
+            found = [BASELINE]
+            for candidate in offered:
+                if candidate.algorithm is None or candidate.protocol is None:
+                    continue
+                used = channels_used(state.family[1], candidate.protocol, nbytes, candidate.n_channels)
+                effect = (*cell_of(candidate), used)
+                if effect not in seen:
+                    seen.add(effect)
+                    found.append(candidate)
+            kept = self._options[name] = tuple(found)
+        return kept if state.incumbent in kept else (*kept, state.incumbent)

@@ -1,0 +1,387 @@
+"""What exploring may cost, and what it costs: the budget, what calls are worth to training, what is reserved.
+
+All in microseconds of training time. A key that is called once in a hundred steps may have a trial that waits as long;
+hundreds of such keys may all be called in one step: what each trial was admitted for stays reserved until it is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from zerotune.store.records import BASELINE, Candidate
+from zerotune.tuner.learning.policy.keys import KeyState, Traffic
+from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.modeling.features import Floats, Ints
+
+PAID_WITHIN: Final = 20.0
+"""What this many more steps will save counts as saved."""
+
+
+class Budget:
+    """Earns a fraction of every finished step, pays for what exploration cost over the incumbent."""
+
+    def __init__(self, fraction: float) -> None:
+        if not 0.0 <= fraction <= 1.0:
+            raise ValueError(f"budget fraction {fraction} is outside 0..1")
+        self.fraction = fraction
+        self.training_us = 0.0
+        self.spent_us = 0.0
+        self.n_steps = 0
+        self._saved_us = self._saves_us = 0.0
+        """So far, and per step."""
+        self._saved_until = 0
+
+    def earn(self, step_us: float) -> None:
+        """A training step of `step_us` microseconds has finished."""
+        self.training_us += step_us
+        self.n_steps += 1
+
+    def spend(self, extra_us: float) -> None:
+        """Exploration cost `extra_us` over the incumbents; negative corrects an earlier charge."""
+        self.spent_us = max(0.0, self.spent_us + extra_us)
+
+    def save(self, per_step_us: float) -> None:
+        """Steps since the last time were `per_step_us` shorter than with NCCL's own choices, according to calls."""
+        self._saved_us += per_step_us * (self.n_steps - self._saved_until)
+        self._saved_until, self._saves_us = self.n_steps, per_step_us
+
+    @property
+    def gained_us(self) -> float:
+        """What exploration has gained, or soon will have, beside what it cost."""
+        return self._saved_us + PAID_WITHIN * self._saves_us - self.spent_us
+
+    @property
+    def is_paid(self) -> bool:
+        """Exploration has gained what it cost, or soon will have."""
+        return self.gained_us > 0.0
+
+    @property
+    def remaining_us(self) -> float:
+        """What may still be spent; negative after a costlier surprise than was planned for."""
+        return self.fraction * self.training_us - self.spent_us
+
+    @property
+    def spent_percent(self) -> float:
+        """Spent so far, in percent of training time."""
+        return 100.0 * self.spent_us / self.training_us if self.training_us > 0 else 0.0
+
+
+LEARNED: Final = 0.1
+"""Weight of a step against those before it."""
+MOST_OPEN: Final = 1024
+"""Steps of which only the record, or only calls, are here."""
+
+
+class ExposedShare:
+    """Ratio of what steps exposed to what their calls took; a step of large messages weighs more than one of small.
+
+    Calls and the record of a step may come in either order. A step of which calls were lost seems more exposed than
+    it was: exploration is then charged too much, never too little.
+    """
+
+    def __init__(self) -> None:
+        self._calls_us: dict[int, float] = {}
+        self._exposed_us: dict[int, float] = {}
+        self._newest_step = -1
+        self._sums_us: tuple[float, float] | None = None
+
+    @property
+    def share(self) -> float:
+        """Between 0 and 1; all is taken to be exposed until a step has said otherwise."""
+        if self._sums_us is None:
+            return 1.0
+        exposed_us, calls_us = self._sums_us
+        return min(1.0, exposed_us / calls_us)
+
+    def measured(self, steps: Ints, duration_us: Floats) -> None:
+        """Take in calls: step and duration of each, shape [n]."""
+        distinct, of = np.unique(steps, return_inverse=True)
+        for step, us in zip(distinct.tolist(), np.bincount(of, duration_us).tolist(), strict=True):
+            self._calls_us[step] = self._calls_us.get(step, 0.0) + us
+        self._newest_step = max(self._newest_step, int(distinct[-1]))
+        self._learn()
+
+    def finished(self, step: int, exposed_us: float) -> None:
+        """Take in how long computation waited for communication in a finished step."""
+        self._exposed_us[step] = exposed_us
+        self._learn()
+
+    def _learn(self) -> None:
+        # Where calls or records are lost, only what came of the other kind piles up.
+        fewer, more = sorted((self._exposed_us, self._calls_us), key=len)
+        for step in [one for one in fewer if one < self._newest_step and one in more]:
+            self._take(self._exposed_us.pop(step), self._calls_us.pop(step))
+        for waiting in (self._calls_us, self._exposed_us):
+            while len(waiting) > MOST_OPEN:
+                del waiting[next(iter(waiting))]
+
+    def _take(self, exposed_us: float, calls_us: float) -> None:
+        exposed_us = min(max(exposed_us, 0.0), calls_us)
+        if self._sums_us is None:
+            self._sums_us = calls_us, calls_us
+        exposed_before, calls_before = self._sums_us
+        self._sums_us = (
+            exposed_before + LEARNED * (exposed_us - exposed_before),
+            calls_before + LEARNED * (calls_us - calls_before),
+        )
+
+
+LOOKED_AT: Final = 48
+"""Keys at which it is worked out anew in one window what their settings save."""
+
+
+class Stakes(NamedTuple):
+    """What depends on one key, and what there is to lose."""
+
+    room_us: float
+    calls_per_step: float
+    charged_calls: float
+    """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
+    least_odds: float = 0.0
+    """A trial must be as likely as that to be faster."""
+
+
+class Price:
+    """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
+
+    def __init__(self, steps_per_window: float) -> None:
+        self.exposed = ExposedShare()
+        self.steps_at_risk = steps_per_window
+        """Steps that a setting runs before it can be withdrawn."""
+        self.first_steps_at_risk = steps_per_window
+        """Steps that a setting runs before anything is known of it."""
+        self.connection_us = 0.0
+        """What training waits for an algorithm to be connected, as far as this job has seen that."""
+        self.traffic = Traffic.empty()
+        self._saved_us = np.zeros(0)
+        self._usual_us = np.zeros(0)
+        """Per call, by key: what is saved by what usually runs, and what that takes."""
+        self._next = 0
+
+    @property
+    def exposed_share(self) -> float:
+        """Share of communication time that computation waits for."""
+        return self.exposed.share
+
+    @property
+    def charged_share(self) -> float:
+        """Share of a collective's extra time that the budget pays for: what is waited for, and a little more."""
+        return min(1.0, self.exposed_share + 0.1)
+
+    @property
+    def calls_us(self) -> float:
+        """What a step's calls are charged at."""
+        here = len(self.traffic.per_step)
+        return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
+
+    def stakes(self, state: KeyState, room_us: float, least_odds: float) -> Stakes:
+        """What a trial at one key puts at risk.
+
+        Args:
+            state: the key.
+            room_us: what is left of the budget.
+            least_odds: a trial must be as likely as this to be faster.
+
+        Returns:
+            As `best_option` takes it.
+        """
+        n_calls = self.traffic.calls_in(state.index, self.first_steps_at_risk)
+        return Stakes(room_us, float(self.traffic.per_step[state.index]), n_calls * self.charged_share, least_odds)
+
+    def saved_us(self, states: Sequence[KeyState], evidence: CallEvidence) -> float:
+        """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
+        if (more := len(states) - len(self._saved_us)) > 0:
+            more = max(more, len(self._saved_us))
+            self._saved_us = np.concatenate([self._saved_us, np.zeros(more)])
+            self._usual_us = np.concatenate([self._usual_us, np.zeros(more)])
+        for offset in range(min(LOOKED_AT, len(states))):
+            state = states[(self._next + offset) % len(states)]
+            slot = evidence.find(state.index, state.usual)
+            usual_us = math.nan if slot is None else math.exp(evidence.log_us(slot))
+            self._usual_us[state.index] = usual_us if math.isfinite(usual_us) else 0.0
+            self._saved_us[state.index] = 0.0 if state.usual.is_baseline else _saved_us(state, usual_us, evidence)
+        self._next += LOOKED_AT
+        here = len(self.traffic.per_step)
+        return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed_share
+
+
+def _saved_us(state: KeyState, usual_us: float, evidence: CallEvidence) -> float:
+    """Per call, by what mostly runs at a key; nothing where that is not known."""
+    slot = evidence.find(state.index, BASELINE)
+    saved_us = math.nan if slot is None else math.exp(evidence.log_us(slot)) - usual_us
+    return max(0.0, saved_us) if math.isfinite(saved_us) else 0.0
+
+
+UNLUCKY_Z: Final = 2.33
+"""One trial in a hundred is slower than predicted by more standard deviations."""
+
+
+class _Waiting(NamedTuple):
+    state: KeyState
+    candidate: Candidate
+    risk_us: float
+
+
+class PendingTrials:
+    """Trials that wait for their first measurement, by key index."""
+
+    def __init__(self, catastrophic_ratio: float) -> None:
+        self._log_catastrophe = math.log(catastrophic_ratio)
+        self._waiting: dict[int, _Waiting] = {}
+
+    @property
+    def reserved_us(self) -> float:
+        """What all of them may cost, on average over the cases in which they are slower and those in which not."""
+        return sum(one.risk_us for one in self._waiting.values())
+
+    def begin(self, state: KeyState, candidate: Candidate, risk_us: float, evidence: CallEvidence) -> None:
+        """A trial begins.
+
+        Args:
+            state: the key.
+            candidate: to be tried.
+            risk_us: what it may cost.
+            evidence: of the regime in force.
+        """
+        if not evidence.has_measured(state.index, candidate):
+            self._waiting[state.index] = _Waiting(state, candidate, risk_us)
+
+    def review(self, evidence: CallEvidence, is_expected: Callable[[KeyState], bool]) -> list[KeyState]:
+        """Forget what is known by now; the keys whose trial is to be withdrawn."""
+        withdrawn = []
+        for one in list(self._waiting.values()):
+            is_over = one.state.trial != one.candidate or evidence.has_measured(one.state.index, one.candidate)
+            is_withdrawn = not is_over and not is_expected(one.state)
+            if is_withdrawn:
+                withdrawn.append(one.state)
+            if is_over or is_withdrawn:
+                del self._waiting[one.state.index]
+        return withdrawn
+
+    def has_twin(
+        self, state: KeyState, candidate: Candidate, hope: tuple[float, float], within_classes: int
+    ) -> bool:
+        """Whether what might be a catastrophe is on trial already at a near size: it would be slow here, too.
+
+        Args:
+            state: the key.
+            candidate: the trial that might begin.
+            hope: by how much (log) it should be faster, and the standard deviation of that.
+            within_classes: size classes that count as near.
+
+        Returns:
+            True if so.
+        """
+        hoped, std = hope
+        if UNLUCKY_Z * std - hoped <= self._log_catastrophe:
+            return False
+        return any(
+            one.state.trial == one.candidate == candidate
+            and one.state.key.communicator == state.key.communicator
+            and abs(one.state.key.size_class - state.key.size_class) <= within_classes
+            for one in self._waiting.values()
+        )
+
+
+FORGOTTEN: Final = 0.5
+"""A delay shorter than the last ones counts this much at each look: a longer one counts at once."""
+FIRST_LOOK_STEPS: Final = 2
+"""Steps that a setting runs which was never measured; then it gives way by itself until its measurements are here."""
+UNSEEN_RESPONSE: Final = 2.0
+"""How many reports' steps a plan is believed to be on its way before any plan was seen adopted."""
+
+
+class Withdrawal:
+    """Learns from what is seen how long evidence and plans are on their way, in steps.
+
+    CallEvidence comes in reports of a second or less; with short steps that is hundreds of them. A setting that
+    turns out to be slow has run for a whole report before that is known, and goes on until all ranks have
+    adopted the next plan.
+
+    Args:
+        least_steps: never believe in fewer.
+    """
+
+    def __init__(self, least_steps: float) -> None:
+        self._least_steps = least_steps
+        self._known_step: int | None = None
+        self._n_fresh = 0
+        self._report_steps = 0.0
+        """Steps that became known between two looks."""
+        self._response_steps: float | None = None
+        """From the last known step when a plan is offered to the step at which it is in force."""
+        self._offered: dict[int, int] = {}
+        self._look: tuple[int, int] | None = None
+        """The epoch under which a first look will end, and the step at which it began."""
+        self._look_steps = float(FIRST_LOOK_STEPS)
+
+    def set_agreement_interval(self, n_boundaries: int) -> None:
+        """A first look ends at a turn, the first after it is over."""
+        self._look_steps = max(self._look_steps, float(n_boundaries))
+
+    @property
+    def needs_looks(self) -> bool:
+        """A first look ends by itself before a setting could be withdrawn, as far as that is known or assumed."""
+        return math.isfinite(self._look_steps) and (self._response_steps is None or self.steps > self._look_steps)
+
+    @property
+    def first_steps(self) -> float:
+        """How many steps a setting runs before anything is known of it."""
+        return self._look_steps if self.needs_looks else self.steps
+
+    @property
+    def steps(self) -> float:
+        """How many steps of a setting are run between its adoption and the end of it, at the earliest.
+
+        The first of them is in the report, and the response is counted from the report's last step.
+        """
+        response = self._response_steps
+        if response is None:
+            response = UNSEEN_RESPONSE * self._report_steps
+        return max(self._least_steps, self._report_steps + response - 1.0)
+
+    def observed(self, first_step: int, last_step: int) -> None:
+        """Measurements of these steps came in."""
+        known = first_step - 1 if self._known_step is None else self._known_step
+        if last_step > known:
+            self._n_fresh += last_step - known
+            self._known_step = last_step
+
+    def looked(self) -> None:
+        """A plan could be made now of all that is known."""
+        if self._n_fresh:
+            self._report_steps = _remembered(self._report_steps, self._n_fresh)
+            self._n_fresh = 0
+
+    def looks_on(self) -> None:
+        """A first look did not end by itself: none is relied on any more."""
+        self._look, self._look_steps = None, math.inf
+
+    def offered(self, epoch: int) -> None:
+        """A plan is on its way to the ranks."""
+        if self._known_step is not None:
+            self._offered[epoch] = self._known_step
+
+    def adopted(self, epoch: int, step: int, *, looks: bool = False) -> None:
+        """All ranks run under `epoch` from `step` on.
+
+        Args:
+            epoch: of the plan.
+            step: its first step.
+            looks: a first look begins.
+        """
+        if self._look is not None and self._look[0] == epoch:
+            self._look_steps = _remembered(self._look_steps, max(FIRST_LOOK_STEPS, step - self._look[1]))
+        self._look = (epoch + 1, step) if looks else None
+        known = self._offered.get(epoch)
+        if known is not None:
+            self._response_steps = _remembered(self._response_steps or 0.0, max(0, step - known))
+        self._offered = {later: at for later, at in self._offered.items() if later > epoch}
+
+
+def _remembered(before: float, now: float) -> float:
+    return max(float(now), before + FORGOTTEN * (now - before))

@@ -1,1 +1,0 @@
-"""What step times say about settings."""

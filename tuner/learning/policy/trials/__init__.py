@@ -1,1 +1,0 @@
-"""Which setting is tried where and when, and what that may cost."""
