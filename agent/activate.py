@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from zerotune.agent.daemon_link.door import knock
 from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings
 from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import PluginError
@@ -53,6 +54,8 @@ def activate(fabric: str | None = None, endpoint: str | None = None) -> None:
 def _activate(fabric: str | None, endpoint: str | None) -> None:
     global installed
     began_s = time.perf_counter()
+    if endpoint is None:
+        knock(wait_s=0.0)
     settings = AgentSettings.from_environment()
     if endpoint is not None:
         settings = replace(settings, endpoint=endpoint)

@@ -73,6 +73,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "the daemon",
         RECORDED | {"agent/daemon_link", "tuner base", "tuner/fingerprint", "tuner/learning", "tuner/modeling"},
     ),
+    "tuner/all_users": ("root's service: a daemon for each user of the node", CONTRACTS),
     "tuner/metrics": ("Prometheus", RECORDED | {"tuner/client"}),
     "tuner/offline": (
         "sweep, replay, report, import, export",
@@ -93,6 +94,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         RECORDED
         | {"agent base", "agent/nccl", "agent/daemon_link", "tuner/client", "tuner/demo", "tuner/doctor"}
         | {
+            "tuner/all_users",
             "tuner/fingerprint",
             "tuner/learning",
             "tuner/metrics",

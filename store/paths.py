@@ -15,6 +15,12 @@ import platformdirs
 APP_NAME = "zerotune"
 SESSION_DIRS = "/run/user"
 """Where systemd makes each user's runtime directory, which cron and batch jobs are not told of."""
+SERVICE_RUNTIME_DIR = "/run/zerotune"
+"""Where root's `zerotune daemon --all-users` makes a folder for the socket of each user, named by their number."""
+SERVICE_DOOR = "door.sock"
+"""The socket in it where users ask for their daemon."""
+SERVICE_STATE_DIR = "/var/lib/zerotune"
+"""The same for each user's store."""
 
 
 def runtime_dir() -> Path:
@@ -22,6 +28,8 @@ def runtime_dir() -> Path:
     override = os.environ.get("ZEROTUNE_RUNTIME_DIR")
     if override:
         return Path(override)
+    if _is_private(of_service := Path(SERVICE_RUNTIME_DIR) / str(os.getuid())):
+        return of_service
     # Of another user, say after `su`, or open to others, it is no runtime directory by the XDG specification.
     for session_dir in (os.environ.get("XDG_RUNTIME_DIR"), f"{SESSION_DIRS}/{os.getuid()}"):
         if session_dir and _is_private(Path(session_dir)):
@@ -36,10 +44,12 @@ def default_endpoint() -> str:
 
 
 def default_store_path() -> Path:
-    """The store's file, below the XDG data directory."""
+    """The store's file: the one of the node's service if this user has one, else below the XDG data directory."""
     override = os.environ.get("ZEROTUNE_STORE")
     if override:
         return Path(override)
+    if _is_private(of_service := Path(SERVICE_STATE_DIR) / str(os.getuid())):
+        return of_service / "store.db"
     return _data_dir() / "store.db"
 
 

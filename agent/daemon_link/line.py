@@ -103,7 +103,12 @@ def _listener(path: str) -> tuple[int, int]:
     with sockets.socket(sockets.AF_UNIX) as probe:
         probe.setblocking(False)  # a daemon that stands still lets connections wait
         probe.connect(path)
-        pid, user, _ = _UCRED.unpack(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size))
+        return listener_of(probe)
+
+
+def listener_of(connected: sockets.socket) -> tuple[int, int]:
+    """Pid and user of the process that listens at the other end of a Unix socket."""
+    pid, user, _ = _UCRED.unpack(connected.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size))
     return pid, user
 
 

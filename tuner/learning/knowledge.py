@@ -15,6 +15,7 @@ from zerotune.tuner.modeling.features import CostPrior, Floats, Ints, cell_of
 
 if TYPE_CHECKING:
     from zerotune.store.sqlite.database import CandidateStatistics, Store
+    from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 
 RERUN_STD: Final = 0.04
 """How far a candidate's mean moves between two runs on one fabric."""
@@ -109,15 +110,31 @@ class Knowledge:
         return cls()
 
     @classmethod
-    def from_store(cls, store: Store, fabric_id: str) -> Knowledge:
-        """What earlier jobs on this fabric left: statistics, and the model if it still fits."""
+    def from_store(cls, store: Store, fabric_id: str, pool: KnowledgePool | None = None) -> Knowledge:
+        """What earlier jobs on this fabric left: statistics, and the model if it still fits.
+
+        Args:
+            store: of this user.
+            fabric_id: of the fabric.
+            pool: where this user tells others, and others speak of what this user never measured; None: nowhere.
+
+        Returns:
+            The knowledge.
+        """
         from zerotune.tuner.modeling.trainer import load_correction
 
-        return cls.of_jobs(store, fabric_id, *load_correction(store, fabric_id))
+        return cls.of_jobs(store, fabric_id, *load_correction(store, fabric_id), pool=pool)
 
     @classmethod
     def of_jobs(
-        cls, store: Store, fabric_id: str, correction: Correction | None, model_id: str, *, without_job: str = ""
+        cls,
+        store: Store,
+        fabric_id: str,
+        correction: Correction | None,
+        model_id: str,
+        *,
+        without_job: str = "",
+        pool: KnowledgePool | None = None,
     ) -> Knowledge:
         """What the jobs on a fabric measured, beside a model.
 
@@ -127,14 +144,19 @@ class Knowledge:
             correction: the model; None: NCCL's cost is not corrected.
             model_id: of the model; "" without one.
             without_job: job id that is left out.
+            pool: as for `from_store`.
 
         Returns:
             The knowledge.
         """
         of_fabric = (job.job_id for job in store.jobs() if job.fabric_id == fabric_id)
         jobs = [job_id for job_id in of_fabric if job_id != without_job][-JOBS_COMPARED:]
-        by_job = (store.statistics(fabric_id, job_id) for job_id in jobs)
-        return cls(store.statistics(fabric_id, without_job=without_job), correction, model_id, by_job)
+        by_job = [store.statistics(fabric_id, job_id) for job_id in jobs]
+        statistics = store.statistics(fabric_id, without_job=without_job)
+        if pool is not None:
+            pool.publish(fabric_id, statistics, by_job)
+            statistics, by_job = pool.with_others(fabric_id, statistics, by_job)
+        return cls(statistics, correction, model_id, by_job)
 
     @property
     def n_keys(self) -> int:

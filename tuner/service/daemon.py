@@ -235,6 +235,7 @@ def run_daemon(
     settings: BrainSettings | None = None,
     brains: BrainFactory | None = None,
     load_knowledge: Loader | None = None,
+    knowledge_pool: Path | None = None,
     on_ready: Callable[[Path, list[str]], None] = lambda store_path, addresses: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then join and write what has arrived.
@@ -249,6 +250,7 @@ def run_daemon(
         settings: what brains may try; None: the defaults of `BrainSettings`.
         brains: makes a job's brain; None: `tuner.learning`'s. For tests.
         load_knowledge: loads what a fabric's brains start from; None: `tuner.learning`'s. For tests.
+        knowledge_pool: folder in which users share what they measured; None: it is shared with nobody.
         on_ready: called with the store's path and all addresses once ranks are served.
 
     Returns:
@@ -283,7 +285,7 @@ def run_daemon(
             daemon = Daemon(socket, service, clock, status.reply, uplinks)
             learner = Learner(
                 store,
-                load_knowledge or _load_knowledge,
+                load_knowledge or _loader(knowledge_pool),
                 None,
                 lambda fabric_id, knowledge: daemon.call_soon(lambda: service.model_ready(fabric_id, knowledge)),
             )
@@ -364,7 +366,9 @@ def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | 
     return make
 
 
-def _load_knowledge(store: Store, fabric_id: str) -> object:
+def _loader(pool_folder: Path | None) -> Loader:
     from zerotune.tuner.learning.knowledge import Knowledge
+    from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 
-    return Knowledge.from_store(store, fabric_id)
+    pool = None if pool_folder is None else KnowledgePool(pool_folder)
+    return lambda store, fabric_id: Knowledge.from_store(store, fabric_id, pool)

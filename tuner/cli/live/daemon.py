@@ -7,9 +7,18 @@ from typing import Annotated
 
 import typer
 
+from zerotune.tuner.all_users.folders import Share
+from zerotune.tuner.cli.live.all_users import IDLE_EXIT_S, refuse_useless, serve
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number
 from zerotune.tuner.cli.paths import endpoint_or_default, store_path
-from zerotune.tuner.cli.trial_options import BudgetPercent, MemoryThreshold, NoExplore, Shadow, brain_settings
+from zerotune.tuner.cli.trial_options import (
+    BudgetPercent,
+    MemoryThreshold,
+    NoExplore,
+    Shadow,
+    brain_settings,
+    given_arguments,
+)
 
 
 def daemon(
@@ -37,6 +46,21 @@ def daemon(
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
     shadow: Shadow = False,
+    knowledge_pool: Annotated[
+        Path | None,
+        typer.Option(help="Folder in which users share what they measured; each needs a folder in it, named by uid."),
+    ] = None,
+    all_users: Annotated[
+        bool, typer.Option("--all-users", help="As root: start a daemon for each user who trains, as that user.")
+    ] = False,
+    socket_group: Annotated[
+        str | None, typer.Option(help="With --all-users: only members of this group; default: all users.")
+    ] = None,
+    share: Annotated[
+        Share | None,
+        typer.Option(help="With --all-users: who else learns what a user's jobs measured; default: private."),
+    ] = None,
+    ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -44,6 +68,8 @@ def daemon(
     Example: zerotune daemon --store /var/lib/zerotune/store.db
 
     On each of several nodes: zerotune daemon --listen tcp://*:5577 --curve-keys keys
+
+    For all users of a node: zerotune daemon --all-users --share node
     """
     import contextlib
     import logging
@@ -54,14 +80,31 @@ def daemon(
     from zerotune.store.sqlite.database import Retention
     from zerotune.tuner.service.daemon import run_daemon
     from zerotune.tuner.service.endpoint import temporary_folder_note
+    from zerotune.tuner.service.readiness import end_with_parent, tell_ready
+
+    if ready_fd is not None:
+        end_with_parent()
 
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
+    if all_users:
+        refuse_useless({"--metrics": metrics, "--knowledge-pool": knowledge_pool})
+        options = [
+            *given_arguments(budget_percent, memory_threshold, no_explore, shadow),
+            *("--retention-days", str(retention_days), "--retention-rows", str(retention_rows)),
+            *("--idle-exit", str(IDLE_EXIT_S if idle_exit is None else idle_exit)),
+            *(["--verbose"] if verbose else []),
+        ]
+        brain_settings(budget_percent, memory_threshold, no_explore, shadow)  # what is wrong with them belongs here
+        serve(socket_group, share or Share.private, options, listen, curve_keys)
+        return
+    refuse_useless({"--socket-group": socket_group, "--share": share}, without="--all-users")
     where, path = endpoint_or_default(endpoint), store_path(store)
     settings = brain_settings(budget_percent, memory_threshold, no_explore, shadow)
 
     def announce(opened: Path, addresses: list[str]) -> None:
+        tell_ready(ready_fd)
         note = temporary_folder_note()
         if note and where == default_endpoint():
             print(f"zerotune: {note}", file=sys.stderr)
@@ -83,6 +126,6 @@ def daemon(
             metrics_at = f", metrics at {stack.enter_context(metrics_process(metrics, where, path, curve_keys))}"
         code = run_daemon(
             where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention,
-            settings=settings, on_ready=announce,
+            settings=settings, knowledge_pool=knowledge_pool, on_ready=announce,
         )  # fmt: skip
     raise typer.Exit(code)

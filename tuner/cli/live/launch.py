@@ -93,6 +93,8 @@ def launch(
     # As the shell does: a word with a slash is a path, all others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():
         raise UserError(f"command {command[0]!r} is a folder", "name the program or script in it")
+    if agent and plan is None and endpoint is None:
+        _ask_the_nodes_service()
     where = launching.endpoint(request)
     names_store = store is not None and str(store) != os.environ.get("ZEROTUNE_STORE")
     # Of the daemon alone: what the environment says of it stops no job that starts none.
@@ -170,6 +172,16 @@ def launch(
     except OSError as error:  # say, a script without a #! line
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
+
+
+def _ask_the_nodes_service() -> None:
+    """Have it start a daemon of this user's, which then is the default one."""
+    from zerotune.agent.daemon_link.door import knock
+    from zerotune.tuner.client.background_daemon import START_TIMEOUT_S
+
+    answer = knock(wait_s=START_TIMEOUT_S)
+    if answer is not None and answer.problem:
+        print(f"zerotune: {answer.problem}; {answer.remedy}", file=sys.stderr)
 
 
 def _refuse_contradictions(given: Mapping[str, bool]) -> None:

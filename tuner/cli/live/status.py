@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli.options import AsJson, CurveKeys, Endpoint, console, print_json
@@ -17,7 +19,14 @@ PATIENCE_S: Final = 8.0
 """Time for a daemon that is there, but busy, to answer."""
 
 
-def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJson = False) -> None:
+def status(
+    endpoint: Endpoint = None,
+    curve_keys: CurveKeys = None,
+    all_users: Annotated[
+        bool, typer.Option("--all-users", help="As root: every user's daemon, of `zerotune daemon --all-users`.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the daemon's jobs, ranks, rates, epochs, last decisions and health.
 
     Example: zerotune status
@@ -25,6 +34,9 @@ def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJ
     from zerotune.tuner.client.holders import holder_of
     from zerotune.tuner.client.status import fetch_status, no_answer
 
+    if all_users:
+        _show_all(as_json)
+        return
     where = endpoint_or_default(endpoint)
     reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
     if reply is None and (holder := holder_of(where)) is not None:
@@ -49,6 +61,20 @@ def status(endpoint: Endpoint = None, curve_keys: CurveKeys = None, as_json: AsJ
         from zerotune.tuner.offline.jobs.listing_shown import last_job_in_words
 
         console().print(last_job_in_words(last), markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_all(as_json: bool) -> None:
+    from zerotune.tuner.cli.live.all_users import all_status
+    from zerotune.tuner.client.status import render_status
+
+    replies = list(all_status())
+    if as_json:
+        print_json(replies)
+        return
+    for reply in replies:
+        render_status(reply, console())
+    if not replies:
+        print("no user's daemon runs")
 
 
 def _last_job(store: Path) -> JobLine | None:

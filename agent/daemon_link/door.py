@@ -1,0 +1,82 @@
+"""Asking the node's service, `zerotune daemon --all-users`, for a daemon of this user's."""
+
+from __future__ import annotations
+
+import os
+import socket as sockets
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from zerotune.agent.daemon_link.line import listener_of
+from zerotune.agent.settings import ENV_ENDPOINT
+from zerotune.store.errors import UntrustedError
+from zerotune.store.paths import SERVICE_DOOR, SERVICE_RUNTIME_DIR
+from zerotune.store.private_folders import open_socket_folder
+
+ADDRESS_TIMEOUT_S: Final = 0.5
+"""The service tells the address at once, whether a daemon serves there already or not."""
+MAX_ANSWER_BYTES: Final = 65_536
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the service said."""
+
+    endpoint: str = ""
+    problem: str = ""
+    """Why no daemon serves there; empty: one does, or will soon."""
+    remedy: str = ""
+
+
+def knock(wait_s: float) -> Answer | None:
+    """Ask for a daemon, and have the folder of its socket made, in which `default_endpoint` finds it.
+
+    Args:
+        wait_s: for how long to wait until it serves, or the service says that it cannot.
+
+    Returns:
+        The answer; None where the user has named another place, or no service of root's serves this user here.
+    """
+    if os.environ.get(ENV_ENDPOINT) or os.environ.get("ZEROTUNE_RUNTIME_DIR"):
+        return None
+    folder = Path(SERVICE_RUNTIME_DIR)
+    try:
+        os.close(open_socket_folder(folder))
+        with sockets.socket(sockets.AF_UNIX) as door:
+            door.settimeout(ADDRESS_TIMEOUT_S)
+            door.connect(str(folder / SERVICE_DOOR))
+            if listener_of(door)[1] not in (0, os.getuid()):
+                return None
+            return _listen(door, wait_s)
+    except (OSError, UntrustedError):
+        return None
+
+
+def _listen(door: sockets.socket, wait_s: float) -> Answer | None:
+    heard = b""
+    ends_at_s = time.monotonic() + ADDRESS_TIMEOUT_S
+    try:
+        while len(heard) < MAX_ANSWER_BYTES:
+            had_line = b"\n" in heard
+            door.settimeout(max(0.001, ends_at_s - time.monotonic()))
+            if not (part := door.recv(4096)):
+                break
+            heard += part
+            if b"\n" in heard and not had_line:
+                ends_at_s = time.monotonic() + wait_s
+                if wait_s <= 0.0:
+                    break
+    except TimeoutError:
+        pass
+    said: dict[str, str] = {}
+    for line in heard.splitlines():
+        try:
+            said |= msgspec.json.decode(line, type=dict[str, str])
+        except msgspec.DecodeError:
+            break  # cut short, or no service of ours
+    try:
+        return msgspec.convert(said, Answer) if said else None
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,214 @@
+"""A node with users, in a mount namespace of its own; run by root under `unshare --mount`.
+
+What is said on stdin, one expression of JSON a line, is done; the answer is one line of JSON. So a test moves several
+users about without starting an interpreter for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+KEEP = Path("/mnt")
+RUNTIME, STATE = Path("/run/zerotune"), Path("/var/lib/zerotune")
+START_TIMEOUT_S = 60.0
+
+
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True)
+
+
+def make_readable(paths: list[Path]) -> None:
+    """Bind `paths` into fresh folders where other users could not reach them: a home of root's, say."""
+    closed = {next((one for one in reversed(path.parents) if not one.stat().st_mode & 0o001), None) for path in paths}
+    for index, path in enumerate(paths):
+        (KEEP / str(index)).mkdir()
+        mount("--bind", str(path), str(KEEP / str(index)))
+    for folder in filter(None, closed):
+        mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(folder))
+        for index, path in enumerate(paths):
+            if path.is_relative_to(folder):
+                path.mkdir(parents=True)
+                mount("--bind", str(KEEP / str(index)), str(path))
+
+
+def as_user(uid: int, gid: int, call: Callable[[], Any]) -> Any:
+    """The result of `call`, or the name of the error that it raised, in a forked child that is that user."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+        try:
+            result = call()
+        except Exception as error:
+            result = type(error).__name__
+        os.write(writing, json.dumps(result).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        text = said.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+class World:
+    """What can be done on the node."""
+
+    def __init__(self) -> None:
+        self.service: subprocess.Popen[str] | None = None
+        self.clients: list[Any] = []
+
+    def start(self, *options: str) -> str:
+        """Start the service with the rights that systemd would give it; its first line."""
+        unit = (ROOT / "deploy/systemd/zerotune.service").read_text()
+        (capabilities,) = re.findall("^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+        bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())])
+        command = ["setpriv", "--no-new-privs", "--bounding-set", bounds]
+        command += [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--all-users", *options]
+        self.service = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.service.stderr is not None
+        return self.service.stderr.readline()
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.service is not None
+        self.service.send_signal(number)
+        self.service.communicate(timeout=START_TIMEOUT_S)
+        return self.service.returncode
+
+    def knock(self, uid: int, gid: int = 0, wait_s: float = START_TIMEOUT_S) -> Any:
+        """What the service says to a user, and where that user looks for a daemon from then on."""
+        from zerotune.agent.daemon_link.door import knock
+        from zerotune.store.paths import default_endpoint, default_store_path
+
+        def ask() -> Any:
+            answer = knock(wait_s)
+            told = None if answer is None else [answer.endpoint, answer.problem]
+            return [told, default_endpoint(), str(default_store_path())]
+
+        return as_user(uid, gid or uid, ask)
+
+    def jobs(self, uid: int, of: int) -> Any:
+        """What a user sees of the jobs at the daemon of another, or their own."""
+        from zerotune.tuner.client.status import fetch_status
+
+        def ask() -> Any:
+            reply = fetch_status(f"ipc://{RUNTIME}/{of}/daemon.sock", 10.0)
+            return None if reply is None else [[job.job_id, job.n_ranks_seen] for job in reply.jobs]
+
+        return as_user(uid, uid, ask)
+
+    def greet(self, uid: int, of: int, job: str) -> Any:
+        """Say hello as a rank of a job; the kind of the answer."""
+        from contextlib import closing
+
+        import zmq
+
+        from zerotune.agent.daemon_link.line import Line
+        from zerotune.store import wire
+
+        def say() -> Any:
+            hello = wire.Hello(job, 0, 1, 0, "node", os.getpid(), "fabric", {}, 22809, 5)
+            way = closing(Line(f"ipc://{RUNTIME}/{of}/daemon.sock"))
+            with way as line, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+                dealer.linger = 0
+                if not line.connect(dealer):
+                    return None
+                dealer.send_multipart(wire.encode(hello))
+                return type(wire.decode_daemon(dealer.recv_multipart())).__name__ if dealer.poll(10_000) else None
+
+        return as_user(uid, uid, say)
+
+    def connect(self, uid: int, path: str) -> Any:
+        def call() -> Any:
+            with socket.socket(socket.AF_UNIX) as one:
+                one.connect(path)
+
+        return as_user(uid, uid, call)
+
+    def read(self, uid: int, path: str, gid: int = 0) -> Any:
+        def call() -> Any:
+            return os.listdir(path) if os.path.isdir(path) else len(Path(path).read_bytes())
+
+        return as_user(uid, gid or uid, call)
+
+    def write(self, uid: int, path: str) -> Any:
+        return as_user(uid, uid, lambda: Path(path).write_bytes(b"x"))
+
+    def kill(self, uid: int, pid: int, number: int = signal.SIGKILL) -> Any:
+        return as_user(uid, uid, lambda: os.kill(pid, number))
+
+    def daemon(self, uid: int) -> Any:
+        """Pid and user of the process that listens for a user; None: nobody does."""
+        from zerotune.agent.daemon_link.line import listener_pid
+
+        pid = as_user(uid, uid, lambda: listener_pid(f"ipc://{RUNTIME}/{uid}/daemon.sock"))
+        return None if pid is None else [pid, os.stat(f"/proc/{pid}").st_uid]
+
+    def gone(self, uid: int) -> bool:
+        """Wait for the end of a user's daemon."""
+        ends_at_s = time.monotonic() + START_TIMEOUT_S
+        while self.daemon(uid) is not None:
+            if time.monotonic() > ends_at_s:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def command(self, uid: int, *words: str) -> Any:
+        """Exit code and output of `zerotune WORDS` as a user."""
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "zerotune.tuner.cli", *words],
+            user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
+            env={"PATH": os.defpath, "HOME": f"/tmp/nobody-{uid}"},
+        )  # fmt: skip
+        return [done.returncode, done.stdout, done.stderr]
+
+    def make(self, path: str, uid: int, mode: int) -> None:
+        Path(path).mkdir()
+        os.chown(path, uid, uid)
+        os.chmod(path, mode)
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+
+    def mode(self, path: str) -> Any:
+        found = os.lstat(path)
+        return [found.st_uid, found.st_gid, found.st_mode & 0o7777]
+
+
+def requests() -> Iterator[list[Any]]:
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def main() -> None:
+    for name in [name for name in os.environ if name.startswith(("ZEROTUNE_", "XDG_"))]:
+        del os.environ[name]
+    mount("-t", "tmpfs", "tmpfs", str(KEEP))
+    make_readable([Path(sys.base_prefix), Path(sys.prefix), ROOT])
+    for folder in (RUNTIME.parent, STATE.parent):
+        mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(folder))
+    sys.path.insert(0, str(ROOT))
+    import zerotune.tuner.client.status  # noqa: F401 before users come, so that each fork has it
+
+    world = World()
+    for name, *arguments in requests():
+        result = getattr(world, name)(*arguments)
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""Users of one node at root's service: each sees and moves their own jobs only, and root all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli.app import app
+
+WORLD = Path(__file__).with_name("node_world.py")
+ALICE, BOB, MALLORY = 20_001, 20_002, 20_003
+GROUP = "users"
+USERS_GID = 100
+RUNTIME, STATE = "/run/zerotune", "/var/lib/zerotune"
+
+
+def may_have_a_node() -> bool:
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        return False
+    return subprocess.run(["unshare", "--mount", "true"], stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not may_have_a_node(), reason="acts as several users in a mount namespace: needs root")
+
+
+class Node:
+    """Moves users about on a node; each method of `World` is one of this."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            ["unshare", "--mount", sys.executable, str(WORLD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            assert self._process.stdin is not None
+            assert self._process.stdout is not None
+            print(json.dumps([name, *arguments]), file=self._process.stdin, flush=True)
+            return json.loads(self._process.stdout.readline())
+
+        return call
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def served(node: Node) -> Iterator[Node]:
+    """Alice and Bob have daemons; Alice has a job."""
+    node.start("--share", "node")
+    for uid in (ALICE, BOB):  # the second is started while the first is still starting
+        node.knock(uid, uid, 0.0)
+    for uid in (ALICE, BOB):
+        node.knock(uid)
+    assert node.greet(ALICE, ALICE, "job-of-alice") == "Welcome"
+    yield node
+    assert node.stop() == 0
+    assert node.gone(ALICE)
+    assert node.gone(BOB)
+
+
+def test_each_finds_a_daemon_that_runs_as_they_do(served: Node) -> None:
+    for uid in (ALICE, BOB):
+        endpoint = f"ipc://{RUNTIME}/{uid}/daemon.sock"
+        assert served.knock(uid) == [[endpoint, ""], endpoint, f"{STATE}/{uid}/store.db"]
+        assert served.daemon(uid)[1] == uid
+    assert served.daemon(ALICE)[0] != served.daemon(BOB)[0]
+    assert served.daemon(MALLORY) is None, "who does not ask gets none"
+
+
+def test_nobody_sees_or_moves_the_jobs_of_others(served: Node) -> None:
+    socket = f"{RUNTIME}/{ALICE}/daemon.sock"
+    assert served.jobs(ALICE, ALICE) == [["job-of-alice", 1]]
+    assert served.jobs(BOB, BOB) == []
+    assert served.jobs(BOB, ALICE) == "UntrustedError", "our own clients refuse"
+    assert served.connect(BOB, socket) == "PermissionError", "and so does the kernel"
+    assert served.greet(BOB, ALICE, "job-of-alice") == "UntrustedError"
+    for path in (f"{STATE}/{ALICE}", f"{STATE}/{ALICE}/store.db", f"{RUNTIME}/{ALICE}"):
+        assert served.read(BOB, path) == "PermissionError"
+    assert served.write(BOB, f"{STATE}/{ALICE}/store.db") == "PermissionError"
+    assert served.kill(BOB, served.daemon(ALICE)[0]) == "PermissionError"
+    assert served.greet(BOB, BOB, "job-of-alice") == "Welcome", "a job of the same name, but Bob's"
+    assert served.jobs(ALICE, ALICE) == [["job-of-alice", 1]]
+
+
+def test_root_sees_all_and_nobody_else_does(served: Node) -> None:
+    code, out, _ = served.command(0, "status", "--all-users", "--json")
+    assert code == 0
+    jobs = {reply["endpoint"]: [job["job_id"] for job in reply["jobs"]] for reply in json.loads(out)}
+    assert "job-of-alice" in jobs[f"ipc://{RUNTIME}/{ALICE}/daemon.sock"]
+    assert set(jobs) == {f"ipc://{RUNTIME}/{uid}/daemon.sock" for uid in (ALICE, BOB)}
+    assert served.command(BOB, "status", "--all-users")[0] == 2
+
+
+def test_what_is_shared_is_read_by_others_and_written_by_its_owner(served: Node) -> None:
+    pool = f"{STATE}/shared/node"
+    assert served.write(ALICE, f"{pool}/{ALICE}/f.msgpack") == 1
+    assert served.read(BOB, f"{pool}/{ALICE}/f.msgpack") == 1
+    assert served.write(BOB, f"{pool}/{ALICE}/f.msgpack") == "PermissionError"
+    assert served.write(BOB, f"{pool}/{BOB + 1}") == "PermissionError"
+
+
+def test_one_who_kills_their_daemon_gets_another(served: Node) -> None:
+    pid = served.daemon(BOB)[0]
+    served.kill(BOB, pid)
+    assert served.gone(BOB)
+    served.knock(BOB)
+    assert served.daemon(BOB)[0] not in (pid, None)
+    assert served.daemon(ALICE)[1] == ALICE
+
+
+@pytest.fixture
+def another_node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.close()
+
+
+def test_only_members_of_the_group_are_served_and_all_ends_with_the_service(another_node: Node) -> None:
+    another_node.start("--socket-group", GROUP, "--share", "group")
+    assert another_node.knock(MALLORY)[0] is None
+    assert not another_node.knock(MALLORY)[1].startswith(f"ipc://{RUNTIME}"), "a place of their own, as without it"
+    assert another_node.knock(ALICE, USERS_GID)[0] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock", ""]
+    pool = f"{STATE}/shared/group-{USERS_GID}"
+    assert another_node.mode(pool) == [0, USERS_GID, 0o750]
+    assert another_node.read(MALLORY, pool) == "PermissionError"
+    assert another_node.read(BOB, pool, USERS_GID) == [str(ALICE)]
+    another_node.stop(signal.SIGKILL)
+    assert another_node.gone(ALICE), "no daemon outlives it, however it ended"
+
+
+def test_what_is_not_roots_is_not_asked(another_node: Node) -> None:
+    another_node.make(RUNTIME, MALLORY, 0o755)
+    another_node.make(f"{RUNTIME}/{ALICE}", MALLORY, 0o700)
+    told, endpoint, _ = another_node.knock(ALICE)
+    assert told is None
+    assert not endpoint.startswith(f"ipc://{RUNTIME}")
+    assert another_node.command(0, "daemon", "--all-users")[0] == 2, "root does not use it either"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--all-users", "--socket-group", "no-such-group"),
+        ("--all-users", "--listen", "tcp://*:5577", "--curve-keys", "/tmp"),
+        ("--all-users", "--listen", "tcp://*:*"),
+        ("--all-users", "--metrics", "localhost:9000"),
+        ("--share", "node"),
+    ],
+)
+def test_options_that_contradict_each_other(words: tuple[str, ...]) -> None:
+    with pytest.raises(UserError):
+        app(["daemon", *words], standalone_mode=False)

@@ -1,0 +1,91 @@
+"""Where users ask for their daemon: a socket at which a connection is the whole question.
+
+The kernel says who connects (SO_PEERCRED), so nothing needs to be read. The answer is a line of JSON with the endpoint,
+at once; the connection ends when a daemon serves there. Where none can, a second line says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket as sockets
+import struct
+from pathlib import Path
+from typing import Final
+
+from zerotune.store.errors import UserError
+from zerotune.store.lockfile import LockFile, LockHeld
+from zerotune.store.paths import SERVICE_DOOR
+
+BACKLOG: Final = 4096
+_UCRED: Final = struct.Struct("3i")
+
+
+class Visitor:
+    """One connection: somebody who waits for their daemon."""
+
+    def __init__(self, connection: sockets.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        peer = connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size)
+        _, self.uid, self.gid = _UCRED.unpack(peer)
+
+    def tell(self, **words: str) -> None:
+        """Send a line; a visitor who has left or does not read misses it."""
+        with contextlib.suppress(OSError):
+            self._connection.send(json.dumps(words).encode() + b"\n")
+
+    def leave(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+class Door:
+    """Listens at construction.
+
+    Args:
+        folder: of root's, for the socket.
+        group: number of the group whose members may connect; None: all users may.
+
+    Raises:
+        UserError: another service is there, or the socket cannot be made.
+    """
+
+    def __init__(self, folder: Path, group: int | None) -> None:
+        self._path = folder / SERVICE_DOOR
+        try:
+            self._lock = LockFile(folder / f"{SERVICE_DOOR}.lock")
+        except LockHeld as held:
+            raise UserError(f"a service runs already: `{held.command}` (pid {held.pid})", "stop it") from held
+        except OSError as error:
+            raise UserError(f"folder {folder} cannot be written: {error.strerror}", "run this as root") from error
+        self._path.unlink(missing_ok=True)
+        self._socket = sockets.socket(sockets.AF_UNIX)
+        self._socket.setblocking(False)
+        umask = os.umask(0o177)
+        try:
+            self._socket.bind(str(self._path))
+        finally:
+            os.umask(umask)
+        if group is not None:
+            os.chown(self._path, -1, group)
+        self._path.chmod(0o666 if group is None else 0o660)
+        self._socket.listen(BACKLOG)
+
+    def fileno(self) -> int:
+        """Can be read when somebody connects."""
+        return self._socket.fileno()
+
+    def visitor(self) -> Visitor | None:
+        """The next one; None: nobody waits."""
+        try:
+            return Visitor(self._socket.accept()[0])
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+        self._lock.release()

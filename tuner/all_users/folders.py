@@ -1,0 +1,127 @@
+"""The folders of users: made by root inside folders of root's, so that no user can put another's in their place."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from enum import Enum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from zerotune.store.errors import UserError
+
+POOLS: Final = "shared"
+"""Below the state folder: what users know in common."""
+
+
+class Share(Enum):
+    """With whom a user's daemon shares what it has measured."""
+
+    private = "private"
+    group = "group"
+    node = "node"
+
+
+class User(NamedTuple):
+    """Whom a daemon runs as."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+    @classmethod
+    def of(cls, uid: int, gid: int) -> User:
+        """The user with a number; `gid` is the group of one whom the node's list of users does not have."""
+        try:
+            known = pwd.getpwuid(uid)
+        except KeyError:
+            return cls(uid, gid, ())
+        return cls(uid, known.pw_gid, tuple(os.getgrouplist(known.pw_name, known.pw_gid)))
+
+
+class Folders(NamedTuple):
+    """Where a user's socket, store and shared knowledge are."""
+
+    runtime: Path
+    state: Path
+    pool: Path | None
+
+    @property
+    def endpoint(self) -> str:
+        """The address of the user's daemon."""
+        return f"ipc://{self.runtime / 'daemon.sock'}"
+
+
+def make_for(user: User, runtime: Path, state: Path, share: Share) -> Folders:
+    """Make what is missing of a user's folders.
+
+    Args:
+        user: whose they will be.
+        runtime: the service's folder for sockets.
+        state: the service's folder for stores.
+        share: with whom the user shares knowledge.
+
+    Returns:
+        The folders.
+
+    Raises:
+        UserError: one is there that is not this user's.
+        OSError: one cannot be made.
+    """
+    own = str(user.uid)
+    made = Folders(runtime / own, state / own, _pool(user, state, share))
+    for folder in (made.runtime, made.state):
+        _make(folder, user.uid, user.gid, 0o700)
+    if made.pool is not None:
+        _make(made.pool / own, user.uid, user.gid, 0o755)
+    return made
+
+
+def make_roots(runtime: Path, state: Path) -> None:
+    """Make the service's own folders, which are root's and which all may enter.
+
+    Raises:
+        UserError: one cannot be made, or is another's.
+    """
+    for folder in (runtime, state, state / POOLS):
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _make(folder, os.getuid(), os.getgid(), 0o755)
+        except OSError as error:
+            raise UserError(f"folder {folder} cannot be made: {error.strerror}", "run this as root") from error
+
+
+def group_id(name: str) -> int:
+    """The number of a group.
+
+    Raises:
+        UserError: there is no such group.
+    """
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError as error:
+        raise UserError(f"there is no group {name!r}", "make it with `groupadd`, or name another") from error
+
+
+def _pool(user: User, state: Path, share: Share) -> Path | None:
+    if share is Share.private:
+        return None
+    if share is Share.node:
+        _make(pool := state / POOLS / "node", os.getuid(), os.getgid(), 0o755)
+    else:
+        _make(pool := state / POOLS / f"group-{user.gid}", os.getuid(), user.gid, 0o750)
+    return pool
+
+
+def _make(folder: Path, uid: int, gid: int, mode: int) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
+            raise UserError(f"{folder} is not a folder of user {uid}", "find out who made it, and remove it") from None
+        return
+    folder.chmod(mode)  # before it is another's: the service needs no right to change those
+    os.chown(folder, uid, gid)

@@ -1,0 +1,109 @@
+"""`zerotune daemon --all-users`, and what root sees of all of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from zerotune.store.errors import UserError
+from zerotune.store.paths import SERVICE_RUNTIME_DIR, SERVICE_STATE_DIR
+from zerotune.tuner.all_users.folders import Share, User
+
+if TYPE_CHECKING:
+    from zerotune.store.wire import StatusReply
+
+IDLE_EXIT_S: Final = 1800.0
+"""A user's daemon ends after this time without a rank: big models are loaded for minutes before they train."""
+STATUS_TIMEOUT_S: Final = 30.0
+
+
+def refuse_useless(given: Mapping[str, object], without: str | None = None) -> None:
+    """Refuse options that do nothing here.
+
+    Args:
+        given: each option, with its value.
+        without: the option that they belong to; None: they belong to a daemon of one user.
+
+    Raises:
+        UserError: one was given.
+    """
+    for option, value in given.items():
+        if value is None:
+            continue
+        if without is not None:
+            raise UserError(f"{option} is useless without {without}", f"add {without}, or leave it out")
+        raise UserError(f"{option} is useless with --all-users: it is for a daemon of one user", "leave it out")
+
+
+def serve(group: str | None, share: Share, options: Sequence[str], listen: str | None, keys: Path | None) -> None:
+    """Serve all users until SIGTERM.
+
+    Args:
+        group: only its members are served; None: all users are.
+        share: who else learns what a user's jobs measured.
+        options: of every user's daemon.
+        listen: second address of the daemons of users who have keys.
+        keys: folder with a folder of keys for each of them.
+
+    Raises:
+        UserError: the caller may not, or there is no such group.
+    """
+    from zerotune.store.endpoints import check_endpoint
+    from zerotune.tuner.all_users.folders import group_id
+    from zerotune.tuner.all_users.service import Policy, serve_all_users
+    from zerotune.tuner.service.readiness import tell_ready
+
+    if os.getuid() != 0:
+        raise UserError("--all-users needs root, to start daemons as other users", "run `zerotune daemon` for your own")
+    if (listen is None) != (keys is None):
+        raise UserError("--listen and --curve-keys belong together", "give both, or neither")
+    if listen is not None:
+        check_endpoint(listen)
+        if not listen.endswith(":*"):
+            raise UserError(f"--listen {listen} would be every user's port", "write tcp://HOST:* for a free one each")
+    policy = Policy(share, None if group is None else group_id(group), options, keys, listen or "")
+    runtime = Path(SERVICE_RUNTIME_DIR)
+
+    def announce() -> None:
+        tell_ready()
+        whom = "all users" if group is None else f"members of {group}"
+        print(
+            f"zerotune: service {os.getpid()} at {runtime} for {whom}, knowledge: {share.value};"
+            " `zerotune status --all-users` shows their daemons",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    serve_all_users(runtime, Path(SERVICE_STATE_DIR), policy, announce)
+
+
+def all_status() -> Iterator[StatusReply]:
+    """What each user's daemon says, in the order of their numbers; each is asked as that user.
+
+    Raises:
+        UserError: the caller may not.
+    """
+    import msgspec
+
+    from zerotune.store.wire import StatusReply
+
+    if os.getuid() != 0:
+        raise UserError("--all-users shows jobs of others, which only root may see", "leave it out to see your own")
+    runtime = Path(SERVICE_RUNTIME_DIR)
+    names = os.listdir(runtime) if runtime.is_dir() else []
+    for uid in sorted(int(name) for name in names if name.isascii() and name.isdigit()):
+        user = User.of(uid, uid)
+        command = [sys.executable, "-I", "-m", "zerotune.tuner.cli", "status", "--json"]
+        command += ["--endpoint", f"ipc://{runtime / str(uid) / 'daemon.sock'}"]
+        try:
+            asked = subprocess.run(
+                command, user=user.uid, group=user.gid, extra_groups=user.groups, cwd="/", capture_output=True,
+                timeout=STATUS_TIMEOUT_S, check=False, env={"PATH": os.defpath},
+            )  # fmt: skip
+            yield msgspec.json.decode(asked.stdout, type=StatusReply)
+        except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
+            continue  # none runs there now
