@@ -20,7 +20,7 @@ SERVICE_RUNTIME_DIR = "/run/zerotune"
 SERVICE_DOOR = "door.sock"
 """The socket in it where users ask for their daemon."""
 SERVICE_STATE_DIR = "/var/lib/zerotune"
-"""The same for each user's store."""
+"""Where it makes a folder for the store of each user, named likewise."""
 
 
 def runtime_dir() -> Path:
