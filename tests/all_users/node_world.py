@@ -201,7 +201,6 @@ def main() -> None:
     make_readable([Path(sys.base_prefix), Path(sys.prefix), ROOT])
     for folder in (RUNTIME.parent, STATE.parent):
         mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", str(folder))
-    sys.path.insert(0, str(ROOT))
     import zerotune.tuner.client.status  # noqa: F401 before users come, so that each fork has it
 
     world = World()
