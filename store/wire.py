@@ -7,7 +7,8 @@ A message is two or three ZeroMQ frames:
     2  records  only for `Observations`, `CostTables` and `Forwarded`: packed fixed-size records, read with
                 numpy.frombuffer under OBSERVATION_FIELDS or COST_FIELDS
 
-`decode` refuses everything else with `WireError` before a field is used.
+Everything else is refused with `WireError` before a field is used; of a records frame only those records are refused
+that hold a number out of its range.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ MAX_RANK: Final = 65_535
 MAX_STEPS: Final = 4096
 """As many as wait in an agent at most."""
 MAX_ID_LENGTH: Final = 256
-# Ranges of what travels: a message with anything outside of them is refused as a whole.
+# Ranges of what travels in a body: a message with anything outside of them is refused as a whole.
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
@@ -107,7 +108,8 @@ _LARGEST: Final = {
     "n_protocols": 3,
     "n_pipe_ops": 2**31 - 1,
 }
-"""Largest values of the records' fields; negative ones and NaN mean unknown where there are any."""
+"""Largest values of the records' fields; negative ones and NaN mean unknown where there are any. A record is refused by
+itself: what NCCL says of one call must not cost the others."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -355,7 +357,7 @@ def encode(message: AgentMessage | DaemonMessage, records: Any = None) -> list[A
 
 
 def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
-    """The message and the records frame an agent sent.
+    """The message and the records frame an agent sent; `usable_records` reads the latter.
 
     Raises:
         WireError: anything about the frames is not as this version sends it.
@@ -370,16 +372,25 @@ def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
     if records is None or len(records) != expected:
         found = "none" if records is None else f"{len(records)} bytes"
         raise WireError(f"records frame: {found}, the message announces {expected} bytes")
-    _check(np.frombuffer(records, _COST if isinstance(message, CostTables) else _OBSERVATION))
     return message, records
 
 
-def _check(records: NDArray[np.void]) -> None:
-    """Refuse records of which a number is outside its range; all of a block at once."""
-    for name in records.dtype.names or ():
-        most = _LARGEST.get(name)
-        if most is not None and (records[name] > most).any():
-            raise WireError(f"{name} of a record is over the limit of {most}")
+def usable_records(message: AgentMessage, raw: bytes) -> tuple[NDArray[np.void], int]:
+    """The records of a message whose numbers are all in range.
+
+    Args:
+        message: that announced them.
+        raw: its records frame.
+
+    Returns:
+        Records, COST_FIELDS (CostTables) or OBSERVATION_FIELDS (all others), shape (n,); and how many were left out.
+    """
+    records = np.frombuffer(raw, _COST if isinstance(message, CostTables) else _OBSERVATION)
+    limits = [(name, _LARGEST[name]) for name in records.dtype.names or () if name in _LARGEST]
+    if not any((records[name] > most).any() for name, most in limits):
+        return records, 0
+    good = np.logical_and.reduce([~(records[name] > most) for name, most in limits])  # NaN means unknown
+    return records[good], len(records) - int(np.count_nonzero(good))
 
 
 def decode_daemon(frames: Sequence[bytes]) -> DaemonMessage:

@@ -145,6 +145,21 @@ def test_a_rank_is_served_and_its_measurements_survive_sigterm(daemon, connect, 
     assert not list(daemon.path.parent.glob("*.sock*")), "no socket or lock is left behind"
 
 
+def test_a_record_out_of_range_costs_itself_alone_and_is_counted(daemon, connect, records):
+    socket = connect(daemon.endpoint)
+    socket.send_multipart(hello())
+    receive(socket)
+    block = records(50, n_ranks=1)
+    block["message_bytes"][7] = 2**62 + 1
+    socket.send_multipart(wire.encode(wire.Observations("job", 0, 50), block.tobytes()))
+    deadline_s = time.monotonic() + WAIT_S
+    while fetch_status(daemon.endpoint).n_refused < 1:
+        assert time.monotonic() < deadline_s
+    assert daemon.end(signal.SIGTERM) == 0, daemon.words
+    with Store.open(daemon.path, read_only=True) as store:
+        assert len(store.measurements("fabric", "job")) == 49
+
+
 def test_what_has_arrived_when_sigint_comes_is_written(daemon, connect, records):
     socket = connect(daemon.endpoint)
     socket.send_multipart(hello())
@@ -198,7 +213,6 @@ HOSTILE = {
     "a number that does not fit": wire.encode(wire.Hello("job", 0, 2**62, 0, "node", 1, "f", {}, 1, 5)),
     "an epoch that does not fit": wire.encode(wire.Hello("job", 0, 1, 0, "node", 1, "f", {}, 1, 5, 2**62)),
     "a step that does not fit": wire.encode(wire.Steps("job", 0, (StepRecord(2**62, 0, 1.0),))),
-    "records of too many ranks": wire.encode(wire.Observations("job", 0, 1), b"\xff" * wire.OBSERVATION_BYTES),
     "a daemon's message": wire.encode(wire.Welcome(1, "x")),
 }
 

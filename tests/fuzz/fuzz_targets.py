@@ -26,7 +26,6 @@ from zerotune.store.plan_file import read_plan
 from zerotune.store.records import CommunicatorClass
 from zerotune.store.sqlite.measurements import well_formed
 from zerotune.store.trace_format import TRACE_SUFFIX
-from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.offline.export import read_nvidia_csv
@@ -38,7 +37,6 @@ from zerotune.tuner.traces.measuring import UserFacts
 from zerotune.tuner.traces.records import MAX_BYTES
 
 RECORDED_FABRIC: Final = (fabric.FABRICS_DIR / "rtx5090_loopback.toml").read_bytes()
-COST: Final = np.dtype(wire.COST_FIELDS)
 MAX_MESSAGES: Final = 24
 MAX_TICKS: Final = 200
 FOLDER: Final = Path(tempfile.mkdtemp(prefix="zerotune-fuzz-"))
@@ -146,7 +144,7 @@ def agent_messages(data: bytes) -> None:
             continue
         records = None
         if raw is not None:
-            records = np.frombuffer(raw, COST if isinstance(message, wire.CostTables) else OBSERVATION)
+            records, _ = wire.usable_records(message, raw)
         answered(service.handle(bytes([first % N_SENDERS]), message, records))
         if isinstance(message, wire.Hello) and message.fabric_id not in fabric_ids:
             fabric_ids.add(message.fabric_id)

@@ -233,16 +233,28 @@ def test_a_number_out_of_its_range_is_refused(message, data):
     "kind", [(wire.Observations, OBSERVATION), (wire.Forwarded, OBSERVATION), (wire.CostTables, COST)]
 )
 @pytest.mark.parametrize("field", TOO_LARGE)
-def test_records_with_a_number_out_of_its_range_are_refused(kind, field):
+def test_a_record_with_a_number_out_of_its_range_is_left_out_alone(kind, field):
     message_type, dtype = kind
     records = np.zeros(5, dtype)
+    records["comm_id"] = range(5)
     message = message_type("job", 3, *[2] * (message_type is wire.Forwarded), 5)
-    assert wire.decode_agent(wire.encode(message, records.tobytes()))[0] == message
-    if field not in dtype.names:
-        return
-    records[field][3] = TOO_LARGE[field]
-    with pytest.raises(WireError):
-        wire.decode_agent(wire.encode(message, records.tobytes()))
+    if field in dtype.names:
+        records[field][3] = TOO_LARGE[field]
+    decoded, raw = wire.decode_agent(wire.encode(message, records.tobytes()))
+    assert decoded == message
+    used, n_left_out = wire.usable_records(message, raw)
+    expected = np.delete(records, 3) if field in dtype.names else records
+    assert (used.tobytes(), n_left_out) == (expected.tobytes(), 5 - len(expected))
+
+
+def test_unknown_numbers_of_a_record_are_no_reason_to_refuse_it():
+    records = np.zeros(2, OBSERVATION)
+    records["duration_us"], records["memory_pressure"], records["message_bytes"] = np.nan, -1.0, 2**62
+    used, n_left_out = wire.usable_records(wire.Observations("job", 0, 2), records.tobytes())
+    assert (len(used), n_left_out) == (2, 0)
+    records["message_bytes"][0] += 1
+    used, n_left_out = wire.usable_records(wire.Observations("job", 0, 2), records.tobytes())
+    assert (len(used), n_left_out) == (1, 1)
 
 
 @pytest.mark.parametrize(

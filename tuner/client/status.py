@@ -164,7 +164,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
     show(
         f"daemon {reply.version} (pid {reply.daemon_pid}) at {reply.endpoint}, up {reply.uptime_s:.0f} s,"
         f" {decimal(reply.resident_bytes)}, {reply.n_errors} failures of its own,"
-        f" {reply.n_refused} bad messages refused\nstore {reply.store_path}"
+        f" {reply.n_refused} bad messages and records refused\nstore {reply.store_path}"
     )
     if reply.options is not None:
         show(may_try(reply.options))

@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import zmq
 
 from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.store.sqlite.database import Retention, Store
-from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.modeling.learner import Learner, Loader
 from zerotune.tuner.service.daemon_status import DaemonStatus, version
 from zerotune.tuner.service.endpoint import BoundEndpoint
@@ -56,7 +54,6 @@ ARRIVING_MS: Final = 50
 """When the daemon ends: how long to wait for a message that is still inside ZeroMQ."""
 LONGEST_DRAIN_S: Final = 1.0
 """When the daemon ends: how long to read what arrives, since ranks go on sending."""
-COST: Final = np.dtype(wire.COST_FIELDS)
 
 
 class Daemon:
@@ -84,7 +81,7 @@ class Daemon:
         self.n_errors = 0
         """Failures of our own."""
         self.n_refused = 0
-        """Frames that could not be decoded."""
+        """Messages that could not be decoded, and records with a number out of its range."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Run `call` on the loop's thread; may be called from any."""
@@ -195,7 +192,8 @@ class Daemon:
             return [(sender, self._describe(self.n_errors, self.n_refused + self._service.n_refused))]
         records = None
         if raw is not None:
-            records = np.frombuffer(raw, COST if isinstance(message, wire.CostTables) else OBSERVATION)
+            records, n_refused = wire.usable_records(message, raw)
+            self.n_refused += n_refused
         return self._service.handle(sender, message, records)
 
     def _from_leaders(self) -> list[Reply]:
