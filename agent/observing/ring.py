@@ -68,6 +68,8 @@ class RecordDrain:
         self._rank = rank
         self._log = log
         self._queue = queue
+        # One for all blocks: numpy keeps a freed array of each size below 1 KiB, and blocks have all of these sizes.
+        self._mask = np.empty(RING_RECORDS, np.bool_)
         self._passages = Passages()
         self.costs = CostBook()
 
@@ -77,11 +79,14 @@ class RecordDrain:
         block = self._rings.drain(RING_RECORDS)
         n_dropped = self._rings.n_dropped() + self._queue.n_lost
         if len(block):
-            block["rank"][block["rank"] == UNKNOWN_RANK] = self._rank
+            mask = self._mask[: len(block)]
+            np.equal(block["rank"], UNKNOWN_RANK, out=mask)
+            np.copyto(block["rank"], self._rank, where=mask)
             if self._log is not None:
                 self._log.record(block, n_dropped=n_dropped)
             if self._rank != 0:
-                block = block[(block["flags"] & FLAG_TIMED) != 0]
+                np.not_equal(np.bitwise_and(block["flags"], FLAG_TIMED, out=mask.view(np.uint8)), 0, out=mask)
+                block = block[mask]
         # NCCL shows a table before it records the call, so reading in this order gives every call its table. Tables
         # are sent first, so that nothing is tried that NCCL does not offer.
         shown = self._rings.drain_costs(COST_RING_RECORDS)

@@ -1,7 +1,7 @@
 """Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
     python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--nodes 2 | --daemons N] [--jobs J ...]
-        [--events E ...] [--seed S] [--json]
+        [--events E ...] [--deaths N] [--seed S] [--json]
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
 torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
@@ -15,7 +15,12 @@ machine's own doing. Figures:
     failed_jobs               that ended by themselves, or in another way than with code 0
     losses_that_differ        of those compared, to the last bit, from those without the agent
     acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
-    worst_stall_ms            by how much the worst step took longer than the worst without the agent
+    worst_stall_ms            the longest that the agent's code held the training thread at once, less what that thread
+                              waited for a processor meanwhile (run delay in /proc/thread-self/schedstat): the
+                              machine's own part
+    ..._with_waiting          the same with it
+    worst_step_ms             beside the worst without the agent; `..._alone` without waiting for a processor, and
+                              `..._beyond_twin_ms` by how much it took longer
 
 With `--nodes 2` each job spans two network namespaces, each with a daemon, and what daemons say to each other passes
 through a line that delays, holds, loses, halves and drops it: benchmarks/lib/bad_line_worker.py, a process of ours,
@@ -39,10 +44,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import zmq
@@ -67,9 +72,14 @@ PAUSE_S: Final = (0.2, 1.0)
 """Between two events."""
 RECORDS_WITHIN_S: Final = 10.0
 """Of a daemon's start."""
+DIES_YOUNG: Final = 0.6
+"""Chance that a daemon which follows a killed one is killed, too, within YOUNG_S."""
+YOUNG_S: Final = 0.6
+"""A daemon's start takes most of it on a quiet machine."""
 DAY_S: Final = 86_400.0
 CLOCK_JUMPS_S: Final = (DAY_S, 3652.5 * DAY_S)
 """From the machine's clock, ahead or back; both ends are as likely as what lies between."""
+WARM_UP_STEPS: Final = 5
 MARK: Final = "ZEROTUNE_CHAOS"
 """In the environment of every process that belongs to one run."""
 
@@ -127,9 +137,13 @@ class Chaos:
         node.kill_daemon(waits_s)
 
     def kill_daemon(self) -> None:
-        """A daemon dies; after a while there is another."""
+        """A daemon dies, and some that follow it while they begin; after a while there is another."""
         node = self.node
         self._kill_daemon(node)
+        while self.chance.random() < DIES_YOUNG:
+            node.start_daemon()
+            time.sleep(self.chance.uniform(0.0, YOUNG_S))
+            node.kill_daemon(0.0)
         time.sleep(self.chance.choice((0.0, 0.0, 0.0, 1.5)))
         node.start_daemon()
 
@@ -199,13 +213,23 @@ class Chaos:
 
     # ---- the run ------------------------------------------------------------------------------------
 
-    def run(self, seconds: float, n_steps: float = math.inf) -> None:
-        """Let things happen for so long, or until each job had a start of `n_steps`; then end the jobs in order."""
+    @property
+    def n_deaths(self) -> int:
+        """Daemons that were killed."""
+        return sum(node.n_deaths for node in self.nodes)
+
+    def run(self, seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf) -> None:
+        """Let things happen for so long, or until so many daemons have died, or each job had a start of `n_steps`.
+
+        Then the jobs end in order.
+        """
         common = [getattr(self, name) for name in self.arguments.events if name != "kill_rank"]
         wait_for(lambda: all(job.steps() for job in self.jobs), 120.0)
         until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * RANK_LIVES_S
         enough_s, told_at_s = time.monotonic() + REFERENCE_S, 0.0
         while time.monotonic() < until_s and not self.n_hangs and all(job.runs for job in self.jobs):
+            if self.n_deaths >= n_deaths:
+                break
             event = self.chance.choice(common)
             if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s:
                 event, next_rank_s = self.kill_rank, time.monotonic() + RANK_LIVES_S
@@ -215,7 +239,8 @@ class Chaos:
             self.n_hangs += sum(job.hangs() for job in self.jobs)
             if time.monotonic() - told_at_s > 10.0:
                 told_at_s = time.monotonic()
-                say(f"{self.events.total()} events, {until_s - time.monotonic():.0f} s to go")
+                left_s = until_s - time.monotonic()
+                say(f"{self.events.total()} events, {self.n_deaths} deaths of daemons, {left_s:.0f} s to go at most")
                 if time.monotonic() > enough_s and min(job.n_steps_at_most() for job in self.jobs) >= n_steps:
                     break
         for job in self.jobs:
@@ -266,22 +291,57 @@ def runs(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> It
         yield begun
 
 
-def at_once(begun: Sequence[Chaos], seconds: float, n_steps: float = math.inf) -> None:
+def at_once(begun: Sequence[Chaos], seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf) -> None:
     """Let all of them run, each in a thread.
 
     Args:
         begun: the runs.
         seconds: how long each lasts at most.
+        n_deaths: enough daemons that were killed, in all of them.
         n_steps: enough of them in one start of each job, from REFERENCE_S on.
     """
     with ThreadPoolExecutor(len(begun)) as pool:
-        list(pool.map(lambda chaos: chaos.run(seconds, n_steps), begun))
+        list(pool.map(lambda chaos: chaos.run(seconds, n_deaths / len(begun), n_steps), begun))
 
 
-def worst_ms(begun: Sequence[Chaos]) -> float:
-    """The longest step; the first ones of each start, which compile and connect, are none."""
-    starts = [lines for chaos in begun for job in chaos.jobs for lines in job.steps().values()]
-    return max((float(str(one["wall_ms"])) for lines in starts for one in lines[5:]), default=0.0)
+def worst_ms(begun: Sequence[Chaos], time_of: Callable[[dict[str, Any]], float]) -> float:
+    """The longest time of a step on any rank.
+
+    Args:
+        begun: the runs.
+        time_of: which, of a line of the worker's log.
+
+    Returns:
+        In ms; the first steps of each start, which compile and connect, are none.
+    """
+    starts = [lines for chaos in begun for job in chaos.jobs for lines in job.steps("*").values()]
+    return max((time_of(one) for lines in starts for one in lines[WARM_UP_STEPS:]), default=0.0)
+
+
+def stalls(tuned: Sequence[Chaos], untuned: Sequence[Chaos]) -> list[Result]:
+    """How long training stood still: by our doing, and by whosever.
+
+    Args:
+        tuned: the runs with the agent.
+        untuned: those without.
+
+    Returns:
+        Figures.
+    """
+
+    def beside(name: str, time_of: Callable[[dict[str, Any]], float]) -> Result:
+        worst, twin = worst_ms(tuned, time_of), worst_ms(untuned, time_of)
+        return Result(name, worst, "ms", peer="untuned", ratio=worst / twin)
+
+    steps, alone = lambda one: one["wall"], lambda one: one["wall"] - one["queued"]
+    beyond = max(0.0, worst_ms(tuned, steps) - worst_ms(untuned, steps))
+    return [
+        beside("worst_step_ms", steps),
+        beside("worst_step_alone_ms", alone),
+        Result("worst_step_beyond_twin_ms", beyond, "ms"),
+        Result("worst_stall_with_waiting_ms", worst_ms(tuned, lambda one: one["ours"]), "ms"),
+        Result("worst_stall_ms", worst_ms(tuned, lambda one: one["ours_alone"]), "ms", "<= 50"),
+    ]
 
 
 def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[object, object]]:
@@ -322,23 +382,22 @@ def play(arguments: argparse.Namespace, seconds: float) -> list[Result]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)))
         tuned = stack.enter_context(runs(folder / "tuned", arguments, with_agent=True))
-        at_once(tuned, seconds)
+        at_once(tuned, seconds, arguments.deaths)
         nodes = [node for chaos in tuned for node in chaos.nodes]
         rows = [node.rows() for node in nodes]
         jobs = [job for chaos in tuned for job in chaos.jobs]
         untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
-        at_once(untuned, seconds, max(job.n_steps_at_most() for job in jobs))
+        at_once(untuned, seconds, n_steps=max(job.n_steps_at_most() for job in jobs))
         compared = losses(tuned, untuned)
         n_steps = sum(len(lines) for job in jobs for lines in job.steps().values())
         n_rows_lost = sum(len(node.acknowledged - found) for node, found in zip(nodes, rows, strict=True))
         logs = "".join(job.log.read_text(errors="replace") for job in jobs)
         events = sum((chaos.events for chaos in tuned), Counter[str]())
-        n_deaths = events["kill_daemon"] + events["imitate_daemon"]
         n_recording = sum(node.n_deaths_while_recording for node in nodes)
         return [
             *(Result(f"events@{name}", n, "events") for name, n in sorted(events.items())),
             Result("events", events.total(), "events", "> 0"),
-            Result("daemon_deaths", n_deaths, "deaths", "> 0"),
+            Result("daemon_deaths", sum(chaos.n_deaths for chaos in tuned), "deaths", "> 0"),
             Result("daemon_deaths_while_recording", n_recording, "deaths", "> 0"),
             Result("steps", n_steps, "steps", "> 0"),
             Result("steps_under_a_plan", sum(one.n_steps_under_a_plan() for one in nodes), "steps in the store", "> 0"),
@@ -349,8 +408,7 @@ def play(arguments: argparse.Namespace, seconds: float) -> list[Result]:
             Result("losses_that_differ", sum(one != there for one, there in compared), "steps", "0"),
             Result("rows", sum(map(len, rows)), "rows", "> 0"),
             Result("acknowledged_rows_lost", n_rows_lost, "rows", "0"),
-            Result("worst_step_ms", worst_ms(tuned), "ms", peer="untuned", ratio=worst_ms(tuned) / worst_ms(untuned)),
-            Result("worst_stall_ms", max(0.0, worst_ms(tuned) - worst_ms(untuned)), "ms", "<= 50"),
+            *stalls(tuned, untuned),
         ]
 
 
@@ -365,6 +423,7 @@ def main() -> None:
         "--jobs", nargs="+", choices=RUNTIMES, default=RUNTIMES, metavar="JOB", help=", ".join(RUNTIMES)
     )
     parser.add_argument("--events", nargs="+", choices=EVENTS, default=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
+    parser.add_argument("--deaths", type=positive, default=math.inf, metavar="N", help="end once so many daemons died")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
@@ -59,7 +59,7 @@ class Node:
         self.clock = ShiftedClock(folder / "clock")
         self.acknowledged: set[int] = set()
         """Rows that were in the store when a daemon died."""
-        self.n_deaths_while_recording = 0
+        self.n_deaths = self.n_deaths_while_recording = 0
         self.start_daemon()
 
     def start_daemon(self) -> None:
@@ -76,6 +76,7 @@ class Node:
         wait_for(lambda: bool(self.rows(last)), records_within_s)
         self.daemon.kill()
         self.daemon.wait()
+        self.n_deaths += 1
         written = self.rows(last)
         self.acknowledged |= written
         self.n_deaths_while_recording += bool(written)
@@ -165,10 +166,10 @@ class Job:
         """Whether it ended in another way than with code 0."""
         return any(process.poll() != 0 for process in self.processes)
 
-    def steps(self) -> dict[str, list[dict[str, object]]]:
-        """Lines of every start of the job; one that was cut off is none."""
-        found: dict[str, list[dict[str, object]]] = {}
-        for path in sorted(self.folder.glob("*.jsonl")):
+    def steps(self, ranks: str = "0") -> dict[str, list[dict[str, Any]]]:
+        """What was logged of every start of the job, by rank 0 or by all (`*`); a line that was cut off is none."""
+        found: dict[str, list[dict[str, Any]]] = {}
+        for path in sorted(self.folder.glob(f"*.{ranks}.jsonl")):
             for line in path.read_text().splitlines():
                 with contextlib.suppress(ValueError):
                     found.setdefault(path.stem, []).append(json.loads(line))

@@ -1,11 +1,18 @@
-"""One rank of a job in `chaos.py`: trains until a file asks it to stop, and logs each step's loss and wall time."""
+"""One rank of a job in `chaos.py`: trains until a file asks it to stop, and logs each step.
+
+A step's line has its loss and its times in ms: `wall`, of which the training thread waited for a processor (`queued`),
+and the longest passage of that thread through the agent's code, `ours`, and what is left of it without such waiting,
+`ours_alone`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +20,51 @@ import torch
 import torch.distributed as dist
 
 from zerotune import zero_runtime
+from zerotune.agent import activate
 from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
 
 N_STEPS_AT_MOST = 1_000_000
+
+
+class Queued:
+    """How long the thread that makes it waited for a processor while it could have run: Linux's run delay."""
+
+    def __init__(self) -> None:
+        self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def ms(self) -> float:
+        """So far."""
+        return int(os.pread(self._file, 100, 0).split()[1]) / 1e6
+
+
+class Passages:
+    """What the agent's code takes of the training thread, between two calls of `longest`."""
+
+    def __init__(self, queued: Queued) -> None:
+        self._queued = queued
+        self._wall_ms = self._alone_ms = 0.0
+        installed = activate.installed
+        if installed is not None:
+            hooks = installed.hooks
+            hooks._on_region, hooks._on_boundary = self._timed(hooks._on_region), self._timed(hooks._on_boundary)
+
+    def _timed(self, call: Callable[..., None]) -> Callable[..., None]:
+        def timed(*words: int) -> None:
+            began_s, queued_ms = time.perf_counter(), self._queued.ms()
+            try:
+                call(*words)
+            finally:
+                wall_ms = 1e3 * (time.perf_counter() - began_s)
+                self._wall_ms = max(self._wall_ms, wall_ms)
+                self._alone_ms = max(self._alone_ms, wall_ms - (self._queued.ms() - queued_ms))
+
+        return timed
+
+    def longest(self) -> dict[str, float]:
+        """Its longest passage, by the names of the log."""
+        told = {"ours": self._wall_ms, "ours_alone": self._alone_ms}
+        self._wall_ms = self._alone_ms = 0.0
+        return told
 
 
 def sharded(runtime: str, model: Any) -> tuple[Any, Any]:
@@ -39,8 +88,10 @@ def main() -> None:
     model, optimizer = sharded(runtime, GPT(shape))
     draw = torch.Generator().manual_seed(dist.get_rank())
     is_first = dist.get_rank() == 0
-    with open(folder / f"{os.getpid()}.jsonl" if is_first else os.devnull, "w", buffering=1) as log:
-        began = time.perf_counter()
+    queued = Queued()
+    passages = Passages(queued)
+    with open(folder / f"{os.getpid()}.{dist.get_rank()}.jsonl", "w", buffering=1) as log:
+        began_s, queued_ms = time.perf_counter(), queued.ms()
         for _ in range(N_STEPS_AT_MOST):
             tokens = torch.randint(255, (1, shape.n_context + 1), generator=draw)
             loss = model(tokens[:, :-1], tokens[:, 1:])
@@ -49,9 +100,10 @@ def main() -> None:
             optimizer.zero_grad()
             told = torch.tensor([loss.item(), float(is_first and (folder / "stop").exists())])
             dist.all_reduce(told)
-            now = time.perf_counter()
-            print(json.dumps({"loss": float(told[0]).hex(), "wall_ms": 1e3 * (now - began)}), file=log)
-            began = now
+            now_s, now_queued_ms = time.perf_counter(), queued.ms()
+            times_ms = {"wall": 1e3 * (now_s - began_s), "queued": now_queued_ms - queued_ms, **passages.longest()}
+            print(json.dumps({"loss": float(told[0]).hex(), **times_ms}), file=log)
+            began_s, queued_ms = now_s, now_queued_ms
             if told[1]:
                 break
     dist.destroy_process_group()

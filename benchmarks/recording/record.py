@@ -28,8 +28,6 @@ CODE = ("agent", "store", "tuner", "zero_runtime", "zerotune", "benchmarks", ":!
 """What a figure may depend on: a run is recorded anew when any of it has changed."""
 QUIET_LOAD = 0.5
 """Processes (1-minute load average) besides a timed run that are told of: more take part of a core from it."""
-TIMEOUT_S = 1800.0
-"""A benchmark that hangs must not hold the others up."""
 
 
 def main() -> None:
@@ -76,9 +74,9 @@ def record(run: Run) -> Recorded:
     command = [sys.executable, "-m", "benchmarks", *run.words]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        printed, _ = process.communicate(timeout=TIMEOUT_S)
+        printed, _ = process.communicate(timeout=run.timeout_s)
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"it did not end in {TIMEOUT_S:.0f} s") from None
+        raise RuntimeError(f"it did not end in {run.timeout_s:.0f} s") from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its processes, too, also when this one is interrupted

@@ -1,4 +1,7 @@
+import ctypes
+
 import numpy as np
+import pytest
 
 from zerotune.agent.observing.ring import UNKNOWN_RANK, RecordDrain
 from zerotune.agent.steps.step_queue import MAX_QUEUED, StepQueue
@@ -106,3 +109,33 @@ def test_what_passed_the_tuner_by_is_sent_when_it_changed_even_without_records()
     message, body = decode(head, records)
     assert (message.passages, message.n_records, body) == (rings.seen, 0, b"")
     assert drain.collect() == []
+
+
+class MallInfo(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_blocks_of_all_sizes_leave_nothing_in_memory(rank):
+    in_use = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if in_use is None:
+        pytest.skip("this C library does not tell")
+    in_use.restype = MallInfo
+    rings = FakeRings(block([]))
+    drain = RecordDrain(rings, "job", rank, StepQueue())
+
+    def collect(n):
+        rings.blocks.append(np.zeros(n, wire.OBSERVATION_FIELDS))
+        drain.collect()
+
+    for _ in range(100):
+        collect(1)
+    before = in_use().uordblks
+    for n in range(1, 1100):
+        collect(n)
+    assert in_use().uordblks - before < 100_000
