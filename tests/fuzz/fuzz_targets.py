@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from zerotune.agent.nccl import fabric, library
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.store import wire

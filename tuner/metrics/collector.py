@@ -154,7 +154,7 @@ def _of_daemon(status: StatusReply | None) -> Iterator[Metric]:
         "zerotune_daemon_resident_bytes", "Memory of the daemon's process.", value=status.resident_bytes
     )
     yield CounterMetricFamily("zerotune_daemon_errors", "Failures of the daemon's own.", value=status.n_errors)
-    yield CounterMetricFamily("zerotune_daemon_refused", "Malformed messages and records refused.", value=status.n_refused)
+    yield CounterMetricFamily("zerotune_daemon_refused", "Bad messages and records refused.", value=status.n_refused)
     yield CounterMetricFamily("zerotune_store_lost", "Records that could not be stored.", value=status.store.n_lost)
     yield GaugeMetricFamily(
         "zerotune_store_damaged", "Whether the store's file was found damaged.", value=float(bool(status.store.damage))
