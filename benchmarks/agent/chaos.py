@@ -219,9 +219,12 @@ class Chaos:
         return sum(node.n_deaths for node in self.nodes)
 
     def run(self, seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf) -> None:
-        """Let things happen for so long, or until so many daemons have died, or each job had a start of `n_steps`.
+        """Let things happen, then end the jobs in order.
 
-        Then the jobs end in order.
+        Args:
+            seconds: how long at most.
+            n_deaths: enough daemons that were killed.
+            n_steps: enough of them in one start of each job, from REFERENCE_S on.
         """
         common = [getattr(self, name) for name in self.arguments.events if name != "kill_rank"]
         wait_for(lambda: all(job.steps() for job in self.jobs), 120.0)
