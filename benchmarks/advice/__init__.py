@@ -1,0 +1,1 @@
+"""What `zerotune advise` says, beside the ZeRO paper and published runs."""

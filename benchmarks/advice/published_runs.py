@@ -1,0 +1,68 @@
+"""Published training runs: who measured which throughput with which model, cluster and batch.
+
+published_runs.csv has one run per line, each with its source's address. Which runs are set aside was settled before any
+constant of the model was chosen: those whose name's SHA-256 begins with an even byte. From llm-foundry's tables come
+all bf16 runs of 1 billion parameters and more at 2,048 tokens, the tables' default.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+FILE: Final = Path(__file__).with_name("published_runs.csv")
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One line of the file. `network_gbps`: per node; `shard_ranks` 0: over all; `unit` says what `value` counts."""
+
+    name: str
+    source: str
+    framework: str
+    gpu: str
+    gpus_per_node: int
+    n_gpus: int
+    network_gbps: float
+    n_layers: int
+    width: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_width: int
+    gated: bool
+    vocabulary: int
+    n_context: int
+    stage: int
+    shard_ranks: int
+    recompute: str
+    micro_batch: int
+    accumulation: int
+    compiled: bool
+    flash: bool
+    precision: str
+    unit: str
+    value: float
+    note: str
+
+    @property
+    def publisher(self) -> str:
+        """Who published it: the name's first word."""
+        return self.name.split()[0]
+
+    @property
+    def is_set_aside(self) -> bool:
+        """Whether no constant may be chosen by it."""
+        return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 0
+
+
+_KINDS: Final = {"int": lambda text: int(text or 0), "float": float, "bool": lambda text: text == "1", "str": str}
+
+
+def published_runs() -> list[PublishedRun]:
+    """All runs, in the file's order."""
+    kinds = {name: _KINDS[kind] for name, kind in PublishedRun.__annotations__.items()}
+    with FILE.open(encoding="utf-8", newline="") as lines:
+        return [PublishedRun(**{name: kinds[name](row[name]) for name in kinds}) for row in csv.DictReader(lines)]
