@@ -64,6 +64,10 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "tuner/client": ("speaks to a daemon from outside a job", CONTRACTS | {"agent/daemon_link"}),
     "tuner/traces": ("reads other tools' traces and ours", RECORDED | {"agent/nccl", "tuner base"}),
     "tuner/modeling": ("what settings cost before they are tried", RECORDED | {"agent/nccl"}),
+    "tuner/advice": (
+        "which ZeRO configuration on which cluster, before anything runs",
+        CONTRACTS | {"agent/nccl", "zero_runtime base"},
+    ),
     "tuner/fingerprint": ("recognises training from its collectives", RECORDED),
     "tuner/learning": (
         "decides: policy, regimes, knowledge",
@@ -79,7 +83,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "sweep, replay, report, import, export",
         RECORDED
         | {"agent/nccl", "tuner base", "tuner/client", "tuner/fingerprint", "tuner/learning"}
-        | {"tuner/modeling", "tuner/traces"},
+        | {"tuner/modeling", "tuner/traces", "tuner/advice"},
     ),
     "tuner/demo": (
         "the whole loop on this machine",
@@ -95,6 +99,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         | {"agent base", "agent/nccl", "agent/daemon_link", "tuner/client", "tuner/demo", "tuner/doctor"}
         | {
             "tuner/all_users",
+            "tuner/advice",
             "tuner/fingerprint",
             "tuner/learning",
             "tuner/metrics",

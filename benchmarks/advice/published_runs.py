@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import csv
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 FILE: Final = Path(__file__).with_name("published_runs.csv")
 
@@ -58,11 +59,19 @@ class PublishedRun:
         return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 0
 
 
-_KINDS: Final = {"int": lambda text: int(text or 0), "float": float, "bool": lambda text: text == "1", "str": str}
+_KINDS: Final[dict[str, Callable[[str], int | float | str]]] = {
+    "int": lambda text: int(text or 0),
+    "float": float,
+    "bool": lambda text: text == "1",
+    "str": str,
+}
 
 
 def published_runs() -> list[PublishedRun]:
     """All runs, in the file's order."""
     kinds = {name: _KINDS[kind] for name, kind in PublishedRun.__annotations__.items()}
     with FILE.open(encoding="utf-8", newline="") as lines:
-        return [PublishedRun(**{name: kinds[name](row[name]) for name in kinds}) for row in csv.DictReader(lines)]
+        rows: list[dict[str, Any]] = [
+            {name: read(row[name]) for name, read in kinds.items()} for row in csv.DictReader(lines)
+        ]
+    return [PublishedRun(**row) for row in rows]

@@ -17,6 +17,7 @@ from zerotune.tuner.cli.live.metrics import metrics
 from zerotune.tuner.cli.live.models import models
 from zerotune.tuner.cli.live.status import status
 from zerotune.tuner.cli.live.store import store
+from zerotune.tuner.cli.offline.advise import advise
 from zerotune.tuner.cli.offline.demo import demo
 from zerotune.tuner.cli.offline.export import export
 from zerotune.tuner.cli.offline.import_ import import_
@@ -50,6 +51,7 @@ for _command in (
     import_,
     export,
     memory,
+    advise,
     report,
     plot,
     metrics,

@@ -83,6 +83,12 @@ def _precisions(ctx: typer.Context) -> Iterable[str]:
     return PRECISIONS
 
 
+def _gpus(ctx: typer.Context) -> Iterable[str]:
+    from zerotune.tuner.advice.gpus import GPUS
+
+    return GPUS
+
+
 def _policies(ctx: typer.Context) -> Iterable[str]:
     from zerotune.tuner.offline.replay.policies import POLICIES
 
@@ -118,5 +124,5 @@ def _models(ctx: typer.Context) -> Iterable[str]:
 fabrics, collectives, swept = of(_fabrics), of(_collectives), of(_swept)
 machines, user_fabrics = of(_machines), of(_user_fabrics)
 phases, formats = of(_phases), of(_formats)
-optimizers, precisions, policies = of(_optimizers), of(_precisions), of(_policies)
+optimizers, precisions, policies, gpus = of(_optimizers), of(_precisions), of(_policies), of(_gpus)
 jobs, fabric_ids, model_ids = of(_jobs), of(_fabric_ids), of(_models)

@@ -85,6 +85,22 @@ def new_figure(height_inches: float, n_columns: int = 1, **options: Any) -> tupl
     return figure, list(axes)
 
 
+def new_rows(heights_inches: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """An empty figure of axes one above the other, in the style of all our pictures.
+
+    Args:
+        heights_inches: of each, without its labels.
+
+    Returns:
+        The figure and its axes, from the top.
+    """
+    with matplotlib.rc_context(_STYLE):
+        height = sum(heights_inches) + 0.6 * (len(heights_inches) + 1)
+        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
+        axes = figure.subplots(len(heights_inches), 1, squeeze=False, height_ratios=heights_inches)[:, 0]
+    return figure, list(axes)
+
+
 def inline_svg(figure: Figure, name: str, description: str) -> str:
     """A figure as an SVG element whose colours are CSS variables.
 

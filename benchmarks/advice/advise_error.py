@@ -1,0 +1,195 @@
+"""How far `zerotune advise` is off published FSDP and DeepSpeed runs; half of them had no say in its constants.
+
+published_runs.csv has the runs with their sources, published_runs.py the rule by which half of them were set aside.
+`--fit` chooses the constants anew, by the other half.
+
+Run: python -m benchmarks advise_error [--runs] [--fit] [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.advice.published_runs import PublishedRun, published_runs
+from benchmarks.lib.reporting import Result, report
+from zerotune.tuner.advice.cluster import Cluster
+from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
+from zerotune.tuner.advice.constants import DEFAULT, Constants
+from zerotune.tuner.advice.gpus import gpu
+from zerotune.tuner.advice.model_shape import ModelShape
+from zerotune.tuner.advice.network import LinkNetwork, Links
+from zerotune.tuner.advice.step import StepEstimate, estimate
+
+_NVLINK_GBS: Final = {
+    "a100_40gb": 240.0,
+    "a100_80gb": 240.0,
+    "a800_80gb": 160.0,
+    "h100_80gb": 370.8,
+    "h100_96gb": 370.8,
+}
+"""As NCCL counts the links of each."""
+_UNIT_BYTES: Final = 1 << 40
+"""Frameworks here reduce and gather a block in one message."""
+_RECOMPUTE: Final = {"none": "none", "half": "half", "selective": "half", "full": "full"}
+_FITTED: Final = ("ampere", "hopper", "attention_share", "traffic", "network_share", "contention")
+_START: Final = (0.74, 0.58, 0.6, 3.0, 0.73, 0.4)
+_BOUNDS: Final = ((0.5, 0.95), (0.4, 0.95), (0.2, 1.0), (0.5, 6.0), (0.2, 1.0), (0.0, 1.0))
+
+
+def shape_of(run: PublishedRun) -> ModelShape:
+    """The model that was trained."""
+    return ModelShape(
+        n_layers=run.n_layers,
+        width=run.width,
+        n_heads=run.n_heads,
+        n_kv_heads=run.n_kv_heads or run.n_heads,
+        head_width=run.width // run.n_heads,
+        ffn_width=run.ffn_width,
+        gated=run.gated,
+        vocabulary=run.vocabulary,
+        n_context=run.n_context,
+        tied=not run.gated,
+    )
+
+
+def predict(run: PublishedRun, constants: Constants = DEFAULT) -> StepEstimate:
+    """The step that `advise` expects."""
+    n_nodes = -(-run.n_gpus // run.gpus_per_node)
+    links = Links(
+        capability=gpu(run.gpu).capability,
+        ranks_per_node=run.gpus_per_node,
+        gpu_gbs=_NVLINK_GBS[run.gpu],
+        node_gbs=run.network_gbps / 8,
+    )
+    cluster = Cluster(
+        run.name,
+        n_nodes,
+        gpu(run.gpu),
+        LinkNetwork(links, constants.network_share),
+        min(run.gpus_per_node, run.n_gpus),
+    )
+    configuration = ZeroConfiguration(
+        stage=run.stage,
+        micro_batch=run.micro_batch,
+        accumulation=run.accumulation,
+        shard_ranks=run.shard_ranks,
+        recompute=_RECOMPUTE[run.recompute],  # type: ignore[arg-type]
+        bucket_bytes=_UNIT_BYTES if run.stage == 3 else 500_000_000,
+    )
+    software = Software(precision=run.precision, flash=run.flash, compiled=run.compiled)
+    return estimate(shape_of(run), configuration, cluster, software, constants)
+
+
+def predicted_value(run: PublishedRun, constants: Constants = DEFAULT) -> float:
+    """What `advise` expects, in the run's own unit."""
+    step = predict(run, constants)
+    if run.unit == "hardware_tflops":
+        return step.hardware_tflops
+    tokens_per_s_gpu = step.tokens_per_s.expected / run.n_gpus
+    if run.unit == "model_tflops":
+        return tokens_per_s_gpu * shape_of(run).model_flops_per_token() / 1e12
+    return tokens_per_s_gpu
+
+
+def error(run: PublishedRun, constants: Constants = DEFAULT) -> float:
+    """Predicted over published throughput, minus 1."""
+    return predicted_value(run, constants) / run.value - 1
+
+
+def constants_of(values: Iterable[float], base: Constants = DEFAULT) -> Constants:
+    """Constants with the fitted ones replaced, in _FITTED's order."""
+    found = dict(zip(_FITTED, map(float, values), strict=True))
+    shares = {**base.matmul_shares, 80: found.pop("ampere"), 90: found.pop("hopper")}
+    return msgspec.structs.replace(base, matmul_shares=shares, **found)
+
+
+def fit(runs: list[PublishedRun], say: Callable[[str], None]) -> Constants:
+    """The constants of the least mean error of logarithms; each publisher counts by the root of its runs."""
+    from scipy.optimize import minimize
+
+    counts: dict[str, int] = defaultdict(int)
+    for run in runs:
+        counts[run.publisher] += 1
+
+    def loss(values: Iterable[float]) -> float:
+        constants = constants_of(values)
+        return sum(
+            abs(math.log(predicted_value(run, constants) / run.value)) / math.sqrt(counts[run.publisher])
+            for run in runs
+        ) / sum(math.sqrt(count) for count in counts.values())
+
+    def progress(values: Iterable[float]) -> None:
+        say(f"mean error {loss(values):.4f} at {[round(float(value), 3) for value in values]}")
+
+    found = minimize(
+        loss, _START, method="Powell", bounds=_BOUNDS, callback=progress, options={"xtol": 1e-3, "ftol": 1e-4}
+    )
+    return constants_of(found.x)
+
+
+def main() -> None:
+    """Predict, compare, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", action="store_true", help="show every run")
+    parser.add_argument("--fit", action="store_true", help="choose the constants anew by the runs not set aside")
+    parser.add_argument("--quick", action="store_true", help="is always quick; for scripts that run all benchmarks")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    runs = published_runs()
+    constants = DEFAULT
+    if options.fit:
+        constants = fit([run for run in runs if not run.is_set_aside], lambda line: print(line, file=sys.stderr))
+        print(constants, file=sys.stderr)
+    if options.runs:
+        table = Table("run", "set aside", "unit", "published", "ours", "error")
+        for run in runs:
+            ours = predicted_value(run, constants)
+            table.add_row(
+                run.name, "yes" if run.is_set_aside else "", run.unit, f"{run.value:,.0f}", f"{ours:,.0f}",
+                f"{ours / run.value - 1:+.1%}",
+            )  # fmt: skip
+        Console(width=140, stderr=options.json).print(table)
+    report("advise_error", results(runs, constants), as_json=options.json)
+
+
+def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
+    """Of the runs set aside, how many lie within the range that `advise` states."""
+    aside = [run for run in runs if run.is_set_aside]
+    within = 0
+    for run in aside:
+        step, off = predict(run, constants).step_s, predicted_value(run, constants) / run.value
+        within += step.low / step.expected <= off <= step.high / step.expected
+    return within / len(aside)
+
+
+def results(runs: list[PublishedRun], constants: Constants = DEFAULT) -> list[Result]:
+    """The figures: over runs set aside, over their publishers, over those that constants were chosen by."""
+    aside = {run.name: abs(error(run, constants)) for run in runs if run.is_set_aside}
+    seen = [abs(error(run, constants)) for run in runs if not run.is_set_aside]
+    by_publisher = defaultdict(list)
+    for name, value in aside.items():
+        by_publisher[name.split()[0]].append(value)
+    deepspeed = [abs(error(run, constants)) for run in runs if run.is_set_aside and run.framework == "DeepSpeed"]
+    return [
+        Result("held_out_runs_error_median", median(aside.values()), "share", "<= 0.15"),
+        Result("held_out_runs_error_worst", max(aside.values()), "share"),
+        Result("held_out_publishers_error_median", median(map(median, by_publisher.values())), "share"),
+        Result("held_out_deepspeed_error_median", median(deepspeed), "share"),
+        Result("held_out_in_range_share", _in_range_share(runs, constants), "share"),
+        Result("held_out_runs", len(aside), "runs"),
+        Result("fitted_runs_error_median", median(seen), "share"),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""`zerotune advise` from outside: documents, pictures, configurations to paste."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from zerotune.tuner import cli
+from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.model_shape import from_parameters
+from zerotune.tuner.advice.snippets import snippet
+from zerotune.zero_runtime.settings import Settings
+
+
+def advise(monkeypatch, capsys, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["zerotune", "advise", *words])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    captured = capsys.readouterr()
+    assert not left.value.code, captured.err
+    return captured.out
+
+
+def test_the_document_says_what_was_assumed(monkeypatch, capsys):
+    found = json.loads(advise(monkeypatch, capsys, "7.5B", "--nodes", "2", "--top", "3", "--json"))
+    assert found["n_gpus"] == 16
+    assert len(found["choices"]) == 3
+    assert len(found["assumptions"]) == 4
+    assert found["measured"] == []
+    named = json.loads(
+        advise(monkeypatch, capsys, "--layers", "32", "--hidden", "4096", "--heads", "32", "--sequence", "4096",
+               "--vocabulary", "32000", "--gpu", "a100_40gb", "--machine", "p4d", "--json")
+    )  # fmt: skip
+    assert len(named["assumptions"]) == 2
+
+
+def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):
+    path = tmp_path / "advice.svg"
+    assert advise(monkeypatch, capsys, "1.3B", "--machine", "h100_ib_2", "--nodes", "2", "--picture", str(path))
+    assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+@pytest.mark.parametrize("options", [(), ("--stage", "3"), ("--model-parallel", "4", "--recompute", "full")])
+def test_what_is_to_be_pasted_is_python_or_json(options, monkeypatch, capsys):
+    for framework in ("fsdp2", "zero_runtime"):
+        ast.parse(advise(monkeypatch, capsys, "7.5B", "--nodes", "2", *options, "--config", framework))
+    document = json.loads(advise(monkeypatch, capsys, "7.5B", "--nodes", "2", *options, "--config", "deepspeed"))
+    assert document["zero_optimization"]["stage"] in (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("shard_ranks", [0, 8])
+def test_every_configuration_can_be_written(stage, shard_ranks):
+    shape = from_parameters(1e9)
+    one = ZeroConfiguration(
+        stage=stage, micro_batch=2, shard_ranks=shard_ranks if stage == 3 else 0, recompute="half", prefetch=2
+    )
+    ast.parse(snippet("fsdp2", one, shape, 16, "bf16"))
+    own = ast.parse(snippet("zero_runtime", one, shape, 16, "bf16"))
+    calls = [node for node in ast.walk(own) if isinstance(node, ast.Call)]
+    if stage:
+        Settings(**{word.arg: ast.literal_eval(word.value) for word in calls[0].keywords})
+    document = json.loads(snippet("deepspeed", one, shape, 16, "bf16"))
+    assert ("mics_shard_size" in document["zero_optimization"]) == (stage == 3 and shard_ranks == 8)

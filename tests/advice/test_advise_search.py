@@ -1,0 +1,139 @@
+"""What fits, what is fastest, and what is said when nothing fits."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice.clusters import cluster
+from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
+from zerotune.tuner.advice.constants import DEFAULT
+from zerotune.tuner.advice.memory import largest_batch, memory_parts
+from zerotune.tuner.advice.model_shape import from_dimensions, from_parameters
+from zerotune.tuner.advice.search import Problem, Wanted, search
+from zerotune.tuner.advice.step import Measured, estimate, spans
+
+SMALL = from_dimensions(4, 512, 8, 256, 1000)
+
+
+def problem(parameters=7e9, machine="dgx_a100", nodes=2, **options) -> Problem:
+    return Problem(
+        shape=from_parameters(parameters),
+        cluster=cluster(machine, nodes, DEFAULT, **options),
+        software=Software(),
+        constants=DEFAULT,
+    )
+
+
+def test_all_choices_fit_and_the_fastest_is_first():
+    choices = search(problem())
+    speeds = [choice.step.tokens_per_s.expected for choice in choices]
+    assert speeds == sorted(speeds, reverse=True)
+    assert all(choice.memory_share <= 1 for choice in choices)
+    assert {choice.configuration.stage for choice in choices} >= {1, 2, 3}
+    for choice in choices:
+        step = choice.step.step_s
+        assert 0 < step.low < step.expected < step.high
+        assert choice.step.parts.total_s == pytest.approx(step.expected)
+
+
+def test_a_batch_is_kept():
+    for choice in search(problem(), Wanted(global_batch=64)):
+        one = choice.configuration
+        assert one.micro_batch * one.accumulation * 16 // one.n_model_parallel == 64
+
+
+def test_plain_data_parallelism_needs_more_than_stage_3():
+    stages = {choice.configuration.stage for choice in search(problem(20e9), Wanted(model_parallel=(1,)))}
+    assert 0 not in stages
+    assert 3 in stages
+
+
+@pytest.mark.parametrize(("parameters", "nodes"), [(1e12, 1), (300e9, 2)])
+def test_what_fits_nowhere_says_the_least_that_would(parameters, nodes):
+    with pytest.raises(UserError) as caught:
+        search(problem(parameters, nodes=nodes))
+    needed = [int(word) for word in caught.value.remedy.replace(",", "").split() if word.isdigit()]
+    memory_gb, enough = needed
+    assert search(problem(parameters, nodes=enough))
+    assert search(problem(parameters, nodes=nodes, memory_gb=memory_gb + 1))
+    with pytest.raises(UserError):
+        search(problem(parameters, nodes=nodes, memory_gb=0.95 * memory_gb))
+
+
+def test_beyond_a_fabrics_nodes_is_marked_and_less_sure():
+    shape, one = from_parameters(1e9), ZeroConfiguration(stage=3, micro_batch=1)
+    within, beyond = (estimate(shape, one, cluster("h100_ib_2", n, DEFAULT), Software(), DEFAULT) for n in (2, 8))
+    assert not within.extrapolated
+    assert beyond.extrapolated
+    assert beyond.step_s.high / beyond.step_s.low > within.step_s.high / within.step_s.low
+
+
+def test_measurements_move_and_narrow_the_range():
+    one = problem()
+    configuration = ZeroConfiguration(stage=3, micro_batch=2)
+    before = one.choice(configuration).step.step_s
+    after = msgspec.structs.replace(one, measured=Measured(1.5, 1.0)).choice(configuration).step.step_s
+    assert after.expected > 1.2 * before.expected
+    assert after.high / after.low < before.high / before.low
+
+
+@settings(max_examples=40)
+@given(
+    stage=st.integers(0, 3),
+    batch=st.integers(1, 64),
+    ranks=st.integers(1, 512),
+    recompute=st.sampled_from(["none", "half", "full"]),
+    prefetch=st.integers(0, 4),
+)
+def test_memory_grows_with_the_batch_and_falls_with_the_stage(stage, batch, ranks, recompute, prefetch):
+    one = ZeroConfiguration(stage=stage, micro_batch=batch, recompute=recompute, prefetch=prefetch)
+    more = msgspec.structs.replace(one, micro_batch=batch + 1)
+    parts = memory_parts(SMALL, one, ranks, Software(), DEFAULT)
+    assert memory_parts(SMALL, more, ranks, Software(), DEFAULT).total_bytes > parts.total_bytes
+    if stage < 2:
+        later = memory_parts(SMALL, msgspec.structs.replace(one, stage=stage + 1), ranks, Software(), DEFAULT)
+        assert later.total_bytes <= parts.total_bytes
+    fits = largest_batch(SMALL, one, ranks, parts.total_bytes / DEFAULT.usable_memory + 1, Software(), DEFAULT)
+    assert fits == batch
+
+
+@settings(max_examples=40)
+@given(
+    stage=st.integers(0, 3),
+    prefetch=st.integers(0, 4),
+    accumulation=st.integers(1, 3),
+    split=st.sampled_from([1, 2, 8]),
+    hybrid=st.booleans(),
+)
+def test_streams_run_one_thing_at_a_time(stage, prefetch, accumulation, split, hybrid):
+    one = ZeroConfiguration(
+        stage=stage,
+        micro_batch=1,
+        accumulation=accumulation,
+        n_model_parallel=split,
+        prefetch=prefetch,
+        shard_ranks=8 // split if hybrid and stage == 3 and split < 8 else 0,
+        bucket_bytes=1 << 20,
+    )
+    found = spans(SMALL, one, cluster("ethernet_box", 4, DEFAULT) if split == 1 else cluster("dgx_h100", 2, DEFAULT),
+                  Software(), DEFAULT)  # fmt: skip
+    for stream in ("compute", "network", "replicas"):
+        line = [span for span in found if span.stream == stream]
+        assert all(early.end_s <= late.begin_s + 1e-12 for early, late in itertools.pairwise(line))
+
+
+def test_gathering_ahead_hides_gathers():
+    place = cluster("ethernet_box", 4, DEFAULT)
+    times = [
+        estimate(
+            SMALL, ZeroConfiguration(stage=3, micro_batch=64, prefetch=depth), place, Software(), DEFAULT
+        ).step_s.expected
+        for depth in (0, 1)
+    ]
+    assert times[1] < times[0]

@@ -1,0 +1,112 @@
+"""Models as users describe them: numbers, Hugging Face configurations, modules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice.huggingface import READERS, read_config
+from zerotune.tuner.advice.meta_module import inspect, shape_of
+from zerotune.tuner.advice.model_shape import from_dimensions, from_parameters
+
+# Published sizes: meta-llama/Llama-2-7b, openai-community/gpt2-xl, mistralai/Mixtral-8x7B, bigscience/bloom-7b1,
+# tiiuae/falcon-7b, EleutherAI/gpt-neox-20b, google-t5/t5-3b, google/vit-large-patch16-224, google-bert/bert-large.
+CONFIGS = {
+    "llama": ({"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
+               "vocab_size": 32000, "max_position_embeddings": 4096}, 6.74e9),
+    "gpt2": ({"n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024, "vocab_size": 50257}, 1.56e9),
+    "mixtral": ({"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+                 "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000},
+                46.7e9),
+    "bloom": ({"n_embed": 4096, "n_layer": 30, "n_head": 32, "vocab_size": 250880}, 7.07e9),
+    "falcon": ({"hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "vocab_size": 65024}, 6.92e9),
+    "gpt_neox": ({"hidden_size": 6144, "num_hidden_layers": 44, "num_attention_heads": 64, "intermediate_size": 24576,
+                  "vocab_size": 50432}, 20.6e9),
+    "t5": ({"d_model": 1024, "num_layers": 24, "num_heads": 32, "d_kv": 128, "d_ff": 16384, "vocab_size": 32128},
+           2.85e9),
+    "vit": ({"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+            0.304e9),
+    "bert": ({"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
+              "vocab_size": 30522, "max_position_embeddings": 512}, 0.335e9),
+}  # fmt: skip
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(1000, 64)
+        self.layers = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(64, 4, 256) for _ in range(6))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_configurations_have_their_models_size(kind, tmp_path):
+    fields, published = CONFIGS[kind]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **fields}))
+    assert read_config(path).n_parameters == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", "{}", '{"model_type": 3}', '{"model_type": "rwkv"}', '{"model_type": "llama"}',
+     '{"model_type": "llama", "hidden_size": 0, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 1}',
+     '{"model_type": "llama", "hidden_size": "x", "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 1}',
+     "[" * 100_000],
+)  # fmt: skip
+def test_other_files_are_refused(text, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UserError):
+        read_config(path)
+
+
+def test_every_architecture_can_be_read_without_a_crash(tmp_path):
+    path = tmp_path / "config.json"
+    for kind in READERS:
+        path.write_text(json.dumps({"model_type": kind}))
+        with pytest.raises(UserError):
+            read_config(path)
+
+
+@pytest.mark.parametrize("parameters", [1.2e8, 1.5e9, 7e9, 175e9, 1e12])
+def test_a_size_becomes_a_shape_of_that_size(parameters):
+    shape = from_parameters(parameters)
+    assert shape.n_parameters == pytest.approx(parameters)
+    assert shape.n_layers * shape.active_block_parameters == pytest.approx(parameters, rel=0.4)
+    assert "n_layers" in shape.assumed
+
+
+def test_numbers_that_contradict_each_other_are_refused():
+    assert from_dimensions(48, 1600, 25, 1024, 50257, 1.5e9).n_layers == 48
+    with pytest.raises(UserError):
+        from_dimensions(48, 1600, 25, 1024, 50257, 7e9)
+    with pytest.raises(UserError):
+        from_dimensions(48, 1600, 24)
+    with pytest.raises(UserError):
+        from_dimensions(0, 1600, 25)
+
+
+def test_a_module_is_counted_on_the_meta_device():
+    with torch.device("meta"):
+        model = Blocks()
+    shape = inspect(model)
+    assert (shape.n_layers, shape.width) == (6, 64)
+    assert shape.n_parameters == sum(parameter.numel() for parameter in model.parameters())
+    with pytest.raises(ValueError, match="blocks"):
+        inspect(torch.nn.Linear(2, 2, device="meta"))
+
+
+def test_a_modules_path_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def model():\n"
+        "    return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(5)])\n"
+    )
+    shape = shape_of("mine:model")
+    assert (shape.n_layers, shape.width, shape.n_parameters) == (5, 256, 5 * (256 * 256 + 256))
+    with pytest.raises(UserError):
+        shape_of("nobody.knows:it")

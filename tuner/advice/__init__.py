@@ -1,0 +1,1 @@
+"""Which ZeRO configuration on which cluster: memory and step time, computed before anything runs."""

@@ -1,0 +1,91 @@
+"""Clusters by name: a shipped machine, a topology file, or a fabric."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from zerotune.agent.nccl import fabric
+from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.twin.machines import MACHINES
+from zerotune.agent.nccl.twin.twin import topology_file
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice.cluster import Cluster
+from zerotune.tuner.advice.constants import Constants
+from zerotune.tuner.advice.gpus import Gpu, gpu, usual
+from zerotune.tuner.advice.network import FabricNetwork, LinkNetwork, links_of
+
+MAX_NODES: Final = 8192
+_MB: Final = 1e6
+
+
+def cluster(
+    machine: str,
+    n_nodes: int,
+    constants: Constants,
+    *,
+    gpus_per_node: int | None = None,
+    gpu_name: str | None = None,
+    memory_gb: float | None = None,
+    peak_tflops: float | None = None,
+) -> Cluster:
+    """The cluster that a user describes.
+
+    Args:
+        machine: a name of MACHINES, a topology file, or a fabric's name or path.
+        n_nodes: of it.
+        constants: how much of the links training gets.
+        gpus_per_node: that are used; None: all.
+        gpu_name: a name of GPUS; None: what such a machine usually has, or what the fabric says.
+        memory_gb: of one GPU, in 10^9 bytes, instead of the table's.
+        peak_tflops: of one GPU in 16 bits, instead of the table's.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        UserError: there is no such machine or GPU, no GPU at all, or no network for several nodes.
+    """
+    if n_nodes < 1 or n_nodes > MAX_NODES:
+        raise UserError(f"{n_nodes} nodes are no cluster", f"give 1 to {MAX_NODES}")
+    if gpus_per_node is not None and gpus_per_node < 1:
+        raise UserError(f"{gpus_per_node} GPUs train nothing", "give one GPU or more")
+    for what, value in (("memory", memory_gb), ("peak", peak_tflops)):
+        if value is not None and not value > 0:
+            raise UserError(f"a GPU's {what} of {value} is none", "give a positive number")
+    is_fabric = machine not in MACHINES and (
+        machine.endswith(".toml") or machine in (*fabric.names(), *fabric.user_names())
+    )
+    if is_fabric:
+        described = fabric.load(machine)
+        network: FabricNetwork | LinkNetwork = FabricNetwork(described, n_nodes)
+        found = gpu(gpu_name) if gpu_name else _fabrics_gpu(described)
+    else:
+        with topology_file(machine) as path:
+            node = read_machine(path)
+        if n_nodes > 1 and not node.nics:
+            raise UserError(f"{machine} has no network adapter, so {n_nodes} nodes cannot be connected", "use 1 node")
+        network = LinkNetwork(links_of(node), constants.network_share)
+        found = gpu(gpu_name) if gpu_name else usual(node.gpus[0].capability)
+    changes: dict[str, float] = {}
+    if memory_gb is not None:
+        changes["memory_bytes"] = round(memory_gb * 1e9)
+    if peak_tflops is not None:
+        changes |= {"peak_tflops": peak_tflops, "fp32_tflops": found.fp32_tflops * peak_tflops / found.peak_tflops}
+    return Cluster(
+        machine, n_nodes, msgspec.structs.replace(found, **changes), network, gpus_per_node or network.ranks_per_node
+    )
+
+
+def _fabrics_gpu(described: fabric.Fabric) -> Gpu:
+    """The GPU that a fabric file describes, with what it leaves out from the usual one."""
+    known = usual(described.belief.compute_capability)
+    return msgspec.structs.replace(
+        known,
+        name=described.name,
+        memory_bytes=round(described.memory.device_mb * _MB),
+        peak_tflops=described.compute.tflops,
+        fp32_tflops=described.compute.tflops / 2,
+        memory_gbs=described.compute.memory_gbs,
+    )

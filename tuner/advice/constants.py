@@ -1,0 +1,49 @@
+"""What datasheets do not tell. `python -m benchmarks advise_error --fit` found what is marked as fitted.
+
+It saw the published runs that are not set aside (benchmarks/advice/published_runs.py), and none of the ZeRO paper's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares and sizes that hold for all models and clusters alike."""
+
+    matmul_shares: dict[int, float]
+    """Of the peak that large multiplications reach, by compute capability; the nearest not newer counts. Fitted from
+    Ampere on; Volta's is measured: 95 of 125 TFLOP/s, https://github.com/mli/transformers-benchmarks (A100 there: 0.74)."""
+    half_width: float = 128.0
+    """A matrix so wide reaches half of that. A tile's width."""
+    attention_share: float = 0.61
+    """Of a large multiplication's rate that fused attention reaches, counting what a causal mask leaves out. Fitted."""
+    traffic: float = 3.0
+    """Bytes that move for each byte of activations that a block keeps, forward; backward twice as many. Fitted."""
+    compiled_traffic: float = 0.6
+    """The same under a compiler, as a share: torch.compile makes steps 10 to 20 % faster where that counts most."""
+    network_share: float = 0.73
+    """Of NCCL's own predicted bandwidth that training gets. Fitted."""
+    contention: float = 0.48
+    """Of each second in which the network works beside computation: what computation loses. Fitted."""
+    launch_s: float = 4e-6
+    """CPU time per kernel, below which a GPU waits for the next."""
+    kernels_per_block: int = 30
+    """Forward, without a compiler; backward twice as many."""
+    optimizer_bytes: float = 38.0
+    """That an optimizer step moves per parameter: four fp32 values read, three written, the 16-bit copy, the norm."""
+    usable_memory: float = 0.92
+    """Of a GPU's memory; the rest is lost to fragments (ZeRO paper, section 3.2: up to 30 % without M_D)."""
+    runtime_bytes: float = 1.5e9
+    """CUDA's context, libraries and NCCL's buffers."""
+    logit_bytes: float = 10.0
+    """Per logit: 16-bit, fp32 copy, fp32 gradient."""
+    compute_spread: float = 0.32
+    """Of the logarithm of a step's time: nine of ten runs that constants were fitted to are no further off."""
+    network_spread: float = 0.4
+    """The same of communication."""
+
+
+DEFAULT: Final = Constants(matmul_shares={70: 0.76, 80: 0.74, 90: 0.58})

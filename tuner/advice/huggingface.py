@@ -1,0 +1,187 @@
+"""A Hugging Face configuration file as a model's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice.model_shape import ModelShape, checked
+
+MAX_FILE_BYTES: Final = 1 << 20
+
+
+class _Fields:
+    """The file's numbers; a missing or impossible one is a user's mistake that names it."""
+
+    def __init__(self, where: str, raw: Mapping[str, Any]) -> None:
+        self.where, self.raw = where, raw
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """The first of the names that is there."""
+        for name in names:
+            value = self.raw.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"{self.where}: {name} is {value!r}", "it must be a whole number from 1 on")
+            return value
+        if default is None:
+            raise UserError(f"{self.where} has no {names[0]}", "give a complete configuration file")
+        return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Whether something is on."""
+        value = self.raw.get(name)
+        return default if value is None else bool(value)
+
+
+def _decoder(fields: _Fields, **more: Any) -> ModelShape:
+    """Most of them: the names that Llama's configuration made usual."""
+    width = fields.count("hidden_size", "n_embd", "d_model", "n_embed")
+    heads = fields.count("num_attention_heads", "n_head", "n_heads")
+    given: dict[str, Any] = {
+        "n_layers": fields.count("num_hidden_layers", "n_layer", "n_layers"),
+        "width": width,
+        "n_heads": heads,
+        "n_kv_heads": fields.count("num_key_value_heads", "num_kv_heads", default=heads),
+        "head_width": fields.count("head_dim", default=max(1, width // heads)),
+        "ffn_width": fields.count("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * width),
+        "vocabulary": fields.count("vocab_size"),
+        "n_context": fields.count("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", default=2048),
+    }
+    return checked(ModelShape(**{**given, **more}))
+
+
+def _gated(fields: _Fields) -> ModelShape:
+    return _decoder(fields, gated=True, tied=fields.flag("tie_word_embeddings", default=False))
+
+
+def _gpt(fields: _Fields) -> ModelShape:
+    return _decoder(fields, tied=fields.flag("tie_word_embeddings", default=True), learned_positions=True)
+
+
+def _plain(fields: _Fields) -> ModelShape:
+    return _decoder(fields, tied=fields.flag("tie_word_embeddings", default=False))
+
+
+def _bloom(fields: _Fields) -> ModelShape:
+    return _decoder(fields, tied=True)
+
+
+def _mpt(fields: _Fields) -> ModelShape:
+    width = fields.count("d_model")
+    return _decoder(fields, tied=True, ffn_width=fields.count("expansion_ratio", default=4) * width)
+
+
+def _falcon(fields: _Fields) -> ModelShape:
+    kv_heads = 1 if fields.flag("multi_query", default=True) else None
+    if fields.flag("new_decoder_architecture", default=False):
+        kv_heads = fields.count("num_kv_heads")
+    return _decoder(fields, tied=True, **({"n_kv_heads": kv_heads} if kv_heads else {}))
+
+
+def _mixture(fields: _Fields) -> ModelShape:
+    ffn = fields.count("moe_intermediate_size", "intermediate_size")
+    return _decoder(
+        fields,
+        gated=True,
+        tied=fields.flag("tie_word_embeddings", default=False),
+        ffn_width=ffn,
+        n_experts=fields.count("num_local_experts", "num_experts"),
+        n_active_experts=fields.count("num_experts_per_tok"),
+    )
+
+
+def _bert(fields: _Fields) -> ModelShape:
+    return _decoder(fields, tied=True, learned_positions=True, causal=False)
+
+
+def _vit(fields: _Fields) -> ModelShape:
+    patches = fields.count("image_size", default=224) // fields.count("patch_size", default=16)
+    return _decoder(
+        _Fields(fields.where, {"vocab_size": len(fields.raw.get("id2label") or range(1000)), **fields.raw}),
+        n_context=patches**2 + 1,
+        learned_positions=True,
+        causal=False,
+    )
+
+
+def _t5(fields: _Fields) -> ModelShape:
+    """Encoder and decoder blocks; a decoder block has its attention twice."""
+    width, heads = fields.count("d_model"), fields.count("num_heads")
+    n_encoder = fields.count("num_layers")
+    n_decoder = fields.count("num_decoder_layers", default=n_encoder)
+    shape = checked(
+        ModelShape(
+            n_layers=n_encoder + n_decoder,
+            width=width,
+            n_heads=heads,
+            n_kv_heads=heads,
+            head_width=fields.count("d_kv", default=max(1, width // heads)),
+            ffn_width=fields.count("d_ff"),
+            gated=str(fields.raw.get("feed_forward_proj", "relu")).startswith("gated"),
+            vocabulary=fields.count("vocab_size"),
+            n_context=fields.count("n_positions", default=512),
+            tied=fields.flag("tie_word_embeddings", default=True),
+            causal=False,
+        )
+    )
+    stated = shape.n_parameters + n_decoder * shape.attention_parameters
+    return msgspec.structs.replace(shape, stated_parameters=stated)
+
+
+_GATED: Final = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo", "olmo2", "granite", "cohere", "stablelm",
+    "smollm3", "internlm2",
+)  # fmt: skip
+READERS: Final[dict[str, Callable[[_Fields], ModelShape]]] = {
+    **dict.fromkeys(_GATED, _gated),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe"), _mixture),
+    **dict.fromkeys(("gpt2", "opt", "gpt_bigcode"), _gpt),
+    **dict.fromkeys(("gpt_neox", "gptj", "phi", "starcoder2"), _plain),
+    **dict.fromkeys(("bert", "roberta", "electra"), _bert),
+    "bloom": _bloom,
+    "mpt": _mpt,
+    "falcon": _falcon,
+    "vit": _vit,
+    "t5": _t5,
+}
+"""By `model_type`."""
+
+
+def read_config(path: Path) -> ModelShape:
+    """The shape that a `config.json` describes.
+
+    Raises:
+        UserError: it cannot be read, is no such file, or of an architecture that is not known here.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"{path} has {path.stat().st_size} bytes", "give a model's config.json")
+        raw = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error}", "give a model's config.json") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UserError(f"{path} is no JSON: {error}", "give a model's config.json") from error
+    return from_config(raw, str(path))
+
+
+def from_config(raw: object, where: str) -> ModelShape:
+    """The shape that a configuration's fields describe; `where` names it in messages.
+
+    Raises:
+        UserError: it is no configuration, or of an architecture that is not known here.
+    """
+    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if not isinstance(raw, dict) or not isinstance(kind, str):
+        raise UserError(f"{where} names no model_type", "give a model's config.json")
+    if kind not in READERS:
+        raise UserError(
+            f"{where} is of the architecture {kind!r}, which is not known here",
+            f"give --layers, --hidden, --heads and --sequence instead; known are {', '.join(sorted(READERS))}",
+        )
+    return READERS[kind](_Fields(where, raw))

@@ -1,0 +1,125 @@
+"""A torch module's shape, found by making it on the meta device, where nothing is allocated.
+
+The user's code runs in a child process, `python -m zerotune.tuner.advice.meta_module PACKAGE.MODULE:CALLABLE`, so that
+neither it nor torch enters ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from typing import Any, Final
+
+import msgspec
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice.huggingface import READERS, from_config
+from zerotune.tuner.advice.model_shape import CONTEXT, HEAD_WIDTH, ModelShape, checked
+
+TIMEOUT_S: Final = 300.0
+_MARK: Final = b"zerotune-shape "
+_HEADS: Final = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+
+
+def shape_of(spec: str) -> ModelShape:
+    """The shape of what `package.module:callable` returns.
+
+    Args:
+        spec: import path of a callable without arguments that makes a `torch.nn.Module`, or of its class.
+
+    Returns:
+        The shape, with the parameters counted.
+
+    Raises:
+        UserError: it cannot be made, or has no repeated blocks.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH")))),
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, spec], capture_output=True, timeout=TIMEOUT_S, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{spec} took longer than {TIMEOUT_S:.0f} s", "give the model's dimensions") from error
+    for line in done.stdout.splitlines():
+        if line.startswith(_MARK):
+            return checked(msgspec.json.decode(line.removeprefix(_MARK), type=ModelShape))
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    said = lines[-1] if lines else "it said nothing"
+    raise UserError(f"{spec} cannot be made: {said}", "name a callable without arguments, as package.module:callable")
+
+
+def inspect(model: Any) -> ModelShape:
+    """The shape of a module: by its configuration, where it has a known one, else by its longest list of equal blocks.
+
+    Raises:
+        ValueError: it has no such list, or no matrix in it.
+    """
+    import torch
+
+    n_parameters = float(sum(parameter.numel() for parameter in model.parameters()))
+    config = getattr(model, "config", None)
+    if getattr(config, "model_type", None) in READERS:
+        shape = from_config(config.to_dict(), type(model).__name__)  # type: ignore[union-attr]
+        return msgspec.structs.replace(shape, stated_parameters=n_parameters)
+    lists = [
+        list(module) for module in model.modules() if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential))
+    ]
+    equal = [blocks for blocks in lists if len(blocks) > 1 and len({type(block) for block in blocks}) == 1]
+    if not equal:
+        raise ValueError("the module has no list of equal blocks")
+    blocks = max(equal, key=lambda found: sum(p.numel() for block in found for p in block.parameters()))
+    matrices = [parameter for parameter in blocks[0].parameters() if parameter.dim() == 2]
+    if not matrices:
+        raise ValueError("a block of the module has no matrix")
+    width = Counter(side for matrix in matrices for side in set(matrix.shape)).most_common(1)[0][0]
+    heads = next(
+        (
+            value
+            for module in blocks[0].modules()
+            for name in _HEADS
+            if isinstance(value := getattr(module, name, None), int)
+        ),
+        max(1, width // HEAD_WIDTH),
+    )
+    in_block = sum(parameter.numel() for parameter in blocks[0].parameters())
+    outer = n_parameters - len(blocks) * in_block
+    return ModelShape(
+        n_layers=len(blocks),
+        width=width,
+        n_heads=heads,
+        n_kv_heads=heads,
+        head_width=max(1, width // heads),
+        ffn_width=max(1, round((in_block - 4 * width * width) / (2 * width))),
+        vocabulary=max(1, math.floor(outer / width)),
+        n_context=CONTEXT,
+        stated_parameters=n_parameters,
+        assumed=("n_context",),
+    )
+
+
+def _make(spec: str) -> Any:
+    module, _, name = spec.partition(":")
+    made = importlib.import_module(module)
+    for part in name.split("."):
+        made = getattr(made, part)
+    import torch
+
+    with torch.device("meta"):
+        return made() if callable(made) and not isinstance(made, torch.nn.Module) else made
+
+
+def main() -> None:
+    """Print the shape of the module that the first argument names."""
+    shape = inspect(_make(sys.argv[1]))
+    print(f"{_MARK.decode()}{msgspec.json.encode(shape).decode()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""Tries configurations on a cluster and ranks those that fit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Final
+
+import msgspec
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice.cluster import Cluster
+from zerotune.tuner.advice.configuration import Recompute, Software, ZeroConfiguration
+from zerotune.tuner.advice.constants import Constants
+from zerotune.tuner.advice.memory import MemoryParts, largest_batch, memory_parts
+from zerotune.tuner.advice.model_shape import ModelShape, divisors
+from zerotune.tuner.advice.step import Measured, StepEstimate, estimate, step_parts
+
+STAGES: Final = (0, 1, 2, 3)
+RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "half", "full")
+BUCKETS_BYTES: Final = tuple(mib << 20 for mib in (4, 8, 16, 32, 64, 128, 256))
+PREFETCHES: Final = (0, 1, 2, 4)
+_AS_GOOD: Final = 1.002
+"""A setting that takes less memory is preferred if it costs no more than this."""
+_HALVES: Final = 3
+"""A quarter of what fits is as fast, or the network is so slow that more is better."""
+_MOST_NODES: Final = 1 << 16
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user fixed; None or empty: whatever is best."""
+
+    global_batch: int | None = None
+    """Sequences of all ranks per optimizer step."""
+    stages: tuple[int, ...] = STAGES
+    model_parallel: tuple[int, ...] = ()
+    recompute: tuple[Recompute, ...] = RECOMPUTES
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration that fits, and what it gives."""
+
+    configuration: ZeroConfiguration
+    paper_name: str
+    memory: MemoryParts
+    memory_share: float
+    """Of the GPU's memory, fragments included."""
+    step: StepEstimate
+    limit: str
+    """What takes the most of a step beside plain multiplication."""
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """A model, where and with what it is trained."""
+
+    shape: ModelShape
+    cluster: Cluster
+    software: Software
+    constants: Constants
+    measured: Measured = Measured()
+
+    def memory(self, configuration: ZeroConfiguration) -> MemoryParts:
+        """At a step's peak."""
+        return memory_parts(self.shape, configuration, self.n_groups(configuration), self.software, self.constants)
+
+    def n_groups(self, configuration: ZeroConfiguration) -> int:
+        """Ranks, or model-parallel groups, with data of their own."""
+        return self.cluster.n_gpus // configuration.n_model_parallel
+
+    def largest_batch(self, configuration: ZeroConfiguration) -> int:
+        """The most sequences that fit; 0: none."""
+        return largest_batch(
+            self.shape,
+            configuration,
+            self.n_groups(configuration),
+            self.cluster.gpu.memory_bytes,
+            self.software,
+            self.constants,
+        )
+
+    def seconds_per_sequence(self, configuration: ZeroConfiguration) -> float:
+        """Expected; what is ranked by."""
+        parts = step_parts(self.shape, configuration, self.cluster, self.software, self.constants, self.measured)
+        sequences = configuration.micro_batch * configuration.accumulation * self.n_groups(configuration)
+        return parts.total_s / sequences
+
+    def choice(self, configuration: ZeroConfiguration) -> Choice:
+        """All that is said of a configuration."""
+        memory = self.memory(configuration)
+        step = estimate(self.shape, configuration, self.cluster, self.software, self.constants, self.measured)
+        return Choice(
+            configuration=configuration,
+            paper_name=configuration.paper_name,
+            memory=memory,
+            memory_share=memory.total_bytes / self.constants.usable_memory / self.cluster.gpu.memory_bytes,
+            step=step,
+            limit=step.parts.limit,
+        )
+
+
+def search(problem: Problem, wanted: Wanted | None = None, top: int | None = None) -> list[Choice]:
+    """The best micro-batch, bucket and prefetch of every kind of configuration that fits, the fastest first.
+
+    Args:
+        problem: model, cluster and software.
+        wanted: what the user fixed; None: nothing.
+        top: so many; None: all.
+
+    Returns:
+        One choice per kind.
+
+    Raises:
+        UserError: no configuration fits; it says the least that would make one fit.
+    """
+    wanted = wanted or Wanted()
+    ranked = _ranked(problem, wanted)
+    if not ranked:
+        raise _fits_nowhere(problem, wanted)
+    found = [problem.choice(_refined(problem, one)) for one in ranked[:top]]
+    return sorted(found, key=lambda choice: -choice.step.tokens_per_s.expected)
+
+
+def fastest(problem: Problem, wanted: Wanted) -> Choice | None:
+    """The best kind with the usual bucket and prefetch; None: nothing fits."""
+    ranked = _ranked(problem, wanted)
+    return problem.choice(ranked[0]) if ranked else None
+
+
+def _ranked(problem: Problem, wanted: Wanted) -> list[ZeroConfiguration]:
+    """The best micro-batch of every kind, the fastest first."""
+    best = []
+    for kind in _kinds(problem, wanted):
+        tried = [(problem.seconds_per_sequence(one), one) for one in _batches(problem, wanted, kind)]
+        if tried:
+            best.append(min(tried, key=itemgetter(0)))
+    return [one for _, one in sorted(best, key=itemgetter(0))]
+
+
+def _kinds(problem: Problem, wanted: Wanted) -> Iterator[ZeroConfiguration]:
+    """Stages, splits, shardings and activations; micro-batch 1."""
+    cluster, shape = problem.cluster, problem.shape
+    allowed = wanted.model_parallel or tuple(divisors(shape.n_kv_heads, cluster.gpus_per_node))
+    for split in allowed:
+        if cluster.n_gpus % split or shape.n_heads % split:
+            continue
+        n_groups = cluster.n_gpus // split
+        node_groups = cluster.gpus_per_node // split
+        for stage, recompute in itertools.product(wanted.stages, wanted.recompute):
+            if n_groups == 1 and stage > 0:
+                continue
+            hybrids = (0, node_groups) if stage == 3 and 1 < node_groups < n_groups else (0,)
+            divided = (
+                ((False, False), (True, False), (True, True))
+                if split > 1 and recompute == "full"
+                else ((False, False),)
+            )
+            for shard_ranks, (partition, offload) in itertools.product(hybrids, divided):
+                yield ZeroConfiguration(
+                    stage=stage,
+                    micro_batch=1,
+                    n_model_parallel=split,
+                    shard_ranks=shard_ranks,
+                    recompute=recompute,
+                    partition_activations=partition,
+                    offload_activations=offload,
+                )
+
+
+def _batches(problem: Problem, wanted: Wanted, kind: ZeroConfiguration) -> Iterator[ZeroConfiguration]:
+    """The largest micro-batch that fits, and its halves; of a given batch, its divisors."""
+    batch = problem.largest_batch(kind)
+    if wanted.global_batch is None:
+        for halves in range(_HALVES):
+            if batch >> halves:
+                yield msgspec.structs.replace(kind, micro_batch=batch >> halves)
+        return
+    per_group, rest = divmod(wanted.global_batch, problem.n_groups(kind))
+    if rest or not per_group:
+        return
+    divisors_that_fit = [micro for micro in range(1, min(batch, per_group) + 1) if per_group % micro == 0]
+    for micro in divisors_that_fit[-_HALVES:]:
+        yield msgspec.structs.replace(kind, micro_batch=micro, accumulation=per_group // micro)
+
+
+def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
+    """With the bucket and the prefetch depth that serve it best; what takes less memory wins where it is as good."""
+    limit = problem.cluster.gpu.memory_bytes * problem.constants.usable_memory
+    prefetches = PREFETCHES if base.stage == 3 else (1,)
+    tried = [
+        msgspec.structs.replace(base, bucket_bytes=bucket, prefetch=prefetch)
+        for prefetch, bucket in itertools.product(prefetches, BUCKETS_BYTES)
+    ]
+    fitting = [one for one in tried if problem.memory(one).total_bytes <= limit] or [base]
+    times = {id(one): problem.seconds_per_sequence(one) for one in fitting}
+    least = min(times.values())
+    return next(one for one in fitting if times[id(one)] <= least * _AS_GOOD)
+
+
+def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
+    """What is missing, and the least that would do."""
+    cluster, gpu = problem.cluster, problem.cluster.gpu
+    kinds = list(_kinds(problem, wanted))
+    size = f"{problem.shape.n_parameters / 1e9:.3g} billion parameters"
+    if wanted.global_batch is not None and any(problem.largest_batch(kind) for kind in kinds):
+        return UserError(
+            f"a batch of {wanted.global_batch} sequences cannot be divided among {cluster.n_gpus} GPUs",
+            "give a multiple of the GPUs, or of a divisor of them with --model-parallel",
+        )
+    if not kinds:
+        return UserError(
+            f"no model parallelism of {wanted.model_parallel} divides {problem.shape.n_heads} heads and "
+            f"{cluster.n_gpus} GPUs",
+            "give divisors of both",
+        )
+    needed = min(problem.memory(kind).total_bytes for kind in kinds) / problem.constants.usable_memory
+    remedy = f"take GPUs of {needed / 1e9:.0f} GB"
+    n_nodes = 2 * cluster.n_nodes
+    while n_nodes <= _MOST_NODES:
+        larger = msgspec.structs.replace(problem, cluster=_with_nodes(cluster, n_nodes))
+        if any(larger.largest_batch(kind) for kind in _kinds(larger, wanted)):
+            remedy += f", or {n_nodes} such nodes"
+            break
+        n_nodes *= 2
+    return UserError(
+        f"{size} fit {cluster.n_gpus} GPUs of {gpu.memory_bytes / 1e9:.0f} GB in no way: "
+        f"the thriftiest takes {needed / 1e9:.0f} GB of each",
+        remedy,
+    )
+
+
+def _with_nodes(cluster: Cluster, n_nodes: int) -> Cluster:
+    return Cluster(cluster.name, n_nodes, cluster.gpu, cluster.network, cluster.gpus_per_node)

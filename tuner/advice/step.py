@@ -1,0 +1,341 @@
+"""A training step's time, part by part, and what it amounts to."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from zerotune.store.records import Collective, CommunicatorClass
+from zerotune.tuner.advice.cluster import Cluster
+from zerotune.tuner.advice.compute import BlockTime, block_forward, loss_s, optimizer_s
+from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
+from zerotune.tuner.advice.constants import Constants
+from zerotune.tuner.advice.model_shape import ModelShape
+from zerotune.tuner.advice.ranges import Range
+from zerotune.tuner.advice.timeline import BlockSteps, Span, Timeline, micro_batch, reduce
+from zerotune.zero_runtime.analysis import PARAMETER_BYTES
+
+
+class Measured(NamedTuple):
+    """What was measured, where something was; None: assumed."""
+
+    compute_factor: float | None = None
+    """Measured over modelled time of computation."""
+    network_factor: float | None = None
+    """The same of collectives."""
+
+
+NOTHING = Measured()
+_PLAYED = 3
+
+
+class StepParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a step; they add up to it."""
+
+    multiplying_s: float
+    attention_s: float
+    traffic_s: float
+    """Element-wise operations, and the loss."""
+    recomputing_s: float
+    tensor_parallel_s: float
+    exposed_s: float
+    """The network works and computation waits."""
+    contention_s: float
+    """Computation loses beside the network."""
+    offload_s: float
+    """Activations on their way to CPU memory and back, where nothing hides them."""
+    optimizer_s: float
+    waiting_s: float
+    """For the CPU to launch."""
+
+    @property
+    def total_s(self) -> float:
+        """The step."""
+        return sum(float(getattr(self, name)) for name in self.__struct_fields__)
+
+    @property
+    def limit(self) -> str:
+        """The largest part that is not plain multiplication, if it is a tenth of the step; else the GPU's peak."""
+        others = {name: getattr(self, name) for name in self.__struct_fields__ if name != "multiplying_s"}
+        name = max(others, key=others.__getitem__)
+        return LIMITS[name] if others[name] > 0.1 * self.total_s else LIMITS["multiplying_s"]
+
+
+LIMITS = {
+    "multiplying_s": "the GPU's peak",
+    "attention_s": "attention",
+    "traffic_s": "memory bandwidth",
+    "recomputing_s": "recomputation",
+    "tensor_parallel_s": "tensor-parallel communication",
+    "exposed_s": "exposed communication",
+    "contention_s": "contention with communication",
+    "offload_s": "the link to CPU memory",
+    "optimizer_s": "the optimizer step",
+    "waiting_s": "kernel launches",
+}
+"""In words, for tables."""
+
+
+class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A step and what it amounts to."""
+
+    parts: StepParts
+    step_s: Range
+    tokens_per_s: Range
+    """Of all GPUs."""
+    model_flops_utilization: Range
+    """MFU: of the peak, without recomputation."""
+    hardware_tflops: float
+    """Per GPU, with recomputation, as Narayanan et al. 2021 count, arXiv:2104.04473, equation 3."""
+    network_s: float
+    """Collectives of data parallelism, hidden or not."""
+    extrapolated: bool
+    """The cluster is larger than its description."""
+
+
+class _Pieces(NamedTuple):
+    block: BlockSteps
+    forward: BlockTime
+    recomputed: float
+    tensor_parallel_s: float
+    offload_s: float
+    outer_gather_s: float
+    outer_reduce_s: tuple[float, float]
+    loss: tuple[float, float]
+    optimizer_s: float
+    post_gather_s: float
+
+
+def estimate(
+    shape: ModelShape,
+    configuration: ZeroConfiguration,
+    cluster: Cluster,
+    software: Software,
+    constants: Constants,
+    measured: Measured = NOTHING,
+) -> StepEstimate:
+    """One step.
+
+    Args:
+        shape: of the model.
+        configuration: how it is trained.
+        cluster: where.
+        software: what the script uses.
+        constants: what datasheets do not tell.
+        measured: replaces what is modelled.
+
+    Returns:
+        The estimate. Its ranges come of repeating it with computation and network slower and faster by their spreads.
+    """
+    compute, network = measured.compute_factor or 1.0, measured.network_factor or 1.0
+    parts, network_s = _play(shape, configuration, cluster, software, constants, compute, network)[:2]
+    narrowed = (0.25 if measured.compute_factor else 1.0, 0.25 if measured.network_factor else 1.0)
+    widened = 1 + (0.5 * math.log2(cluster.n_nodes / cluster.network.known_nodes) if cluster.is_extrapolated else 0)
+    compute_spread = math.exp(constants.compute_spread * narrowed[0])
+    network_spread = math.exp(constants.network_spread * narrowed[1] * widened)
+    low, high = (
+        _play(shape, configuration, cluster, software, constants, c, n)[0].total_s
+        for c, n in (
+            (compute / compute_spread, network / network_spread),
+            (compute * compute_spread, network * network_spread),
+        )
+    )
+    step = Range(low, parts.total_s, high)
+    n_groups = cluster.n_gpus // configuration.n_model_parallel
+    tokens = shape.n_context * configuration.micro_batch * configuration.accumulation * n_groups
+    peak = 1e12 * cluster.gpu.peak(software.precision) * cluster.n_gpus
+    flops = tokens * shape.model_flops_per_token()
+    again = {"none": 0.0, "half": 0.5, "full": 1.0}[configuration.recompute]
+    repeated = shape.n_layers * (2 * shape.active_block_parameters + 4 * shape.query_width * shape.n_context)
+    return StepEstimate(
+        parts=parts,
+        step_s=step,
+        tokens_per_s=step.inverse(tokens),
+        model_flops_utilization=step.inverse(flops / peak),
+        hardware_tflops=(flops + again * tokens * repeated) / step.expected / cluster.n_gpus / 1e12,
+        network_s=network_s,
+        extrapolated=cluster.is_extrapolated,
+    )
+
+
+def step_parts(
+    shape: ModelShape,
+    configuration: ZeroConfiguration,
+    cluster: Cluster,
+    software: Software,
+    constants: Constants,
+    measured: Measured = NOTHING,
+) -> StepParts:
+    """What `estimate` expects, without ranges; arguments as there."""
+    compute, network = measured.compute_factor or 1.0, measured.network_factor or 1.0
+    return _play(shape, configuration, cluster, software, constants, compute, network)[0]
+
+
+def spans(
+    shape: ModelShape,
+    configuration: ZeroConfiguration,
+    cluster: Cluster,
+    software: Software,
+    constants: Constants,
+    measured: Measured = NOTHING,
+) -> list[Span]:
+    """What `estimate` played, for a picture; arguments as there."""
+    compute, network = measured.compute_factor or 1.0, measured.network_factor or 1.0
+    return _play(shape, configuration, cluster, software, constants, compute, network)[2].spans
+
+
+def _play(
+    shape: ModelShape,
+    configuration: ZeroConfiguration,
+    cluster: Cluster,
+    software: Software,
+    constants: Constants,
+    compute: float,
+    network: float,
+) -> tuple[StepParts, float, Timeline]:
+    pieces = _pieces(shape, configuration, cluster, software, constants, compute, network)
+    line = Timeline()
+    if configuration.overlaps_post_step_gather and pieces.post_gather_s:
+        line.run("network", "gather", pieces.post_gather_s)
+    # Of many micro-batches all but the first and the last are alike: one of them is played, and counted.
+    played, marks = min(configuration.accumulation, _PLAYED), []
+    for index in range(played):
+        last = index == played - 1
+        # Stages 0 and 1 keep whole gradients until the last micro-batch; stages 2 and 3 have no room for them.
+        reduces, nothing = last or configuration.stage >= 2, (0.0,) * shape.n_layers
+        micro_batch(
+            line,
+            pieces.block if reduces else pieces.block._replace(reduce_s=nothing, replicate_s=nothing),
+            shape.n_layers,
+            configuration.prefetch,
+            pieces.outer_gather_s,
+            pieces.loss,
+        )
+        if reduces:
+            reduce(line, *pieces.outer_reduce_s, line.free_s["compute"])
+        marks.append((line.free_s["compute"], line.busy_s["compute"], sum(line.busy_s.values())))
+    line.run("compute", "optimizer", pieces.optimizer_s, line.end_s)
+    if not configuration.overlaps_post_step_gather and pieces.post_gather_s:
+        line.run("network", "gather", pieces.post_gather_s, line.free_s["compute"])
+    n = configuration.accumulation
+    alike = [late - early for early, late in zip(*marks[:2], strict=True)] if n > played else [0.0] * 3
+    total, computing, busy = (
+        value + (n - played) * one
+        for value, one in zip((line.end_s, line.busy_s["compute"], sum(line.busy_s.values())), alike, strict=True)
+    )
+    exposed, network_s = total - computing, busy - computing
+    blocks = n * shape.n_layers
+    forward = pieces.forward
+    parts = StepParts(
+        multiplying_s=3 * blocks * forward.multiplying_s,
+        attention_s=3 * blocks * forward.attention_s,
+        traffic_s=3 * blocks * forward.traffic_s + n * sum(pieces.loss),
+        recomputing_s=pieces.recomputed * blocks * forward.total_s,
+        tensor_parallel_s=blocks * pieces.tensor_parallel_s,
+        exposed_s=exposed,
+        contention_s=constants.contention * max(0.0, network_s - exposed),
+        offload_s=blocks * pieces.offload_s,
+        optimizer_s=pieces.optimizer_s,
+        waiting_s=3 * blocks * forward.waiting_s,
+    )
+    return parts, network_s, line
+
+
+def _pieces(
+    shape: ModelShape,
+    configuration: ZeroConfiguration,
+    cluster: Cluster,
+    software: Software,
+    constants: Constants,
+    compute: float,
+    network: float,
+) -> _Pieces:
+    split, stage = configuration.n_model_parallel, configuration.stage
+    tokens = configuration.micro_batch * shape.n_context
+    element = PARAMETER_BYTES[software.precision]
+    modelled = block_forward(shape, tokens, split, cluster.gpu, software, constants)
+    forward = BlockTime(**{name: compute * getattr(modelled, name) for name in modelled.__struct_fields__})
+    loss = tuple(compute * part for part in loss_s(shape, tokens, split, cluster.gpu, software, constants))
+    recomputed = {"none": 0.0, "half": 0.5, "full": 1.0}[configuration.recompute]
+    input_bytes = tokens * shape.width * element
+
+    def time_s(collective: Collective, size: float, place: CommunicatorClass) -> float:
+        return network * cluster.network.time_us(collective, size, place) / 1e6
+
+    # Megatron's blocks: two all-reduces forward, two backward, two again where they are recomputed (paper, section 8).
+    group = cluster.neighbours(split)
+    one_reduce = time_s(Collective.all_reduce, input_bytes, group)
+    forward_parallel, backward_parallel = 2 * one_reduce, (2 + 2 * recomputed) * one_reduce
+    if configuration.partition_activations:
+        backward_parallel += time_s(Collective.all_gather, input_bytes, group)
+    moved_s = input_bytes / split / (1e9 * cluster.gpu.cpu_gbs) if configuration.offload_activations else 0.0
+    forward_s = forward.total_s + forward_parallel
+    backward_s = (2 + recomputed) * forward.total_s + backward_parallel
+    offload = max(0.0, moved_s - forward_s), max(0.0, moved_s - backward_s)
+    data = _DataParallel(configuration, cluster, element, time_s)
+    own_block, own_outer = shape.block_parameters / split, shape.outer_parameters / split
+    n_parameters = own_block * shape.n_layers + own_outer
+    return _Pieces(
+        block=BlockSteps(
+            forward_s + offload[0],
+            backward_s + offload[1],
+            data.gather_s(own_block) if stage == 3 else 0.0,
+            *data.reductions(own_block, shape.n_layers),
+        ),
+        forward=forward,
+        recomputed=recomputed,
+        tensor_parallel_s=forward_parallel + backward_parallel,
+        offload_s=sum(offload),
+        outer_gather_s=data.gather_s(own_outer) if stage == 3 else 0.0,
+        outer_reduce_s=data.reduce_s(own_outer * element),
+        loss=(loss[0], loss[1]),
+        optimizer_s=compute * optimizer_s(n_parameters / (data.n_shards if stage else 1), cluster.gpu, constants),
+        post_gather_s=data.gather_s(n_parameters) if stage in (1, 2) else 0.0,
+    )
+
+
+class _DataParallel:
+    """Collectives among ranks that hold the same part of the model."""
+
+    def __init__(self, configuration: ZeroConfiguration, cluster: Cluster, element: int, time_s) -> None:  # type: ignore[no-untyped-def]
+        split = configuration.n_model_parallel
+        n_ranks = cluster.n_gpus // split
+        self.n_shards = min(configuration.shard_ranks or n_ranks, n_ranks)
+        self.stage, self.element, self.time_s = configuration.stage, element, time_s
+        self.bucket_bytes = configuration.bucket_bytes
+        self.sharding = cluster.every(split, self.n_shards)
+        self.replicating = cluster.every(split * self.n_shards, n_ranks // self.n_shards)
+
+    def gather_s(self, n_parameters: float) -> float:
+        """All parameters of a part, in messages of at most a bucket."""
+        return self._in_buckets(Collective.all_gather, n_parameters * self.element)
+
+    def reduce_s(self, size: float) -> tuple[float, float]:
+        """Gradients of a part, then the sum over replicas."""
+        if self.stage == 0:
+            return self._in_buckets(Collective.all_reduce, size), 0.0
+        among = self.time_s(Collective.all_reduce, size / self.n_shards, self.replicating)
+        return self._in_buckets(Collective.reduce_scatter, size), among
+
+    def reductions(self, block_parameters: float, n_blocks: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """After which block's backward how much leaves: full buckets, and the rest after the last.
+
+        Stage 3 reduces each block by itself: its whole gradients are freed with its parameters.
+        """
+        size = block_parameters * self.element
+        cap = math.inf if self.bucket_bytes is None else self.bucket_bytes  # one buffer is reduced at the end
+        leaving, waiting = [], 0.0
+        for index in range(n_blocks):
+            waiting += size
+            full = self.stage == 3 or waiting >= cap or index == n_blocks - 1
+            leaving.append(self.reduce_s(waiting) if full else (0.0, 0.0))
+            waiting = 0.0 if full else waiting
+        return tuple(first for first, _ in leaving), tuple(second for _, second in leaving)
+
+    def _in_buckets(self, collective: Collective, size: float) -> float:
+        cap = self.bucket_bytes or size
+        n_full, rest = divmod(size, cap) if cap else (0, 0)
+        seconds = n_full * self.time_s(collective, cap, self.sharding) if n_full else 0.0
+        return float(seconds + (self.time_s(collective, rest, self.sharding) if rest else 0.0))

@@ -1,0 +1,128 @@
+"""`zerotune advise`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli import completion
+from zerotune.tuner.cli.options import AsJson, a_number, console, print_json
+from zerotune.tuner.cli.paths import output_file
+
+_RECOMPUTES = ("none", "half", "full")
+_FRAMEWORKS = ("fsdp2", "deepspeed", "zero_runtime")
+
+
+def advise(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Parameters (7.5B), a Hugging Face config.json, or package.module:callable."),
+    ] = None,
+    layers: Annotated[int | None, typer.Option(help="Blocks; with --hidden, instead of MODEL.")] = None,
+    hidden: Annotated[int | None, typer.Option(help="Hidden size.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads; default: of 128 each.")] = None,
+    sequence: Annotated[int | None, typer.Option(help="Tokens of a sequence.", min=1)] = None,
+    vocabulary: Annotated[int | None, typer.Option(help="Words.", min=1)] = None,
+    machine: Annotated[
+        str,
+        typer.Option(
+            help="A machine (`zerotune nccl list`), a topology file, or a fabric.", autocompletion=completion.machines
+        ),
+    ] = "dgx_h100",
+    nodes: Annotated[int, typer.Option(help="Nodes.")] = 1,
+    gpus_per_node: Annotated[int | None, typer.Option("--gpus", help="GPUs per node; default: all.")] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="a100_80gb, h100_80gb, ...; default: what the machine usually has.", autocompletion=completion.gpus
+        ),
+    ] = None,
+    memory_gb: Annotated[
+        float | None, typer.Option("--gpu-memory-gb", help="Memory of a GPU, 10^9 bytes.", callback=a_number)
+    ] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option("--peak-tflops", help="Peak of a GPU in 16 bits.", callback=a_number)
+    ] = None,
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", autocompletion=completion.precisions)] = "bf16",
+    optimizer: Annotated[
+        str, typer.Option(help="adam, sgd, momentum, ...", autocompletion=completion.optimizers)
+    ] = "adam",
+    batch: Annotated[
+        int | None, typer.Option(help="Sequences of all GPUs per step; default: what is fastest.", min=1)
+    ] = None,
+    model_parallel: Annotated[
+        list[int] | None, typer.Option(help="Only so many ranks per model; repeat it.", min=1)
+    ] = None,
+    stage: Annotated[list[int] | None, typer.Option(help="Only this stage, 0 to 3; repeat it.", min=0, max=3)] = None,
+    recompute: Annotated[
+        list[str] | None,
+        typer.Option(help="Only none, half or full; repeat it.", autocompletion=completion.one_of(*_RECOMPUTES)),
+    ] = None,
+    no_flash: Annotated[bool, typer.Option("--no-flash", help="Attention is not fused.")] = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="The model runs under torch.compile.")] = False,
+    top: Annotated[int, typer.Option(help="Configurations to show.", min=1)] = 10,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="Print the best one for fsdp2, deepspeed or zero_runtime.",
+            autocompletion=completion.one_of(*_FRAMEWORKS),
+        ),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write a picture of the best three, .svg or .png.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Which ZeRO configurations fit a cluster, and what each gives. Nothing runs.
+
+    Example: zerotune advise 7.5B --machine dgx_h100 --nodes 2
+    """
+    from zerotune.tuner.advice.clusters import cluster
+    from zerotune.tuner.advice.configuration import Software
+    from zerotune.tuner.advice.constants import DEFAULT
+    from zerotune.tuner.advice.search import STAGES, Problem, Wanted, search
+    from zerotune.tuner.advice.snippets import FRAMEWORKS, snippet
+    from zerotune.tuner.offline.advise import document, shown
+
+    if config is not None and (as_json or picture is not None):
+        raise UserError("--config prints what is to be pasted and nothing else", "leave out --json and --picture")
+    if config is not None and config not in FRAMEWORKS:
+        raise UserError(f"{config!r} is no framework that is known here", f"name one of {', '.join(FRAMEWORKS)}")
+    problem = Problem(
+        shape=document.model_shape(model, layers, hidden, heads, sequence, vocabulary),
+        cluster=cluster(
+            machine,
+            nodes,
+            DEFAULT,
+            gpus_per_node=gpus_per_node,
+            gpu_name=gpu,
+            memory_gb=memory_gb,
+            peak_tflops=peak_tflops,
+        ),
+        software=Software(
+            precision=document.a_precision(precision),
+            optimizer=document.an_optimizer(optimizer),
+            flash=not no_flash,
+            compiled=compiled,
+        ),
+        constants=DEFAULT,
+    )
+    wanted = Wanted(
+        global_batch=batch,
+        stages=tuple(stage) if stage else STAGES,
+        model_parallel=tuple(model_parallel or ()),
+        recompute=document.recomputes(recompute),
+    )
+    choices = tuple(search(problem, wanted, top if config is None else 1))
+    if config is not None:
+        best = choices[0].configuration
+        print(snippet(config, best, problem.shape, problem.n_groups(best), precision), end="")
+        return
+    advice = document.advice(problem, choices, model or f"{layers} layers of {hidden}", gpu_was_named=gpu is not None)
+    if picture is not None:
+        from zerotune.tuner.offline.advise.picture import draw
+        from zerotune.tuner.offline.plots import save
+
+        save(draw(problem, choices, wanted), output_file(picture))
+    print_json(advice) if as_json else shown.render(advice, console())

@@ -1,0 +1,1 @@
+"""`zerotune advise`: advice as tables, a picture and JSON; measurements that replace its assumptions."""

@@ -1,0 +1,172 @@
+"""All that `zerotune advise` found, for tables and scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice import meta_module
+from zerotune.tuner.advice.cluster import Cluster
+from zerotune.tuner.advice.configuration import Recompute
+from zerotune.tuner.advice.huggingface import read_config
+from zerotune.tuner.advice.model_shape import ModelShape, from_dimensions, from_parameters
+from zerotune.tuner.advice.network import FabricNetwork, LinkNetwork
+from zerotune.tuner.advice.search import RECOMPUTES, Choice, Problem
+from zerotune.tuner.offline.memory_report import OPTIMIZERS, PRECISIONS, parse_parameters
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked, what was taken to be true, and the choices, the fastest first."""
+
+    model: str
+    n_parameters: float
+    shape: ModelShape
+    cluster: str
+    n_gpus: int
+    gpu: str
+    precision: str
+    optimizer: str
+    assumptions: tuple[str, ...]
+    measured: tuple[str, ...]
+    """What was measured instead."""
+    choices: tuple[Choice, ...]
+
+
+def model_shape(
+    model: str | None,
+    n_layers: int | None,
+    width: int | None,
+    n_heads: int | None,
+    n_context: int | None,
+    vocabulary: int | None,
+) -> ModelShape:
+    """The shape that options describe.
+
+    Args:
+        model: a number of parameters, a configuration file, `package.module:callable`, or None.
+        n_layers: with `width`: a shape instead, or beside a number of parameters, for comparison.
+        width: hidden size.
+        n_heads: None: of 128 each.
+        n_context: tokens of a sequence; replaces a configuration file's.
+        vocabulary: None: GPT-2's, or the file's.
+
+    Returns:
+        The shape.
+
+    Raises:
+        UserError: nothing describes a model, or two things contradict each other.
+    """
+    if (n_layers is None) != (width is None):
+        raise UserError("--layers and --hidden describe a model together", "give both")
+    is_path = model is not None and (model.endswith(".json") or Path(model).is_file())
+    is_module = model is not None and ":" in model
+    if is_path or is_module:
+        assert model is not None
+        if n_layers is not None or n_heads is not None:
+            raise UserError(f"{model} has layers and heads of its own", "leave out --layers, --hidden and --heads")
+        shape = read_config(Path(model)) if is_path else meta_module.shape_of(model)
+        changes = {"n_context": n_context, "vocabulary": vocabulary}
+        return msgspec.structs.replace(shape, **{name: value for name, value in changes.items() if value is not None})
+    n_parameters = parse_parameters(model) if model is not None else None
+    if n_layers is not None and width is not None:
+        return from_dimensions(n_layers, width, n_heads, n_context, vocabulary, n_parameters)
+    if n_parameters is None:
+        raise UserError(
+            "nothing says what is trained",
+            "give a number of parameters, a config.json, package.module:callable, or --layers and --hidden",
+        )
+    return from_parameters(n_parameters, n_context, vocabulary)
+
+
+def a_precision(name: str) -> str:
+    """The precision of that name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in PRECISIONS:
+        raise UserError(f"{name!r} is no precision", f"name one of {', '.join(PRECISIONS)}")
+    return name
+
+
+def an_optimizer(name: str) -> str:
+    """The optimizer of that name.
+
+    Raises:
+        UserError: it is not known here.
+    """
+    if name not in OPTIMIZERS:
+        raise UserError(f"{name!r} is no optimizer that is known here", f"name one of {', '.join(OPTIMIZERS)}")
+    return name
+
+
+def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:
+    """What may be recomputed.
+
+    Raises:
+        UserError: one of the words is another.
+    """
+    wrong = set(names or ()) - set(RECOMPUTES)
+    if wrong:
+        raise UserError(f"{min(wrong)!r} cannot be recomputed", f"name {', '.join(RECOMPUTES)}")
+    return tuple(one for one in RECOMPUTES if not names or one in names)
+
+
+def advice(problem: Problem, choices: tuple[Choice, ...], model: str, *, gpu_was_named: bool) -> Advice:
+    """All of it, with what it rests on.
+
+    Args:
+        problem: what was asked.
+        choices: the fastest first.
+        model: as the user named it.
+        gpu_was_named: by the user.
+
+    Returns:
+        The document.
+    """
+    cluster = problem.cluster
+    return Advice(
+        model=model,
+        n_parameters=problem.shape.n_parameters,
+        shape=problem.shape,
+        cluster=f"{cluster.n_nodes} x {cluster.name}",
+        n_gpus=cluster.n_gpus,
+        gpu=cluster.gpu.name,
+        precision=problem.software.precision,
+        optimizer=problem.software.optimizer,
+        assumptions=assumptions(problem, gpu_was_named),
+        measured=(),
+        choices=choices,
+    )
+
+
+def assumptions(problem: Problem, gpu_was_named: bool) -> tuple[str, ...]:
+    """What nobody stated or measured, one sentence each."""
+    shape, cluster = problem.shape, problem.cluster
+    found = []
+    if shape.assumed:
+        values = ", ".join(f"{name} {getattr(shape, name)}" for name in shape.assumed)
+        found.append(f"the model has {values}")
+    if not gpu_was_named:
+        found.append(f"its GPUs are {cluster.gpu.name}")
+    if problem.measured.compute_factor is None:
+        found.append("computation reaches what it reached in published runs on this generation of GPUs")
+    if problem.measured.network_factor is None:
+        source = (
+            "NCCL's cost model on the machine's links" if isinstance(cluster.network, LinkNetwork) else "the fabric"
+        )
+        found.append(f"collectives take what {source} says")
+    if cluster.is_extrapolated:
+        found.append(f"{cluster.n_nodes} nodes behave as {cluster.network.known_nodes} do: extrapolated")
+    return tuple(found)
+
+
+def scaled(cluster: Cluster, n_nodes: int) -> Cluster:
+    """The same kind of nodes, more or fewer of them."""
+    network = cluster.network
+    if isinstance(network, FabricNetwork):
+        network = FabricNetwork(network.fabric, n_nodes)
+        network.known_nodes = cluster.network.known_nodes
+    return Cluster(cluster.name, n_nodes, cluster.gpu, network, cluster.gpus_per_node)

@@ -1,0 +1,96 @@
+"""Advice as a picture: a step of the best three, and throughput over nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import matplotlib.patches
+import msgspec
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice.search import Choice, Problem, Wanted, fastest
+from zerotune.tuner.advice.step import spans
+from zerotune.tuner.offline import plots
+from zerotune.tuner.offline.advise.document import scaled
+from zerotune.tuner.offline.advise.shown import name_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+N_TIMELINES: Final = 3
+_NODES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_ROWS: Final = {"compute": 1, "network": 0, "replicas": 0}
+_COLOURS: Final = {
+    "forward": plots.BEFORE,
+    "backward": plots.AFTER,
+    "optimizer": plots.INK,
+    "gather": plots.EXPOSED,
+    "reduce": plots.MUTED,
+}
+_MAX_SPANS: Final = 2000
+"""Of one timeline; more make a file that nobody opens."""
+
+
+def draw(problem: Problem, choices: tuple[Choice, ...], wanted: Wanted) -> Figure:
+    """The picture.
+
+    Args:
+        problem: what was asked.
+        choices: the fastest first.
+        wanted: what the user fixed, for other numbers of nodes as well.
+
+    Returns:
+        A figure.
+    """
+    shown = choices[:N_TIMELINES]
+    figure, axes = plots.new_rows([0.8] * len(shown) + [2.2])
+    for one, choice in zip(axes, shown, strict=False):
+        _timeline(one, problem, choice)
+    axes[0].legend(
+        handles=[matplotlib.patches.Patch(color=colour, label=kind) for kind, colour in _COLOURS.items()],
+        loc="lower center", bbox_to_anchor=(0.5, 1.25), ncols=len(_COLOURS), frameon=False,
+    )  # fmt: skip
+    _over_nodes(axes[-1], problem, wanted)
+    return figure
+
+
+def _timeline(axes: Axes, problem: Problem, choice: Choice) -> None:
+    found = spans(
+        problem.shape, choice.configuration, problem.cluster, problem.software, problem.constants, problem.measured
+    )
+    for span in found[:_MAX_SPANS]:
+        axes.barh(
+            _ROWS[span.stream], span.end_s - span.begin_s, left=span.begin_s, color=_COLOURS[span.kind], height=0.8
+        )
+    axes.set_yticks([0, 1], ["network", "compute"])
+    axes.set_xlim(0, max(span.end_s for span in found))
+    axes.grid(visible=False)
+    axes.set_title(name_of(choice.configuration), loc="left", fontsize=9)
+    axes.set_xlabel("seconds")
+
+
+def _over_nodes(axes: Axes, problem: Problem, wanted: Wanted) -> None:
+    asked = problem.cluster.n_nodes
+    points = []
+    for n_nodes in sorted({*(count for count in _NODES if count <= 4 * asked), asked}):
+        with contextlib.suppress(UserError):  # no network
+            cluster = scaled(problem.cluster, n_nodes)
+            best = fastest(msgspec.structs.replace(problem, cluster=cluster), wanted)
+            if best is not None:  # else too few nodes, or a batch that they cannot share
+                points.append((n_nodes, best.step.tokens_per_s, best.step.extrapolated))
+    nodes = [n for n, _, _ in points]
+    axes.fill_between(
+        nodes, [r.low for _, r, _ in points], [r.high for _, r, _ in points], color=plots.AFTER, alpha=0.2
+    )
+    axes.plot(nodes, [r.expected for _, r, _ in points], color=plots.AFTER, marker="o", markersize=3)
+    beyond = [(n, r.expected) for n, r, extrapolated in points if extrapolated]
+    if beyond:
+        axes.plot(*zip(*beyond, strict=True), "o", color=plots.EXPOSED, markersize=4, label="extrapolated")
+        axes.legend(frameon=False)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(nodes, [str(n) for n in nodes])
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("tokens per second")
