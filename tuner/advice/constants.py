@@ -15,7 +15,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
 
     matmul_shares: dict[int, float]
     """Of the peak that large multiplications reach, by compute capability; the nearest not newer counts. Fitted from
-    Ampere on; Volta's is measured: 95 of 125 TFLOP/s, https://github.com/mli/transformers-benchmarks (A100 there: 0.74)."""
+    Ampere on; Volta's is measured: 95 of 125 TFLOP/s, https://github.com/mli/transformers-benchmarks, which has 0.74 of
+    an A100."""
     half_width: float = 128.0
     """A matrix so wide reaches half of that. A tile's width."""
     attention_share: float = 0.61
