@@ -28,6 +28,7 @@ from zerotune.tuner.advice.constants import DEFAULT, Constants
 from zerotune.tuner.advice.gpus import gpu
 from zerotune.tuner.advice.model_shape import ModelShape
 from zerotune.tuner.advice.network import LinkNetwork, Links
+from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.step import StepEstimate, estimate
 
 _NVLINK_GBS: Final = {
@@ -87,7 +88,8 @@ def predict(run: PublishedRun, constants: Constants = DEFAULT) -> StepEstimate:
         bucket_bytes=_UNIT_BYTES if run.stage == 3 else 500_000_000,
     )
     software = Software(precision=run.precision, flash=run.flash, compiled=run.compiled)
-    return estimate(shape_of(run), configuration, cluster, software, constants)
+    problem = Problem(shape=shape_of(run), cluster=cluster, software=software, constants=constants)
+    return estimate(problem, configuration)
 
 
 def predicted_value(run: PublishedRun, constants: Constants = DEFAULT) -> float:

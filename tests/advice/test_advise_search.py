@@ -15,8 +15,9 @@ from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
 from zerotune.tuner.advice.memory import largest_batch, memory_parts
 from zerotune.tuner.advice.model_shape import from_dimensions, from_parameters
-from zerotune.tuner.advice.search import Problem, Wanted, search
-from zerotune.tuner.advice.step import Measured, estimate, spans
+from zerotune.tuner.advice.problem import Measured, Problem
+from zerotune.tuner.advice.search import Wanted, choice_of, search
+from zerotune.tuner.advice.step import estimate, spans
 
 SMALL = from_dimensions(4, 512, 8, 256, 1000)
 
@@ -67,8 +68,8 @@ def test_what_fits_nowhere_says_the_least_that_would(parameters, nodes):
 
 
 def test_beyond_a_fabrics_nodes_is_marked_and_less_sure():
-    shape, one = from_parameters(1e9), ZeroConfiguration(stage=3, micro_batch=1)
-    within, beyond = (estimate(shape, one, cluster("h100_ib_2", n, DEFAULT), Software(), DEFAULT) for n in (2, 8))
+    one = ZeroConfiguration(stage=3, micro_batch=1)
+    within, beyond = (estimate(problem(1e9, "h100_ib_2", nodes), one) for nodes in (2, 8))
     assert not within.extrapolated
     assert beyond.extrapolated
     assert beyond.step_s.high / beyond.step_s.low > within.step_s.high / within.step_s.low
@@ -77,8 +78,8 @@ def test_beyond_a_fabrics_nodes_is_marked_and_less_sure():
 def test_measurements_move_and_narrow_the_range():
     one = problem()
     configuration = ZeroConfiguration(stage=3, micro_batch=2)
-    before = one.choice(configuration).step.step_s
-    after = msgspec.structs.replace(one, measured=Measured(1.5, 1.0)).choice(configuration).step.step_s
+    before = choice_of(one, configuration).step.step_s
+    after = choice_of(msgspec.structs.replace(one, measured=Measured(1.5, 1.0)), configuration).step.step_s
     assert after.expected > 1.2 * before.expected
     assert after.high / after.low < before.high / before.low
 
@@ -121,19 +122,16 @@ def test_streams_run_one_thing_at_a_time(stage, prefetch, accumulation, split, h
         shard_ranks=8 // split if hybrid and stage == 3 and split < 8 else 0,
         bucket_bytes=1 << 20,
     )
-    found = spans(SMALL, one, cluster("ethernet_box", 4, DEFAULT) if split == 1 else cluster("dgx_h100", 2, DEFAULT),
-                  Software(), DEFAULT)  # fmt: skip
+    machine = "ethernet_box" if split == 1 else "dgx_h100"
+    found = spans(msgspec.structs.replace(problem(1e9, machine, 4), shape=SMALL), one)
     for stream in ("compute", "network", "replicas"):
         line = [span for span in found if span.stream == stream]
         assert all(early.end_s <= late.begin_s + 1e-12 for early, late in itertools.pairwise(line))
 
 
 def test_gathering_ahead_hides_gathers():
-    place = cluster("ethernet_box", 4, DEFAULT)
-    times = [
-        estimate(
-            SMALL, ZeroConfiguration(stage=3, micro_batch=64, prefetch=depth), place, Software(), DEFAULT
-        ).step_s.expected
-        for depth in (0, 1)
-    ]
-    assert times[1] < times[0]
+    place = msgspec.structs.replace(problem(1e9, "ethernet_box", 4), shape=SMALL)
+    late, ahead = (
+        estimate(place, ZeroConfiguration(stage=3, micro_batch=64, prefetch=depth)).step_s.expected for depth in (0, 1)
+    )
+    assert ahead < late

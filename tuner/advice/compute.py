@@ -91,7 +91,19 @@ def block_forward(
 def loss_s(
     shape: ModelShape, n_tokens: float, n_model_parallel: int, gpu: Gpu, software: Software, constants: Constants
 ) -> tuple[float, float]:
-    """Seconds of head and loss for one micro-batch: forward, backward."""
+    """Head and loss for one micro-batch.
+
+    Args:
+        shape: of the model.
+        n_tokens: of one micro-batch.
+        n_model_parallel: ranks that split the vocabulary.
+        gpu: where.
+        software: precision.
+        constants: what datasheets do not tell.
+
+    Returns:
+        Seconds forward, and backward.
+    """
     rate = 1e12 * gpu.peak(software.precision) * matmul_share(constants, gpu.capability)
     words = shape.vocabulary / n_model_parallel
     multiplying = 2 * n_tokens * shape.width * words * (1 + constants.half_width / n_tokens) / rate
@@ -100,5 +112,14 @@ def loss_s(
 
 
 def optimizer_s(n_parameters: float, gpu: Gpu, constants: Constants) -> float:
-    """Seconds of an optimizer step over so many parameters on one rank, bound by memory."""
+    """An optimizer step, bound by memory.
+
+    Args:
+        n_parameters: whose states the rank has.
+        gpu: where.
+        constants: bytes that move per parameter.
+
+    Returns:
+        Seconds.
+    """
     return n_parameters * constants.optimizer_bytes / (1e9 * gpu.memory_gbs)

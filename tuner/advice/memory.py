@@ -37,6 +37,15 @@ def kept_bytes_per_token(shape: ModelShape, n_model_parallel: int, *, flash: boo
     Korthikanti et al. 2022, arXiv:2205.05198, equation 2 (34 s b h + 5 a s² b, divided by tensor parallelism but for
     10 s b h), by matrix: so also for gated feed-forwards and shared key-value heads. Its 2 s b h of dropout masks are
     counted. Without fused attention the a s² terms are there: scores, softmax's output and its dropout.
+
+    Args:
+        shape: of the model.
+        n_model_parallel: ranks that split the block.
+        flash: attention is fused.
+        element_bytes: of an activation.
+
+    Returns:
+        Bytes on one rank.
     """
     scale = element_bytes / 2
     attention = 2 * (2 * shape.query_width + 2 * shape.kv_width)
@@ -119,7 +128,7 @@ def largest_batch(
     software: Software,
     constants: Constants,
 ) -> int:
-    """The most sequences per micro-batch that fit; 0: not one does.
+    """The most sequences per micro-batch that fit.
 
     Args:
         shape: of the model.
@@ -128,6 +137,9 @@ def largest_batch(
         memory_bytes: of one GPU.
         software: precision, optimizer, fused attention.
         constants: what no formula tells.
+
+    Returns:
+        Sequences; 0: not one fits.
     """
 
     def total(batch: int) -> float:

@@ -15,7 +15,7 @@ from zerotune.store.records import Collective, CommunicatorClass
 NVLINK_GBS: Final = {60: 18.0, 70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1}
 """What NCCL's topology search counts for one link and direction, by compute capability (graph/topo.h)."""
 PCIE_GBS: Final = 12.0
-"""The same of a sixteen-lane slot of the third generation through a CPU (PCI_BW, LOC_BW)."""
+"""What it counts for a sixteen-lane slot of the third generation through a CPU (PCI_BW, LOC_BW)."""
 _CHANNELS: Final = 16
 _PATH_NET: Final = 5
 """PXB: adapters beside the GPUs."""
@@ -29,7 +29,16 @@ class Network(Protocol):
     """Up to how many nodes it was described or measured; beyond, times are extrapolated."""
 
     def time_us(self, collective: Collective, message_bytes: float, place: CommunicatorClass) -> float:
-        """One collective alone, in microseconds; `message_bytes` as NCCL counts them, 0 for one rank."""
+        """One collective alone.
+
+        Args:
+            collective: what is called.
+            message_bytes: as NCCL counts them, of the whole buffer.
+            place: which ranks on which nodes.
+
+        Returns:
+            Microseconds; 0 for one rank.
+        """
         ...
 
 

@@ -11,11 +11,11 @@ import msgspec
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.advice.cluster import Cluster
-from zerotune.tuner.advice.configuration import Recompute, Software, ZeroConfiguration
-from zerotune.tuner.advice.constants import Constants
+from zerotune.tuner.advice.configuration import Recompute, ZeroConfiguration
 from zerotune.tuner.advice.memory import MemoryParts, largest_batch, memory_parts
-from zerotune.tuner.advice.model_shape import ModelShape, divisors
-from zerotune.tuner.advice.step import Measured, StepEstimate, estimate, step_parts
+from zerotune.tuner.advice.model_shape import divisors
+from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.step import StepEstimate, estimate, step_parts
 
 STAGES: Final = (0, 1, 2, 3)
 RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "half", "full")
@@ -51,54 +51,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What takes the most of a step beside plain multiplication."""
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, where and with what it is trained."""
-
-    shape: ModelShape
-    cluster: Cluster
-    software: Software
-    constants: Constants
-    measured: Measured = Measured()
-
-    def memory(self, configuration: ZeroConfiguration) -> MemoryParts:
-        """At a step's peak."""
-        return memory_parts(self.shape, configuration, self.n_groups(configuration), self.software, self.constants)
-
-    def n_groups(self, configuration: ZeroConfiguration) -> int:
-        """Ranks, or model-parallel groups, with data of their own."""
-        return self.cluster.n_gpus // configuration.n_model_parallel
-
-    def largest_batch(self, configuration: ZeroConfiguration) -> int:
-        """The most sequences that fit; 0: none."""
-        return largest_batch(
-            self.shape,
-            configuration,
-            self.n_groups(configuration),
-            self.cluster.gpu.memory_bytes,
-            self.software,
-            self.constants,
-        )
-
-    def seconds_per_sequence(self, configuration: ZeroConfiguration) -> float:
-        """Expected; what is ranked by."""
-        parts = step_parts(self.shape, configuration, self.cluster, self.software, self.constants, self.measured)
-        sequences = configuration.micro_batch * configuration.accumulation * self.n_groups(configuration)
-        return parts.total_s / sequences
-
-    def choice(self, configuration: ZeroConfiguration) -> Choice:
-        """All that is said of a configuration."""
-        memory = self.memory(configuration)
-        step = estimate(self.shape, configuration, self.cluster, self.software, self.constants, self.measured)
-        return Choice(
-            configuration=configuration,
-            paper_name=configuration.paper_name,
-            memory=memory,
-            memory_share=memory.total_bytes / self.constants.usable_memory / self.cluster.gpu.memory_bytes,
-            step=step,
-            limit=step.parts.limit,
-        )
-
-
 def search(problem: Problem, wanted: Wanted | None = None, top: int | None = None) -> list[Choice]:
     """The best micro-batch, bucket and prefetch of every kind of configuration that fits, the fastest first.
 
@@ -117,21 +69,57 @@ def search(problem: Problem, wanted: Wanted | None = None, top: int | None = Non
     ranked = _ranked(problem, wanted)
     if not ranked:
         raise _fits_nowhere(problem, wanted)
-    found = [problem.choice(_refined(problem, one)) for one in ranked[:top]]
+    found = [choice_of(problem, _refined(problem, one)) for one in ranked[:top]]
     return sorted(found, key=lambda choice: -choice.step.tokens_per_s.expected)
+
+
+def choice_of(problem: Problem, configuration: ZeroConfiguration) -> Choice:
+    """All that is said of a configuration."""
+    memory, step = _memory(problem, configuration), estimate(problem, configuration)
+    return Choice(
+        configuration=configuration,
+        paper_name=configuration.paper_name,
+        memory=memory,
+        memory_share=memory.total_bytes / problem.constants.usable_memory / problem.cluster.gpu.memory_bytes,
+        step=step,
+        limit=step.parts.limit,
+    )
+
+
+def batch_that_fits(problem: Problem, configuration: ZeroConfiguration) -> int:
+    """The most sequences per micro-batch; 0: none."""
+    return largest_batch(
+        problem.shape,
+        configuration,
+        problem.n_groups(configuration),
+        problem.cluster.gpu.memory_bytes,
+        problem.software,
+        problem.constants,
+    )
+
+
+def seconds_per_sequence(problem: Problem, configuration: ZeroConfiguration) -> float:
+    """Expected; what is ranked by."""
+    sequences = configuration.micro_batch * configuration.accumulation * problem.n_groups(configuration)
+    return step_parts(problem, configuration).total_s / sequences
+
+
+def _memory(problem: Problem, configuration: ZeroConfiguration) -> MemoryParts:
+    n_groups = problem.n_groups(configuration)
+    return memory_parts(problem.shape, configuration, n_groups, problem.software, problem.constants)
 
 
 def fastest(problem: Problem, wanted: Wanted) -> Choice | None:
     """The best kind with the usual bucket and prefetch; None: nothing fits."""
     ranked = _ranked(problem, wanted)
-    return problem.choice(ranked[0]) if ranked else None
+    return choice_of(problem, ranked[0]) if ranked else None
 
 
 def _ranked(problem: Problem, wanted: Wanted) -> list[ZeroConfiguration]:
     """The best micro-batch of every kind, the fastest first."""
     best = []
     for kind in _kinds(problem, wanted):
-        tried = [(problem.seconds_per_sequence(one), one) for one in _batches(problem, wanted, kind)]
+        tried = [(seconds_per_sequence(problem, one), one) for one in _batches(problem, wanted, kind)]
         if tried:
             best.append(min(tried, key=itemgetter(0)))
     return [one for _, one in sorted(best, key=itemgetter(0))]
@@ -169,7 +157,7 @@ def _kinds(problem: Problem, wanted: Wanted) -> Iterator[ZeroConfiguration]:
 
 def _batches(problem: Problem, wanted: Wanted, kind: ZeroConfiguration) -> Iterator[ZeroConfiguration]:
     """The largest micro-batch that fits, and its halves; of a given batch, its divisors."""
-    batch = problem.largest_batch(kind)
+    batch = batch_that_fits(problem, kind)
     if wanted.global_batch is None:
         for halves in range(_HALVES):
             if batch >> halves:
@@ -191,8 +179,8 @@ def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
         msgspec.structs.replace(base, bucket_bytes=bucket, prefetch=prefetch)
         for prefetch, bucket in itertools.product(prefetches, BUCKETS_BYTES)
     ]
-    fitting = [one for one in tried if problem.memory(one).total_bytes <= limit] or [base]
-    times = {id(one): problem.seconds_per_sequence(one) for one in fitting}
+    fitting = [one for one in tried if _memory(problem, one).total_bytes <= limit] or [base]
+    times = {id(one): seconds_per_sequence(problem, one) for one in fitting}
     least = min(times.values())
     return next(one for one in fitting if times[id(one)] <= least * _AS_GOOD)
 
@@ -202,7 +190,7 @@ def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
     cluster, gpu = problem.cluster, problem.cluster.gpu
     kinds = list(_kinds(problem, wanted))
     size = f"{problem.shape.n_parameters / 1e9:.3g} billion parameters"
-    if wanted.global_batch is not None and any(problem.largest_batch(kind) for kind in kinds):
+    if wanted.global_batch is not None and any(batch_that_fits(problem, kind) for kind in kinds):
         return UserError(
             f"a batch of {wanted.global_batch} sequences cannot be divided among {cluster.n_gpus} GPUs",
             "give a multiple of the GPUs, or of a divisor of them with --model-parallel",
@@ -213,12 +201,12 @@ def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
             f"{cluster.n_gpus} GPUs",
             "give divisors of both",
         )
-    needed = min(problem.memory(kind).total_bytes for kind in kinds) / problem.constants.usable_memory
+    needed = min(_memory(problem, kind).total_bytes for kind in kinds) / problem.constants.usable_memory
     remedy = f"take GPUs of {needed / 1e9:.0f} GB"
     n_nodes = 2 * cluster.n_nodes
     while n_nodes <= _MOST_NODES:
         larger = msgspec.structs.replace(problem, cluster=_with_nodes(cluster, n_nodes))
-        if any(larger.largest_batch(kind) for kind in _kinds(larger, wanted)):
+        if any(batch_that_fits(larger, kind) for kind in _kinds(larger, wanted)):
             remedy += f", or {n_nodes} such nodes"
             break
         n_nodes *= 2

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from zerotune.store.records import Collective, CommunicatorClass
 from zerotune.tuner.advice.cluster import Cluster
 from zerotune.tuner.advice.compute import BlockTime, block_forward, loss_s, optimizer_s
-from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
-from zerotune.tuner.advice.constants import Constants
-from zerotune.tuner.advice.model_shape import ModelShape
+from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.ranges import Range
 from zerotune.tuner.advice.timeline import BlockSteps, Span, Timeline, micro_batch, reduce
 from zerotune.zero_runtime.analysis import PARAMETER_BYTES
 
-
-class Measured(NamedTuple):
-    """What was measured, where something was; None: assumed."""
-
-    compute_factor: float | None = None
-    """Measured over modelled time of computation."""
-    network_factor: float | None = None
-    """The same of collectives."""
-
-
-NOTHING = Measured()
-_PLAYED = 3
+_PLAYED: Final = 3
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,35 +96,17 @@ class _Pieces(NamedTuple):
     post_gather_s: float
 
 
-def estimate(
-    shape: ModelShape,
-    configuration: ZeroConfiguration,
-    cluster: Cluster,
-    software: Software,
-    constants: Constants,
-    measured: Measured = NOTHING,
-) -> StepEstimate:
-    """One step.
-
-    Args:
-        shape: of the model.
-        configuration: how it is trained.
-        cluster: where.
-        software: what the script uses.
-        constants: what datasheets do not tell.
-        measured: replaces what is modelled.
-
-    Returns:
-        The estimate. Its ranges come of repeating it with computation and network slower and faster by their spreads.
-    """
-    compute, network = measured.compute_factor or 1.0, measured.network_factor or 1.0
-    parts, network_s = _play(shape, configuration, cluster, software, constants, compute, network)[:2]
+def estimate(problem: Problem, configuration: ZeroConfiguration) -> StepEstimate:
+    """One step; its ranges come of repeating it with computation and network slower and faster by their spreads."""
+    shape, cluster, constants, measured = problem.shape, problem.cluster, problem.constants, problem.measured
+    compute, network = _factors(problem)
+    parts, network_s = _play(problem, configuration, compute, network)[:2]
     narrowed = (0.25 if measured.compute_factor else 1.0, 0.25 if measured.network_factor else 1.0)
     widened = 1 + (0.5 * math.log2(cluster.n_nodes / cluster.network.known_nodes) if cluster.is_extrapolated else 0)
     compute_spread = math.exp(constants.compute_spread * narrowed[0])
     network_spread = math.exp(constants.network_spread * narrowed[1] * widened)
     low, high = (
-        _play(shape, configuration, cluster, software, constants, c, n)[0].total_s
+        _play(problem, configuration, c, n)[0].total_s
         for c, n in (
             (compute / compute_spread, network / network_spread),
             (compute * compute_spread, network * network_spread),
@@ -145,7 +115,7 @@ def estimate(
     step = Range(low, parts.total_s, high)
     n_groups = cluster.n_gpus // configuration.n_model_parallel
     tokens = shape.n_context * configuration.micro_batch * configuration.accumulation * n_groups
-    peak = 1e12 * cluster.gpu.peak(software.precision) * cluster.n_gpus
+    peak = 1e12 * cluster.gpu.peak(problem.software.precision) * cluster.n_gpus
     flops = tokens * shape.model_flops_per_token()
     again = {"none": 0.0, "half": 0.5, "full": 1.0}[configuration.recompute]
     repeated = shape.n_layers * (2 * shape.active_block_parameters + 4 * shape.query_width * shape.n_context)
@@ -160,42 +130,24 @@ def estimate(
     )
 
 
-def step_parts(
-    shape: ModelShape,
-    configuration: ZeroConfiguration,
-    cluster: Cluster,
-    software: Software,
-    constants: Constants,
-    measured: Measured = NOTHING,
-) -> StepParts:
-    """What `estimate` expects, without ranges; arguments as there."""
-    compute, network = measured.compute_factor or 1.0, measured.network_factor or 1.0
-    return _play(shape, configuration, cluster, software, constants, compute, network)[0]
+def step_parts(problem: Problem, configuration: ZeroConfiguration) -> StepParts:
+    """What `estimate` expects, without ranges."""
+    return _play(problem, configuration, *_factors(problem))[0]
 
 
-def spans(
-    shape: ModelShape,
-    configuration: ZeroConfiguration,
-    cluster: Cluster,
-    software: Software,
-    constants: Constants,
-    measured: Measured = NOTHING,
-) -> list[Span]:
-    """What `estimate` played, for a picture; arguments as there."""
-    compute, network = measured.compute_factor or 1.0, measured.network_factor or 1.0
-    return _play(shape, configuration, cluster, software, constants, compute, network)[2].spans
+def spans(problem: Problem, configuration: ZeroConfiguration) -> list[Span]:
+    """What `estimate` played, for a picture; of many micro-batches three."""
+    return _play(problem, configuration, *_factors(problem))[2].spans
+
+
+def _factors(problem: Problem) -> tuple[float, float]:
+    return problem.measured.compute_factor or 1.0, problem.measured.network_factor or 1.0
 
 
 def _play(
-    shape: ModelShape,
-    configuration: ZeroConfiguration,
-    cluster: Cluster,
-    software: Software,
-    constants: Constants,
-    compute: float,
-    network: float,
+    problem: Problem, configuration: ZeroConfiguration, compute: float, network: float
 ) -> tuple[StepParts, float, Timeline]:
-    pieces = _pieces(shape, configuration, cluster, software, constants, compute, network)
+    shape, pieces = problem.shape, _pieces(problem, configuration, compute, network)
     line = Timeline()
     if configuration.overlaps_post_step_gather and pieces.post_gather_s:
         line.run("network", "gather", pieces.post_gather_s)
@@ -235,7 +187,7 @@ def _play(
         recomputing_s=pieces.recomputed * blocks * forward.total_s,
         tensor_parallel_s=blocks * pieces.tensor_parallel_s,
         exposed_s=exposed,
-        contention_s=constants.contention * max(0.0, network_s - exposed),
+        contention_s=problem.constants.contention * max(0.0, network_s - exposed),
         offload_s=blocks * pieces.offload_s,
         optimizer_s=pieces.optimizer_s,
         waiting_s=3 * blocks * forward.waiting_s,
@@ -243,15 +195,8 @@ def _play(
     return parts, network_s, line
 
 
-def _pieces(
-    shape: ModelShape,
-    configuration: ZeroConfiguration,
-    cluster: Cluster,
-    software: Software,
-    constants: Constants,
-    compute: float,
-    network: float,
-) -> _Pieces:
+def _pieces(problem: Problem, configuration: ZeroConfiguration, compute: float, network: float) -> _Pieces:
+    shape, cluster, software, constants = problem.shape, problem.cluster, problem.software, problem.constants
     split, stage = configuration.n_model_parallel, configuration.stage
     tokens = configuration.micro_batch * shape.n_context
     element = PARAMETER_BYTES[software.precision]

@@ -27,7 +27,17 @@ class Timeline:
         self.busy_s = dict.fromkeys(STREAMS, 0.0)
 
     def run(self, stream: str, kind: str, seconds: float, not_before_s: float = 0.0) -> tuple[float, float]:
-        """Queue something; when it begins and ends."""
+        """Queue something.
+
+        Args:
+            stream: one of STREAMS.
+            kind: as in `Span`.
+            seconds: that it takes.
+            not_before_s: what it waits for.
+
+        Returns:
+            When it begins and ends.
+        """
         begin = max(self.free_s[stream], not_before_s)
         end = begin + seconds
         self.free_s[stream] = end
@@ -52,7 +62,7 @@ class BlockSteps(NamedTuple):
     reduce_s: tuple[float, ...]
     """What leaves for the network after the backward of each block, last block first; shape (blocks,)."""
     replicate_s: tuple[float, ...]
-    """The same of the sum over replicas, which follows it."""
+    """What the sum over replicas takes, which follows it; shape (blocks,)."""
 
 
 def micro_batch(
@@ -97,7 +107,14 @@ def micro_batch(
 
 
 def reduce(line: Timeline, scatter_s: float, replicate_s: float, ready_s: float) -> None:
-    """Gradients leave: among the ranks that share the states, then among replicas."""
+    """Gradients leave: among the ranks that share the states, then among replicas.
+
+    Args:
+        line: what is extended.
+        scatter_s: the first takes.
+        replicate_s: the second takes.
+        ready_s: when the gradients are there.
+    """
     done = line.run("network", "reduce", scatter_s, ready_s)[1] if scatter_s else ready_s
     if replicate_s:
         line.run("replicas", "reduce", replicate_s, done)

@@ -81,7 +81,8 @@ def advise(
     from zerotune.tuner.advice.clusters import cluster
     from zerotune.tuner.advice.configuration import Software
     from zerotune.tuner.advice.constants import DEFAULT
-    from zerotune.tuner.advice.search import STAGES, Problem, Wanted, search
+    from zerotune.tuner.advice.problem import Problem
+    from zerotune.tuner.advice.search import STAGES, Wanted, search
     from zerotune.tuner.advice.snippets import FRAMEWORKS, snippet
     from zerotune.tuner.offline.advise import document, shown
 

@@ -13,7 +13,8 @@ from zerotune.tuner.advice.configuration import Recompute
 from zerotune.tuner.advice.huggingface import read_config
 from zerotune.tuner.advice.model_shape import ModelShape, from_dimensions, from_parameters
 from zerotune.tuner.advice.network import FabricNetwork, LinkNetwork
-from zerotune.tuner.advice.search import RECOMPUTES, Choice, Problem
+from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.search import RECOMPUTES, Choice
 from zerotune.tuner.offline.memory_report import OPTIMIZERS, PRECISIONS, parse_parameters
 
 

@@ -9,7 +9,8 @@ import matplotlib.patches
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.search import Choice, Problem, Wanted, fastest
+from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.search import Choice, Wanted, fastest
 from zerotune.tuner.advice.step import spans
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.advise.document import scaled
@@ -57,9 +58,7 @@ def draw(problem: Problem, choices: tuple[Choice, ...], wanted: Wanted) -> Figur
 
 
 def _timeline(axes: Axes, problem: Problem, choice: Choice) -> None:
-    found = spans(
-        problem.shape, choice.configuration, problem.cluster, problem.software, problem.constants, problem.measured
-    )
+    found = spans(problem, choice.configuration)
     for span in found[:_MAX_SPANS]:
         axes.barh(
             _ROWS[span.stream], span.end_s - span.begin_s, left=span.begin_s, color=_COLOURS[span.kind], height=0.8
