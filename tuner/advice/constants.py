@@ -24,7 +24,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     traffic: float = 3.0
     """Bytes that move for each byte of activations that a block keeps, forward; backward twice as many. Fitted."""
     compiled_traffic: float = 0.6
-    """Share of that traffic that is left under a compiler: torch.compile makes steps 10 to 20 % faster where that counts most."""
+    """Share of it that is left under a compiler; assumed: torch.compile makes steps some 15 % faster."""
     network_share: float = 0.73
     """Of NCCL's own predicted bandwidth that training gets. Fitted."""
     contention: float = 0.48
