@@ -332,6 +332,21 @@ class OverlappedWorld(World):
 
 
 @dataclass
+class SeeminglyHidden(World):
+    """Computation is said to wait for a share of what calls take, and waits for all of it; channels cost it nothing.
+
+    So variants with fewer channels are tried, and lose.
+    """
+
+    share: float = 0.6
+
+    def run_step(self) -> tuple[np.ndarray, StepRecord]:
+        block, record = super().run_step()
+        assert record.exposed_us is not None
+        return block, msgspec.structs.replace(record, exposed_us=self.share * record.exposed_us)
+
+
+@dataclass
 class SlowInSecret(World):
     """What NCCL would not choose takes 1 % less in calls, and slows whole steps down where all calls run it."""
 

@@ -11,6 +11,9 @@ from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 
+Gains = Mapping[tuple[Call, Candidate], float]
+"""By call and setting, the share of the time of NCCL's own choice that it saves."""
+
 
 @dataclass
 class Line:
@@ -30,12 +33,12 @@ def key_of(world: World, call: Call) -> DecisionKey:
     return DecisionKey(world.communicator, call.collective, call.phase, size_class(call.message_bytes))
 
 
-def lines(world: World, gains: Mapping[tuple[Call, Candidate], float], count: int = 100) -> list[Line]:
-    """Statistics in which settings take so much less time than NCCL's own choice takes here.
+def lines(world: World, gains: Gains, count: int = 100) -> list[Line]:
+    """Statistics in which settings take that much less time than NCCL's own choice takes here.
 
     Args:
         world: the job to come.
-        gains: by call and setting, the share of time that it saves.
+        gains: of the settings.
         count: calls of each that were measured.
 
     Returns:
@@ -52,65 +55,52 @@ def lines(world: World, gains: Mapping[tuple[Call, Candidate], float], count: in
     return found
 
 
-def proven(world: World, gains: Mapping[tuple[Call, Candidate], float]) -> Knowledge:
-    """Settings that are beyond doubt: they run from the first plan on, and become incumbents once they are verified.
+def knowledge(world: World, *, proven: Gains = {}, leading: Gains = {}, promising: Gains = {}) -> Knowledge:  # noqa: B006
+    """What a job's brain begins with.
 
     Args:
         world: the job to come.
-        gains: as in `lines`.
+        proven: gains that are beyond doubt: these settings run from the first plan on, and become
+            incumbents once they are verified.
+        leading: settings that are probably faster: they lead from the beginning.
+        promising: settings of which so little is known that they are tried first.
 
     Returns:
-        What its brain begins with.
+        The knowledge.
     """
-    known = lines(world, gains)
-    return Knowledge(known, by_job=[known])
-
-
-def leading(world: World, gains: Mapping[tuple[Call, Candidate], float]) -> Knowledge:
-    """Settings that are probably faster: they lead from the beginning.
-
-    Args:
-        world: the job to come.
-        gains: as in `lines`.
-
-    Returns:
-        What its brain begins with.
-    """
-    return Knowledge(by_job=[lines(world, gains)])
-
-
-def promising(world: World, gains: Mapping[tuple[Call, Candidate], float]) -> Knowledge:
-    """Settings of which so little is known that they are tried first.
-
-    Args:
-        world: the job to come.
-        gains: as in `lines`.
-
-    Returns:
-        What its brain begins with.
-    """
-    return Knowledge(lines(world, gains, count=3))
+    known = [*lines(world, proven), *lines(world, promising, count=3)]
+    return Knowledge(known, by_job=[lines(world, {**proven, **leading})])
 
 
 class OnlyThese(CostPrior):
     """NCCL's costs where it offers some settings only."""
 
-    def __init__(self, world: World, *settings: Candidate) -> None:
-        super().__init__({**world.fabric.describe(), "emulated": world.fabric_name})
+    def __init__(self, facts: Mapping[str, str | int | float | bool], *settings: Candidate) -> None:
+        super().__init__(facts)
         self._settings = settings
 
     def candidates(self, communicator: CommunicatorClass, collective: Collective) -> tuple[Candidate, ...]:
         """NCCL's own choice, and those of the settings that are possible."""
         possible = super().candidates(communicator, collective)
-        return (BASELINE, *(one for one in self._settings if one in possible))
+        return (BASELINE, *(one for one in possible if one in self._settings))
+
+    def change(self, *settings: Candidate) -> None:
+        """Offer these from now on."""
+        self._settings = settings
+        self.revision += 1
 
 
-def offer_only(world: World, brain: Brain, *settings: Candidate) -> None:
+def offer_only(world: World, brain: Brain, *settings: Candidate) -> OnlyThese:
     """Let a brain that has seen nothing yet choose among some settings only.
 
     Args:
         world: its job.
         brain: to be told.
         settings: beside NCCL's own choice, in all collectives for which they are possible.
+
+    Returns:
+        What is offered, to be changed later.
     """
-    brain.restrict(OnlyThese(world, *settings))
+    offers = OnlyThese({**world.fabric.describe(), "emulated": world.fabric_name}, *settings)
+    brain.restrict(offers)
+    return offers

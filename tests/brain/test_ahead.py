@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lib.brain_world import Call, World, make_brain, play
+from benchmarks.lib.earlier_jobs import knowledge
 from zerotune.store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,
@@ -13,13 +14,12 @@ from zerotune.store.records import (
     Collective,
     CommunicatorClass,
     Phase,
+    PlanRow,
     Protocol,
     size_class,
     size_class_floor,
 )
 from zerotune.tuner.learning.brain import Brain, BrainSettings
-from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.choice import NEVER_STEP
 
 MIB = 1 << 20
 NODE = CommunicatorClass(8, 1)
@@ -41,6 +41,13 @@ def _freed(
     return world, brain
 
 
+def _ahead(brain: Brain) -> list[PlanRow]:
+    """Rows of the newest plan for larger messages than any before."""
+    assert brain.plan is not None
+    largest = max(one.key.size_class for one in brain.keys)
+    return [row for row in brain.plan.plan.rows if row.min_bytes >= size_class_floor(largest + 1)]
+
+
 def test_the_first_larger_message_runs_with_what_is_faster_than_nccls_choice() -> None:
     world, brain = _freed()
     larger = _reduced(2 * MIB)
@@ -48,7 +55,7 @@ def test_the_first_larger_message_runs_with_what_is_faster_than_nccls_choice() -
     assert world.truth(larger, found)[0] < 0.8 * world.truth(larger, BASELINE)[0]
     world.calls = [larger] * 4
     play(world, brain, 60)
-    assert world.truth(larger, brain._states[1].usual)[0] <= world.truth(larger, found)[0]
+    assert world.truth(larger, brain.keys[1].usual)[0] <= world.truth(larger, found)[0]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,7 @@ def test_the_first_larger_message_runs_with_what_is_faster_than_nccls_choice() -
 def test_what_would_be_slower_is_left_to_nccl(fabric: str, place: CommunicatorClass, log2_bytes: int) -> None:
     for seed in range(3):
         world, brain = _freed(1 << log2_bytes, fabric, place, seed)
-        rows = brain._ahead.rows
+        rows = _ahead(brain)
         assert (rows[0].min_bytes, rows[-1].max_bytes) == (
             size_class_floor(size_class(1 << log2_bytes) + 1),
             size_class_floor(size_class(1 << log2_bytes) + 1 + 2 * SIZE_CLASSES_PER_OCTAVE) - 1,
@@ -73,49 +80,41 @@ def test_what_would_be_slower_is_left_to_nccl(fabric: str, place: CommunicatorCl
 
 
 def test_what_is_found_later_counts_too() -> None:
-    """Steps may turn out slower with what was faster."""
+    """Calls may become slower with what was faster."""
     world, brain = _freed()
-    state = brain._states[0]
-    guessed = {row.candidate for row in brain._ahead.rows} - {BASELINE}
-    assert guessed == {state.usual}
-    brain._policy.set_incumbent(state, BASELINE, "rollback", "")
-    state.banned.update(dict.fromkeys(guessed, "steps were slower with it"))
-    state.quiet_until = NEVER_STEP  # nor is it tried again
-    brain.propose()
+    guessed = {row.candidate for row in _ahead(brain)} - {BASELINE}
+    assert guessed == {brain.keys[0].usual}
+    world.factors.update({(world.calls[0], one): 3.0 for one in guessed})
+    while brain.keys[0].usual in guessed:
+        assert world.step < 300
+        play(world, brain, 1)
     play(world, brain, 2)
-    assert not guessed & {row.candidate for row in brain._ahead.rows}
-    assert not brain._ahead.refresh(brain._states, brain._regimes.evidence)
+    assert not guessed & {row.candidate for row in _ahead(brain)}
 
 
 def test_where_nccl_goes_over_to_another_algorithm_or_protocol_it_is_left_alone() -> None:
-    _, brain = _freed()
-    state = brain._states[0]
-    for row in brain._ahead.rows:
+    world, brain = _freed()
+    assert _ahead(brain)
+    for row in _ahead(brain):
         for n_bytes in (row.min_bytes, row.max_bytes):
-            default = brain._costs.default(*state.family, n_bytes)
+            default = brain.costs.default(world.communicator, row.collective, n_bytes)
+            assert default is not None
             changes = (default.algorithm, default.protocol) != (Algorithm.ring, Protocol.ll)
             assert row.candidate.is_baseline or not changes
 
 
 def test_without_a_description_larger_messages_are_left_to_nccl() -> None:
     world = World("h100_node", NODE, [_reduced(MIB)] * 4, memory_pressure=0.97)
-    brain = Brain("job", "", {}, Knowledge.empty(), BrainSettings(), clock=lambda: 0.0)
+    faster = Candidate(Algorithm.ring, Protocol.simple, 8)
+    world.factors[world.calls[0], faster] = 0.6 * world.truth(world.calls[0], BASELINE)[0] / world.truth(
+        world.calls[0], faster
+    )[0]
+    known = knowledge(world, promising={(world.calls[0], faster): 0.4})
+    brain = Brain("job", "", {}, known, BrainSettings(), clock=lambda: 0.0)
     play(world, brain, 20)
     world.memory_pressure = 0.6
-    brain._policy.set_incumbent(brain._states[0], Candidate(Algorithm.tree, Protocol.ll128, 24), "promote", "")
+    while brain.keys[0].usual.is_baseline:
+        assert world.step < 200
+        play(world, brain, 1)
     play(world, brain, 2)
-    assert not brain._states[0].usual.is_baseline
-    assert all(row.candidate.is_baseline for row in brain._ahead.rows)
-
-
-def test_more_channels_than_training_bears_are_not_carried_to_larger_messages() -> None:
-    world, brain = _freed(16 << 10, fabric="few_sms_node")
-    state = brain._states[0]
-    assert any(row.candidate.n_channels > 4 for row in brain._ahead.rows)
-    state.max_channels, state.incumbent = 4, BASELINE
-    brain._policy.end_lead(state)
-    brain._policy.end_trial(state)
-    state.quiet_until = NEVER_STEP
-    play(world, brain, 2)
-    assert brain._ahead.rows
-    assert all(row.candidate.n_channels <= 4 for row in brain._ahead.rows)
+    assert all(row.candidate.is_baseline for row in _ahead(brain))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.lib.brain_world import Call, OverlappedWorld, World, make_brain, play
-from benchmarks.lib.earlier_jobs import key_of, leading, offer_only, promising, proven
+from benchmarks.lib.earlier_jobs import key_of, knowledge, offer_only
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 
@@ -62,9 +62,9 @@ def test_what_is_shown_is_a_copy() -> None:
 def test_a_setting_of_earlier_jobs_is_seen_on_its_way_to_become_the_incumbent() -> None:
     call = CALLS[0]
     kinds = []
-    for known in (promising, leading, proven):
+    for kind in ("promising", "leading", "proven"):
         world = _world([call] * 2)
-        brain = make_brain(world, known(world, {(call, PAT): 0.2}))
+        brain = make_brain(world, knowledge(world, **{kind: {(call, PAT): 0.2}}))
         offer_only(world, brain, PAT)
         seen = []
         for _ in range(60):
@@ -73,7 +73,7 @@ def test_a_setting_of_earlier_jobs_is_seen_on_its_way_to_become_the_incumbent() 
             role = {view.trial: "trial", view.lead: "lead", view.incumbent: "incumbent"}.get(PAT)
             if role is not None and role not in seen:
                 seen.append(role)
-            assert view.lead_is_proven == (known is proven) or view.lead is None
+            assert view.lead_is_proven == (kind == "proven") or view.lead is None
         assert view.is_watched
         assert view.incumbent_kind == "promote"
         assert view.tried == (PAT,)

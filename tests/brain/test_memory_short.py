@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play, zero3_step
+from benchmarks.lib.earlier_jobs import knowledge, lines, offer_only
 from benchmarks.lib.tight_world import TightWorld
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import (
@@ -22,13 +23,12 @@ from zerotune.store.records import (
     Phase,
     Protocol,
     size_class,
+    size_class_range,
 )
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy import memory
-from zerotune.tuner.learning.policy.acquisition import Option
 from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate
-from zerotune.tuner.learning.policy.plans import Variant
 
 MIB = 1 << 20
 BOXES = CommunicatorClass(16, 16)
@@ -53,7 +53,7 @@ class Line(NamedTuple):
 def _says_another_algorithm(world: World, *, is_proven: bool = True) -> Knowledge:
     """Earlier jobs, with more memory, found another algorithm to be a third faster than NCCL's own choice."""
     lines = []
-    options = make_brain(world)._costs
+    options = make_brain(world).costs
     for call in dict.fromkeys(world.calls):
         usual_us, ran = world.truth(call, BASELINE)
         others = (
@@ -106,7 +106,7 @@ def test_nor_on_communicators_that_come_later() -> None:
     play(world, brain, 3)
     world.communicator = CommunicatorClass(4, 4)
     brain.observe(world.run_step()[0])  # the daemon may think before it hears how full the device is by now
-    new = [state for state in brain._states if state.key.communicator != BOXES]
+    new = [one for one in brain.keys if one.key.communicator != BOXES]
     assert new
     assert all(state.trial is None for state in new)
 
@@ -132,44 +132,46 @@ def test_trials_that_begin_together_fit_together() -> None:
         assert (len(world.connected) == 3) == (free > 1)
 
 
-def test_nor_do_those_of_one_window_that_fit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = [Call(one, Phase.other, 4 * MIB) for one in (Collective.all_reduce, Collective.all_gather)]
-    world = World("ethernet_boxes", BOXES, calls * 2)
-    brain = make_brain(world)
-    play(world, brain, 3)
-    brain.memory._device_mb = 1700.0  # tree takes 0.127, PAT 0.339
-
-    def best(state, *_: object) -> Option:
-        return Option(1.0, 0.0, (PAT, TREE)[state.index], (0.0, 1.0), "")
-
-    monkeypatch.setattr(brain._policy.options, "best", best)
-    for pressure, n_begun in ((0.5, 1), (0.4, 2)):
-        brain.memory.heard(pressure, world.step)
-        brain._policy._start_trials(brain._states, brain._regimes.evidence, world.step, 1.0)
-        assert len(brain._policy.trials) == n_begun
-        brain._policy.connect_nothing()
-
-
-@pytest.mark.parametrize("leads", [False, True])
-def test_what_would_add_channels_ends_as_memory_gets_short(leads: bool) -> None:
-    world = World(
-        "h100_ib_2", CommunicatorClass(16, 2), [Call(Collective.all_gather, Phase.forward_gather, 1 << 18)] * 3
+@pytest.mark.parametrize(("pressure", "n_begun"), [(0.5, 1), (0.4, 2)])
+def test_nor_do_those_of_one_window_that_fit_alone(pressure: float, n_begun: int) -> None:
+    """Tree takes 0.127 of the device, PAT 0.339."""
+    reduces, gathers = (
+        Call(one, Phase.other, 4 * MIB) for one in (Collective.all_reduce, Collective.all_gather)
     )
-    brain = make_brain(world)
-    play(world, brain, 8)
-    (state,), gate = brain._states, brain.memory
-    ((_, connected),) = gate.connected()
-    ((algorithm, n_channels),) = connected.items()
-    for n_asked, stays in ((n_channels, True), (2 * n_channels, False)):
-        asked = Candidate(algorithm, Protocol.ll, n_asked)
-        gate.heard(0.3, world.step)
-        if leads:
-            brain._policy.begin_lead(state, asked)
-        else:
-            brain._policy.begin_trial(state, asked, "", (0.03, 0.03))
-        _, record = world.run_step()
-        brain.step_finished(msgspec.structs.replace(record, memory_pressure=0.99))
-        assert (state.lead if leads else state.trial) == (asked if stays else None)
+    world = World("ethernet_boxes", BOXES, [reduces, gathers] * 2, memory_pressure=pressure)
+    _device(world, 1700.0)
+    brain = make_brain(world, knowledge(world, promising={(reduces, TREE): 0.3, (gathers, PAT): 0.3}))
+    offer_only(world, brain, TREE, PAT)
+    while not (on_trial := [one.trial for one in brain.keys if one.trial is not None]):
+        assert world.step < 60
+        play(world, brain, 1)
+    assert len(on_trial) == n_begun
+
+
+def _device(world: World, device_mb: float) -> None:
+    """Give a job another device."""
+    world.fabric = copy.copy(world.fabric)
+    world.fabric.memory = msgspec.structs.replace(world.fabric.memory, device_mb=device_mb)
+
+
+@pytest.mark.parametrize(("n_channels", "stays"), [(4, True), (8, False)])
+@pytest.mark.parametrize("kind", ["promising", "leading"])
+def test_what_would_add_channels_ends_as_memory_gets_short(kind: str, n_channels: int, stays: bool) -> None:
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 18)
+    world = World("h100_ib_2", CommunicatorClass(16, 2), [call] * 3)
+    usual = world.setting(call, BASELINE)
+    assert usual.n_channels == 4
+    asked = Candidate(usual.algorithm, Protocol.ll128, n_channels)
+    brain = make_brain(world, knowledge(world, **{kind: {(call, asked): 0.05}}))
+    offer_only(world, brain, asked)
+    world.factors[call, asked] = 0.97 * world.truth(call, BASELINE)[0] / world.truth(call, asked)[0]
+    play(world, brain, 1)
+    while asked not in (brain.keys[0].trial, brain.keys[0].lead):
+        assert world.step < 60
+        play(world, brain, 1)
+    _, record = world.run_step()
+    brain.step_finished(msgspec.structs.replace(record, memory_pressure=0.99))
+    assert (asked in (brain.keys[0].trial, brain.keys[0].lead)) == stays
 
 
 SHORT_FOR_GOOD = {
@@ -207,8 +209,8 @@ def test_more_channels_are_not_tried_for_next_to_nothing(monkeypatch: pytest.Mon
         )
         plans = play(world, make_brain(world), 100)
         used = world.truth(calls[0], BASELINE)[1].n_channels
-        rows = [row for plan in plans for row in plan.rows if "memory is short" not in row.reason]
-        small = [row for row in rows if row.min_bytes <= 1 << 16 <= row.max_bytes]
+        of_key = size_class_range(size_class(1 << 16))
+        small = [row for plan in plans for row in plan.rows if (row.min_bytes, row.max_bytes) == of_key]
         most.append(max((row.candidate.n_channels for row in small), default=0) > used)
     assert most == [True, False]
 
@@ -227,45 +229,34 @@ def test_fewer_channels_are_found_to_train_faster_while_memory_is_short_too() ->
     assert found[1] < 1.01 * found[0]
 
 
-def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short() -> None:
-    world = World("ethernet_boxes", BOXES, [Call(Collective.all_reduce, Phase.gradient_scatter, 4 * MIB)] * 3)
-    brain = make_brain(world)
-    play(world, brain, 3)
-    assert Algorithm.tree not in dict(brain.memory.connected())[BOXES]
-    feedback = brain._step_feedback
-    feedback._variants.begin(Variant("tree", {0: TREE}), world.step, 1e9, feedback._guarded.effects)
-    world.memory_pressure = 0.97
+@pytest.mark.parametrize("becomes_short", [False, True])
+def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short(becomes_short: bool) -> None:
+    """Nothing but a tree of few channels is offered, whose calls are slower: only steps may speak for it."""
+    place = fabric.load("few_sms_node").communicator(range(8))
+    call = Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 24)
+    world = OverlappedWorld("few_sms_node", place, [call] * 6, compute_us=30_000.0)
+    tree = Candidate(Algorithm.tree, Protocol.simple, 16)
+    slower = Knowledge(lines(world, {(call, tree): -0.3}))
+    brain = make_brain(world, slower)
+    offer_only(world, brain, tree)
+    while brain.variant is None:
+        assert world.step < 200
+        play(world, brain, 1)
+    assert {*brain.variant.settings.values()} == {tree}
+    assert Algorithm.tree not in dict(brain.memory.connected())[place]
+    world.memory_pressure = 0.97 if becomes_short else 0.3
     plans = play(world, brain, 20)
-    assert brain._step_feedback._variants.on_trial is None
-    assert all(row.candidate.algorithm is not Algorithm.tree for plan in plans for row in plan.rows)
+    assert (tree in {row.candidate for plan in plans for row in plan.rows}) == (not becomes_short)
+    assert not (becomes_short and brain.variant)
 
 
-def test_variants_fit_as_a_whole() -> None:
-    calls = [Call(one, Phase.other, 4 * MIB) for one in (Collective.all_reduce, Collective.all_gather)]
-    world = World("ethernet_boxes", BOXES, calls * 2)
-    brain = make_brain(world)
-    play(world, brain, 3)
-    brain.memory._device_mb = 1700.0  # tree takes 0.127, PAT 0.339
-    reduces, gathers = ({at: setting} for at, setting in enumerate((TREE, PAT)))
-    variants = brain._step_feedback._variants
-    for pressure, fits in ((0.4, True), (0.5, False)):
-        brain.memory.heard(pressure, world.step)
-        assert variants.may_run(Variant("", reduces), brain._states)
-        assert variants.may_run(Variant("", gathers), brain._states)
-        assert variants.may_run(Variant("", reduces | gathers), brain._states) == fits
-
-
-def test_nothing_goes_back_to_what_nccl_would_have_to_connect() -> None:
-    world = World("ethernet_boxes", BOXES, zero3_step(shard_bytes=MIB, n_ranks=1), memory_pressure=0.97)
-    brain = make_brain(world)
-    play(world, brain, 5)
-    world.calls = zero3_step(shard_bytes=8 * MIB, n_ranks=1)
-    play(world, brain, 5)
-    small, large = (
-        next(one for one in brain._states if one.key.size_class == size_class(n_bytes)) for n_bytes in (MIB, 8 * MIB)
-    )
-    assert brain._policy.options.may_run(small, BASELINE)
-    assert not brain._policy.options.may_run(large, BASELINE)  # ring, which never ran
+def test_what_fits_alone_may_not_fit_as_a_whole() -> None:
+    gate = _gate(device_mb=1700.0)  # tree takes 0.127, PAT 0.339
+    for step, (pressure, fits) in enumerate(((0.4, True), (0.5, False)), start=1):
+        gate.heard(pressure, step)
+        assert gate.allows_all({(TREE, BOXES)})
+        assert gate.allows_all({(PAT, BOXES)})
+        assert gate.allows_all({(TREE, BOXES), (PAT, BOXES)}) == fits
 
 
 # ---- the gate ----

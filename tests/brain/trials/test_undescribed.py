@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,40 +11,54 @@ import pytest
 from benchmarks.lib import generated_csvs
 from benchmarks.lib.brain_world import Call, World, play
 from benchmarks.lib.data_sets import of_folder
+from benchmarks.lib.earlier_jobs import OnlyThese, knowledge
 from benchmarks.modeling.prediction_first_step import after_the_first_step
-from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.agent.nccl import cost_model, fabric
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
+from zerotune.store.wire import COST_FIELDS
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.choice import NOT_OFFERED
-from zerotune.tuner.learning.policy.keys import FieldBook
 from zerotune.tuner.modeling.features import CostPrior, cell_of
 
 
-def _pull(*, is_described: bool) -> float:
+def _undescribed(settings: BrainSettings | None = None) -> Brain:
+    return Brain("job", "fabric", {}, Knowledge.empty(), settings or BrainSettings(), lambda: 0.0)
+
+
+def _table(world: World, collective: Collective, message_bytes: int, costs_us: np.ndarray) -> np.ndarray:
+    """A cost table as ranks report it, [7, 3] microseconds."""
+    table = np.zeros(1, np.dtype(COST_FIELDS))
+    table["n_ranks"], table["n_nodes"] = world.communicator.n_ranks, world.communicator.n_nodes
+    table["collective"], table["message_bytes"], table["cost_us"] = collective, message_bytes, costs_us
+    return table
+
+
+def _pull(*, is_described: bool = False, has_table: bool = False) -> float:
     """How far guesses of other cells follow what NCCL's own choice took; 1 = all the way."""
     place = fabric.load("h100_node").communicator(range(8))
     calls = [Call(Collective.all_gather, Phase.other, 1 << exponent) for exponent in range(16, 26, 2)]
     world = World("h100_node", place, calls)
     facts = world.fabric.describe() if is_described else {}
     brain = Brain("job", "fabric", facts, Knowledge.empty(), BrainSettings(explore=False), lambda: 0.0)
+    if has_table:
+        costs_us = cost_model.cost_table(world.topology, Collective.all_gather, 1 << 20)
+        brain.cost_tables(_table(world, Collective.all_gather, 1 << 20, costs_us))
     for _ in range(5):
         block, record = world.run_step()
         block["duration_us"] *= 0.3
         brain.observe(block)
         brain.step_finished(record)
-    state, evidence = brain._states[2], brain._regimes.evidence
-    mean, _ = brain._surrogate.posterior(state, brain._states, evidence)
-    guess = brain._surrogate.fields.of(state).table[:, 4]
-    moved = mean - guess
-    options = brain._surrogate.fields.of(state).options
-    others = [at for at, one in enumerate(options) if at and cell_of(one) != cell_of(state.default_setting)]
-    return float(np.nanmedian(moved[others]) / moved[0])
+    view = brain.keys[2]
+    assert view.default_setting is not None
+    moved = {one: math.log(it.us / it.guessed_us) for one, it in brain.predicted(view.key).items()}
+    own = moved.pop(BASELINE)
+    return float(np.median([by for one, by in moved.items() if cell_of(one) != cell_of(view.default_setting)]) / own)
 
 
 def test_guesses_of_all_cells_follow_what_runs() -> None:
-    assert _pull(is_described=False) > 0.75
+    assert _pull() > 0.75
     assert _pull(is_described=True) < 0.6, "a described machine's cells have errors of their own"
+    assert _pull(has_table=True) < 0.6, "and so has what NCCL believes of its own"
 
 
 def test_what_nccl_chose_is_not_taken_for_the_cheapest(tmp_path: Path) -> None:
@@ -59,27 +74,21 @@ def test_what_nccl_chose_is_not_taken_for_the_cheapest(tmp_path: Path) -> None:
 
 def test_nccls_own_choice_is_guessed_by_the_cell_that_ran() -> None:
     place = fabric.load("h100_ib_2").communicator(range(16))
-    world = World("h100_ib_2", place, [Call(Collective.all_gather, Phase.other, 1 << 14)])
-    brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(explore=False), lambda: 0.0)
+    call = Call(Collective.all_gather, Phase.other, 1 << 14)
+    world, brain = World("h100_ib_2", place, [call]), _undescribed(BrainSettings(explore=False))
     block, _ = world.run_step()
     block["algorithm"], block["protocol"] = Algorithm.ring, Protocol.simple
     brain.observe(block)
-    state, fields = brain._states[0], brain._surrogate.fields
-    assert state.default_setting is not None
-    simple = Candidate(Algorithm.ring, Protocol.simple, brain._costs.max_channels(place))
-    asked = state.family[0], state.family[1], (simple,), state.message_bytes
-    assert fields.of(state).table[0, 4] == pytest.approx(brain._costs.log_cost(*asked)[0, 0])
+    simple = Candidate(Algorithm.ring, Protocol.simple, brain.costs.max_channels(place))
+    (expected,) = brain.costs.log_cost(place, call.collective, (simple,), call.message_bytes)[0]
+    assert math.log(brain.predicted(brain.keys[0].key)[BASELINE].guessed_us) == pytest.approx(expected)
 
 
-def test_a_cost_table_of_nccl_ends_the_guesswork() -> None:
-    place = fabric.load("h100_node").communicator(range(8))
-    family = (place, Collective.all_gather)
-    brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
-    assert brain._surrogate.fields.is_guesswork(family)
-    table = np.full((7, 3), -1.0, np.float32)
-    table[1] = 40.0, 30.0, 20.0
-    brain._costs.learn_live(*family, 1 << 20, table)
-    assert not brain._surrogate.fields.is_guesswork(family)
+def _guesses(brain: Brain) -> dict[DecisionKey, dict[Candidate, float]]:
+    return {
+        one.key: {option: it.guessed_us for option, it in brain.predicted(one.key).items() if option != one.incumbent}
+        for one in brain.keys
+    }
 
 
 def test_how_many_channels_there_are_may_become_known_late() -> None:
@@ -87,62 +96,70 @@ def test_how_many_channels_there_are_may_become_known_late() -> None:
     place = fabric.load("h100_ib_2").communicator(range(16))
     early = [Call(Collective.all_gather, Phase.forward_gather, 1 << 16)]
     late = [Call(Collective.all_gather, Phase.backward_gather, 1 << exponent) for exponent in (28, 16)]
-    world = World("h100_ib_2", place, early)
-    brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
-    play(world, brain, 40)
-    world.calls = early + late
-    play(world, brain, 40)
-    fresh = FieldBook(brain._costs)
-    for state in brain._states:
-        kept = brain._surrogate.fields.of(state)
-        state.field = None
-        made_anew = fresh.of(state)
-        assert kept.options == made_anew.options
-        np.testing.assert_allclose(kept.table, made_anew.table)
+    found = []
+    for first in (early, early + late):
+        world, brain = World("h100_ib_2", place, first), _undescribed(BrainSettings(explore=False))
+        play(world, brain, 5)
+        before = _guesses(brain)
+        world.calls = early + late
+        play(world, brain, 5)
+        found.append(_guesses(brain))
+    assert len(before) == len(found[0]) == 3
+    for key, guesses in found[0].items():
+        assert guesses == pytest.approx(found[1][key])
 
 
-def test_whoever_changes_costs_need_not_tell_anybody() -> None:
-    place = fabric.load("h100_ib_2").communicator(range(16))
-    world = World("h100_ib_2", place, [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2)
-    brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
-    play(world, brain, 3)
-    state, fields = brain._states[0], brain._surrogate.fields
-    state.quiet_until = 1 << 40
-    before = fields.of(state)
-    assert fields.of(state) is before
-    brain._costs.learn_live(place, Collective.all_gather, 1 << 20, np.full((7, 3), 50.0, np.float32))
-    after = fields.of(state)
-    assert after is not before
-    assert not np.allclose(after.table[0, 4], before.table[0, 4])
-    assert state.quiet_until == 0, "there may be something to try now"
-    for change in (lambda: brain.restrict(CostPrior({"emulated": "h100_ib_2"})), lambda: _learned(brain)):
-        before = fields.of(state)
-        change()
-        assert fields.of(state) is not before
-
-
-def _learned(brain: Brain) -> None:
-    brain.knowledge = Knowledge.empty()
-
-
-def test_what_nccl_turns_out_not_to_offer_runs_no_longer() -> None:
-    """A cost table that comes after a key was tuned; what steps spoke against does not come back either."""
+def test_whatever_changes_costs_changes_guesses_and_ends_a_keys_rest() -> None:
     place = fabric.load("h100_ib_2").communicator(range(16))
     call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
-    brain = Brain("job", "fabric", {}, Knowledge.empty(), BrainSettings(budget_fraction=0.0), lambda: 0.0)
+    world, brain = World("h100_ib_2", place, [call] * 2), _undescribed()
+    offers = OnlyThese({})
+    brain.restrict(offers)
+    play(world, brain, 20)
+    assert brain.keys[0].rests_until_step > world.step
+    for change in (
+        lambda: brain.cost_tables(_table(world, call.collective, 1 << 20, np.full((7, 3), 50.0, np.float32))),
+        lambda: offers.change(*CostPrior({"emulated": "h100_ib_2"}).candidates(place, call.collective)),
+        lambda: brain.restrict(CostPrior({"emulated": "ethernet_boxes"})),
+    ):
+        before = brain.predicted(brain.keys[0].key)
+        change()
+        after = brain.predicted(brain.keys[0].key)
+        assert {one: it.guessed_us for one, it in before.items()} != {one: it.guessed_us for one, it in after.items()}
+        assert brain.keys[0].rests_until_step == 0, "there may be something to try now"
+
+
+def test_what_earlier_jobs_left_is_taken_over_when_it_comes() -> None:
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    world, brain = World("h100_ib_2", place, [call] * 2), _undescribed(BrainSettings(explore=False))
+    play(world, brain, 3)
+    option = next(one for one in brain.predicted(brain.keys[0].key) if not one.is_baseline)
+    brain.knowledge = knowledge(world, promising={(call, option): 0.5})
+    guessed_us = brain.predicted(brain.keys[0].key)[option].guessed_us
+    assert guessed_us == pytest.approx(0.5 * world.truth(call, BASELINE)[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("n_steps", [1, 60])
+def test_what_nccl_turns_out_not_to_offer_runs_no_longer(n_steps: int) -> None:
+    """A cost table that comes after a key was tuned; what leads ends, too, as does what was promoted."""
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    found = Candidate(Algorithm.ring, Protocol.ll128, 8)
     world = World("h100_ib_2", place, [call] * 2)
+    world.factors[call, found] = 0.7 * world.truth(call, BASELINE)[0] / world.truth(call, found)[0]
+    known = knowledge(world, proven={(call, found): 0.3})
+    brain = Brain("job", "fabric", {}, known, BrainSettings(budget_fraction=0.0), lambda: 0.0)
+    play(world, brain, n_steps)
+    (view,) = brain.keys
+    assert (view.lead if n_steps == 1 else view.incumbent) == found
+    assert world.chosen(call) == found
+    costs_us = np.full((7, 3), 50.0, np.float32)
+    costs_us[int(Algorithm.ring), int(Protocol.ll128)] = -1.0
+    brain.cost_tables(_table(world, call.collective, 1 << 20, costs_us))
     play(world, brain, 3)
-    state = brain._states[0]
-    promoted = Candidate(Algorithm.ring, Protocol.ll128, 8)
-    brain._policy.set_incumbent(state, promoted, "promote", "measured faster")
-    brain._policy.begin_lead(state, Candidate(Algorithm.ring, Protocol.ll128, 16))
-    play(world, brain, 3)
-    assert world.chosen(call).protocol is Protocol.ll128
-    table = np.full((7, 3), 50.0, np.float32)
-    table[int(Algorithm.ring), int(Protocol.ll128)] = -1.0
-    brain._costs.learn_live(place, Collective.all_gather, 1 << 20, table)
-    play(world, brain, 3)
+    (view,) = brain.keys
     assert world.chosen(call).is_baseline
-    assert state.lead is None
-    assert state.banned[promoted] == NOT_OFFERED
+    assert (view.incumbent, view.lead) == (BASELINE, None)
+    assert found in view.banned
     assert [one.candidate for one in brain.decisions() if one.kind == "rollback"][-1:] == [BASELINE]
