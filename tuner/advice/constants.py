@@ -35,7 +35,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Forward, without a compiler; backward twice as many."""
     optimizer_bytes: float = 38.0
     """That an optimizer step moves per parameter: four fp32 values read, three written, the 16-bit copy, the norm."""
-    usable_memory: float = 0.92
+    usable_memory: float = 0.91
     """Of a GPU's memory; the rest is lost to fragments (ZeRO paper, section 3.2: up to 30 % without M_D)."""
     runtime_bytes: float = 1.5e9
     """CUDA's context, libraries and NCCL's buffers."""

@@ -104,7 +104,8 @@ def memory_parts(
     if configuration.bucket_bytes is None:
         buffers = 4.0 * shape.n_parameters / split  # section 3.2: one flat fp32 buffer
     else:
-        buffers = 2.0 * min(configuration.bucket_bytes, own_block * element)
+        reduced = own_block if configuration.stage == 3 else shape.n_parameters / split
+        buffers = 2.0 * min(configuration.bucket_bytes, reduced * element)
     if configuration.stage == 3:
         outer = shape.outer_parameters / split
         gathered = (configuration.prefetch + 1) * own_block + outer

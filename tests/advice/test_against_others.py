@@ -1,0 +1,29 @@
+"""The model behind `zerotune advise`, held to the ZeRO paper and to published runs."""
+
+from __future__ import annotations
+
+from benchmarks.advice import advise_error, zero_paper
+from benchmarks.advice.published_runs import published_runs
+
+
+def test_the_papers_page_is_what_the_command_writes():
+    assert zero_paper.PAGE.read_text() == zero_paper.page(), "run python -m benchmarks zero_paper --write"
+
+
+def test_the_paper_is_met():
+    missed = [result.metric for result in zero_paper.results() if result.is_met is False]
+    assert missed == []
+
+
+def test_runs_set_aside_are_met():
+    runs = published_runs()
+    found = {result.metric: result for result in advise_error.results(runs)}
+    assert found["held_out_runs_error_median"].is_met
+    assert found["held_out_in_range_share"].value >= 0.85
+
+
+def test_every_run_has_a_source_and_a_name_of_its_own():
+    runs = published_runs()
+    assert len({run.name for run in runs}) == len(runs) >= 20
+    assert all(run.source.startswith("https://") for run in runs)
+    assert 10 <= sum(run.is_set_aside for run in runs) <= len(runs) - 10
