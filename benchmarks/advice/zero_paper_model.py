@@ -61,7 +61,7 @@ class PaperRun:
     @property
     def shape(self) -> ModelShape:
         """By its layers and width."""
-        return shape(self.n_layers, self.width, self.n_heads)
+        return _gpt2(self.n_layers, self.width, self.n_heads)
 
     @cached_property
     def configuration(self) -> ZeroConfiguration:
@@ -74,8 +74,7 @@ class PaperRun:
         return configuration(kind, self)
 
 
-def shape(n_layers: int, width: int, n_heads: int) -> ModelShape:
-    """A GPT-2-like model of the paper."""
+def _gpt2(n_layers: int, width: int, n_heads: int) -> ModelShape:
     return from_dimensions(n_layers, width, n_heads, N_CONTEXT, 50257, learned_positions=True)
 
 
@@ -100,13 +99,13 @@ def configuration(kind: str, run: PaperRun) -> ZeroConfiguration:
     return base if stage else msgspec.structs.replace(base, bucket_bytes=None)
 
 
-def problem(run: PaperRun, constants: Constants = CONSTANTS, model: ModelShape | None = None) -> Problem:
-    """The paper's cluster with the run's model, or another."""
+def problem(run: PaperRun, constants: Constants = CONSTANTS) -> Problem:
+    """The paper's cluster with the run's model."""
     n_nodes = -(-run.n_gpus // DGX2.ranks_per_node)
     network = LinkNetwork(DGX2, constants.network_share)
     per_node = min(DGX2.ranks_per_node, run.n_gpus)
     cluster = Cluster("DGX-2", n_nodes, gpu("v100_32gb"), network, per_node)
-    return Problem(shape=model or run.shape, cluster=cluster, software=SOFTWARE, constants=constants)
+    return Problem(shape=run.shape, cluster=cluster, software=SOFTWARE, constants=constants)
 
 
 def step(run: PaperRun, constants: Constants = CONSTANTS) -> StepEstimate:
@@ -114,14 +113,14 @@ def step(run: PaperRun, constants: Constants = CONSTANTS) -> StepEstimate:
     return estimate(problem(run, constants), run.configuration)
 
 
-def largest_model(run: PaperRun, constants: Constants = CONSTANTS, kind: str = "") -> float:
+def largest_model(run: PaperRun, constants: Constants = CONSTANTS) -> float:
     """Parameters of the deepest model of the run's width that fits with the run's batch; 0: not one block does."""
-    one = configuration(kind, run) if kind else run.configuration
+    one = run.configuration
     n_groups = run.n_gpus // run.n_model_parallel
     limit = gpu("v100_32gb").memory_bytes * constants.usable_memory
     found = 0.0
     for n_layers in range(1, 1000):
-        model = shape(n_layers, run.width, run.n_heads)
+        model = _gpt2(n_layers, run.width, run.n_heads)
         if memory_parts(model, one, n_groups, SOFTWARE, constants).total_bytes > limit:
             break
         found = model.n_parameters
