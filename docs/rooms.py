@@ -73,9 +73,11 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "decides: policy, regimes, knowledge",
         RECORDED | {"agent/nccl", "tuner/modeling", "tuner/fingerprint"},
     ),
+    "tuner/fleet": ("what nodes learned, shared as files: objects, books", RECORDED | {"agent/nccl"}),
     "tuner/service": (
         "the daemon",
-        RECORDED | {"agent/daemon_link", "tuner base", "tuner/fingerprint", "tuner/learning", "tuner/modeling"},
+        RECORDED
+        | {"agent/daemon_link", "tuner base", "tuner/fingerprint", "tuner/fleet", "tuner/learning", "tuner/modeling"},
     ),
     "tuner/all_users": ("root's service: a daemon for each user of the node", CONTRACTS),
     "tuner/metrics": ("Prometheus", RECORDED | {"tuner/client"}),
@@ -101,6 +103,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
             "tuner/all_users",
             "tuner/advice",
             "tuner/fingerprint",
+            "tuner/fleet",
             "tuner/learning",
             "tuner/metrics",
             "tuner/modeling",

@@ -295,6 +295,24 @@ class StoreState(msgspec.Struct, frozen=True):
     """Measurements of it that could not be read; None: nobody knows."""
 
 
+class FleetState(msgspec.Struct, frozen=True):
+    """How sharing what is measured with other nodes goes."""
+
+    url: str = ""
+    """Where to; empty: nothing is shared."""
+    n_objects: int = 0
+    n_written: int = 0
+    """Measurements in them."""
+    n_waiting: int = 0
+    n_lost: int = 0
+    """Measurements that found no room in memory while the URL was slow or failed."""
+    is_failing: bool = False
+    error: str = ""
+    """Of the last failure, even if it is over."""
+    failed_s_ago: float = 0.0
+    """Seconds since that began."""
+
+
 class EndedJob(msgspec.Struct, frozen=True):
     """A job that was connected until not long ago."""
 
@@ -331,6 +349,7 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     """Jobs of which no step was ever seen to end; they are not among `jobs`."""
     ended: tuple[EndedJob, ...] = ()
     """Jobs that ended, the newest first."""
+    fleet: FleetState = FleetState()
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):

@@ -32,6 +32,7 @@ MISTAKES = {
         *[["--memory-threshold", value] for value in ("92", "0", "-1", "nan")],
         ["--no-explore", "--budget-percent", "1"],
         ["--curve-keys", "{none}"],
+        *[["--fleet", url] for url in ("nonsense://x", "https://example.org/fleet")],
     ],
     "launch": [
         ["--fabric", "nope", "--", "true"],

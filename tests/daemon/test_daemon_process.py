@@ -672,3 +672,32 @@ def test_incomplete_or_exposed_keys_are_refused(curve_dir, private_path, spoiled
         (curve_dir / "server.key").unlink()
         with pytest.raises(UserError, match=r"server\.key"):
             use_client_keys(socket, curve_dir)
+
+
+def test_what_a_daemon_measures_is_shared_below_a_url(tmp_path, records):
+    pytest.importorskip("pyarrow")
+    endpoint, url = f"ipc://{tmp_path}/d.sock", tmp_path / "fleet"
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--fleet", str(url)]
+    environment = os.environ | {"ZEROTUNE_ENDPOINT": endpoint, "ZEROTUNE_STORE": str(tmp_path / "store.db")}
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            deadline_s = time.monotonic() + WAIT_S
+            while (reply := fetch_status(endpoint, 0.5)) is None:
+                assert process.poll() is None
+                assert time.monotonic() < deadline_s
+            assert reply.fleet.url == str(url)
+            with zmq.Context() as context, context.socket(zmq.DEALER) as rank:
+                rank.connect(endpoint)
+                rank.send_multipart(
+                    wire.encode(wire.Hello("job", 0, 1, 0, "node", 1, "fabric", {"nccl_version": 22809}, 22809, 5))
+                )
+                block = records(16, n_ranks=1)
+                rank.send_multipart(wire.encode(wire.Observations("job", 0, len(block)), block.tobytes()))
+                while (reply := fetch_status(endpoint, 0.5)) is None or reply.fleet.n_waiting < len(block):
+                    assert time.monotonic() < deadline_s
+                    time.sleep(0.02)
+        finally:
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+    (found,) = url.rglob("*.parquet")
+    assert found.stat().st_size > 0

@@ -142,6 +142,17 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
         yield f"{lost}, the last {store.failed_s_ago:.0f} s ago ({store.error}); the store is written now", "yellow"
 
 
+def fleet_text(fleet: wire.FleetState) -> Iterator[tuple[str, str | None]]:
+    """(text, style) of how sharing with other nodes goes; nothing where nothing is shared."""
+    if not fleet.url:
+        return
+    lost = f", {_counted(fleet.n_lost, 'measurement')} lost" if fleet.n_lost else ""
+    written = f"{_counted(fleet.n_written, 'measurement')} in {_counted(fleet.n_objects, 'object')} written"
+    yield f"fleet {fleet.url}: {written}, {fleet.n_waiting:,} waiting{lost}", "yellow" if fleet.n_lost else None
+    if fleet.is_failing:
+        yield f"  cannot be written for {fleet.failed_s_ago:.0f} s: {fleet.error}", "bold red"
+
+
 def _counted(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
@@ -168,7 +179,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
     )
     if reply.options is not None:
         show(may_try(reply.options))
-    for words, style in store_text(reply):
+    for words, style in (*store_text(reply), *fleet_text(reply.fleet)):
         show(words, style)
     if not reply.jobs and not reply.without_steps:
         show("no job is connected")

@@ -162,6 +162,15 @@ def _of_daemon(status: StatusReply | None) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "zerotune_store_waiting", "Records that the store cannot take now.", value=status.store.n_waiting
     )
+    yield CounterMetricFamily(
+        "zerotune_fleet_written", "Measurements written for other nodes.", value=status.fleet.n_written
+    )
+    yield CounterMetricFamily(
+        "zerotune_fleet_lost", "Measurements that could not be written for them.", value=status.fleet.n_lost
+    )
+    yield GaugeMetricFamily(
+        "zerotune_fleet_failing", "Whether writing for them fails now.", value=float(status.fleet.is_failing)
+    )
 
 
 def _of_jobs(status: StatusReply | None) -> Iterator[Metric]:

@@ -32,6 +32,7 @@ from zerotune.tuner.service.service import BrainFactory, Reply, Service
 from zerotune.tuner.service.uplinks import Uplinks
 
 if TYPE_CHECKING:
+    from zerotune.tuner.fleet.writer import FleetWriter
     from zerotune.tuner.learning.brain import BrainSettings
 
 _log = logging.getLogger("zerotune.daemon")
@@ -234,6 +235,7 @@ def run_daemon(
     brains: BrainFactory | None = None,
     load_knowledge: Loader | None = None,
     knowledge_pool: Path | None = None,
+    fleet: FleetWriter | None = None,
     on_ready: Callable[[Path, list[str]], None] = lambda store_path, addresses: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then join and write what has arrived.
@@ -249,6 +251,7 @@ def run_daemon(
         brains: makes a job's brain; None: `tuner.learning`'s. For tests.
         load_knowledge: loads what a fabric's brains start from; None: `tuner.learning`'s. For tests.
         knowledge_pool: folder in which users share what they measured; None: it is shared with nobody.
+        fleet: takes what is measured here to other nodes; closed at the end.
         on_ready: called with the store's path and all addresses once ranks are served.
 
     Returns:
@@ -278,8 +281,9 @@ def run_daemon(
 
             uplinks = Uplinks(context, curve_dir)
             welcome = wire.Welcome(os.getpid(), version(), _reachable(bound))
-            service = Service(store, brains or _brains(clock, store, settings), clock, welcome, uplinks)
-            status = DaemonStatus(endpoint, _options(settings), store, service, lambda: learner.n_failed)
+            share = None if fleet is None else fleet.measured
+            service = Service(store, brains or _brains(clock, store, settings), clock, welcome, uplinks, share)
+            status = DaemonStatus(endpoint, _options(settings), store, service, lambda: learner.n_failed, fleet)
             daemon = Daemon(socket, service, clock, status.reply, uplinks)
             learner = Learner(
                 store,
@@ -295,6 +299,8 @@ def run_daemon(
                     daemon.drain()  # a second signal does not interrupt this
             finally:
                 learner.close()
+                if fleet is not None:
+                    fleet.close()
                 uplinks.close()
                 daemon.close()
         return 0

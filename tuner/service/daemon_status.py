@@ -6,12 +6,16 @@ import importlib.metadata
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import psutil
 
 from zerotune.store import wire
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.service.service import Service
+
+if TYPE_CHECKING:
+    from zerotune.tuner.fleet.writer import FleetWriter
 
 
 def version() -> str:
@@ -26,13 +30,20 @@ class DaemonStatus:
     """Makes the answers; `n_failed` returns how many requests the learner could not carry out."""
 
     def __init__(
-        self, endpoint: str, options: wire.DaemonOptions, store: Store, service: Service, n_failed: Callable[[], int]
+        self,
+        endpoint: str,
+        options: wire.DaemonOptions,
+        store: Store,
+        service: Service,
+        n_failed: Callable[[], int],
+        fleet: FleetWriter | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._options = options
         self._store = store
         self._service = service
         self._n_failed = n_failed
+        self._fleet = fleet
         self._version = version()
         self._process = psutil.Process()
         self._started_s = time.monotonic()
@@ -55,6 +66,7 @@ class DaemonStatus:
             health=_health(writing),
             without_steps=absent_jobs.without_steps(job_ids),
             ended=absent_jobs.ended(job_ids),
+            fleet=wire.FleetState() if self._fleet is None else self._fleet.state,
         )
 
 

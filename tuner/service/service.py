@@ -107,6 +107,8 @@ class StoreLike(Protocol):
 
 BrainFactory = Callable[[str, str, Mapping[str, "str | int | float | bool"], object], BrainLike]
 """(job_id, fabric_id, fabric, knowledge) -> brain."""
+Share = Callable[[str, Mapping[str, "str | int | float | bool"], str, NDArray[np.void]], None]
+"""(fabric_id, fabric, job_id, MEASUREMENT of shape (n,))."""
 
 
 class Service:
@@ -118,6 +120,7 @@ class Service:
         clock: seconds since the epoch, never going back.
         welcome: the answer to every Hello.
         uplinks: connections to leading daemons of jobs whose rank 0 is elsewhere.
+        share: given what is measured here, too, to pass it on to other nodes; neither blocks nor raises.
     """
 
     def __init__(
@@ -127,8 +130,10 @@ class Service:
         clock: Callable[[], float],
         welcome: Welcome,
         uplinks: UplinksLike | None = None,
+        share: Share | None = None,
     ) -> None:
         self._store = store
+        self._share = share
         self._brains = brains
         self._clock = clock
         self._welcome = welcome
@@ -420,6 +425,8 @@ class Service:
 
     def _record(self, job: Job, block: NDArray[np.void]) -> None:
         self._store.record_measurements(job.fabric_id, job.job_id, block)
+        if self._share is not None:
+            self._share(job.fabric_id, job.fabric, job.job_id, block)
         self.learning.measured(job.fabric_id, len(block))
 
     def _leave(self, sender: bytes, *, fell_silent: bool = False) -> None:

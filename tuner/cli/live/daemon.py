@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,6 +19,9 @@ from zerotune.tuner.cli.trial_options import (
     brain_settings,
     given_arguments,
 )
+
+if TYPE_CHECKING:
+    from zerotune.tuner.fleet.writer import FleetWriter
 
 
 def daemon(
@@ -61,6 +64,10 @@ def daemon(
         typer.Option(help="With --all-users: who else learns what a user's jobs measured; default: private."),
     ] = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+    fleet: Annotated[
+        str | None,
+        typer.Option(help="Write what is measured below this URL for other nodes: a directory, s3://BUCKET/PREFIX ..."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -94,6 +101,7 @@ def daemon(
             *given_arguments(budget_percent, memory_threshold, no_explore, shadow),
             *("--retention-days", str(retention_days), "--retention-rows", str(retention_rows)),
             *("--idle-exit", str(IDLE_EXIT_S if idle_exit is None else idle_exit)),
+            *(["--fleet", fleet] if fleet is not None else []),
             *(["--verbose"] if verbose else []),
         ]
         brain_settings(budget_percent, memory_threshold, no_explore, shadow)  # what is wrong with them belongs here
@@ -117,6 +125,7 @@ def daemon(
             flush=True,
         )
 
+    writer = _fleet_writer(fleet)
     retention = Retention(max_rows_per_fabric=retention_rows, max_days=retention_days)
     metrics_at = ""
     with contextlib.ExitStack() as stack:
@@ -126,6 +135,20 @@ def daemon(
             metrics_at = f", metrics at {stack.enter_context(metrics_process(metrics, where, path, curve_keys))}"
         code = run_daemon(
             where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention,
-            settings=settings, knowledge_pool=knowledge_pool, on_ready=announce,
+            settings=settings, knowledge_pool=knowledge_pool, fleet=writer, on_ready=announce,
         )  # fmt: skip
     raise typer.Exit(code)
+
+
+def _fleet_writer(url: str | None) -> FleetWriter | None:
+    if url is None:
+        return None
+    import socket
+
+    from zerotune.tuner.fleet import check_installed
+
+    check_installed("--fleet")
+    from zerotune.tuner.fleet.storage import Storage
+    from zerotune.tuner.fleet.writer import FleetWriter
+
+    return FleetWriter(Storage(url, writes=True), socket.gethostname())

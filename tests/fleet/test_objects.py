@@ -1,0 +1,104 @@
+"""Objects: what comes back of what was written, and what is not believed."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.lib.fleet_rows import FACTS, measured
+
+pyarrow = pytest.importorskip("pyarrow")
+from zerotune.tuner.fleet import objects  # noqa: E402
+from zerotune.tuner.fleet.objects import Fabric, NotOurs, Packed, pack, unpack  # noqa: E402
+
+AT_S = 1_800_000_000
+
+
+def packed(fabric_id: str = "fabric", contributor: str = "node1", job_id: str = "job") -> Packed:
+    block = measured()
+    return pack(contributor, Fabric(fabric_id, FACTS), [job_id], np.zeros(len(block), np.int64), block, AT_S)
+
+
+GOOD = packed()
+
+
+@given(fabric_id=st.text(min_size=1, max_size=40).filter(lambda text: text.isprintable()), job_id=st.text(min_size=1))
+def test_what_was_written_comes_back(fabric_id: str, job_id: str) -> None:
+    made = packed(fabric_id, job_id=job_id.encode("utf-8", "replace").decode())
+    assert made.path.count("/") == 3, "whatever the id, it is one folder's name"
+    table, fabric = unpack(*made)
+    assert fabric == Fabric(fabric_id, FACTS)
+    assert sorted(table["duration_us"].to_pylist()) == sorted(measured()["duration_us"].tolist())
+    assert set(table["tuner_abi"].to_pylist()) == {5}
+
+
+def test_the_same_rows_are_the_same_object_in_any_order() -> None:
+    block = measured()[::-1]
+    again = pack("node1", Fabric("fabric", FACTS), ["job"], np.zeros(len(block), np.int64), block, AT_S)
+    assert again == GOOD
+    assert packed(contributor="node2").path != GOOD.path
+
+
+@given(st.integers(0, len(GOOD.data) - 1), st.integers(1, 255), st.booleans())
+def test_no_damaged_object_is_believed_even_under_the_name_of_what_it_is(at: int, flip: int, renamed: bool) -> None:
+    data = bytearray(GOOD.data)
+    data[at] ^= flip
+    path = GOOD.path
+    if renamed:
+        path = f"{path.rpartition('/')[0]}/{hashlib.sha256(data).hexdigest()}.parquet"
+        try:
+            table, _ = unpack(path, bytes(data))
+        except NotOurs:
+            return
+        assert table.schema.equals(objects.COLUMNS)
+        return
+    with pytest.raises(NotOurs):
+        unpack(path, bytes(data))
+
+
+def _named(table: object, folder: str = GOOD.path.rpartition("/")[0]) -> tuple[str, bytes]:
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(table, sink)
+    return f"{folder}/{hashlib.sha256(sink.getvalue()).hexdigest()}.parquet", sink.getvalue()
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 100, len(GOOD.data) // 2, len(GOOD.data) - 1])
+def test_cut_objects(n_bytes: int) -> None:
+    data = GOOD.data[:n_bytes]
+    with pytest.raises(NotOurs):
+        unpack(f"{GOOD.path.rpartition('/')[0]}/{hashlib.sha256(data).hexdigest()}.parquet", data)
+
+
+def test_objects_of_others() -> None:
+    table, _ = unpack(*GOOD)
+    metadata = table.schema.metadata
+    column = table.schema.get_field_index("duration_us")
+    empty = table.set_column(column, "duration_us", pyarrow.nulls(table.num_rows, pyarrow.float64()))
+    two = pyarrow.concat_tables([table, unpack(*packed("other"))[0]])
+    for other in (
+        table.replace_schema_metadata({}),
+        table.replace_schema_metadata({**metadata, b"zerotune.fleet": b"2"}),
+        table.replace_schema_metadata({**metadata, b"zerotune.fabric": b"{"}),
+        table.replace_schema_metadata({**metadata, b"zerotune.fabric": b"[" * 100_000}),
+        table.drop_columns(["step"]),
+        table.append_column("more", table["step"]),
+        table.slice(0, 0),
+        empty,
+        two,
+    ):
+        with pytest.raises(NotOurs):
+            unpack(*_named(other))
+    with pytest.raises(NotOurs):
+        unpack(*_named(table, "v1/fabric=another/day=2027-01-15"))
+
+
+def test_no_bomb_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpack(*GOOD)
+    monkeypatch.setattr(objects, "MAX_OBJECT_ROWS", 3)
+    with pytest.raises(NotOurs):
+        unpack(*GOOD)

@@ -1,0 +1,21 @@
+"""What nodes learned, shared as files: immutable Parquet objects below a URL."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from zerotune.store.errors import UserError
+
+
+def check_installed(what: str) -> None:
+    """See that the optional packages are there.
+
+    Args:
+        what: the option or command that needs them, for the message.
+
+    Raises:
+        UserError: one is missing.
+    """
+    missing = [name for name in ("pyarrow", "fsspec", "duckdb", "cryptography") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"{what} needs {missing[0]}, which is not installed", "pip install 'zerotune[fleet]'")

@@ -1,0 +1,199 @@
+"""Measurements as Parquet objects: what is in one, what it is called, and what is believed of one that is found.
+
+An object holds rows of one fabric by one contributor, and is called by the SHA-256 of its bytes:
+
+    v1/fabric=FABRIC_ID/day=YYYY-MM-DD/SHA256.parquet
+
+`fabric` and `day` are partitions as Hive, DuckDB and Spark know them (percent-encoded where need be). Nothing is ever
+written over: other columns would be another version beside this one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from zerotune.agent.nccl.release import Release
+
+VERSION: Final = 1
+MAX_OBJECT_BYTES: Final = 64 * 2**20
+MAX_OBJECT_ROWS: Final = 2_000_000
+MAX_UNPACKED_BYTES: Final = 512 * 2**20
+"""Of all columns of one object; more is a bomb."""
+MAX_TEXT: Final = 512
+"""Characters of an id, and of a contributor's name."""
+_MARK: Final = b"zerotune.fleet"
+_FACTS: Final = b"zerotune.fabric"
+
+COLUMNS: Final = pyarrow.schema(
+    [
+        ("contributor", pyarrow.string()),
+        ("job_id", pyarrow.string()),
+        ("fabric_id", pyarrow.string()),
+        ("nccl_version", pyarrow.int32()),
+        ("tuner_abi", pyarrow.int16()),
+        ("n_ranks", pyarrow.int32()),
+        ("n_nodes", pyarrow.int32()),
+        ("collective", pyarrow.int16()),
+        ("phase", pyarrow.int16()),
+        ("message_bytes", pyarrow.int64()),
+        ("algorithm", pyarrow.int16()),
+        ("protocol", pyarrow.int16()),
+        ("n_channels", pyarrow.int16()),
+        ("is_default", pyarrow.bool_()),
+        ("timing_source", pyarrow.int16()),
+        ("epoch", pyarrow.int64()),
+        ("step", pyarrow.int64()),
+        ("duration_us", pyarrow.float64()),
+        ("measured_at_s", pyarrow.int64()),
+    ]
+)
+"""Signed integers, floats and text only, which every engine reads; numbers as in `zerotune.store.records`."""
+_OF_BLOCK: Final = (
+    "n_ranks", "n_nodes", "collective", "phase", "message_bytes", "algorithm", "protocol", "n_channels", "is_default",
+    "timing_source", "epoch", "step", "duration_us",
+)  # fmt: skip
+_SORTED_BY: Final = (
+    "step", "n_channels", "protocol", "algorithm", "is_default", "message_bytes", "phase", "collective", "n_ranks",
+)  # fmt: skip
+"""For `lexsort`: the last counts first. Equal values side by side take next to no room."""
+_NAME: Final = re.compile(r"([0-9a-f]{64})\.parquet")
+
+
+class Fabric(NamedTuple):
+    """Where something was measured."""
+
+    fabric_id: str
+    facts: Mapping[str, str | int | float | bool]
+    """The description that ranks give of it; `nccl_version` as NCCL encodes it."""
+
+
+class Packed(NamedTuple):
+    """An object: its path below the URL, and its bytes."""
+
+    path: str
+    data: bytes
+
+
+class NotOurs(Exception):
+    """An object that is not believed; the text says why."""
+
+
+def pack(
+    contributor: str, fabric: Fabric, job_ids: list[str], job: NDArray[np.int64], block: NDArray[np.void], at_s: int
+) -> Packed:
+    """Rows as an object.
+
+    Args:
+        contributor: who measured them.
+        fabric: where.
+        job_ids: ids of the jobs.
+        job: index into `job_ids` of each row, shape (n,).
+        block: MEASUREMENT, shape (n,).
+        at_s: Unix time, of all of them; its day (UTC) is the partition.
+
+    Returns:
+        The object; the same rows give the same one.
+    """
+    order = np.lexsort([*(block[name] for name in _SORTED_BY), job])
+    block, job = block[order], job[order]
+    n_rows, version = len(block), _nccl_version(fabric.facts)
+    constants = {
+        "contributor": contributor, "fabric_id": fabric.fabric_id, "nccl_version": version,
+        "tuner_abi": _tuner_abi(version), "measured_at_s": at_s,
+    }  # fmt: skip
+    ids = pyarrow.array(job_ids, pyarrow.string())
+    columns = [
+        ids.take(pyarrow.array(job))
+        if field.name == "job_id"
+        else pyarrow.array(block[field.name].astype(_NUMPY.get(field.name, np.int64))).cast(field.type)
+        if field.name in _OF_BLOCK
+        else pyarrow.repeat(pyarrow.scalar(constants[field.name], field.type), n_rows)
+        for field in COLUMNS
+    ]
+    facts = json.dumps(dict(fabric.facts), sort_keys=True).encode()
+    schema = COLUMNS.with_metadata({_MARK: str(VERSION).encode(), _FACTS: facts})
+    sink = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns, schema), sink, compression="zstd")
+    data = sink.getvalue()
+    return Packed(f"{folder_of(fabric.fabric_id, at_s)}/{hashlib.sha256(data).hexdigest()}.parquet", data)
+
+
+_NUMPY: Final = {"duration_us": np.float64, "is_default": np.bool_}
+
+
+def folder_of(fabric_id: str, at_s: int) -> str:
+    """The partition that rows of a fabric and a moment (Unix time) belong to."""
+    day = datetime.fromtimestamp(at_s, timezone.utc).date().isoformat()
+    return f"v{VERSION}/fabric={_quoted(fabric_id)}/day={day}"
+
+
+def unpack(path: str, data: bytes) -> tuple[pyarrow.Table, Fabric]:
+    """The rows of an object that was found, columns as in `COLUMNS`.
+
+    Only its form is checked: numbers may still be nonsense.
+
+    Args:
+        path: where it was found, below the URL.
+        data: its bytes.
+
+    Returns:
+        Its rows, and the fabric that they are of.
+
+    Raises:
+        NotOurs: its name is not the hash of its bytes, it is damaged, too large, or not of this version.
+    """
+    named = _NAME.fullmatch(path.rpartition("/")[2])
+    if named is None or hashlib.sha256(data).hexdigest() != named[1]:
+        raise NotOurs("its name is not the hash of what is in it")
+    try:
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
+        found, n_rows = file.schema_arrow, file.metadata.num_rows
+        marks = found.metadata or {}
+        n_bytes = sum(file.metadata.row_group(at).total_byte_size for at in range(file.metadata.num_row_groups))
+        if marks.get(_MARK) != str(VERSION).encode() or not found.equals(COLUMNS):
+            raise NotOurs(f"it has not the columns of version {VERSION}")
+        if not 0 < n_rows <= MAX_OBJECT_ROWS or n_bytes > MAX_UNPACKED_BYTES:
+            raise NotOurs(f"it has {n_rows:,} rows of {n_bytes:,} bytes")
+        table = file.read()
+        facts = json.loads(marks.get(_FACTS, b"{}"))
+    except (pyarrow.ArrowException, OSError, ValueError, RecursionError) as error:
+        raise NotOurs(f"it is damaged: {' '.join(str(error).split())[:120]}") from error
+    ids = table["fabric_id"].unique()
+    if any(column.null_count for column in table.columns) or len(ids) != 1:
+        raise NotOurs("it has empty cells, or rows of several fabrics")
+    fabric = Fabric(ids[0].as_py(), _facts(facts))
+    if f"fabric={_quoted(fabric.fabric_id)}/" not in path:
+        raise NotOurs(f"it is of fabric {fabric.fabric_id[:64]!r}, and lies elsewhere")
+    return table, fabric
+
+
+def _facts(found: object) -> dict[str, str | int | float | bool]:
+    if not isinstance(found, dict) or len(found) > 256:
+        raise NotOurs("it does not describe its fabric")
+    return {str(name): value for name, value in found.items() if isinstance(value, (str, int, float, bool))}
+
+
+def _quoted(fabric_id: str) -> str:
+    return quote(fabric_id, safe="")
+
+
+def _nccl_version(facts: Mapping[str, str | int | float | bool]) -> int:
+    version = facts.get("nccl_version", 0)
+    return version if isinstance(version, int) and 0 <= version < 2**31 else 0
+
+
+def _tuner_abi(nccl_version: int) -> int:
+    """The tuner interface of a release, given as NCCL encodes its number; 0: unknown."""
+    return Release((nccl_version // 10_000, nccl_version // 100 % 100)).tuner_abi

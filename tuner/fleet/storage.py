@@ -1,0 +1,115 @@
+"""Files below a URL: a directory, or whatever fsspec knows (s3://, gs://, memory://; https:// to read)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import fsspec
+import fsspec.utils
+
+from zerotune.store.atomic_file import sync_folder
+from zerotune.store.errors import UserError
+
+READ_ONLY: Final = ("http", "https")
+
+
+class Storage:
+    """One folder of objects. Nothing is opened before the first read or write, which may be slow, and may fail.
+
+    Raises:
+        UserError: no such protocol is installed, or it can only be read where `writes`.
+    """
+
+    def __init__(self, url: str, *, writes: bool = False) -> None:
+        protocol = fsspec.utils.get_protocol(url)
+        try:
+            fsspec.get_filesystem_class(protocol)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"{shown(url)}: {error}", "name a directory, or a URL that fsspec knows") from error
+        if writes and protocol in READ_ONLY:
+            raise UserError(f"{shown(url)} can only be read", "name a directory, or s3://BUCKET/PREFIX ...")
+        self.url = url
+        self._is_local = protocol in ("file", "local")
+        self._found: tuple[Any, str] | None = None
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a file that nobody may write over; nothing is done where it is there already.
+
+        Args:
+            path: below the URL.
+            data: what is in it.
+
+        Raises:
+            Exception: whatever the file system raises.
+        """
+        files, root = self._open()
+        whole = posixpath.join(root, path)
+        if self._is_local:
+            _put_local(Path(whole), data)
+            return
+        with contextlib.suppress(FileExistsError):
+            if (
+                not files.async_impl
+            ):  # those are object stores: without folders, and no bucket is made for a typing error
+                files.makedirs(posixpath.dirname(whole), exist_ok=True)
+            if not files.exists(whole):
+                files.pipe_file(whole, data)  # whole or not at all; the same bytes by whoever was quicker
+
+    def read(self, path: str, max_bytes: int) -> bytes:
+        """A file; of a larger one the first `max_bytes` + 1 bytes.
+
+        Raises:
+            Exception: whatever the file system raises.
+        """
+        files, root = self._open()
+        with files.open(posixpath.join(root, path) if path else root, "rb") as file:
+            found: bytes = file.read(max_bytes + 1)
+        return found
+
+    def walk(self, below: str) -> Iterator[str]:
+        """Paths of all files below a folder, sorted; none where there is no such folder. Hidden ones are left out.
+
+        Raises:
+            Exception: whatever the file system raises.
+        """
+        files, root = self._open()
+        with contextlib.suppress(FileNotFoundError):
+            files.invalidate_cache()
+            for path in sorted(files.find(posixpath.join(root, below))):
+                if not posixpath.basename(path).startswith("."):
+                    yield posixpath.relpath(path, root)
+
+    def _open(self) -> tuple[Any, str]:
+        if self._found is None:
+            files, root = fsspec.url_to_fs(self.url)
+            self._found = files, str(root)
+        return self._found
+
+
+def shown(url: str) -> str:
+    """A URL without what may be secret in it."""
+    return re.sub(r"(?<=://)[^/@]*@", "...@", url).partition("?")[0]
+
+
+def _put_local(path: Path, data: bytes) -> None:
+    """Under another name first: a crash must leave no half of it under the name of the whole, for ever."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
