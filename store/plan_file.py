@@ -117,6 +117,8 @@ def _plan_row(row: _Row, where: str) -> PlanRow:
     protocol = None if row.protocol is None else _member(Protocol, row.protocol, where)
     try:
         candidate = Candidate(algorithm, protocol, row.n_channels)
+        if candidate.lacks_protocol:
+            raise ValueError(f"{candidate} cannot be asked for: name the protocol")
     except ValueError as error:
         raise PlanError(f"{where}: {error}", "mend the row") from error
     if not 0 <= row.min_bytes <= row.max_bytes:

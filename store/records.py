@@ -141,7 +141,8 @@ class MissingEvidence(str, Enum):
 class Candidate(msgspec.Struct, frozen=True, order=True):
     """One setting: algorithm, protocol, channel count.
 
-    `algorithm` and `protocol` are both None (leave NCCL's choice alone) or both set.
+    `algorithm` and `protocol` are both None (leave NCCL's choice alone) or both set. An algorithm alone ("tree/any") is
+    what ran where nobody knows the protocol: it is recorded and compared as a whole, and never asked for.
     `n_channels` 0 means no opinion.
     """
 
@@ -150,8 +151,8 @@ class Candidate(msgspec.Struct, frozen=True, order=True):
     n_channels: int = 0
 
     def __post_init__(self) -> None:
-        if (self.algorithm is None) != (self.protocol is None):
-            raise ValueError(f"algorithm {self.algorithm} and protocol {self.protocol}: set both or neither")
+        if self.algorithm is None and self.protocol is not None:
+            raise ValueError(f"protocol {self.protocol} without an algorithm: set both or neither")
         if not 0 <= self.n_channels <= 64:
             raise ValueError(f"n_channels {self.n_channels} is outside 0..64")
 
@@ -160,13 +161,18 @@ class Candidate(msgspec.Struct, frozen=True, order=True):
         """True when nothing is asked of NCCL."""
         return self.algorithm is None and self.n_channels == 0
 
+    @property
+    def lacks_protocol(self) -> bool:
+        """True when an algorithm ran under a protocol that is not known: nothing that can be asked for."""
+        return self.algorithm is not None and self.protocol is None
+
     def __str__(self) -> str:
         if self.is_baseline:
             return "baseline"
         channels = f"/{self.n_channels}ch" if self.n_channels else ""
-        if self.algorithm is None or self.protocol is None:
+        if self.algorithm is None:
             return f"any{channels}"
-        return f"{self.algorithm.name}/{self.protocol.name}{channels}"
+        return f"{self.algorithm.name}/{'any' if self.protocol is None else self.protocol.name}{channels}"
 
 
 BASELINE: Final = Candidate()
@@ -229,6 +235,10 @@ class PlanRow(msgspec.Struct, frozen=True):
     candidate: Candidate
     reason: Text = ""
     model_id: Text = ""
+
+    def __post_init__(self) -> None:
+        if self.candidate.lacks_protocol:
+            raise ValueError(f"{self.candidate} cannot be asked for: name the protocol")
 
 
 RANKS_PER_BOUNDARY: Final = 512

@@ -236,7 +236,7 @@ def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: 
 
 def _row(context: PolicyContext, shape: Shape, draw: random.Random | None) -> PlanRow | None:
     """The oracle's setting, or with `draw` any that was measured."""
-    known = [one for one in context.estimates.measured_candidates(shape) if one.algorithm is not None]
+    known = [one for one in context.estimates.candidates(shape) if one.algorithm is not None]
     if not known or shape.message_bytes <= 64:
         return None
     candidate = oracle(context, shape) if draw is None else draw.choice(known)

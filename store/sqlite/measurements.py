@@ -30,7 +30,7 @@ from zerotune.store.sqlite.checksums import checksums
 from zerotune.store.sqlite.levels import Cells, Levelled, levelled
 
 UNKNOWN: Final = 255
-"""`algorithm` and `protocol` of a measurement that does not say which ran."""
+"""`algorithm` and `protocol` of a measurement that does not say which ran; `protocol` alone where only it is unknown."""
 
 MEASUREMENT_FIELDS: Final = [
     ("n_ranks", "<u4"),
@@ -209,7 +209,7 @@ def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
         (block["message_bytes"] - 1 < 2**62 - 1)  # 0 wraps around
         & (block["duration_us"] >= 0)
         & (block["duration_us"] < np.inf)
-        & ((block["algorithm"] == UNKNOWN) == (block["protocol"] == UNKNOWN))
+        & ((block["algorithm"] != UNKNOWN) | (block["protocol"] == UNKNOWN))
     )
     for name, table in _ALLOWED.items():
         good &= table[block[name]]
@@ -367,13 +367,14 @@ def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int) -
     """The candidate that integer columns name.
 
     Args:
-        algorithm: None or UNKNOWN: no opinion.
-        protocol: None: no opinion.
+        algorithm: None or UNKNOWN: no opinion, and none on the protocol.
+        protocol: None or UNKNOWN: not known.
         n_channels: 0: no opinion.
 
     Returns:
-        The candidate; without algorithm and protocol where one of them has no opinion.
+        The candidate.
     """
-    if algorithm is None or protocol is None or algorithm == UNKNOWN:
+    if algorithm is None or algorithm == UNKNOWN:
         return Candidate(n_channels=n_channels)
-    return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)
+    told = None if protocol is None or protocol == UNKNOWN else Protocol(protocol)
+    return Candidate(Algorithm(algorithm), told, n_channels)

@@ -53,7 +53,32 @@ def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Proto
     Returns:
         False only for a combination that no release of NCCL has.
     """
-    return algorithm is None or protocol is None or (algorithm, protocol) in runnable_cells(collective, n_nodes)
+    return algorithm is None or any(
+        algorithm is cell[0] and protocol in (None, cell[1]) for cell in runnable_cells(collective, n_nodes)
+    )
+
+
+def only_protocol(collective: Collective, algorithm: Algorithm) -> Protocol | None:
+    """The one protocol that NCCL has for an algorithm there; None: it has several, or none."""
+    found = [protocol for one, protocol in _CELLS.get(collective, ()) if one is algorithm]
+    return found[0] if len(found) == 1 else None
+
+
+def with_only_protocols(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Write the protocol into rows that name an algorithm alone, where no other can have run.
+
+    Args:
+        rows: MEASUREMENT or OBSERVATION, shape [n]; changed in place.
+
+    Returns:
+        Which rows still name an algorithm alone, shape [n].
+    """
+    lack: NDArray[np.bool_] = (rows["protocol"] == UNKNOWN) & (rows["algorithm"] != UNKNOWN)
+    if lack.any():
+        code = np.minimum(rows["algorithm"][lack], _NO_ALGORITHM)
+        rows["protocol"][lack] = _only_protocols()[np.minimum(rows["collective"][lack], _NO_COLLECTIVE), code]
+        lack &= rows["protocol"] == UNKNOWN
+    return lack
 
 
 def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
@@ -62,7 +87,7 @@ def runnable(rows: NDArray[Any]) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = _table()[np.minimum(rows["collective"], _NO_COLLECTIVE), code]
     needs_nodes = rows["algorithm"] == _OF_SEVERAL_NODES
     if needs_nodes.any():
-        found &= ~needs_nodes | (rows["n_nodes"] != 1) | (rows["protocol"] == UNKNOWN)
+        found &= ~needs_nodes | (rows["n_nodes"] != 1)
     return found
 
 
@@ -78,15 +103,26 @@ def _table() -> NDArray[np.bool_]:
     table = np.zeros((16, 8, 4), np.bool_)
     for collective, cells in _CELLS.items():
         for algorithm, protocol in cells:
-            table[collective, algorithm, protocol] = True
-    table[:, _NO_ALGORITHM] = table[..., _NO_PROTOCOL] = True
+            table[collective, algorithm, protocol] = table[collective, algorithm, _NO_PROTOCOL] = True
+    table[:, _NO_ALGORITHM] = True
     return table.reshape(16, 32)
+
+
+@cache
+def _only_protocols() -> NDArray[np.uint8]:
+    """By collective and algorithm, the only protocol, or UNKNOWN."""
+    table = np.full((16, 8), UNKNOWN, np.uint8)
+    for collective in _CELLS:
+        for algorithm in Algorithm:
+            protocol = only_protocol(collective, algorithm)
+            table[collective, algorithm] = UNKNOWN if protocol is None else protocol
+    return table
 
 
 _CODES: Final = [
     (collective * 256 + algorithm) * 256 + protocol
     for collective, cells in _CELLS.items()
-    for algorithm, protocol in cells
+    for algorithm, protocol in (*cells, *((one, UNKNOWN) for one in dict(cells)))
 ]
 RUNNABLE_SQL: Final = (
     f"(algorithm = {UNKNOWN} OR (collective * 256 + algorithm) * 256 + protocol IN ({','.join(map(str, _CODES))})"

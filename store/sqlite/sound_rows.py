@@ -70,7 +70,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "collective": _one_of(Collective),
         "phase": _one_of(Phase),
         "algorithm": _one_of((*Algorithm, UNKNOWN)),
-        "protocol": _one_of((*Protocol, UNKNOWN)) + f" AND ({{0}} = {UNKNOWN}) = (algorithm = {UNKNOWN})",
+        "protocol": _one_of((*Protocol, UNKNOWN)) + f" AND ({{0}} = {UNKNOWN} OR algorithm <> {UNKNOWN})",
         "n_channels": "{0} BETWEEN 0 AND 64",
         "is_default": _one_of((0, 1)),
         "source": _one_of(Source),

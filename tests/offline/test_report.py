@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_material import FABRIC, N_STEPS, make_store, make_summaries
+from report_material import FABRIC, FAST, N_STEPS, make_store, make_summaries
 
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.errors import UserError
@@ -24,6 +24,7 @@ from zerotune.tuner.cli import main
 from zerotune.tuner.demo import demo
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.explanations import explain
+from zerotune.tuner.offline.importing.command import import_measurements
 from zerotune.tuner.offline.report import gather, write_report
 from zerotune.tuner.offline.report.facts import trust
 from zerotune.tuner.offline.report.page import pictures, regret_by_step
@@ -71,6 +72,22 @@ def test_the_page_says_what_it_must(page_path: Path):
         "memory pressure",
     ):
         assert words in text, words
+
+
+def test_an_algorithm_under_an_unknown_protocol_is_shown_and_explained(tmp_path: Path):
+    store_path, table = make_store(tmp_path / "s.db"), tmp_path / "m.csv"
+    columns = "n_ranks,n_nodes,message_bytes,duration_us,collective,phase,algorithm,protocol,n_channels,is_default"
+    row = f"2,2,{256 << 10},9,all_gather,forward_gather,ring,,0,0"
+    table.write_text("\n".join([columns, *[row] * 8]) + "\n")
+    with Store.open(store_path, read_only=True) as store:
+        (fabric_id,) = store.fabrics()
+    said = {"setting": None, "is_default": False, "n_nodes": None, "dry_run": False}
+    assert import_measurements(table, store_path, fabric_id=fabric_id, **said)[1] == 8
+    (one,) = explain(store_path, "job-1", "all_gather", "forward_gather", 256 << 10)
+    shown = [other for other in one.alternatives if other["candidate"] == "ring/any"]
+    assert [(other["median_us"], other["n_all_jobs"], other["n_this_job"]) for other in shown] == [(9.0, 8, 0)]
+    assert one.setting == str(FAST), "it is no candidate, however fast"
+    assert "ring/any" in write_report(store_path, tmp_path / "r.html", job_id="job-1").read_text()
 
 
 def test_the_page_stands_alone_and_is_well_formed(page_path: Path):

@@ -180,7 +180,7 @@ def test_one_damaged_rank_does_not_lose_the_others(
         (["nowhere.csv"], "nowhere.csv"),
         (["t.csv", "--format", "nonsense"], "'nonsense'"),
         (["t.csv", "--collective", "dance"], "'dance'"),
-        (["t.csv", "--setting", "ring"], "'ring'"),
+        (["t.csv", "--setting", "ring/8"], "'8'"),
         (["t.csv", "--setting", "warp/ll"], "warp"),
         (["t.csv", "--store", "t.csv"], "t.csv"),
         (["t.csv", "--store", "t.csv/below.db"], "--store"),

@@ -35,7 +35,7 @@ FORCED = "host:1:1 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n"
         (["--default", "--fabric-id", "a\x1bb"], [r"--fabric-id 'a\x1bb'"]),
         *((["--default", "--fabric-id", name], ["--fabric-id"]) for name in ("", " \t")),
         (["--setting="], ["--setting"]),
-        (["--setting", "tree"], ["'tree'", "ll, ll128, simple", "NCCL_PROTO"]),
+        (["--setting", "tree"], ["tree/any ", "all_gather", "ring/ll, ring/ll128"]),
         (["--default", "--format", ""], ["--format"]),
         (["--default", "--n-nodes", "512"], ["512 nodes"]),
         ([], ["--default", "--setting"]),
@@ -151,7 +151,7 @@ def test_a_setting_that_was_asked_for_is_not_nccls_own(tmp_path: Path, monkeypat
     log = tmp_path / "all_reduce.log"
     log.write_text(OLD_NCCL_TESTS.replace("#       size", f"{FORCED}#       size"))
     told = json.loads(command(monkeypatch, capsys, log, "--default", "--dry-run", "--json")[1])
-    assert (told["n_measurements"], told["left_out"]) == (0, {"setting_unknown": 4})
+    assert (told["n_measurements"], told["left_out"]) == (4, {}), "as ring under an unknown protocol"
     assert any("--default" in one for one in told["notes"])
     log.write_text(OLD_NCCL_TESTS)
     told = json.loads(command(monkeypatch, capsys, log, "--default", "--dry-run", "--json")[1])

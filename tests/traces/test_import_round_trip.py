@@ -37,6 +37,7 @@ def rows_of(n_rows: int, seed: int = 0) -> np.ndarray:
         rows[name] = draw.integers(0, len(kind), n_rows)
     silent = draw.random(n_rows) < 0.2
     rows["algorithm"][silent] = rows["protocol"][silent] = UNKNOWN
+    rows["protocol"][draw.random(n_rows) < 0.1] = UNKNOWN
     rows["source"][~runnable(rows)] = Source.live  # of what was measured here it is known that it ran
     rows["n_channels"], rows["is_default"] = draw.integers(0, 65, n_rows), draw.integers(0, 2, n_rows)
     return rows

@@ -90,9 +90,9 @@ class Knowledge:
         self._by_key: dict[DecisionKey, dict[Candidate, _Known]] = {}
         self._by_place: dict[tuple[object, ...], dict[Candidate, _Known]] = {}
         for line in statistics:
-            if line.count < 1 or not line.median_us > 0:
-                continue
             candidate = BASELINE if line.is_default else line.candidate
+            if line.count < 1 or not line.median_us > 0 or candidate.lacks_protocol:
+                continue
             spread = max(line.std_us / line.median_us, 0.01)
             entry = _Known(math.log(line.median_us), min(spread, 1.0), line.count, line.level_std)
             for known in (
@@ -347,7 +347,7 @@ def _gains_by_key(
         baselines = {line.key: line for line in lines if line.is_default}
         for line in lines:
             base = baselines.get(line.key)
-            if line.is_default or base is None:
+            if line.is_default or base is None or line.candidate.lacks_protocol:
                 continue
             variance = BETWEEN_JOBS_STD**2 + line.level_std**2
             for side in (line, base):

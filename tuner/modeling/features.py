@@ -132,10 +132,13 @@ def channels_filled(
 
 
 def cell_of(candidate: Candidate) -> tuple[int, int]:
-    """(algorithm, protocol) as bytes; `DEFAULT_CELL` when the candidate leaves the cell alone."""
-    if candidate.algorithm is None or candidate.protocol is None:
+    """(algorithm, protocol) as bytes; `DEFAULT_CELL` when the candidate leaves the cell alone.
+
+    An algorithm under an unknown protocol is no cell that anything is known of or offered for.
+    """
+    if candidate.algorithm is None:
         return DEFAULT_CELL
-    return int(candidate.algorithm), int(candidate.protocol)
+    return int(candidate.algorithm), NO_CELL if candidate.protocol is None else int(candidate.protocol)
 
 
 class CostPrior:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.jobs.finding import job_of
 
 
@@ -134,7 +135,7 @@ def choice_table(
             "ask for no more",
         )
     costs = CostPrior(facts, described)
-    measured = {(line.key, BASELINE if line.is_default else line.candidate) for line in lines}
+    measured = medians(lines)
     entries = []
     for collective in collectives:
         phases = sorted({line.key.phase for line in lines if line.key.collective is collective}) or [Phase.other]
@@ -153,7 +154,7 @@ def _entry(
     message_bytes: int,
     knowledge: Knowledge,
     costs: CostPrior,
-    measured: set[tuple[DecisionKey, Candidate]],
+    measured: Medians,
 ) -> TableEntry:
     candidates = list(costs.candidates(key.communicator, key.collective))
     known = knowledge.decided(key)
@@ -163,7 +164,7 @@ def _entry(
     elif lead is not None:
         chosen, reason, ground = lead.candidate, lead.reason, Ground.leads
     else:
-        chosen, reason, ground = BASELINE, _why_nccl(key, measured), Ground.nccl
+        chosen, reason, ground = BASELINE, _why_nccl(measured.get(key, {})), Ground.nccl
     candidates += [chosen] if chosen not in candidates else []
     mean = knowledge.prior(key, float(message_bytes), candidates, costs).mean
     own = costs.default(key.communicator, key.collective, message_bytes)
@@ -181,18 +182,24 @@ def _entry(
         ground=ground,
         reason=reason,
         expected_us=times_us.get(chosen),
-        is_measured=(key, chosen) in measured,
+        is_measured=chosen in measured.get(key, {}),
         nccl_us=times_us.get(BASELINE),
         cheapest=str(cheapest),
         cheapest_us=times_us.get(cheapest),
     )
 
 
-def _why_nccl(key: DecisionKey, measured: set[tuple[DecisionKey, Candidate]]) -> str:
-    n_settings = sum(one == key and not candidate.is_baseline for one, candidate in measured)
+def _why_nccl(measured: Mapping[Candidate, MeasuredSetting]) -> str:
+    n_settings = sum(not (one.is_baseline or one.lacks_protocol) for one in measured)
+    why = "no other setting was measured here"
     if n_settings:
-        return f"none of {n_settings} measured setting(s) is shown to be faster"
-    return "no other setting was measured here"
+        why = f"none of {n_settings} measured setting(s) is shown to be faster"
+    own, of_algorithms = measured.get(BASELINE), [one for one in measured if one.lacks_protocol]
+    if own is None or not of_algorithms:
+        return why
+    best = min(of_algorithms, key=lambda one: (measured[one].median_us, str(one)))
+    change = 100 * (measured[best].median_us / own.median_us - 1)
+    return f"{why}; {best} measured {change:+.0f} %, under a protocol that nobody recorded: it cannot be asked for"
 
 
 def _same_file(name: str, fabric_id: str) -> Fabric | None:

@@ -457,7 +457,7 @@ def _guesses(
         low, high = size_class_range(key.size_class)
         state = KeyState(index, key, math.sqrt(low * high))
         own = here[key].get(BASELINE)
-        if own is not None and own.setting.algorithm is not None:
+        if own is not None and own.setting.protocol is not None:
             state.default_setting = own.setting
         for found in here[key].values():
             costs.learn_channels(key.communicator, found.setting.n_channels)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from zerotune.store.errors import UserError
 from zerotune.store.records import Candidate, Collective, Source
 from zerotune.store.sqlite.measurements import MEASUREMENT, candidate_of
-from zerotune.store.sqlite.runnable import runnable, runnable_cells
+from zerotune.store.sqlite.runnable import can_run, runnable, runnable_cells, with_only_protocols
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
 
@@ -117,7 +117,15 @@ def with_setting(
         silent &= is_forced
     summary.skip(LeftOut.setting_unknown, int(silent.sum()))
     kept: Block = rows[~silent]
+    if (with_only_protocols(kept) & (kept["is_default"] == 0)).any():
+        summary.note(WITHOUT_PROTOCOL)
     return kept
+
+
+WITHOUT_PROTOCOL: Final = (
+    "of some measurements only the algorithm is known: they are shown and compared as a whole, and no setting is chosen"
+    " because of them; where NCCL_PROTO was set, say so with --setting ALGORITHM/PROTOCOL"
+)
 
 
 def without_impossible(rows: Block, summary: Summary) -> Block:
@@ -180,23 +188,26 @@ def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: i
 
 def _fill_in(rows: Block, silent: NDArray[np.bool_], setting: Candidate, summary: Summary) -> None:
     """Write `setting` into the rows of which the file says nothing, after a check that NCCL can run it there."""
-    if setting.algorithm is None or setting.protocol is None:
+    if setting.algorithm is None:
         return
+    protocol = UNKNOWN_U1 if setting.protocol is None else setting.protocol
+    lacks_protocol = (rows["algorithm"] == setting.algorithm) & (rows["protocol"] == UNKNOWN_U1)
+    silent = silent | (lacks_protocol & (rows["is_default"] == 0))
     for place in np.unique(rows[silent][["collective", "n_nodes"]]).tolist():
         _check_legal(Collective(place[0]), place[1], setting)
-    others = ~silent & ((rows["algorithm"] != setting.algorithm) | (rows["protocol"] != setting.protocol))
-    if others.any():
+    differs = (rows["algorithm"] != setting.algorithm) | ((rows["protocol"] != protocol) & (protocol != UNKNOWN_U1))
+    if (~silent & differs).any():
         summary.note("the file says of some records what ran: --setting was not used for them")
     rows["algorithm"][silent] = setting.algorithm
-    rows["protocol"][silent] = setting.protocol
+    rows["protocol"][silent] = protocol
     rows["n_channels"][silent & (rows["n_channels"] == 0)] = setting.n_channels
 
 
 def _check_legal(collective: Collective, n_nodes: int, setting: Candidate) -> None:
     """Refuse a setting that no NCCL release offers on any hardware; one that only some offer may have run."""
-    cells = runnable_cells(collective, n_nodes)
-    if (setting.algorithm, setting.protocol) in cells:
+    if can_run(collective, setting.algorithm, setting.protocol, n_nodes):
         return
+    cells = runnable_cells(collective, n_nodes)
     offered = ", ".join(str(Candidate(*cell)) for cell in cells) or "nothing to choose from"
     words = f"{setting} cannot have run: for {collective.name} on {_nodes(n_nodes)} NCCL has {offered}"
     raise UserError(words, "mend --setting")

@@ -57,7 +57,7 @@ def import_(
         ),
     ] = None,
     setting: Annotated[
-        str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128, ring/ll128/8ch or nvls.")
+        str | None, typer.Option(help="What ran, where the file does not say: e.g. ring/ll128, ring/ll128/8ch or tree.")
     ] = None,
     default: Annotated[
         bool, typer.Option("--default", help="NCCL chose, where the file does not say who did.")

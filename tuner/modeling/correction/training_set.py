@@ -68,7 +68,7 @@ def build(block: npt.NDArray[np.void], costs: CostPrior) -> TrainingSet:
     usable = (block["outcome"] == Outcome.ok) & (block["duration_us"] > 0) & (block["message_bytes"] > 0)
     block = block[usable & (block["n_ranks"] > 1)]
     default = block[block["is_default"] > 0]
-    named = block[block["algorithm"] != NO_CELL]
+    named = block[(block["algorithm"] != NO_CELL) & (block["protocol"] != NO_CELL)]
     points, logs = [], []
     for rows, is_baseline in ((named, False), (default, True)):
         columns = [rows[name].astype(np.int64) for name in _COLUMNS]

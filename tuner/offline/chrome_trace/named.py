@@ -50,10 +50,11 @@ def collective_name(row: Mapping[str, Any]) -> str:
 
 
 def setting_that_ran(row: Mapping[str, Any]) -> str | None:
-    """Such as `ring/ll128/16ch`; None where it is unknown."""
-    cell = [named(Algorithm, row["algorithm"]), named(Protocol, row["protocol"])]
+    """Such as `ring/ll128/16ch`, or `tree/any` under an unknown protocol; None where the algorithm is unknown."""
+    algorithm = named(Algorithm, row["algorithm"])
+    cell = [algorithm, named(Protocol, row["protocol"]) or "any"] if algorithm else []
     channels = [f"{row['n_channels']}ch"] if row["n_channels"] else []
-    return "/".join([name for name in cell if name] + channels) or None
+    return "/".join(cell + channels) or None
 
 
 def collective_args(row: Mapping[str, Any], *, is_default: bool) -> dict[str, str | int | float | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -26,33 +27,33 @@ from zerotune.tuner.traces.records import Block, Summary
 
 
 def parse_setting(text: str) -> Candidate:
-    """A candidate from "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
+    """What ran, from "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
 
-    An algorithm alone will do where NCCL has one protocol for it.
+    The protocol may be left out, or be "any", where it was NCCL's choice: "tree", "tree/8ch". It is filled in where NCCL
+    has only one for the algorithm.
 
     Raises:
-        UserError: it is not of that form or names nothing NCCL has, or leaves the protocol open.
+        UserError: it is not of that form or names nothing NCCL has.
     """
-    words = text.split("/")
-    if len(words) == 1:
-        algorithm = parse_algorithm(text)
-        protocols = sorted({cell[1] for one in Collective for cell in runnable_cells(one, 0) if cell[0] is algorithm})
-        if len(protocols) > 1:
-            names = ", ".join(protocol.name for protocol in protocols)
-            raise UserError(
-                f"--setting {text!r} leaves open which protocol ran: NCCL has {names} for it, and chooses by size",
-                f"write {text}/{protocols[-1].name} where NCCL_PROTO was set; else measure again with NCCL_PROTO, or"
-                " with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING, whose lines say what ran",
-            )
-        return Candidate(algorithm, protocols[0])
+    name, *words = text.split("/")
+    algorithm = parse_algorithm(name)
+    if not words or _CHANNELS.fullmatch(words[0].lower()):
+        words.insert(0, "any")
+    protocol = None if words[0].lower() == "any" else parse_protocol(words[0])
     try:
-        algorithm, protocol = parse_algorithm(words[0]), parse_protocol(words[1])
-        n_channels = int(words[2].removesuffix("ch")) if len(words) == 3 else 0
-        if len(words) > 3:
+        n_channels = int(words[1].lower().removesuffix("ch")) if len(words) > 1 else 0
+        if len(words) > 2:
             raise ValueError
-        return Candidate(algorithm, protocol, n_channels)
-    except (IndexError, ValueError) as error:
-        raise UserError(f"{text!r} is no setting", "write ALGORITHM/PROTOCOL[/CHANNELS], e.g. ring/ll128/8") from error
+        protocols = {cell[1] for one in Collective for cell in runnable_cells(one, 0) if cell[0] is algorithm}
+        return Candidate(algorithm, protocols.pop() if protocol is None and len(protocols) == 1 else protocol, n_channels)
+    except ValueError as error:
+        raise UserError(
+            f"{text!r} is no setting", "write ALGORITHM[/PROTOCOL][/CHANNELS], e.g. ring/ll128/8ch"
+        ) from error
+
+
+_CHANNELS: Final = re.compile(r"[0-9]+ch")
+"""Channels in a protocol's place; numbers alone are NCCL's for its protocols there."""
 
 
 def import_measurements(

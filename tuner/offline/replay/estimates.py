@@ -33,6 +33,7 @@ from zerotune.store.records import (
     Protocol,
     size_class_floor,
 )
+from zerotune.store.sqlite.measurements import candidate_of
 from zerotune.tuner.offline.replay.legality import in_effect_at, is_known_to_sum, may_run
 from zerotune.tuner.offline.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
 
@@ -166,7 +167,8 @@ class CostEstimates:
     def measured_candidates(self, shape: Shape) -> list[Candidate]:
         """Candidates with measurements for `shape`, here or elsewhere; in a fixed order.
 
-        Of those from elsewhere that have the same effect at this size, one.
+        Of those from elsewhere that have the same effect at this size, one. Algorithms under an unknown protocol are
+        among them, which nobody can ask for: see `candidates`.
         """
         here = self._here_by_shape.get(shape, set())
         effects = {in_effect(shape.collective, shape.message_bytes, candidate) for candidate in here}
@@ -179,13 +181,17 @@ class CostEstimates:
                 near.append(candidate)
         return sorted([*here, *near], key=str)
 
+    def candidates(self, shape: Shape) -> list[Candidate]:
+        """Those of `measured_candidates` that a plan can ask for."""
+        return [one for one in self.measured_candidates(shape) if not one.lacks_protocol]
+
     def nearest_winner(self, shape: Shape) -> Candidate | None:
         """The fastest setting at the nearest size class measured elsewhere; None: none is known within an octave."""
         own_class = shape.key.size_class
         for distance in range(MAX_INTERPOLATED_CLASSES + 1):
             for size_class in (own_class - distance, own_class + distance):
                 known = self._elsewhere_at(shape, size_class)
-                usable = [candidate for candidate in known if self.may_run(shape, candidate)]
+                usable = [one for one in known if self.may_run(shape, one) and not one.lacks_protocol]
                 if usable:
                     return min(usable, key=lambda candidate: known[candidate].cost_us)
         return None
@@ -295,7 +301,7 @@ class CostEstimates:
         return {candidate for size_class in span for candidate in self._elsewhere_at(shape, size_class)}
 
     def _predicted(self, shape: Shape, candidate: Candidate) -> Estimate | None:
-        if self._predictor is None:
+        if self._predictor is None or candidate.lacks_protocol:
             return None
         predicted = self._predictor(shape, candidate)
         if predicted is None:
@@ -422,9 +428,9 @@ def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, b
 
 
 def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
-    if algorithm == UNKNOWN or protocol == UNKNOWN or n_channels > 64:
+    if algorithm == UNKNOWN or n_channels > 64:
         return None
-    return Candidate(Algorithm(algorithm), Protocol(protocol), n_channels)
+    return candidate_of(algorithm, protocol, n_channels)
 
 
 def error_of_median(values: Array) -> float:

@@ -110,7 +110,7 @@ def play_bandit(make: Callable[[int, int], Bandit], estimates: CostEstimates, sh
     Returns:
         How often each setting ran; the baseline alone where only that has a cost.
     """
-    arms = [BASELINE, *estimates.measured_candidates(shape)]
+    arms = [BASELINE, *estimates.candidates(shape)]
     logs = [math.log(found.cost_us) for arm in arms if (found := estimates.estimate(shape, arm)) is not None]
     if len(logs) < len(arms) or len(arms) == 1:
         return Mixture(((BASELINE, 1.0),))
@@ -169,7 +169,7 @@ def play_tuner(
     shapes = [shape for shape in counts if estimates.estimate(shape, BASELINE) is not None]
     known: dict[_Place, set[Candidate]] = {}
     for shape in shapes:
-        known.setdefault((shape.communicator, shape.collective), set()).update(estimates.measured_candidates(shape))
+        known.setdefault((shape.communicator, shape.collective), set()).update(estimates.candidates(shape))
     brain = Brain("replay", "fabric", facts, Knowledge.empty(), BrainSettings(), lambda: 0.0)
     brain.restrict(_OnlyKnown(facts, known))
     per_step = {shape: max(1, round(counts[shape] / max(n_steps, 1))) for shape in shapes}

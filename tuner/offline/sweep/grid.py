@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from zerotune.agent.nccl import catalog
 from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
-from zerotune.store.sqlite.database import UNKNOWN
+from zerotune.store.sqlite.measurements import candidate_of
 from zerotune.tuner.offline.sweep.protocol import whole_bytes
 
 Array = NDArray[Any]
@@ -173,12 +173,8 @@ def restore(points: Iterable[GridPoint], measurements: Array) -> int:
     visits: list[tuple[GridPoint, int]] = []
     for row in measurements:
         place = Place(Collective(int(row["collective"])), int(row["message_bytes"]))
-        unknown = row["is_default"] or row["algorithm"] == UNKNOWN
-        candidate = (
-            BASELINE
-            if unknown
-            else Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
-        )
+        ran = candidate_of(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
+        candidate = BASELINE if row["is_default"] or ran.algorithm is None else ran
         point = by_key.get((place, candidate))
         if point is None:
             continue
@@ -189,8 +185,8 @@ def restore(points: Iterable[GridPoint], measurements: Array) -> int:
             point.duration_us.append(float(row["duration_us"]))
             n_restored += 1
             visits.append((point, int(row["epoch"])))
-            if candidate == BASELINE and row["algorithm"] != UNKNOWN:
-                point.ran = Candidate(row["algorithm"].item(), row["protocol"].item(), row["n_channels"].item())
+            if candidate == BASELINE and ran.algorithm is not None:
+                point.ran = ran
     for _, visit in itertools.groupby(visits, key=lambda sample: (id(sample[0]), sample[1])):
         sampled = [point for point, _ in visit]
         if len(sampled) > 1:

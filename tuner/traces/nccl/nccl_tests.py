@@ -17,7 +17,7 @@ import numpy as np
 
 from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from zerotune.store.errors import UserError
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Observation, Protocol, TimingSource
+from zerotune.store.records import BASELINE, Candidate, Collective, Observation, TimingSource
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.columns import Fields, Integers
 from zerotune.tuner.traces.files import line_chunks
@@ -91,8 +91,9 @@ class _Run:
     hosts: list[bytes] = field(default_factory=list)
     n_ranks: int = 0
     in_header: bool = False
-    algorithm: Algorithm | None = None
-    protocol: Protocol | None = None
+    nccl_algo: str = ""
+    """What NCCL says NCCL_ALGO was set to."""
+    nccl_proto: str = ""
     split: _Split | None = None
     has_root: bool = True
     """Whether rows name a root (-1 for none) before the times."""
@@ -103,7 +104,7 @@ class _Run:
     @property
     def is_forced(self) -> bool:
         """Whether NCCL says that the environment set part of the setting."""
-        return self.algorithm is not None or self.protocol is not None
+        return bool(self.nccl_algo or self.nccl_proto)
 
     def setting(self) -> Candidate:
         """What ran, as far as the log tells; the baseline if it does not."""
@@ -117,9 +118,7 @@ class _Run:
                 )
             except UserError:
                 return BASELINE
-        if self.algorithm is None or self.protocol is None:
-            return BASELINE
-        return Candidate(self.algorithm, self.protocol)
+        return forced_setting(self.nccl_algo, self.nccl_proto, self.collective)
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
@@ -222,9 +221,9 @@ class _Reader:
         block["datatype"] = np.repeat(known[kinds[0]], 2)
         block["n_ranks"], block["n_nodes"], block["rank"] = self.run.n_ranks, len(set(self.run.hosts)), 0
         setting = self.run.setting()
-        if setting.algorithm is not None and setting.protocol is not None:
-            block["algorithm"], block["protocol"] = setting.algorithm, setting.protocol
-            block["n_channels"] = setting.n_channels
+        if setting.algorithm is not None:
+            block["algorithm"], block["n_channels"] = setting.algorithm, setting.n_channels
+            block["protocol"] = UNKNOWN_U1 if setting.protocol is None else setting.protocol
         comm_id = self._comm_id()
         block["comm_id"] = comm_id
         if comm_id in self.forced:
@@ -265,7 +264,10 @@ class _Reader:
                 self.run = run = _Run(collective=run.collective, in_header=True)
             _header_line(line, run, self.summary)
         elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
-            _force(run, forced[1], forced[2].decode("utf-8", "replace"))
+            value = forced[2].decode("utf-8", "replace").rstrip(".")
+            run.nccl_algo, run.nccl_proto = (
+                (value, run.nccl_proto) if forced[1] == b"ALGO" else (run.nccl_algo, value)
+            )
 
 
 def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
@@ -315,15 +317,42 @@ def _body(line: bytes, split: _Split) -> tuple[bytes | None, bytes | None] | Non
     return found[1], b"0" if glued and found[2].startswith(b"0") else found[2]
 
 
-def _force(run: _Run, which: bytes, value: str) -> None:
-    """Takes a setting only if it names exactly one algorithm or protocol."""
+@lru_cache(maxsize=64)
+def forced_setting(nccl_algo: str, nccl_proto: str, collective: Collective | None) -> Candidate:
+    """What the environment forced, as far as it names one thing only: an algorithm, then perhaps a protocol.
+
+    Args:
+        nccl_algo: NCCL_ALGO, "" where it was not set.
+        nccl_proto: NCCL_PROTO, likewise.
+        collective: what ran; since NCCL 2.24 the variables may differ by collective ("ring;allreduce:tree").
+
+    Returns:
+        The setting; the baseline where no algorithm is known.
+    """
+    algorithm = _for_collective(nccl_algo, collective)
+    if not algorithm:
+        return BASELINE
+    protocol = _for_collective(nccl_proto, collective)
     try:
-        if which == b"ALGO":
-            run.algorithm = parse_algorithm(value.rstrip(".").split(":")[-1])
-        else:
-            run.protocol = parse_protocol(value.rstrip("."))
+        named = parse_algorithm(algorithm)
     except UserError:
-        return
+        return BASELINE
+    try:
+        return Candidate(named, parse_protocol(protocol) if protocol else None)
+    except UserError:
+        return Candidate(named)
+
+
+def _for_collective(value: str, collective: Collective | None) -> str:
+    """The part of a list by collective that holds for this one; "" without any."""
+    found = ""
+    for part in value.split(";"):
+        name, has_name, rest = part.rpartition(":")
+        if not has_name:
+            found = rest
+        elif collective is not None and find_collective(name) is collective:
+            return rest
+    return found.strip()
 
 
 def _records(

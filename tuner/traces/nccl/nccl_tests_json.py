@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
+from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import Algorithm, Collective, Observation, Protocol, TimingSource
+from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.nccl_tests import GROUPED
+from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, forced_setting
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
@@ -67,26 +67,20 @@ def _chosen_by(env: Any) -> int:
     return FLAG_FORCED if asked else FLAG_DEFAULT
 
 
-def _environment(env: Any) -> tuple[Algorithm | None, Protocol | None]:
-    """What NCCL_ALGO and NCCL_PROTO forced, each if it named one thing only."""
-    algorithm: Algorithm | None = None
-    protocol: Protocol | None = None
+def _environment(env: Any) -> tuple[str, str]:
+    """NCCL_ALGO and NCCL_PROTO."""
+    found = dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO"), "")
     for entry in env if isinstance(env, list) else ():
         name, _, value = entry.partition("=") if isinstance(entry, str) else ("", "", "")
-        try:
-            if name == "NCCL_ALGO":
-                algorithm = parse_algorithm(value)
-            elif name == "NCCL_PROTO":
-                protocol = parse_protocol(value)
-        except UserError:
-            continue
-    return algorithm, protocol
+        if name in found:
+            found[name] = value
+    return found["NCCL_ALGO"], found["NCCL_PROTO"]
 
 
 def _observations(
     head: Mapping[str, Any],
     results: Iterator[Any],
-    settings: tuple[Algorithm | None, Protocol | None],
+    settings: tuple[str, str],
     summary: Summary,
 ) -> Iterator[Observation]:
     arguments = head.get("args")
@@ -98,7 +92,7 @@ def _observations(
         return
     comm_id = communicator_id("nccl-tests", len(hosts))
     counters = SequenceNumbers()
-    algorithm, protocol = settings if None not in settings else (None, None)
+    forced = forced_setting(*settings, collective)
     for result in results:
         if not isinstance(result, Mapping):
             summary.skip(LeftOut.no_result)
@@ -120,8 +114,8 @@ def _observations(
                     n_nodes=len(set(hosts)) or None,
                     comm_id=comm_id,
                     datatype=datatype if isinstance(datatype, str) else None,
-                    algorithm=algorithm,
-                    protocol=protocol,
+                    algorithm=forced.algorithm,
+                    protocol=forced.protocol,
                     duration_us=duration_us,
                     timing_source=TimingSource.reported,
                 )
