@@ -30,7 +30,7 @@ from zerotune.store.sqlite.checksums import checksums
 from zerotune.store.sqlite.levels import Cells, Levelled, levelled
 
 UNKNOWN: Final = 255
-"""`algorithm` and `protocol` of a measurement that does not say which ran; `protocol` alone where only it is unknown."""
+"""`algorithm` and `protocol` of a measurement that does not say which ran; `protocol` may be unknown alone."""
 
 MEASUREMENT_FIELDS: Final = [
     ("n_ranks", "<u4"),

@@ -108,9 +108,9 @@ def test_all_ways_to_ask_what_nccl_can_run_agree(collective: Collective, ran: Ca
 
 
 def test_it_is_nothing_that_can_be_asked_for(tmp_path: Path):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="algorithm"):
         Candidate(protocol=Protocol.ll)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="tree/any"):
         PlanRow(PLACE, Collective.all_reduce, Phase.other, 1, 2, TREE)
     whole = Candidate(Algorithm.tree, Protocol.ll)
     header, body = encode(PlanOffer("j", Plan(1, (PlanRow(PLACE, Collective.all_reduce, Phase.other, 1, 2, whole),))))

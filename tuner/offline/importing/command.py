@@ -29,8 +29,8 @@ from zerotune.tuner.traces.records import Block, Summary
 def parse_setting(text: str) -> Candidate:
     """What ran, from "ring/ll128", "ring/ll128/8" or, as settings are printed, "ring/ll128/8ch".
 
-    The protocol may be left out, or be "any", where it was NCCL's choice: "tree", "tree/8ch". It is filled in where NCCL
-    has only one for the algorithm.
+    The protocol may be left out, or be "any", where it was NCCL's choice: "tree", "tree/8ch". It is filled in where
+    NCCL has only one for the algorithm.
 
     Raises:
         UserError: it is not of that form or names nothing NCCL has.
@@ -44,8 +44,10 @@ def parse_setting(text: str) -> Candidate:
         n_channels = int(words[1].lower().removesuffix("ch")) if len(words) > 1 else 0
         if len(words) > 2:
             raise ValueError
-        protocols = {cell[1] for one in Collective for cell in runnable_cells(one, 0) if cell[0] is algorithm}
-        return Candidate(algorithm, protocols.pop() if protocol is None and len(protocols) == 1 else protocol, n_channels)
+        possible = {cell[1] for one in Collective for cell in runnable_cells(one, 0) if cell[0] is algorithm}
+        if protocol is None and len(possible) == 1:
+            (protocol,) = possible
+        return Candidate(algorithm, protocol, n_channels)
     except ValueError as error:
         raise UserError(
             f"{text!r} is no setting", "write ALGORITHM[/PROTOCOL][/CHANNELS], e.g. ring/ll128/8ch"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zerotune.agent.nccl.catalog import find_collective
-from zerotune.store.errors import TraceError, UserError
+from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
