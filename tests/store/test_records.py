@@ -39,7 +39,7 @@ def test_no_class_for_nothing(message_bytes):
 
 
 @pytest.mark.parametrize(
-    "fields", [(Algorithm.ring, None, 0), (None, Protocol.ll, 0), (None, None, 65), (None, None, -1)]
+    "fields", [(Algorithm.ring, None, 65), (None, Protocol.ll, 0), (None, None, 65), (None, None, -1)]
 )
 def test_impossible_candidates_cannot_be_made(fields):
     with pytest.raises(ValueError, match=r"algorithm|protocol|channels"):

@@ -127,13 +127,13 @@ def test_rows_and_the_store_follow_the_same_rule():
     for name, column in zip(("collective", "algorithm", "protocol", "n_nodes"), zip(*every, strict=True), strict=True):
         rows[name] = column
     expected = [
-        255 in (algorithm, protocol) or can_run(collective, algorithm, protocol, n_nodes)
+        can_run(collective, *(None if one == 255 else one for one in (algorithm, protocol)), n_nodes)
         for collective, algorithm, protocol, n_nodes in every
     ]
     assert runnable(rows).tolist() == expected
     with sqlite3.connect(":memory:") as connection:
         for row, can in zip(every, expected, strict=True):
-            if (row[1] == 255) == (row[2] == 255):  # as the store has them
+            if row[1] != 255 or row[2] == 255:  # as the store has them
                 (found,) = connection.execute(
                     f"SELECT {RUNNABLE_SQL} FROM (SELECT ? AS collective, ? AS algorithm, ? AS protocol, ? AS n_nodes)",
                     tuple(map(int, row)),
