@@ -6,83 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from zero_models import DTYPES, MODELS, make_gpt, reference, to_dtype
+from parity import compare
+from zero_models import make_gpt
 from zero_world import World, group_of
 
 from zerotune import zero_runtime
-
-ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
-EPS = 1e-2
-"""AdamW's, where gradients are clipped: its update of an element is then no steeper than lr / EPS = 1 in the gradient,
-however small that is."""
-
-
-def adamw(max_norm: float | None) -> dict[str, float]:
-    return ADAMW if max_norm is None else {**ADAMW, "eps": EPS}
-
-
-def train(
-    name: str,
-    n_ranks: int,
-    n_steps: int,
-    n_micro: int,
-    max_norm: float | None,
-    no_sync: bool,
-    settings: dict[str, Any],
-) -> dict[str, Tensor]:
-    import torch.distributed as dist
-
-    make, batch = MODELS[name]
-    model = make()
-    group = group_of(n_ranks)
-    engine = zero_runtime.shard(model, group=group, **settings)
-    optimizer = engine.optimizer(torch.optim.AdamW, **adamw(max_norm))
-    compute = DTYPES[settings.get("precision")]
-    for n in range(n_steps):
-        for micro in range(n_micro):
-            values = to_dtype(batch(dist.get_rank(group), n * n_micro + micro), compute)
-            if no_sync and micro < n_micro - 1:
-                with engine.no_sync():
-                    model(*values).backward()
-            else:
-                model(*values).backward()
-        if max_norm is not None:
-            engine.clip_grad_norm_(max_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-    return engine.state_dict()
-
-
-def compare(
-    world: World,
-    name: str,
-    n_ranks: int,
-    *,
-    n_micro: int = 1,
-    max_norm: float | None = None,
-    no_sync: bool = False,
-    tolerance: float = 0.0,
-    **settings: Any,
-) -> None:
-    expected = reference(
-        name,
-        n_ranks,
-        3,
-        precision=settings.get("precision"),
-        reduce_precision=settings.get("reduce_precision"),
-        n_micro=n_micro,
-        sync_every=not no_sync,
-        max_norm=max_norm,
-        n_ranks_per_shard=settings.get("n_ranks_per_shard"),
-        skip_unused=settings.get("find_unused_parameters", False),
-        **adamw(max_norm),
-    )
-    for found in world.run(n_ranks, train, name, n_ranks, 3, n_micro, max_norm, no_sync, settings):
-        for key, value in expected.items():
-            # frozen weights have no master copy: they stay rounded
-            difference = (found[key] - value.to(found[key].dtype)).abs().max().item()
-            assert difference <= tolerance, (key, difference)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])

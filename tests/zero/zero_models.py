@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformer_models import TRANSFORMERS
+from wrapped_models import WRAPPED
 
 from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
 
@@ -94,16 +96,30 @@ def fickle_batch(rank: int, step: int) -> tuple[Tensor, ...]:
     return torch.randn(4, 5, generator=draw), torch.randint(3, (4,), generator=draw)
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], tuple[Tensor, ...]]]] = {
+Batch = tuple[Tensor, ...] | dict[str, Tensor]
+"""What a model is called with, by position or by name."""
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int, int], Batch]]] = {
     "gpt": (make_gpt, gpt_batch),
     "odd": (make_odd, odd_batch),
     "fickle": (make_fickle, fickle_batch),
+    **WRAPPED,
+    **TRANSFORMERS,
 }
 DTYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def to_dtype(batch: tuple[Tensor, ...], dtype: torch.dtype | None) -> tuple[Tensor, ...]:
-    return tuple(t.to(dtype) if dtype and t.is_floating_point() else t for t in batch)
+def loss_of(model: Callable[..., Any], batch: Batch, dtype: torch.dtype | None = None) -> Tensor:
+    """The model's loss, its inputs in `dtype`."""
+
+    def cast(t: Tensor) -> Tensor:
+        return t.to(dtype) if dtype and t.is_floating_point() else t
+
+    if isinstance(batch, dict):
+        loss: Tensor = model(**{name: cast(value) for name, value in batch.items()}).loss
+    else:
+        loss = model(*map(cast, batch))
+    return loss
 
 
 def _add(sums: list[Tensor | None], more: list[Tensor | None]) -> None:
@@ -150,7 +166,7 @@ def reference(
                     groups.append([None] * len(masters))
                 local: list[Tensor | None] = [None] * len(masters)
                 for micro in micros:
-                    model(*to_dtype(batch(rank, n * n_micro + micro), compute)).backward()
+                    loss_of(model, batch(rank, n * n_micro + micro), compute).backward()
                     for i, p in enumerate(model.parameters()):
                         if p.grad is not None:
                             grad = p.grad.to(summed or p.dtype)

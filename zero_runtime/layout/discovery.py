@@ -50,26 +50,37 @@ Part = tuple[str, nn.Module, list[Managed]]
 
 
 def assign(model: nn.Module, layers: Sequence[nn.Module]) -> list[Part]:
-    """(name, module, its parameters) for the root and each layer; what two layers share goes to the root.
+    """(name, module, its parameters) for the root and each layer.
+
+    A parameter belongs to the innermost layer around every place that holds it: what two layers share goes to the layer
+    around both, or to the root.
 
     Raises:
         SettingsError: a layer is not part of the model.
     """
     names = {id(module): name for name, module in model.named_modules()}
-    owner: dict[int, int] = {}  # module -> index of the innermost layer around it
-    for index, layer in enumerate(layers):
+    for layer in layers:
         if id(layer) not in names:
             raise SettingsError(f"the layer {type(layer).__name__} is not part of the model; name layers inside it")
-        for module in layer.modules():
-            owner[id(module)] = index
-    # a layer inside another one is the innermost for its own modules
-    for index, layer in sorted(enumerate(layers), key=lambda item: names[id(item[1])].count(".")):
-        for module in layer.modules():
-            owner[id(module)] = index
+    index = {id(layer): position for position, layer in enumerate(layers)}
+    around: dict[int, tuple[int, ...]] = {}  # parameter -> layers around all its places, the innermost last
+
+    def visit(module: nn.Module, outer: tuple[int, ...]) -> None:
+        if id(module) in index:
+            outer = (*outer, index[id(module)])
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                known = around.setdefault(id(parameter), outer)
+                around[id(parameter)] = tuple(layer for layer in known if layer in outer)
+        for child in module._modules.values():
+            if child is not None:
+                visit(child, outer)
+
+    visit(model, ())
     parts: list[list[Managed]] = [[] for _ in range(len(layers) + 1)]
     for managed in managed_parameters(model):
-        owners = {owner.get(id(module), -1) for module, _ in managed.holders}
-        parts[owners.pop() + 1 if len(owners) == 1 else 0].append(managed)
+        owners = around[id(managed.parameter)]
+        parts[owners[-1] + 1 if owners else 0].append(managed)
     found = [("", model, parts[0])]
     found += [(names[id(layer)], layer, part) for layer, part in zip(layers, parts[1:], strict=True)]
     return [part for part in found if part[2]]

@@ -12,9 +12,9 @@ ZeRO-3, and one for the root.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,15 +29,29 @@ from zerotune.zero_runtime.stages.lifecycle import State
 from zerotune.zero_runtime.stages.order import Order
 from zerotune.zero_runtime.stages.unit import Unit
 
+Hook = TypeVar("Hook", bound=Callable[..., None])
+
+
+def between_graphs(hook: Hook) -> Hook:
+    """Under torch.compile `hook` runs between graphs, which therefore see whole parameters only."""
+    outside: Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return outside
+
 
 def differentiable(value: Any) -> Iterator[Tensor]:
-    """The tensors inside `value` through which a gradient will flow."""
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            if leaf.requires_grad:
-                yield leaf
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from differentiable([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+    """The tensors inside `value` through which a gradient will flow, also those that are attributes of objects."""
+    waiting: list[Any] = [value]
+    seen: set[int] = set()
+    while waiting:
+        for leaf in tree_leaves(waiting.pop()):
+            if isinstance(leaf, Tensor):
+                if leaf.requires_grad and not isinstance(leaf, nn.Parameter):
+                    yield leaf
+            elif id(leaf) not in seen and not isinstance(leaf, type | ModuleType | nn.Module):
+                seen.add(id(leaf))
+                slots = [name for kind in type(leaf).__mro__ for name in getattr(kind, "__slots__", ())]
+                waiting += getattr(leaf, "__dict__", {}).values()
+                waiting += [getattr(leaf, name, None) for name in slots]
 
 
 class PartitionedParameters:
@@ -72,15 +86,17 @@ class PartitionedParameters:
         self._inputs_due: dict[int, int] = {}
         for unit in self._units:
             self._watch(unit)
-        root.register_forward_pre_hook(self._begin_forward, prepend=True)  # runs first
-        root.register_forward_hook(self._end_forward)
+        root.register_forward_pre_hook(between_graphs(self._begin_forward), prepend=True)  # runs first
+        root.register_forward_hook(between_graphs(self._end_forward))
 
     def _watch(self, unit: Unit) -> None:
         module = unit.module
 
+        @between_graphs
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._before_forward(unit, args, kwargs)
 
+        @between_graphs
         def after(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self._after_forward(unit, output)
 
@@ -104,7 +120,6 @@ class PartitionedParameters:
     # forward
 
     def _begin_forward(self, *_: Any) -> None:
-        self._refuse_compiled(self._root)
         if self.backward.is_under_way():
             return
         for unit in self._units:
@@ -115,22 +130,7 @@ class PartitionedParameters:
         self._order.begin_forward()
         self._position = 0
 
-    @staticmethod
-    def _refuse_compiled(module: nn.Module) -> None:
-        """A compiled graph would hold on to whole parameters that are freed and gathered again.
-
-        Raises:
-            LifecycleError: the module is compiled, or being compiled.
-        """
-        callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
-        if module._compiled_call_impl is not None or callback not in (None, False):
-            raise LifecycleError(
-                "stage 3 does not run under torch.compile, whose graphs keep parameters that are freed in between; "
-                "use stage 1 or 2, or compile functions that take no parameters"
-            )
-
     def _before_forward(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._refuse_compiled(unit.module)
         if self.backward.is_under_way():  # activation checkpointing computes the layer again
             unit.ensure_whole(phases.BACKWARD_GATHER)
             unit.use()

@@ -1,0 +1,172 @@
+"""Models whose forward does what real ones do: recomputes, repeats, shares, freezes, adapts, returns objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+WIDTH = 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+Pass = Callable[[nn.ModuleList, Tensor], Tensor]
+"""How a model sends a tensor through its blocks."""
+
+
+class Net(nn.Module):
+    def __init__(self, through: Pass, blocks: list[nn.Module] | None = None) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(blocks or [Block() for _ in range(4)])
+        self.last = nn.Linear(WIDTH, 3)
+        self.through = through
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.through(self.blocks, self.first(x))).float().square().mean()
+
+
+def one_by_one(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def again_at_once(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        x = block(block(x))
+    return x
+
+
+def again_at_the_end(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    return one_by_one(blocks, one_by_one(blocks, x))
+
+
+def each_recomputed(reentrant: bool, through: Pass = one_by_one) -> Pass:
+    def run(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+        again = [lambda y, block=block: checkpoint(block, y, use_reentrant=reentrant) for block in blocks]
+        return through(again, x)
+
+    return run
+
+
+def all_recomputed(reentrant: bool) -> Pass:
+    return lambda blocks, x: checkpoint(lambda y: one_by_one(blocks, y), x, use_reentrant=reentrant)
+
+
+class RecomputesInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.gain = Block(), nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False) * self.gain
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer and a trainable correction of rank 2, as LoRA has it."""
+
+    def __init__(self, frozen: nn.Linear) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.into = nn.Linear(frozen.in_features, 2, bias=False)
+        self.out = nn.Linear(2, frozen.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(x) + self.out(self.into(x))
+
+
+class Carrier:
+    """A tensor in an object that torch knows nothing of."""
+
+    __slots__ = ("inside",)
+
+    def __init__(self, inside: Tensor) -> None:
+        self.inside = {"x": inside}
+
+
+class ReturnsObject(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor | Carrier) -> Carrier:
+        x = x.inside["x"] if isinstance(x, Carrier) else x
+        return Carrier(x + torch.tanh(self.linear(x)))
+
+
+def unpacked(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    return one_by_one(blocks, x).inside["x"]
+
+
+def adapted(through: Pass) -> nn.Module:
+    model = Net(through).requires_grad_(False)
+    for block in model.blocks:
+        block.up, block.down = Adapted(block.up), Adapted(block.down)
+    return model
+
+
+def shared_by_layers() -> nn.Module:
+    """A weight in two layers, a module in two others."""
+    model = Net(one_by_one)
+    model.blocks[2].up.weight = model.blocks[1].up.weight
+    model.blocks[3].down = model.blocks[0].down
+    return model
+
+
+def layer_at_two_places() -> nn.Module:
+    block = Block()
+    return Net(one_by_one, [block, Block(), block])
+
+
+def partly_frozen() -> nn.Module:
+    model = Net(one_by_one)
+    for part in (model.first, model.blocks[0], model.blocks[2], model.blocks[3].up):
+        part.requires_grad_(False)
+    return model
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, ...]:
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    return (torch.randn(4, WIDTH, generator=draw),)
+
+
+def _seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        torch.manual_seed(7)
+        return make()
+
+    return build
+
+
+WRAPPED = {
+    name: (_seeded(make), batch)
+    for name, make in {
+        "recomputed": lambda: Net(each_recomputed(False)),
+        "recomputed-reentrant": lambda: Net(each_recomputed(True)),
+        "recomputed-at-once": lambda: Net(all_recomputed(False)),
+        "recomputed-at-once-reentrant": lambda: Net(all_recomputed(True)),
+        "recomputed-inside": lambda: Net(one_by_one, [RecomputesInside() for _ in range(3)]),
+        "again-at-once": lambda: Net(again_at_once),
+        "again-at-the-end": lambda: Net(again_at_the_end),
+        "again-recomputed": lambda: Net(each_recomputed(False, again_at_the_end)),
+        "again-recomputed-reentrant": lambda: Net(each_recomputed(True, again_at_the_end)),
+        "shared-by-layers": shared_by_layers,
+        "layer-at-two-places": layer_at_two_places,
+        "partly-frozen": partly_frozen,
+        "adapted": lambda: adapted(one_by_one),
+        "adapted-again": lambda: adapted(again_at_the_end),
+        "adapted-recomputed": lambda: adapted(each_recomputed(False)),
+        "objects": lambda: Net(unpacked, [ReturnsObject() for _ in range(3)]),
+    }.items()
+}
