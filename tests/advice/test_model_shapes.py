@@ -102,9 +102,7 @@ def test_a_module_is_counted_on_the_meta_device():
 def test_a_modules_path_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "def model():\n"
-        "    return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(5)])\n"
+        "import torch\ndef model():\n    return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(5)])\n"
     )
     shape = shape_of("mine:model")
     assert (shape.n_layers, shape.width, shape.n_parameters) == (5, 256, 5 * (256 * 256 + 256))

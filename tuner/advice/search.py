@@ -75,7 +75,7 @@ def search(problem: Problem, wanted: Wanted | None = None, top: int | None = Non
 
 def choice_of(problem: Problem, configuration: ZeroConfiguration) -> Choice:
     """All that is said of a configuration."""
-    memory, step = _memory(problem, configuration), estimate(problem, configuration)
+    memory, step = memory_of(problem, configuration), estimate(problem, configuration)
     return Choice(
         configuration=configuration,
         paper_name=configuration.paper_name,
@@ -104,7 +104,8 @@ def seconds_per_sequence(problem: Problem, configuration: ZeroConfiguration) -> 
     return step_parts(problem, configuration).total_s / sequences
 
 
-def _memory(problem: Problem, configuration: ZeroConfiguration) -> MemoryParts:
+def memory_of(problem: Problem, configuration: ZeroConfiguration) -> MemoryParts:
+    """At a step's peak."""
     n_groups = problem.n_groups(configuration)
     return memory_parts(problem.shape, configuration, n_groups, problem.software, problem.constants)
 
@@ -179,7 +180,7 @@ def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
         msgspec.structs.replace(base, bucket_bytes=bucket, prefetch=prefetch)
         for prefetch, bucket in itertools.product(prefetches, BUCKETS_BYTES)
     ]
-    fitting = [one for one in tried if _memory(problem, one).total_bytes <= limit] or [base]
+    fitting = [one for one in tried if memory_of(problem, one).total_bytes <= limit] or [base]
     times = {id(one): seconds_per_sequence(problem, one) for one in fitting}
     least = min(times.values())
     return next(one for one in fitting if times[id(one)] <= least * _AS_GOOD)
@@ -201,7 +202,7 @@ def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
             f"{cluster.n_gpus} GPUs",
             "give divisors of both",
         )
-    needed = min(_memory(problem, kind).total_bytes for kind in kinds) / problem.constants.usable_memory
+    needed = min(memory_of(problem, kind).total_bytes for kind in kinds) / problem.constants.usable_memory
     remedy = f"take GPUs of {needed / 1e9:.0f} GB"
     n_nodes = 2 * cluster.n_nodes
     while n_nodes <= _MOST_NODES:

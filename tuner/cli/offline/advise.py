@@ -9,7 +9,7 @@ import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, a_number, console, print_json
+from zerotune.tuner.cli.options import AsJson, JobOfStore, a_number, console, print_json
 from zerotune.tuner.cli.paths import output_file
 
 _RECOMPUTES = ("none", "half", "full")
@@ -71,6 +71,13 @@ def advise(
             autocompletion=completion.one_of(*_FRAMEWORKS),
         ),
     ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="A store or a trace of a job on such machines: it replaces assumptions.")
+    ] = None,
+    ran: Annotated[
+        str | None, typer.Option(help="What that job ran, e.g. stage=3,batch=2,recompute=full: its steps count, too.")
+    ] = None,
+    job: JobOfStore = None,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of the best three, .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -109,6 +116,14 @@ def advise(
         ),
         constants=DEFAULT,
     )
+    sentences: tuple[str, ...] = ()
+    if measured is None and (ran is not None or job is not None):
+        raise UserError("--ran and --job say what was measured", "name a store or a trace with --measured")
+    if measured is not None:
+        from zerotune.tuner.offline.advise import measured as measurements
+
+        configuration = measurements.parse_ran(ran) if ran is not None else None
+        problem, sentences = measurements.measured(problem, measured, job, configuration)
     wanted = Wanted(
         global_batch=batch,
         stages=tuple(stage) if stage else STAGES,
@@ -120,7 +135,8 @@ def advise(
         best = choices[0].configuration
         print(snippet(config, best, problem.shape, problem.n_groups(best), precision), end="")
         return
-    advice = document.advice(problem, choices, model or f"{layers} layers of {hidden}", gpu_was_named=gpu is not None)
+    named = model or f"{layers} layers of {hidden}"
+    advice = document.advice(problem, choices, named, sentences, gpu_was_named=gpu is not None)
     if picture is not None:
         from zerotune.tuner.offline.advise.picture import draw
         from zerotune.tuner.offline.plots import save

@@ -115,13 +115,16 @@ def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:
     return tuple(one for one in RECOMPUTES if not names or one in names)
 
 
-def advice(problem: Problem, choices: tuple[Choice, ...], model: str, *, gpu_was_named: bool) -> Advice:
+def advice(
+    problem: Problem, choices: tuple[Choice, ...], model: str, measured: tuple[str, ...], *, gpu_was_named: bool
+) -> Advice:
     """All of it, with what it rests on.
 
     Args:
         problem: what was asked.
         choices: the fastest first.
         model: as the user named it.
+        measured: a sentence for each thing that was measured.
         gpu_was_named: by the user.
 
     Returns:
@@ -138,7 +141,7 @@ def advice(problem: Problem, choices: tuple[Choice, ...], model: str, *, gpu_was
         precision=problem.software.precision,
         optimizer=problem.software.optimizer,
         assumptions=assumptions(problem, gpu_was_named),
-        measured=(),
+        measured=measured,
         choices=choices,
     )
 

@@ -1,0 +1,79 @@
+"""Measurements replace assumptions: what a store says of collectives, of steps and of memory."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective, CommunicatorClass, Source, StepRecord
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner.advice.clusters import cluster
+from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
+from zerotune.tuner.advice.constants import DEFAULT
+from zerotune.tuner.advice.model_shape import from_parameters
+from zerotune.tuner.advice.problem import Measured, Problem
+from zerotune.tuner.advice.search import memory_of
+from zerotune.tuner.advice.step import step_parts
+from zerotune.tuner.offline.advise.measured import measured, parse_ran
+
+PROBLEM = Problem(
+    shape=from_parameters(1e9), cluster=cluster("dgx_a100", 2, DEFAULT), software=Software(), constants=DEFAULT
+)
+RAN = ZeroConfiguration(stage=3, micro_batch=2)
+SLOWER = 1.7
+
+
+def record(path, *, collectives=True, steps=True):
+    block = np.zeros(6, MEASUREMENT)
+    block["collective"], block["n_ranks"], block["n_nodes"] = Collective.all_gather, 16, 2
+    block["message_bytes"] = [1 << place for place in range(16, 22)]
+    block["algorithm"], block["protocol"], block["source"] = 1, 2, Source.live
+    place = CommunicatorClass(16, 2)
+    block["duration_us"] = [
+        SLOWER * PROBLEM.cluster.network.time_us(Collective.all_gather, float(size), place)
+        for size in block["message_bytes"]
+    ]
+    parts = step_parts(msgspec.structs.replace(PROBLEM, measured=Measured(1.3, SLOWER)), RAN)
+    step_us, exposed_us = 1e6 * parts.total_s, 1e6 * parts.exposed_s
+    with Store.open(path) as store:
+        store.record_job("job", "fabric", {}, 16)
+        if collectives:
+            store.record_measurements("fabric", "job", block)
+        if steps:
+            store.record_steps("job", [StepRecord(n, 0, step_us, exposed_us, 0.5) for n in range(20)])
+        store.flush()
+
+
+def test_collectives_steps_and_memory_replace_what_was_assumed(tmp_path):
+    record(tmp_path / "s.db")
+    found = measured(PROBLEM, tmp_path / "s.db", None, RAN)
+    assert found.problem.measured.network_factor == pytest.approx(SLOWER, rel=1e-3)
+    assert found.problem.measured.compute_factor == pytest.approx(1.3, rel=0.05)
+    assert len(found.sentences) == 3
+    used = memory_of(found.problem, RAN).total_bytes
+    assert used == pytest.approx(0.5 * PROBLEM.cluster.gpu.memory_bytes, rel=1e-6)
+
+
+def test_without_what_ran_only_collectives_are_used(tmp_path):
+    record(tmp_path / "s.db")
+    found = measured(PROBLEM, tmp_path / "s.db", "job", None)
+    assert found.problem.measured.compute_factor is None
+    assert found.problem.constants == DEFAULT
+    assert len(found.sentences) == 1
+
+
+def test_what_cannot_be_of_this_model_is_refused(tmp_path):
+    record(tmp_path / "s.db", collectives=False)
+    with pytest.raises(UserError):
+        measured(PROBLEM, tmp_path / "s.db", None, None)
+    with pytest.raises(UserError):
+        measured(PROBLEM, tmp_path / "s.db", None, ZeroConfiguration(stage=3, micro_batch=4096))
+
+
+def test_what_ran_is_read():
+    ran = parse_ran("stage=2,batch=4, recompute=full,accumulation=3,model-parallel=2,bucket-mb=8,prefetch=0")
+    assert ran == ZeroConfiguration(
+        stage=2, micro_batch=4, recompute="full", accumulation=3, n_model_parallel=2, bucket_bytes=8 << 20, prefetch=0
+    )

@@ -1,0 +1,185 @@
+"""What a store or a trace tells that replaces assumptions of the advice."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import Collective, CommunicatorClass, StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.network import Network
+from zerotune.tuner.advice.problem import Measured, Problem
+from zerotune.tuner.advice.search import memory_of
+from zerotune.tuner.advice.step import step_parts
+from zerotune.tuner.offline.jobs.finding import job_of
+from zerotune.tuner.traces import read_trace
+
+_DATABASE: Final = b"SQLite format 3\0"
+_LEAST_BYTES: Final = 64 << 10
+"""Smaller messages show latencies, which say little of a step's communication."""
+_COLLECTIVES: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
+_RAN: Final = "write it as stage=3,batch=2,recompute=full (also accumulation, model-parallel, bucket-mb, prefetch)"
+
+
+class Found(NamedTuple):
+    """The problem with what was measured in it, and one sentence for each thing that was."""
+
+    problem: Problem
+    sentences: tuple[str, ...]
+
+
+def parse_ran(text: str) -> ZeroConfiguration:
+    """What the measured job ran, from `stage=3,batch=2,recompute=full`.
+
+    Raises:
+        UserError: it is not of that form.
+    """
+    fields: dict[str, Any] = {"stage": 3, "micro_batch": 1}
+    names = {
+        "stage": "stage",
+        "batch": "micro_batch",
+        "accumulation": "accumulation",
+        "model-parallel": "n_model_parallel",
+        "prefetch": "prefetch",
+        "bucket-mb": "bucket_bytes",
+    }
+    for part in text.split(","):
+        key, _, value = part.strip().partition("=")
+        if key == "recompute" and value in ("none", "half", "full"):
+            fields[key] = value
+        elif key in names and value.isdecimal() and len(value) < 10 and (int(value) or key in ("stage", "prefetch")):
+            fields[names[key]] = int(value) << (20 if key == "bucket-mb" else 0)
+        else:
+            raise UserError(f"{part!r} does not say what ran", _RAN)
+    if fields["stage"] > 3:
+        raise UserError(f"stage {fields['stage']} does not exist", _RAN)
+    return ZeroConfiguration(**fields)
+
+
+def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfiguration | None) -> Found:
+    """Replace what can be replaced.
+
+    Collectives give how long they take over what the network's model says; steps, where `ran` says what ran, how long
+    computation takes over what its model says, and memory pressure what else lies in memory.
+
+    Args:
+        problem: what was asked.
+        path: a store, a trace, or a folder of one.
+        job: of the store; None: the newest that trained.
+        ran: what that job trained with, on this very cluster and model.
+
+    Returns:
+        The problem and the sentences.
+
+    Raises:
+        UserError: there is nothing to use in it.
+        StoreError: the store cannot be read.
+        TraceError: the trace cannot be read.
+    """
+    if not path.exists():
+        raise UserError(f"there is nothing at {path}", "name a store or a trace")
+    steps: list[StepRecord] = []
+    if _is_database(path):
+        with Store.open(path, read_only=True) as store:
+            found = job_of(store, job)
+            rows, steps = [store.measurements(job_id=found.job_id)], store.steps(found.job_id)
+            origin = f"job {found.name or found.job_id}"
+    else:
+        trace = read_trace(path)
+        rows, origin = [portion.rows for portion in trace.portions()], f"the trace {path.name}"
+    return _applied(problem, rows, steps, ran, origin)
+
+
+def _is_database(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_DATABASE)) == _DATABASE
+
+
+def _applied(
+    problem: Problem,
+    rows: Iterable[NDArray[np.void]],
+    steps: list[StepRecord],
+    ran: ZeroConfiguration | None,
+    origin: str,
+) -> Found:
+    sentences, compute = [], None
+    network, n_settings = _network_factor(rows, problem.cluster.network)
+    if network is not None:
+        sentences.append(
+            f"collectives take {network:.2f} times what the model says, median of {n_settings} sizes in {origin}"
+        )
+    problem = msgspec.structs.replace(problem, measured=Measured(None, network))
+    settled = steps[len(steps) // 2 :]
+    if ran is not None and settled:
+        compute = _compute_factor(problem, ran, settled)
+        sentences.append(
+            f"computation takes {compute:.2f} times what the model says, median of {len(settled)} steps of {origin}"
+        )
+        problem = msgspec.structs.replace(problem, measured=Measured(compute, network))
+        pressures = [step.memory_pressure for step in settled if step.memory_pressure is not None]
+        if pressures:
+            problem, sentence = _with_memory(problem, ran, max(pressures), origin)
+            sentences.append(sentence)
+    if not sentences:
+        raise UserError(
+            f"{origin} has no collective of {_LEAST_BYTES >> 10} KiB or more that can be compared",
+            "name a job that trained, and say with --ran what it ran",
+        )
+    return Found(problem, tuple(sentences))
+
+
+def _network_factor(rows: Iterable[NDArray[np.void]], network: Network) -> tuple[float | None, int]:
+    """Median over sizes of the median duration over the model's."""
+    durations: dict[tuple[int, int, int, int], list[float]] = defaultdict(list)
+    for block in rows:
+        large = block[(block["message_bytes"] >= _LEAST_BYTES) & (block["duration_us"] > 0) & (block["n_ranks"] > 1)]
+        for row in large:
+            if row["collective"] in _COLLECTIVES and row["n_nodes"] > 0:
+                key = tuple(int(row[name]) for name in ("collective", "message_bytes", "n_ranks", "n_nodes"))
+                durations[key].append(float(row["duration_us"]))  # type: ignore[index]
+    factors = []
+    for (collective, size, n_ranks, n_nodes), found in durations.items():
+        if n_ranks > n_nodes * network.ranks_per_node:
+            continue  # of another machine
+        modelled = network.time_us(Collective(collective), float(size), CommunicatorClass(n_ranks, n_nodes))
+        if modelled > 0:
+            factors.append(median(found) / modelled)
+    return (math.exp(median(map(math.log, factors))), len(factors)) if factors else (None, 0)
+
+
+def _compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRecord]) -> float:
+    """Computation is what of a step is neither exposed communication nor lost beside it; the latter is the model's."""
+    parts = step_parts(problem, ran)
+    modelled = parts.total_s - parts.exposed_s - parts.contention_s - parts.tensor_parallel_s
+    known = [step.duration_us - step.exposed_us for step in steps if step.exposed_us is not None]
+    seconds = median(known or [step.duration_us for step in steps]) / 1e6 - parts.contention_s - parts.tensor_parallel_s
+    seconds -= 0.0 if known else parts.exposed_s
+    if seconds <= 0 or not 0.01 < seconds / modelled < 100:
+        raise UserError(
+            f"steps of {1e3 * seconds:.3g} ms of computation are not those of this model, which takes "
+            f"{1e3 * modelled:.3g} ms",
+            "say with --ran what ran, and name the model and the machine that it ran on",
+        )
+    return seconds / modelled
+
+
+def _with_memory(problem: Problem, ran: ZeroConfiguration, pressure: float, origin: str) -> tuple[Problem, str]:
+    """What else lies in memory than the model knows."""
+    modelled = memory_of(problem, ran).total_bytes
+    seen = pressure * problem.cluster.gpu.memory_bytes
+    other = max(0.0, problem.constants.runtime_bytes + seen - modelled)
+    changed = msgspec.structs.replace(problem.constants, runtime_bytes=other)
+    sentence = f"memory was {pressure:.0%} full in {origin}, where the model says {modelled / seen * pressure:.0%}"
+    return msgspec.structs.replace(problem, constants=changed), sentence
