@@ -38,8 +38,8 @@ from zerotune.store.sqlite.sound_rows import CELLS, columns_of, show_sound_rows,
 _log = logging.getLogger("zerotune.store")
 
 BUSY_TIMEOUT_S: Final = 10.0
-_BY_FLAG: Final = "give another path with --store or ZEROTUNE_STORE"
-_RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _BY_FLAG
+_ELSEWHERE: Final = "name another store, in the command or with ZEROTUNE_STORE"
+_RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _ELSEWHERE
 _TRIES: Final = 3
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
@@ -86,18 +86,18 @@ class WriterLock:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StoreError(f"store {path} cannot be opened: {error.strerror}", _BY_FLAG) from error
+            raise StoreError(f"store {path} cannot be opened: {error.strerror}", _ELSEWHERE) from error
         if (n_names := os.fstat(self._descriptor).st_nlink) > 1:
             raise StoreError(  # SQLite's log goes by the name: under each, the file lacks what the others' logs hold
                 f"store {path} is one file with {n_names} names (hard links)",
-                f"keep one of them and remove the others, or {_BY_FLAG}",
+                f"keep one of them and remove the others, or {_ELSEWHERE}",
             )
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _ON_THE_FILE)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise StoreLockedError(
-                    f"store {path} is in use under another name", f"stop the daemon that has it, or {_BY_FLAG}"
+                    f"store {path} is in use under another name", f"stop the daemon that has it, or {_ELSEWHERE}"
                 ) from error
             # A kernel or a file system without such locks: the one beside the store has to do.
 
@@ -146,7 +146,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
             except (sqlite3.Error, OSError, MemoryError) as failure:
                 why = _in_one_line(failure)
                 problem = f"store {path} is damaged ({_in_one_line(error)}), and a new one cannot be begun: {why}"
-                raise StoreError(problem, "make room there, or " + _BY_FLAG) from failure
+                raise StoreError(problem, "make room there, or " + _ELSEWHERE) from failure
         return connection, lock, damage
     except BaseException:
         if is_new:  # on a full disk, for example: half a store is of no use
@@ -182,7 +182,7 @@ def begin_anew(
         found = write_sound_rows(path, stamp, lock, redo)
     connection, kept = replace(path, stamp, lock)
     if found is None:
-        found = Salvaged(int(connection.execute("SELECT count(*) FROM measurements").fetchone()[0]), None, {})
+        found = Salvaged(int(connection.execute("SELECT count(*) FROM measurements").fetchone()[0]), None, {}, {})
     damage = Damage(_in_one_line(error), kept, found.n_recovered, found.n_missing)
     words = "store %s is damaged (%s): kept as %s, going on in a new one; %s"
     _log.error(words, path, damage.error, kept, damage.losses)
@@ -259,10 +259,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         StoreError: there is no store at `path`, or it is not one, or it is corrupt.
         StoreVersionError: a newer zerotune wrote it.
     """
-    if not path.is_file():
-        raise StoreError(f"there is no store at {path}", "run a job first, or " + _BY_FLAG)
-    if not path.stat().st_size and not path.with_name(path.name + "-wal").exists():
-        raise StoreError(f"store {path} is empty", "run a job first, or " + _BY_FLAG)
+    _refuse_absent(path)
     try:
         with contextlib.closing(_read_only(path)) as connection:
             connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
@@ -278,7 +275,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     except StoreDamage as error:
         raise StoreError(f"store {path} is damaged: {error}", _RESTART) from error
     except (sqlite3.DatabaseError, MemoryError) as error:
-        remedy = _RESTART if "malformed" in str(error) else _BY_FLAG
+        remedy = _RESTART if "malformed" in str(error) else _ELSEWHERE
         raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", remedy) from error
 
 
@@ -289,8 +286,7 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
         StoreError: there is none, or another application's database, or nobody can read it now.
         StoreVersionError: a newer zerotune wrote it.
     """
-    if not path.is_file() or not path.stat().st_size:
-        raise StoreError(f"there is no store at {path}", "name another file")
+    _refuse_absent(path)
     _refuse_foreign(path)
     with contextlib.ExitStack() as opened:
         try:
@@ -338,7 +334,7 @@ def _end_what_was_begun(path: Path) -> None:
             kept = put_in_place(path, stamp)
             _log.error("store %s was found damaged before: kept as %s, going on in a new one", path, kept)
     except OSError as error:
-        raise StoreError(f"store {path} cannot be mended: {error}", _BY_FLAG) from error
+        raise StoreError(f"store {path} cannot be mended: {error}", _ELSEWHERE) from error
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
@@ -356,15 +352,15 @@ def _lock(path: Path) -> LockFile:
         make_private(path.parent)
         if path.parent.stat().st_mode & stat.S_IWOTH:
             raise StoreError(
-                f"any user may put files beside store {path}", f"run `chmod o-w {path.parent}`, or {_BY_FLAG}"
+                f"any user may put files beside store {path}", f"run `chmod o-w {path.parent}`, or {_ELSEWHERE}"
             )
         return LockFile(path.with_name(path.name + ".lock"))
     except LockHeld as held:
         raise StoreLockedError(
-            f"store {path} is in use by `{held.command}` (pid {held.pid})", "stop it, or " + _BY_FLAG
+            f"store {path} is in use by `{held.command}` (pid {held.pid})", "stop it, or " + _ELSEWHERE
         ) from held
     except OSError as error:
-        raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", _BY_FLAG) from error
+        raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", _ELSEWHERE) from error
 
 
 def _checked(path: Path) -> sqlite3.Connection:
@@ -410,11 +406,11 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
     (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     applied = _applied(connection)
     if n_tables and not applied and application_id != APPLICATION_ID:
-        raise StoreError(f"{path} is a database of another application", _BY_FLAG)
+        raise StoreError(f"{path} is a database of another application", _ELSEWHERE)
     if unknown := [name for name in applied if name not in all_steps()]:
         raise StoreVersionError(
             f"store {path} was written by a newer zerotune (it has schema step {unknown[-1]})",
-            "install that version, or " + _BY_FLAG,
+            "install that version, or " + _ELSEWHERE,
         )
 
 
@@ -442,12 +438,19 @@ def _check_tables(connection: sqlite3.Connection) -> None:
 
 def cannot_be_opened(path: Path, error: sqlite3.Error | MemoryError) -> StoreError:
     """What is said where SQLite fails for another reason than damage."""
-    return StoreError(f"store {path} cannot be opened: {_in_one_line(error)}", _BY_FLAG)
+    return StoreError(f"store {path} cannot be opened: {_in_one_line(error)}", _ELSEWHERE)
 
 
 def _in_one_line(error: Exception) -> str:
     """SQLite quotes statements of several lines."""
     return " ".join(str(error).split()) or "out of memory"
+
+
+def _refuse_absent(path: Path) -> None:
+    if not path.is_file():
+        raise StoreError(f"there is no store at {path}", "run a job first, or " + _ELSEWHERE)
+    if not path.stat().st_size and not path.with_name(path.name + "-wal").exists():
+        raise StoreError(f"store {path} is empty", "run a job first, or " + _ELSEWHERE)
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -456,4 +459,4 @@ def _refuse_foreign(path: Path) -> None:
         with path.open("rb") as file:
             begin = file.read(len(_SQLITE_HEADER))
         if begin and begin != _SQLITE_HEADER:
-            raise StoreError(f"{path} is no zerotune store", _BY_FLAG)
+            raise StoreError(f"{path} is no zerotune store", _ELSEWHERE)

@@ -29,6 +29,12 @@ _CHUNK_ROWS: Final = 10_000
 _LAST_ID: Final = 2**62
 _KEYS: Final = {"steps": ("job", "step"), "models": ("name", "fabric_id")}
 """Tables that are read in the order of these columns; all others by `id`."""
+_NAMES: Final = {"jobs": "job_id", "fabrics": "fabric_id"}
+"""Tables that others refer to -> the column by which people know a row; an index has it, too."""
+_REFERENCES: Final = {
+    "jobs": ("measurements.job", "steps.job", "decisions.job"),
+    "fabrics": ("jobs.fabric", "series.fabric", "decisions.fabric"),
+}
 _TRIES: Final = 3
 Row = tuple[Any, ...]
 Read = TypeVar("Read")
@@ -51,6 +57,8 @@ class Salvaged(NamedTuple):
     """Of measurements; None: how many there were cannot be read."""
     tables: dict[str, TableRows]
     """Of every table that may be lost in part."""
+    stand_ins: dict[str, int]
+    """Rows of jobs and fabrics that others refer to and that are lost: what is known of them is their name at most."""
 
     def with_more(self, n_rows: int) -> Salvaged:
         """The same with more measurements, which came from elsewhere."""
@@ -79,14 +87,10 @@ def salvage(damaged: Path, connection: sqlite3.Connection) -> Salvaged:
             n_written = rows.copy(_readable(damaged, Path(folder)))
             if rows.has_holes or n_written is None or rows.n_measurements < n_written:
                 rows.copy_orphans(damaged)
-        connection.execute(
-            "INSERT OR IGNORE INTO main.jobs (id, job_id)"
-            " SELECT DISTINCT job, 'recovered-' || job FROM main.measurements"
-            " WHERE job NOT IN (SELECT id FROM main.jobs)"
-        )
         connection.execute("DELETE FROM main.measurements WHERE series NOT IN (SELECT id FROM main.series)")
         n_recovered = rows.n_measurements
         tables = {table: TableRows(rows.n_found.get(table), rows.n_written(table)) for table in CELLS}
+        stand_ins = {table: rows.add_stand_ins(table) for table in _NAMES}
         connection.execute("UPDATE tallies SET n_rows = ? WHERE name = 'measurements'", (n_recovered,))
         connection.execute("COMMIT")
     except BaseException:
@@ -94,7 +98,8 @@ def salvage(damaged: Path, connection: sqlite3.Connection) -> Salvaged:
         raise
     if n_written is not None:
         tables["measurements"] = TableRows(max(n_written, tables["measurements"].n_rows or 0), n_recovered)
-    return Salvaged(n_recovered, None if n_written is None else max(0, n_written - n_recovered), tables)
+    n_missing = None if n_written is None else max(0, n_written - n_recovered)
+    return Salvaged(n_recovered, n_missing, tables, stand_ins)
 
 
 class _Copy:
@@ -106,6 +111,8 @@ class _Copy:
         self.n_found: dict[str, int] = {}
         """Rows of each table whose number can be read."""
         self._target = target
+        self._names: dict[str, list[Row]] = {}
+        """By table: ids and names of rows as its index has them."""
 
     @property
     def n_measurements(self) -> int:
@@ -124,7 +131,35 @@ class _Copy:
                 n_written = _retried(lambda: self._count_rows(source))
             for table in CELLS:
                 self._copy_table(source, table)
+            if self.has_holes:
+                for table, name in _NAMES.items():
+                    index = f"SELECT id, {name} FROM main.{table} INDEXED BY sqlite_autoindex_{table}_1"
+                    self._names[table] = [*self._until_damage(source, f"{index} WHERE typeof({name}) = 'text'")]
         return n_written
+
+    def add_stand_ins(self, table: str) -> int:
+        """Make rows for those that others refer to and that are lost, by their names where an index has them.
+
+        Args:
+            table: one of _NAMES.
+
+        Returns:
+            How many.
+        """
+        name = _NAMES[table]
+        known = dict(self._names.get(table, ()))
+        referred = " UNION ".join(
+            f"SELECT {column} FROM main.{other}"
+            for other, _, column in (reference.partition(".") for reference in _REFERENCES[table])
+        )
+        lost = self._target.execute(
+            f"WITH referred(id) AS ({referred})"
+            f" SELECT id FROM referred WHERE id > 0 AND id NOT IN (SELECT id FROM main.{table})"
+        ).fetchall()
+        n_before = self.n_written(table)
+        add = f"INSERT OR IGNORE INTO main.{table} (id, {name}) VALUES (?, ?)"
+        self._target.executemany(add, [(row, known.get(row, f"recovered-{row}")) for (row,) in lost])
+        return self.n_written(table) - n_before
 
     def copy_orphans(self, path: Path) -> None:
         """Copy measurements from single pages."""

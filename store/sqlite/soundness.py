@@ -18,13 +18,15 @@ from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError
 from zerotune.store.sqlite.damage import is_damage, is_io_error
-from zerotune.store.sqlite.migrations import MIGRATIONS
+from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS
 from zerotune.store.sqlite.opening import held, open_unchecked, replace, write_sound_rows
 from zerotune.store.sqlite.pages import PAGE_BYTES, damaged_pages, read_pages
 from zerotune.store.sqlite.replacement import free_stamp, remove, unfinished
 from zerotune.store.sqlite.salvage import Salvaged, salvage
 
 _SHOWN: Final = 5
+_AT_APPLICATION_ID: Final = 68
+"""In the header: section 1.3 of SQLite's file format."""
 _TRIES: Final = 3
 
 
@@ -45,12 +47,15 @@ class Soundness(msgspec.Struct, frozen=True):
     problems: tuple[str, ...]
     """SQLite's words, the first of them."""
     tables: dict[str, TableSoundness]
+    stand_ins: dict[str, int]
+    """Jobs and fabrics that other rows refer to and that are lost. A repair makes a row for each, by the name that an
+    index has, or else recovered-ID: a job has no start and no number of ranks then, a fabric no description."""
 
     @property
     def is_sound(self) -> bool:
         """Whether nothing is damaged."""
         rows_are_sound = all(table.n_damaged == 0 for table in self.tables.values())
-        return rows_are_sound and self.n_damaged_pages == 0 and not self.problems
+        return rows_are_sound and self.n_damaged_pages == 0 and not self.problems and not any(self.stand_ins.values())
 
 
 class Repair(msgspec.Struct, frozen=True):
@@ -71,13 +76,17 @@ def check(path: Path) -> Soundness:
         What was found.
 
     Raises:
-        StoreError: there is no store, or another application's database, or nobody can read it now.
+        StoreError: there is no store, or nothing of one in it, or another application's database, or nobody can read
+            it now.
         StoreVersionError: a newer zerotune wrote it.
     """
     path = Path(os.path.realpath(path))
     try:
         with tempfile.TemporaryDirectory(prefix="zerotune-check-") as folder:
-            return _check(_copy(path, Path(folder) / path.name))
+            found = _check(copy := _copy(path, Path(folder) / path.name))
+            if not (any(table.n_sound for table in found.tables.values()) or _begins_as_ours(copy)):
+                raise StoreError(f"nothing in {path} is of a zerotune store", "name another file")
+            return found
     except (sqlite3.Error, OSError, MemoryError) as error:
         why = str(error) or "out of memory"
         raise StoreError(f"store {path} cannot be checked: {why}", "try again, or name another file") from error
@@ -95,7 +104,8 @@ def repair(path: Path) -> Repair:
         What was found, and where the damaged file is now.
 
     Raises:
-        StoreError: there is no store, or another application's database, or no room for a fresh one.
+        StoreError: there is no store, or nothing of one in it, or another application's database, or no room for a
+            fresh one.
         StoreLockedError: a daemon, or another process, has it open for writing.
         StoreVersionError: a newer zerotune wrote it.
     """
@@ -107,13 +117,13 @@ def repair(path: Path) -> Repair:
             return Repair(found, None)
         try:
             stamp = free_stamp(path)
-            tables = _tables(write_sound_rows(path, stamp, lock))
+            salvaged = write_sound_rows(path, stamp, lock)
             connection, kept = replace(path, stamp, lock)
             connection.close()
         except (sqlite3.Error, OSError, MemoryError) as error:
             why = str(error) or "out of memory"
             raise StoreError(f"store {path} cannot be repaired: {why}", "make room there, then try again") from error
-    return Repair(msgspec.structs.replace(found, tables=tables), kept)
+    return Repair(msgspec.structs.replace(found, tables=_tables(salvaged), stand_ins=salvaged.stand_ins), kept)
 
 
 def _copy(path: Path, target: Path) -> Path:
@@ -139,6 +149,14 @@ def _copy(path: Path, target: Path) -> Path:
     return target
 
 
+def _begins_as_ours(path: Path) -> bool:
+    """Whether a file has the header of a store, as an empty one has."""
+    with path.open("rb") as file:
+        begin = file.read(_AT_APPLICATION_ID + 4)
+    ours = APPLICATION_ID.to_bytes(4, "big")
+    return begin.startswith(b"SQLite format 3\0") and begin[_AT_APPLICATION_ID:] == ours
+
+
 def _check(copy: Path) -> Soundness:
     n_damaged_pages, problems = None, list[str]()
     with contextlib.closing(sqlite3.connect(copy)) as connection:
@@ -149,9 +167,10 @@ def _check(copy: Path) -> Soundness:
             problems.append(str(error))
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as target:
         MIGRATIONS.apply(Database(target))
-        tables = _tables(salvage(copy, target))
+        salvaged = salvage(copy, target)
     words = [line for problem in problems for line in problem.splitlines() if not line.startswith("***")]
-    return Soundness(copy.stat().st_size // PAGE_BYTES, n_damaged_pages, tuple(words[:_SHOWN]), tables)
+    n_pages = copy.stat().st_size // PAGE_BYTES
+    return Soundness(n_pages, n_damaged_pages, tuple(words[:_SHOWN]), _tables(salvaged), salvaged.stand_ins)
 
 
 def _tables(found: Salvaged) -> dict[str, TableSoundness]:

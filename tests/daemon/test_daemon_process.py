@@ -98,6 +98,23 @@ def test_a_daemon_that_is_told_to_end_while_it_begins_ends_in_good_order(private
     Store.open(private_path / "store.db").close()
 
 
+def test_a_daemon_that_begins_on_a_full_disk_ends_in_one_line_and_leaves_the_store_alone(private_path, records):
+    path = private_path / "store.db"
+    with Store.open(path) as store:
+        store.record_job("job", "fabric", {}, 4)
+    before = path.read_bytes()
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--store", str(path)]
+    done = subprocess.run(
+        [*command, "--endpoint", f"ipc://{private_path}/d.sock"],
+        capture_output=True, text=True, timeout=WAIT_S,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY)),
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert path.read_bytes() == before
+    daemon = Daemon(private_path)
+    assert daemon.end() == 0
+
+
 @pytest.fixture
 def daemon(private_path) -> Iterator[Daemon]:
     daemon = Daemon(private_path)

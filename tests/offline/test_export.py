@@ -326,6 +326,8 @@ def test_measurements_of_several_jobs_name_theirs(tmp_path: Path):
         ("plan", "plan.parquet", ".json"),
         ("plan", "plan.csv", ".json"),
         ("nvidia-csv", "tuner.json", ".csv"),
+        ("chrome", "timeline.txt", ".json or .gz"),
+        ("chrome", "timeline.csv", ".json or .gz"),
     ],
 )
 def test_a_name_that_promises_another_format_is_refused(to: str, name: str, remedy: str):
@@ -336,7 +338,8 @@ def test_a_name_that_promises_another_format_is_refused(to: str, name: str, reme
 @pytest.mark.parametrize(
     ("to", "name"),
     [("plan", "p.json"), ("plan", "p"), ("plan", "p.v2"), ("nvidia-csv", "t.conf"), ("nvidia-csv", "t.csv"),
-     ("measurements", "M.CSV"), ("measurements", "m.parquet"), ("measurements", "m")],
+     ("measurements", "M.CSV"), ("measurements", "m.parquet"), ("measurements", "m"), ("chrome", "t"),
+     ("chrome", "t.JSON"), ("chrome", "t.json.gz")],
 )  # fmt: skip
 def test_other_names_are_anybodys(to: str, name: str):
     check_suffix(Path(name), to)

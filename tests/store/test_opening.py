@@ -41,7 +41,7 @@ while True:
 
 
 def test_a_second_writer_is_refused_by_command_and_pid(path, store):
-    with pytest.raises(StoreLockedError, match=rf"pid {os.getpid()}\).*--store"):
+    with pytest.raises(StoreLockedError, match=rf"pid {os.getpid()}\).*ZEROTUNE_STORE"):
         Store.open(path)
 
 
@@ -198,7 +198,7 @@ def test_another_applications_database_is_refused_untouched(path, read_only):
 
 
 def test_read_only_needs_a_store(path):
-    with pytest.raises(StoreError, match=r"store\.db.*--store"):
+    with pytest.raises(StoreError, match=r"store\.db.*ZEROTUNE_STORE"):
         Store.open(path, read_only=True)
 
 
@@ -223,7 +223,7 @@ def test_an_older_schema_needs_a_writer_once(path, monkeypatch):
 def test_an_unwritable_directory_is_named_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("")
     for impossible in (tmp_path / "file" / "store.db", "/proc/zerotune/store.db"):
-        with pytest.raises(StoreError, match=r"directory .*--store"):
+        with pytest.raises(StoreError, match=r"directory .*ZEROTUNE_STORE"):
             Store.open(impossible)
 
 

@@ -70,6 +70,8 @@ _SUFFIXES: Final = {
     **dict.fromkeys((".xls", ".xlsx", ".ods", ".db", ".sqlite", ".html", ".zip"), ()),
 }
 """Suffixes that promise a format -> what is written in it."""
+_STRICT: Final = ("measurements", "chrome")
+"""Other programs choose how to read these by their suffix: none is taken that is not known."""
 
 
 def check_suffix(out: Path, to: str) -> None:
@@ -79,10 +81,11 @@ def check_suffix(out: Path, to: str) -> None:
         UserError: it does.
     """
     suffix = out.suffix.lower()
-    if to in _SUFFIXES.get(suffix, (to,)) and (to != "measurements" or suffix in ("", ".csv", ".parquet")):
-        return
     fitting = [one for one, formats in _SUFFIXES.items() if to in formats]
-    raise UserError(f"{to} is not written as {out.suffix}", f"name a file that ends in {' or '.join(fitting)}")
+    if suffix in ("", *fitting) or (suffix not in _SUFFIXES and to not in _STRICT):
+        return
+    remedy = f"name a file that ends in {' or '.join(fitting)}, or one without a suffix"
+    raise UserError(f"{to} is not written as {out.suffix}", remedy)
 
 
 def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, list[str]]:

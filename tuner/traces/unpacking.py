@@ -37,5 +37,5 @@ class UnpackedSize:
         if self._n_unpacked > max(FREE_BYTES, MAX_RATIO * self._n_packed):
             raise TraceError(
                 f"{self._path} unpacks to more than {MAX_RATIO} times its size, as no trace does",
-                "copy it again; if you know who made it, unpack it and name the unpacked file",
+                "if you know who made it, unpack it and name the unpacked file",
             )

@@ -120,6 +120,9 @@ def _show(path: Path, found: Soundness) -> None:
     out.print(table)
     for problem in found.problems:
         out.print(f"SQLite: {problem}")
+    for name, n_rows in found.stand_ins.items():
+        if n_rows:
+            out.print(f"{n_rows:,} of {name} are lost, and others' rows refer to them: a repair puts stand-ins there")
 
 
 def _number(value: int | None) -> str:

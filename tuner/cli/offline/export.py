@@ -65,7 +65,10 @@ def export(
         raise UserError(f"--trace is of no use for {to}", "use it with --to chrome")
     out = output_file(out)
     exporting.check_suffix(out, to)
+    is_replaced = out.is_file()
     remarks = write(store_path(store), out, job)
+    if is_replaced:
+        remarks.append("It replaces the file that was there.")
     if as_json:
         import json
 

@@ -165,6 +165,13 @@ def _damaged(path: Path, problem: str) -> TraceError:
     return TraceError(f"{path}: {problem}", "the file is damaged; copy it again from where it was written")
 
 
+def _too_large(path: Path, what: str) -> TraceError:
+    most = f"{MAX_MEMBER_BYTES >> 20} MiB"
+    return TraceError(
+        f"{path}: {what} than {most}, and no trace of ours has such", "name a file that launch --log-trace wrote"
+    )
+
+
 def _unpacked(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
     """(offset, decompressed bytes) of each whole member; a cut last one is left out."""
     offset, size = 0, UnpackedSize(path)
@@ -183,7 +190,7 @@ def _unpacked(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
                 raise _damaged(path, f"the member at byte {offset} cannot be unpacked ({error})") from error
             n_unpacked += len(part)
             if n_unpacked > MAX_MEMBER_BYTES:
-                raise _damaged(path, f"the member at byte {offset} unpacks to over {MAX_MEMBER_BYTES} bytes")
+                raise _too_large(path, f"the member at byte {offset} unpacks to more")
             parts.append(part)
             rest = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
             n_consumed += len(held) - len(rest)
@@ -202,7 +209,7 @@ def _array(block: RecordBlock | StepBlock, dtype: np.dtype[Any], path: Path) -> 
     if not fits:
         raise _damaged(path, f"a block of {n_records} records has columns of another length")
     if n_records * dtype.itemsize > MAX_MEMBER_BYTES:  # with one narrow column a small block becomes a large array
-        raise _damaged(path, f"a block of {n_records} records is larger than {MAX_MEMBER_BYTES} bytes")
+        raise _too_large(path, f"a block of {n_records:,} records takes more")
     if n_records == 0:
         return np.empty(0, dtype)
     array = np.zeros(n_records, dtype)
