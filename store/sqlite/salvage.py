@@ -147,7 +147,7 @@ class _Copy:
             How many.
         """
         name = _NAMES[table]
-        known = dict(self._names.get(table, ()))
+        known: dict[int, str] = dict(self._names.get(table, []))
         referred = " UNION ".join(
             f"SELECT {column} FROM main.{other}"
             for other, _, column in (reference.partition(".") for reference in _REFERENCES[table])
