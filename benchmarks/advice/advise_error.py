@@ -1,7 +1,8 @@
 """How far `zerotune advise` is off published FSDP and DeepSpeed runs; half of them had no say in its constants.
 
 published_runs.csv has the runs with their sources, published_runs.py the rule by which half of them were set aside.
-`--fit` chooses the constants anew, by the other half.
+`--fit` chooses the constants anew, by the other half. Peaks of memory, where runs state them, are compared too, beside
+DeepSpeed's estimator. torch's own (`torch.distributed._tools`) traces a model's code, which the tables do not have.
 
 Run: python -m benchmarks advise_error [--runs] [--fit] [--quick] [--json]
 """
@@ -29,6 +30,7 @@ from zerotune.tuner.advice.gpus import gpu
 from zerotune.tuner.advice.model_shape import ModelShape
 from zerotune.tuner.advice.network import LinkNetwork, Links
 from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.search import memory_of
 from zerotune.tuner.advice.step import StepEstimate, estimate
 
 _NVLINK_GBS: Final = {
@@ -63,8 +65,8 @@ def shape_of(run: PublishedRun) -> ModelShape:
     )
 
 
-def predict(run: PublishedRun, constants: Constants = DEFAULT) -> StepEstimate:
-    """The step that `advise` expects."""
+def problem_of(run: PublishedRun, constants: Constants = DEFAULT) -> tuple[Problem, ZeroConfiguration]:
+    """What `advise` would be asked, and the configuration that ran."""
     n_nodes = -(-run.n_gpus // run.gpus_per_node)
     links = Links(
         capability=gpu(run.gpu).capability,
@@ -89,7 +91,30 @@ def predict(run: PublishedRun, constants: Constants = DEFAULT) -> StepEstimate:
     )
     software = Software(precision=run.precision, flash=run.flash, compiled=run.compiled)
     problem = Problem(shape=shape_of(run), cluster=cluster, software=software, constants=constants)
-    return estimate(problem, configuration)
+    return problem, configuration
+
+
+def predict(run: PublishedRun, constants: Constants = DEFAULT) -> StepEstimate:
+    """The step that `advise` expects."""
+    return estimate(*problem_of(run, constants))
+
+
+def predicted_memory_gb(run: PublishedRun, constants: Constants = DEFAULT) -> float:
+    """Peak of a GPU that `advise` expects, 10^9 bytes."""
+    return memory_of(*problem_of(run, constants)).total_bytes / 1e9
+
+
+def deepspeeds_memory_gb(run: PublishedRun) -> float:
+    """What DeepSpeed's estimator says, without activations, which it leaves out.
+
+    estimate_zero2_model_states_mem_needs and estimate_zero3_model_states_mem_needs without offload: 2 bytes per
+    parameter and 18 per parameter and GPU; 4 per parameter of the largest layer and 18 per parameter and GPU.
+    https://deepspeed.readthedocs.io/en/latest/memory.html
+    """
+    shape = shape_of(run)
+    shared = 18 * shape.n_parameters / run.n_gpus
+    largest = max(shape.block_parameters / 3, shape.vocabulary * shape.width)
+    return ((4 * largest if run.stage == 3 else 2 * shape.n_parameters) + shared) / 1e9
 
 
 def predicted_value(run: PublishedRun, constants: Constants = DEFAULT) -> float:
@@ -153,15 +178,26 @@ def main() -> None:
         constants = fit([run for run in runs if not run.is_set_aside], lambda line: print(line, file=sys.stderr))
         print(constants, file=sys.stderr)
     if options.runs:
-        table = Table("run", "set aside", "unit", "published", "ours", "error")
+        table = Table("run", "set aside", "unit", "published", "ours", "error", "GB", "ours", "DeepSpeed's")
         for run in runs:
             ours = predicted_value(run, constants)
             table.add_row(
                 run.name, "yes" if run.is_set_aside else "", run.unit, f"{run.value:,.0f}", f"{ours:,.0f}",
-                f"{ours / run.value - 1:+.1%}",
+                f"{ours / run.value - 1:+.1%}", *_memories(run, constants),
             )  # fmt: skip
         Console(width=140, stderr=options.json).print(table)
     report("advise_error", results(runs, constants), as_json=options.json)
+
+
+def _memory_results(runs: list[PublishedRun], constants: Constants) -> list[Result]:
+    """Peaks of the runs that state one; no constant was fitted to any. DeepSpeed's estimator stands beside ours."""
+    stating = [run for run in runs if run.memory_gb]
+    ours = median(abs(predicted_memory_gb(run, constants) / run.memory_gb - 1) for run in stating)
+    theirs = median(abs(deepspeeds_memory_gb(run) / run.memory_gb - 1) for run in stating)
+    return [
+        Result("memory_error_median", ours, "share", peer="DeepSpeed's estimator", ratio=ours / theirs),
+        Result("memory_runs", len(stating), "runs"),
+    ]
 
 
 def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
@@ -172,6 +208,12 @@ def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
         step, off = predict(run, constants).step_s, predicted_value(run, constants) / run.value
         within += step.low / step.expected <= off <= step.high / step.expected
     return within / len(aside)
+
+
+def _memories(run: PublishedRun, constants: Constants) -> list[str]:
+    if not run.memory_gb:
+        return ["", "", ""]
+    return [f"{gb:.1f}" for gb in (run.memory_gb, predicted_memory_gb(run, constants), deepspeeds_memory_gb(run))]
 
 
 def results(runs: list[PublishedRun], constants: Constants = DEFAULT) -> list[Result]:
@@ -190,6 +232,7 @@ def results(runs: list[PublishedRun], constants: Constants = DEFAULT) -> list[Re
         Result("held_out_in_range_share", _in_range_share(runs, constants), "share"),
         Result("held_out_runs", len(aside), "runs"),
         Result("fitted_runs_error_median", median(seen), "share"),
+        *_memory_results(runs, constants),
     ]
 
 

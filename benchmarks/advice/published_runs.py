@@ -46,6 +46,8 @@ class PublishedRun:
     precision: str
     unit: str
     value: float
+    memory_gb: float
+    """Peak of a GPU, 10^9 bytes; 0: not stated."""
     note: str
 
     @property
@@ -61,7 +63,7 @@ class PublishedRun:
 
 _KINDS: Final[dict[str, Callable[[str], int | float | str]]] = {
     "int": lambda text: int(text or 0),
-    "float": float,
+    "float": lambda text: float(text or 0),
     "bool": lambda text: text == "1",
     "str": str,
 }
