@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.options import AsJson, JobOfStore, a_number, console, print_json
-from zerotune.tuner.cli.paths import output_file
+from zerotune.tuner.cli.paths import output_file, store_path
+
+if TYPE_CHECKING:
+    from zerotune.tuner.advice.problem import Problem
 
 _RECOMPUTES = ("none", "half", "full")
 _FRAMEWORKS = ("fsdp2", "deepspeed", "zero_runtime")
@@ -78,6 +81,9 @@ def advise(
         str | None, typer.Option(help="What that job ran, e.g. stage=3,batch=2,recompute=full: its steps count, too.")
     ] = None,
     job: JobOfStore = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Of a running job, with --ran: say whenever something else would pay.")
+    ] = False,
     picture: Annotated[Path | None, typer.Option(help="Write a picture of the best three, .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,6 +123,11 @@ def advise(
         constants=DEFAULT,
     )
     sentences: tuple[str, ...] = ()
+    if watch:
+        if ran is None or config is not None or picture is not None:
+            raise UserError("--watch compares a running job with what else it could run", "say with --ran what it runs")
+        _watch(problem, store_path(measured, "--measured "), job, ran, as_json)
+        return
     if measured is None and (ran is not None or job is not None):
         raise UserError("--ran and --job say what was measured", "name a store or a trace with --measured")
     if measured is not None:
@@ -143,3 +154,12 @@ def advise(
 
         save(draw(problem, choices, wanted), output_file(picture))
     print_json(advice) if as_json else shown.render(advice, console())
+
+
+def _watch(problem: Problem, path: Path, job: str | None, ran: str, as_json: bool) -> None:
+    from zerotune.tuner.offline.advise import watch
+    from zerotune.tuner.offline.advise.measured import parse_ran
+
+    running = parse_ran(ran)
+    for news in watch.watch(problem, path, job, running):
+        print_json(news) if as_json else watch.render(news, running, console())

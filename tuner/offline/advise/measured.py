@@ -27,6 +27,8 @@ from zerotune.tuner.traces import read_trace
 _DATABASE: Final = b"SQLite format 3\0"
 _LEAST_BYTES: Final = 64 << 10
 """Smaller messages show latencies, which say little of a step's communication."""
+_RECENT_STEPS: Final = 200
+"""A job changes: what it did long ago says little."""
 _COLLECTIVES: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 _RAN: Final = "write it as stage=3,batch=2,recompute=full (also accumulation, model-parallel, bucket-mb, prefetch)"
 
@@ -121,7 +123,7 @@ def _applied(
             f"collectives take {network:.2f} times what the model says, median of {n_settings} sizes in {origin}"
         )
     problem = msgspec.structs.replace(problem, measured=Measured(None, network))
-    settled = steps[len(steps) // 2 :]
+    settled = steps[-min(_RECENT_STEPS, -(-len(steps) // 2)) :] if steps else []
     if ran is not None and settled:
         compute = _compute_factor(problem, ran, settled)
         sentences.append(

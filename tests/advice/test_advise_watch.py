@@ -1,0 +1,105 @@
+"""A running job is told what would pay: from its own steps and memory, and only when that changes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import StepRecord
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.advice.alternatives import alternatives
+from zerotune.tuner.advice.clusters import cluster
+from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
+from zerotune.tuner.advice.constants import DEFAULT
+from zerotune.tuner.advice.model_shape import from_parameters
+from zerotune.tuner.advice.problem import Measured, Problem
+from zerotune.tuner.advice.search import batch_that_fits, memory_of
+from zerotune.tuner.advice.step import step_parts
+from zerotune.tuner.offline.advise.watch import watch
+
+PROBLEM = Problem(
+    shape=from_parameters(3e9), cluster=cluster("p4d", 4, DEFAULT), software=Software(), constants=DEFAULT
+)
+RUNS = ZeroConfiguration(stage=3, micro_batch=1, recompute="full", prefetch=0)
+
+
+def changes(problem, running) -> set[str]:
+    return {one.change for one in alternatives(problem, running)}
+
+
+def steps(n, problem=PROBLEM, running=RUNS, pressure=0.3, first=0):
+    parts = step_parts(problem, running)
+    return [StepRecord(first + place, 0, 1e6 * parts.total_s, 1e6 * parts.exposed_s, pressure) for place in range(n)]
+
+
+def test_what_is_left_on_the_table_is_named_and_fits():
+    found = alternatives(PROBLEM, RUNS)
+    assert {one.change for one in found} >= {"batch", "prefetch", "recompute"}
+    for one in found:
+        assert one.memory_share <= 1
+        assert one.gain.low <= one.gain.expected <= one.gain.high
+        assert one.gain.expected >= 0.01
+        assert memory_of(PROBLEM, one.configuration).total_bytes > 0
+
+
+def test_the_best_configuration_is_left_alone():
+    running = RUNS
+    for _ in range(10):
+        found = alternatives(PROBLEM, running)
+        if not found:
+            break
+        running = found[0].configuration
+    assert changes(PROBLEM, running) == set()
+
+
+def test_a_full_memory_leaves_no_larger_batch():
+    full = msgspec.structs.replace(RUNS, micro_batch=batch_that_fits(PROBLEM, RUNS))
+    assert "batch" not in changes(PROBLEM, full)
+
+
+def test_a_slow_network_makes_more_of_a_larger_batch():
+    gains = []
+    for factor in (1.0, 4.0):
+        slower = msgspec.structs.replace(PROBLEM, measured=Measured(None, factor))
+        gains.append({one.change: one.gain.expected for one in alternatives(slower, RUNS)}["batch"])
+    assert gains[1] > gains[0]
+
+
+def test_news_come_when_something_changed_and_end_with_the_job(tmp_path):
+    path = tmp_path / "s.db"
+    acts = iter(
+        [
+            lambda store: store.record_steps("job", steps(5)),  # too few
+            lambda store: store.record_steps("job", steps(60)),
+            lambda store: store.record_steps("job", steps(60, first=60)),  # as before
+            lambda store: store.record_steps("job", steps(600, pressure=0.9, first=120)),  # memory has filled
+            lambda store: store.update_job("job", ended_at_s=1e9),
+        ]
+    )
+
+    with Store.open(path) as store:
+
+        def sleep(seconds):
+            next(acts)(store)
+            store.flush()
+
+        store.record_job("job", "fabric", {}, 32)
+        store.record_steps("job", steps(1))
+        store.flush()
+        news = list(watch(PROBLEM, path, None, RUNS, sleep))
+    assert [one.step for one in news] == [59, 719]
+    assert "batch" in {one.change for one in news[0].alternatives}
+    assert "batch" not in {one.change for one in news[1].alternatives}
+    assert next(acts, None) is None
+
+
+def test_a_job_that_ended_early_is_refused(tmp_path):
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        store.record_job("job", "fabric", {}, 32)
+        store.record_steps("job", steps(3))
+        store.update_job("job", ended_at_s=1e9)
+        store.flush()
+    with pytest.raises(UserError):
+        list(watch(PROBLEM, path, None, RUNS))
