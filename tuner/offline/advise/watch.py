@@ -92,7 +92,13 @@ def _differs(before: News, after: News) -> bool:
 
 
 def render(news: News, ran: ZeroConfiguration, console: Console) -> None:
-    """Print what would pay."""
+    """Print what would pay.
+
+    Args:
+        news: to print.
+        ran: what the job runs.
+        console: where.
+    """
     if not news.alternatives:
         console.print(f"{news.job}, step {news.step}: nothing would pay more than {name_of(ran)}")
         return
