@@ -12,7 +12,7 @@ import numpy as np
 from zerotune.store.records import Candidate, DecisionKey, Plan
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.keys import KeyState, KeyStatus
 from zerotune.tuner.learning.policy.plans import Epochs
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
@@ -26,6 +26,7 @@ class KeyView(NamedTuple):
     """One key as it is now."""
 
     key: DecisionKey
+    status: KeyStatus
     incumbent: Candidate
     incumbent_kind: str
     """As `Decision.kind`."""
@@ -196,6 +197,7 @@ class Inspection:
 def _key_view(state: KeyState, *, is_watched: bool) -> KeyView:
     return KeyView(
         state.key,
+        state.status,
         state.incumbent,
         state.incumbent_kind,
         state.incumbent_reason,

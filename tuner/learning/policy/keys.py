@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -57,6 +58,31 @@ Family = tuple[CommunicatorClass, Collective]
 MOST_CHANNELS: Final = CHANNEL_LADDER[-1]
 NO_HOPE: Final = (0.0, math.inf)
 """Nothing is known of a lead but what this job measures."""
+
+
+class KeyStatus(Enum):
+    """What is going on at a key.
+
+    `Policy` moves it; a new regime ends what runs and begins at `settled` again.
+
+        settled --begin_trial--> on_trial --better: a new incumbent--> settled
+           |                        |  `--not better, banned, withdrawn--> settled
+           |                       tie, probably faster
+           |                        v
+           `--earlier jobs--> leading --begin_trial--> lead_challenged --not better--> leading
+                                |  ^                      |  `--better: a new incumbent--> settled
+                                |  `-- tie: the new lead--'
+                                `--proven: a new incumbent; or slower, banned, withdrawn--> settled
+    """
+
+    settled = "settled"
+    """The incumbent runs alone."""
+    on_trial = "on trial"
+    """A candidate takes turns with it."""
+    leading = "leading"
+    """A lead runs in most windows, or is verified."""
+    lead_challenged = "lead challenged"
+    """A candidate takes turns with the lead."""
 
 
 class KeyState:
@@ -128,6 +154,13 @@ class KeyState:
         self.opinion: tuple[Floats, Floats] | None = None
         """Mean and spread (log) of every option when the key was last looked at."""
         self.quiet_until = 0
+
+    @property
+    def status(self) -> KeyStatus:
+        """What is going on here."""
+        if self.trial is None:
+            return KeyStatus.settled if self.lead is None else KeyStatus.leading
+        return KeyStatus.on_trial if self.lead is None else KeyStatus.lead_challenged
 
     @property
     def usual(self) -> Candidate:
