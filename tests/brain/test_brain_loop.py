@@ -6,10 +6,19 @@ import itertools
 
 import pytest
 
-from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play
+from benchmarks.lib.brain_world import (
+    Call,
+    OverlappedWorld,
+    SeeminglyHidden,
+    World,
+    decided,
+    gain_share,
+    make_brain,
+    play,
+)
 from zerotune.agent.nccl import catalog, fabric
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan
-from zerotune.tuner.learning.policy.plans import OFFER_PATIENCE_STEPS, PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER, Variant
+from zerotune.tuner.learning.policy.plans import OFFER_PATIENCE_STEPS, PLAN_EXPIRES_AFTER, TRIAL_EXPIRES_AFTER
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
 
@@ -62,7 +71,7 @@ def test_finds_what_is_best_in_training_where_the_fastest_alone_is_not() -> None
     after_us = sum(world.run_step()[1].duration_us for _ in range(20))
     assert after_us < 0.95 * before_us
     call = max(calls, key=lambda one: one.message_bytes)
-    alone = {option: world.truth(call, option)[0] for option in brain._costs.candidates(place, call.collective)}
+    alone = {option: world.truth(call, option)[0] for option in brain.costs.candidates(place, call.collective)}
     chosen = world.chosen(call)
     assert chosen != min(alone, key=lambda option: alone[option])
     assert chosen.n_channels < world.setting(call, BASELINE).n_channels
@@ -98,27 +107,28 @@ def test_channels_that_slow_computation_down_are_given_back_however_rarely_the_d
 
 def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> None:
     """A lead that paused lost its gain for as long, and came and went with each comparison."""
-    sizes = tuple(1 << power for power in (14, 15, 16, 17, 18, 20, 22, 24))
-    world = _world("h100_ib_2", sizes, noise=0.05, compute_us=3_000.0)
-    brain = make_brain(world)
-    play(world, brain, 60)
-    changed, *others = brain._policy.leads
-    assert others
-    step_feedback = brain._step_feedback
-    step_feedback._variants.begin(Variant("left to NCCL", {changed: BASELINE}), 60, 1e9, step_feedback._guarded.effects)
+    place = fabric.load("h100_node").communicator(range(8))
+    kinds = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
+    calls = [Call(*kind, 1 << exponent) for exponent in (18, 20, 22, 24) for kind in kinds for _ in range(2)]
     n_led = n_rested = 0
-    for _ in range(40):
-        comparing = brain._step_feedback.leads_rest_at
-        for plan in play(world, brain, 1):
-            entry = brain._plans.get(plan.epoch)
-            if comparing is None or brain._step_feedback.leads_rest_at != comparing:
+    for seed in range(1, 5):
+        world = SeeminglyHidden("h100_node", place, calls, noise=0.05, seed=seed)
+        world.compute_us = 2.3 * sum(world.truth(call, BASELINE)[0] for call in calls)
+        brain = make_brain(world)
+        for _ in range(200):
+            comparing = brain.variant
+            plans = play(world, brain, 1)
+            if not plans or comparing is None or brain.variant != comparing:
                 continue
-            for index, state in brain._policy.leads.items():
-                if index not in comparing:
-                    assert entry.candidates[index] in (state.lead, state.trial)
+            assert brain.plan is not None
+            for view in brain.keys:
+                if view.lead is None:
+                    continue
+                if view.key not in comparing.settings:
+                    assert brain.plan.settings[view.key] in (view.lead, view.trial)
                     n_led += 1
-                elif entry.variant is None:
-                    assert entry.candidates[index] == state.incumbent
+                elif not brain.plan.has_variant:
+                    assert brain.plan.settings[view.key] == view.incumbent
                     n_rested += 1
     assert n_led
     assert n_rested
@@ -131,8 +141,8 @@ def test_what_is_on_trial_does_not_outlive_its_daemon():
     lasting: dict[bool, set[int]] = {True: set(), False: set()}
     for _ in range(400):
         for plan in play(world, brain, 1):
-            entry = brain._plans.get(plan.epoch)
-            has_trial = entry.variant is not None or bool(entry.is_trial.any())
+            assert brain.plan is not None
+            has_trial = brain.plan.has_variant or bool(brain.plan.explores) or plan.first_look is not None
             lasting[has_trial].add(plan.expires_after)
     assert lasting[True] == {TRIAL_EXPIRES_AFTER}
     assert lasting[False] == {PLAN_EXPIRES_AFTER}
@@ -153,8 +163,8 @@ def test_what_won_its_trial_outlives_its_daemon(seed):
     for _ in range(120):
         play(world, brain, 1)
         n_promoted += sum(decision.kind == "promote" for decision in brain.decisions())
-        tries = any(state.trial is not None or state.lead is not None for state in brain._states)
-        if n_promoted and not tries and brain._step_feedback.variant is None:
+        tries = any(one.trial is not None or one.lead is not None for one in brain.keys)
+        if n_promoted and not tries and brain.plan is not None and not brain.plan.has_variant:
             assert world.plan.rows
             assert world.plan.expires_after == PLAN_EXPIRES_AFTER
     assert n_promoted

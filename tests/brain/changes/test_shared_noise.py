@@ -24,9 +24,15 @@ NODE = CommunicatorClass(8, 1)
 
 
 def _history(values: np.ndarray, slots: np.ndarray) -> UnitHistory:
+    return _history_of([(values, slots)])
+
+
+def _history_of(keys: list[tuple[np.ndarray, np.ndarray]]) -> UnitHistory:
+    """What each step measured at each key, and of which slot."""
     history = UnitHistory()
-    for step, (value, slot) in enumerate(zip(values, slots, strict=True)):
-        history.add(np.array([0]), np.array([slot]), step, np.array([1]), np.array([value]))
+    for key, (values, slots) in enumerate(keys):
+        for step, (value, slot) in enumerate(zip(values, slots, strict=True)):
+            history.add(np.array([key]), np.array([slot]), step, np.array([1]), np.array([value]))
     return history
 
 
@@ -41,12 +47,15 @@ def _load(rng: np.random.Generator, n: int, reach: float, sigma: float) -> np.nd
 
 def _told(reach: float, sigma: float, seed: int, n_keys: int = 4) -> SharedNoise:
     rng = np.random.default_rng(seed)
-    histories, model = [], NoiseModel()
+    model = NoiseModel()
+    history = _history_of(
+        [
+            (_load(rng, 40, reach, sigma) + rng.normal(0.0, 0.02, 40), rng.integers(0, 2, 40))
+            for _ in range(n_keys)
+        ]
+    )
     for _ in range(n_keys):
-        values = _load(rng, 40, reach, sigma) + rng.normal(0.0, 0.02, 40)
-        histories.append(_history(values, rng.integers(0, 2, 40)))
-    for key, history in enumerate(histories):
-        model._score(key, 40.0, history.of(0))
+        model.ask(history, range(n_keys))
     return model.noise
 
 
@@ -143,7 +152,7 @@ def test_what_is_measured_as_bursts_begin_and_end_promotes_nothing() -> None:
         world = Unsteady("h100_node", NODE, calls, seed=seed, flat=True, kind="bursts")
         brain = make_brain(world)
         play(world, brain, 320)
-        n_changes += brain._regimes.n_changes
+        n_changes += brain.n_regimes - 1
         n_promoted += sum(one.kind == "promote" for one in brain.decisions())
     assert n_changes >= 3
     assert n_promoted == 0

@@ -9,15 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play
-from zerotune.agent.nccl import fabric
-from zerotune.store.records import Collective, Phase
 from zerotune.tuner.learning.policy.step_effects import (
     EXPOSURE,
     OWN_TOLL,
     SHARED_TOLL,
     Load,
-    PlanLoads,
     TrainingModel,
 )
 
@@ -87,15 +83,3 @@ def test_where_one_group_is_waited_for_the_others_are_less() -> None:
             model.step(STEP_US * math.exp(more + rng.normal(0.0, 0.002)), {"forward": Load(more * STEP_US)}, 0.5, 0.002)
     backward = {"backward": Load(0.05 * STEP_US)}
     assert told.expected(backward, STEP_US, 0.5)[0] > known.expected(backward, STEP_US, 0.5)[0] + 0.005
-
-
-def test_a_key_that_is_younger_than_what_is_known_of_rates_takes_no_time_yet() -> None:
-    place = fabric.load("few_sms_node").communicator(range(8))
-    world = World("few_sms_node", place, [Call(Collective.all_gather, Phase.forward_gather, 1 << 22)])
-    brain = make_brain(world)
-    play(world, brain, 3)
-    loads = PlanLoads()
-    loads.refresh([], brain._regimes.evidence, np.zeros(0))
-    assert not sum(loads.running_us(brain._states, brain._regimes.evidence).values())
-    loads.refresh(brain._states, brain._regimes.evidence, np.ones(1))
-    assert sum(loads.running_us(brain._states, brain._regimes.evidence).values()) > 0.0

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.lib.brain_world import World, make_brain, play, zero3_step
 from benchmarks.lib.data_sets import DataSet, fabric_problems
+from benchmarks.lib.earlier_jobs import key_of
 from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
@@ -18,7 +19,7 @@ from zerotune.tuner.learning.policy.risk import Budget, Stakes
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
 
 
-def _first(least_odds: float) -> Candidate | None:
+def _first(least_odds: float, given_up: tuple[Candidate, ...] = ()) -> Candidate | None:
     """Of one that may gain 16 % and may be much slower, and one that gains 9 % and is hardly ever slower."""
     means = math.log(100.0) + np.array([0.0, 0.0, -0.1])
     found = best_option(
@@ -29,7 +30,7 @@ def _first(least_odds: float) -> Candidate | None:
         Stakes(1e9, 1.0, 3.0, least_odds),
         PolicySettings(),
         lambda candidate: not candidate.is_baseline,
-        (),
+        given_up,
     )
     return found.candidate if found is not None else None
 
@@ -46,6 +47,12 @@ def test_long_shots_wait_for_a_longer_job() -> None:
     assert [unpaid_odds(14, share) for share in (0.0, 0.01, 0.1, 1.0)] == pytest.approx(
         [0.0, UNPAID_ODDS / 10, UNPAID_ODDS, UNPAID_ODDS]
     )
+
+
+def test_what_was_given_up_is_tried_again_after_all_others() -> None:
+    """It may have been unlucky, or what it was compared with lucky."""
+    assert _first(0.49, given_up=(RISKY,)) == SAFE
+    assert _first(0.49, given_up=(RISKY, SAFE)) == RISKY
 
 
 def test_exploration_is_paid_once_it_has_gained_what_it_cost() -> None:
@@ -67,14 +74,17 @@ def test_it_is_known_what_settings_in_force_save() -> None:
     world = World("h100_ib_2", place, zero3_step(), seed=7)
     brain = make_brain(world)
     play(world, brain, 150)
-    evidence, policy = brain._regimes.evidence, brain._policy
-    usual_us = [math.exp(evidence.log_us(evidence.slot(one.index, one.usual))) for one in brain._states]
-    default_us = [math.exp(evidence.log_us(evidence.slot(one.index, BASELINE))) for one in brain._states]
-    gained = np.maximum(np.array(default_us) - np.array(usual_us), 0.0) @ policy.price.traffic.per_step
-    assert gained > 0
-    assert policy.price.saved_us(brain._states, evidence) == pytest.approx(
-        gained * policy.price.exposed_share, rel=1e-6
-    )
+    saved_us = 0.0
+    for view in brain.keys:
+        n_calls = sum(key_of(world, call) == view.key for call in world.calls)
+        own_us, usual_us = (brain.predicted(view.key)[one].measured_us for one in (BASELINE, view.usual))
+        assert own_us is not None
+        assert usual_us is not None
+        saved_us += n_calls * max(0.0, own_us - usual_us)
+    assert saved_us > 0
+    before_us = brain.budget.gained_us + brain.budget.spent_us
+    play(world, brain, 20)
+    assert brain.budget.gained_us + brain.budget.spent_us - before_us == pytest.approx(20 * saved_us, rel=0.05)
     assert brain.budget.is_paid
 
 

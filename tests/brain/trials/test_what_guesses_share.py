@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play
-from zerotune.agent.nccl import fabric
-from zerotune.store.records import Collective, Phase
 from zerotune.tuner.learning.policy.surrogate import (
     Guess,
     Known,
@@ -72,18 +69,3 @@ def test_a_cell_that_is_slow_in_one_collective_is_not_surely_slow_in_another() -
     mean, std = condition(guess, known, 0.0)
     assert mean[0] < 0.8
     assert std[0] > 0.3
-
-
-def test_what_was_given_up_too_early_is_tried_again_last() -> None:
-    """A key's own choice had a lucky start, so that the best setting looked slower."""
-    place = fabric.load("ethernet_boxes").communicator(range(16))
-    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in (16, 18, 20)]
-    world = World("ethernet_boxes", place, calls, seed=4, compute_us=100_000.0)
-    brain = make_brain(world)
-    play(world, brain, 5)
-    state = brain._states[0]
-    options = brain._surrogate.fields.of(state).options[1:]
-    state.retired.update(dict.fromkeys(options, "measured slower than baseline"))
-    play(world, brain, 150)
-    best_us = min(world.truth(calls[0], one)[0] for one in options)
-    assert world.truth(calls[0], state.usual)[0] < 1.03 * best_us
