@@ -12,9 +12,6 @@ OF_NAMEDTUPLE = {"_asdict", "_fields", "_make", "_replace"}
 OF_OTHERS = {"_exit", "_getframe", "_dynamo", "_C", "_cdata", "_coalescing_manager", "_distributed_c10d"}
 """Names of Python's and torch's."""
 
-LOOK_INSIDE = {"brain"}
-"""Folders whose tests use private names until what they test is cut into smaller parts."""
-
 
 def sentences(tree):
     """Literals with a sentence in what is asserted, also where they come from `parametrize`."""
@@ -71,13 +68,12 @@ def private_names(tree):
             )
 
 
-def places(find, without=frozenset()):
-    """Files and lines below tests/, `without` some of its folders, where `find` finds something."""
+def places(find):
+    """Files and lines below tests/ where `find` finds something."""
     found = []
     for path in sorted(TESTS.rglob("*.py")):
         name = path.relative_to(TESTS)
-        if name.parts[0] not in without:
-            found += sorted({(str(name), node.lineno) for node in find(ast.parse(path.read_text()))})
+        found += sorted({(str(name), node.lineno) for node in find(ast.parse(path.read_text()))})
     return [f"{name}:{line}" for name, line in found]
 
 
@@ -86,7 +82,7 @@ def test_no_sentence_is_asserted():
 
 
 def test_nothing_private_is_used():
-    assert places(private_names, LOOK_INSIDE) == []
+    assert places(private_names) == []
 
 
 def test_modules_have_names_of_their_own():

@@ -10,21 +10,43 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play
+from benchmarks.lib.brain_world import (
+    Call,
+    OverlappedWorld,
+    SeeminglyHidden,
+    World,
+    decided,
+    gain_share,
+    make_brain,
+    play,
+)
+from benchmarks.lib.earlier_jobs import key_of, lines, offer_only
 from zerotune.agent.nccl import fabric
+from zerotune.agent.nccl.catalog import CHANNEL_LADDER
 from zerotune.store.records import (
     BASELINE,
+    Algorithm,
     Candidate,
     Collective,
+    CommunicatorClass,
+    DecisionKey,
     Phase,
     Plan,
+    Protocol,
     StepRecord,
 )
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.choice import NEVER_STEP
-from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
-from zerotune.tuner.learning.policy.step_effects import Load, StepEffects, group_of
-from zerotune.tuner.learning.policy.variants import AGAIN_AFTER_STEPS, ARM
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.acquisition import PolicySettings
+from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
+from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.memory import MemoryGate
+from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, Variant
+from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.step_effects import StepEffects
+from zerotune.tuner.learning.policy.surrogate import Surrogate
+from zerotune.tuner.learning.policy.variants import AGAIN_AFTER_STEPS, ARM, Variants
+from zerotune.tuner.modeling.features import CostPrior
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
 KINDS = ((GATHER, Phase.forward_gather), (SCATTER, Phase.gradient_scatter))
@@ -38,67 +60,91 @@ def _hidden_job(sizes: tuple[int, ...] = (22, 24), compute_us: float = 40_000.0)
     return world, make_brain(world)
 
 
-def _begin(brain: Brain, variant: Variant, step: int) -> None:
-    step_feedback = brain._step_feedback
-    step_feedback._variants.begin(variant, step, 1e9, step_feedback._guarded.effects)
+def _seemingly_hidden(name: str, sizes: tuple[int, ...], *, seed: int = 1, compute: float = 2.3) -> SeeminglyHidden:
+    """A job in which variants are tried for nothing; it computes for `compute` times as long as its calls take."""
+    machine = fabric.load(name)
+    calls = [Call(kind, phase, 1 << exponent) for exponent in sizes for kind, phase in KINDS for _ in range(2)]
+    world = SeeminglyHidden(name, machine.communicator(range(min(16, machine.max_ranks))), calls, seed=seed)
+    world.compute_us = compute * _calls_us(world)
+    return world
+
+
+def _calls_us(world: World, runs: Callable[[Call], Candidate] = lambda _: BASELINE) -> float:
+    return sum(world.truth(call, runs(call))[0] for call in world.calls)
 
 
 def test_fewer_channels_are_adopted_where_computation_needs_them_and_bound_later_trials() -> None:
     world, brain = _hidden_job()
     default_us = np.median([world.run_step()[1].duration_us for _ in range(20)])
-    play(world, brain, 400)
-    decisions = brain.decisions()
-    assert any(one.kind == "variant" for one in decisions)
+    cap_of: dict[DecisionKey, int] = {}
+    n_adopted = 0
+    for _ in range(400):
+        for one in brain.keys:
+            cap_of[one.key] = one.max_channels
+        play(world, brain, 1)
+        for one in brain.decisions():
+            n_adopted += one.kind == "variant"
+            if one.kind == "explore":
+                assert one.candidate.n_channels <= cap_of[one.key]
+    assert n_adopted
     assert brain.spent_percent <= 1.0
-    capped = [state for state in brain._states if state.max_channels < 16]
-    assert capped
-    for state in capped:
-        assert state.n_channels <= state.max_channels
-        options = brain._surrogate.fields.of(state).options
-        assert not any(
-            brain._policy.options.may_try(state, one) for one in options if one.n_channels > state.max_channels
-        )
+    assert any(one.max_channels < 16 for one in brain.keys)
+    assert all(one.n_channels <= one.max_channels for one in brain.keys)
     world.fixed = decided(brain)
     assert np.median([world.run_step()[1].duration_us for _ in range(20)]) < 0.98 * default_us
 
 
 def test_variants_are_asked_about_for_all_and_for_each_group_alone() -> None:
-    world, brain = _hidden_job()
-    variants, evidence = brain._step_feedback._variants, brain._regimes.evidence
-    play(world, brain, 30)
-    assert not [*variants._look_for_settings(brain._states, evidence, 40_000.0)]
-    found = [*variants._variants(brain._states, evidence, 40_000.0)]
-    groups = {group_of(state) for state in brain._states}
-    assert {frozenset(variant.loads) for variant in found} == {frozenset(groups), *(frozenset({one}) for one in groups)}
-    for variant in found:
-        assert set(variant.changes) <= {state.index for state in brain._states if group_of(state) in variant.loads}
+    world = _seemingly_hidden("ethernet_boxes", (17, 20, 23))
+    brain, asked = make_brain(world), []
+    for _ in range(250):
+        play(world, brain, 1)
+        if brain.variant is not None:
+            asked.append(frozenset((key.collective, key.phase) for key in brain.variant.settings))
+    assert set(KINDS) in asked
+    assert any(len(groups) == 1 for groups in asked)
 
 
-@pytest.mark.parametrize("extra_share", [0.2, 0.5])
-def test_what_may_lose_a_tenth_of_the_step_is_not_tried_whatever_it_may_gain(extra_share: float) -> None:
-    world, brain = _hidden_job()
-    play(world, brain, 30)
-    variants, step_us = brain._step_feedback._variants, 40_000.0
-    held_us = -step_us * 40.0 * extra_share
-    state = brain._states[0]
-    variant = Variant("some", {state.index: state.incumbent}, {group_of(state): Load(extra_share * step_us, held_us)})
-    assert variants._worth(variant, 10_000, step_us, 0.01) == 0.0
+@pytest.mark.parametrize("compute", [0.3, 1.0])
+def test_what_may_lose_a_tenth_of_the_step_is_not_tried_whatever_it_may_gain(compute: float) -> None:
+    losses = []
+    for name, sizes in (("few_sms_node", (22, 24)), ("h100_node", (22, 24)), ("ethernet_boxes", (17, 20, 23))):
+        world = _seemingly_hidden(name, sizes, compute=compute)
+        brain = make_brain(world)
+        for _ in range(200):
+            play(world, brain, 1)
+            if brain.plan is not None and brain.plan.has_variant:
+                usual_us = world.compute_us + _calls_us(world, decided(brain))
+                losses.append((world.compute_us + _calls_us(world, world.chosen)) / usual_us - 1.0)
+    assert losses
+    assert max(losses) < 0.1
 
 
 def test_a_cap_that_comes_before_any_trial_leaves_its_keys_to_what_it_allows() -> None:
     """Nothing says that the setting it fell back to is the best within it."""
-    place = fabric.load("ethernet_boxes").communicator(range(2))
-    world = World("ethernet_boxes", place, [Call(GATHER, Phase.forward_gather, 132_352)] * 3, compute_us=150.0, seed=1)
-    brain = make_brain(world)
-    play(world, brain, 8)
-    (state,) = brain._states
-    assert not state.n_tried
-    fallback = next(one for one in brain._surrogate.fields.of(state).options if one.n_channels == 4)
-    brain._step_feedback._variants._adopt(Variant("cap", {0: fallback}), 0.1, brain._states)
-    assert state.incumbent == fallback
-    play(world, brain, 200)
-    assert state.n_tried
-    assert all(one.n_channels <= 4 for one in state.numbers)
+    place = fabric.load("few_sms_node").communicator(range(8))
+    call = Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 24)
+    world = OverlappedWorld("few_sms_node", place, [call] * 6, compute_us=30_000.0)
+    fallback, fewer, more = (
+        Candidate(*one)
+        for one in (
+            (Algorithm.tree, Protocol.simple, 16),
+            (Algorithm.ring, Protocol.simple, 16),
+            (Algorithm.ring, Protocol.ll128, 24),
+        )
+    )
+    brain = make_brain(world, Knowledge(lines(world, {(call, fallback): -0.3})))
+    offers = offer_only(world, brain, fallback)
+    play(world, brain, 1)
+    while brain.keys[0].incumbent != fallback:
+        assert world.step < 200
+        play(world, brain, 1)
+    assert not brain.keys[0].tried
+    offers.change(fallback, fewer, more)
+    for better in (fewer, more):
+        world.factors[call, better] = 0.5 * world.truth(call, fallback)[0] / world.truth(call, better)[0]
+    play(world, brain, 100)
+    assert brain.keys[0].tried == (fewer,)
 
 
 @pytest.mark.slow
@@ -132,11 +178,11 @@ def test_where_channels_cost_nothing_and_all_settings_are_alike_none_is_adopted(
 
 
 @dataclass
-class Periodic(World):
+class Periodic(SeeminglyHidden):
     """Every so many steps' computation takes longer."""
 
     period: int = 4
-    longer: float = 0.3
+    longer: float = 0.1
 
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
         usual_us = self.compute_us
@@ -149,60 +195,47 @@ class Periodic(World):
 @pytest.mark.parametrize("period", [2, 3, 4, 6, 8])
 def test_longer_steps_that_come_again_are_no_variants_doing(period: int) -> None:
     """Nothing computes beside calls here: a variant has slower calls, and that is all."""
-    place = fabric.load("few_sms_node").communicator(range(8))
-    calls = [Call(kind, phase, size) for size in (1 << 16, 3 << 20, 5 << 24) for kind, phase in KINDS] * 2
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(kind, phase, 1 << exponent) for exponent in (17, 20, 23) for kind, phase in KINDS] * 2
+    n_with = 0
     for seed in range(2):
-        world = Periodic("few_sms_node", place, calls, seed=seed, period=period)
-        world.compute_us = 2.3 * sum(world.truth(call, BASELINE)[0] for call in calls)
+        world = Periodic("ethernet_boxes", place, calls, seed=seed, period=period)
+        world.compute_us = 2.3 * _calls_us(world)
         brain = make_brain(world)
-        play(world, brain, 60)
-        while brain._policy.trials:
+        for _ in range(250):
             play(world, brain, 1)
-        changes = {
-            state.index: next(one for one in brain._surrogate.fields.of(state).options if one.n_channels == 8)
-            for state in brain._states
-        }
-        _begin(brain, Variant("at most 8 channels", changes), world.step)
-        play(world, brain, 250)
+            n_with += brain.plan is not None and brain.plan.has_variant
         baseline_us, _, ours_us = map(sum, zip(*gain_share(world, brain).values(), strict=True))
         assert ours_us <= baseline_us
+        assert {one.max_channels for one in brain.keys} == {CHANNEL_LADDER[-1]}, "no variant was adopted"
+    assert n_with
 
 
-@dataclass
-class WorldOfSlowPlans(World):
-    """Calls of `slow` take `ratio` times as long as those of NCCL's choice."""
+def _play_a_variant(ratio: float, n_calls: int) -> tuple[Brain, set[tuple[DecisionKey, Candidate]], int]:
+    """A settled job with a variant on trial, of which what never ran takes that many times as long as NCCL's choice.
 
-    slow: Candidate | None = None
-    ratio: float = 3.0
-
-    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
-        us, ran = super().truth(call, candidate)
-        usual_us = super().truth(call, BASELINE)[0]
-        return (self.ratio * usual_us if candidate == self.slow else us), ran
-
-
-def _play_a_variant(ratio: float, n_calls: int) -> tuple[Brain, Candidate, int]:
-    """A settled job with a variant on trial: the brain, what the variant runs, and in how many steps."""
-    place = fabric.load("h100_node").communicator(range(8))
-    calls = [Call(kind, Phase.other, 1 << 22) for kind in (GATHER, SCATTER)]
-    world = WorldOfSlowPlans("h100_node", place, calls * n_calls, ratio=ratio, seed=3)
+    The brain, what never ran, and in how many steps it ran then.
+    """
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(*kind, 1 << 20) for kind in KINDS]
+    world = SeeminglyHidden("ethernet_boxes", place, calls * n_calls, seed=3)
+    world.compute_us = 2.3 * _calls_us(world)
     brain = make_brain(world)
-    play(world, brain, 100)
-    while brain._policy.trials or brain._step_feedback.is_comparing:
+    while brain.variant is None:
+        assert world.step < 400
         play(world, brain, 1)
-    state = next(one for one in brain._states if one.key.collective is GATHER)
-    options = brain._surrogate.fields.of(state).options
-    usual = world.setting(calls[0], state.incumbent)
-    new = [one for one in options if brain._regimes.evidence.find(state.index, one) is None]
-    fewer = [one for one in new if one.protocol is usual.protocol and 0 < one.n_channels < usual.n_channels]
-    world.slow = max(fewer, key=lambda one: one.n_channels)
     brain.decisions()
-    _begin(brain, Variant("fewer channels", {state.index: world.slow}), world.step)
+    slow = {(key, one) for key, one in brain.variant.settings.items() if not brain.predicted(key)[one].n_calls}
+    assert slow
+    for call in calls:
+        for key, one in slow:
+            if key == key_of(world, call):
+                world.factors[call, one] = ratio * world.truth(call, BASELINE)[0] / world.truth(call, one)[0]
     n_ran = 0
     for _ in range(60):
         play(world, brain, 1)
-        n_ran += world.chosen(calls[0]) == world.slow
-    return brain, world.slow, n_ran
+        n_ran += any((key_of(world, call), world.chosen(call)) in slow for call in calls)
+    return brain, slow, n_ran
 
 
 @pytest.mark.parametrize("n_calls", [1, 4])
@@ -210,22 +243,16 @@ def test_calls_that_are_catastrophically_slow_end_a_plan_on_trial_at_once(n_call
     brain, slow, n_ran = _play_a_variant(3.0, n_calls)
     # One call may have connected something: two must agree.
     assert 1 <= n_ran <= (2 if n_calls == 1 else 1)
-    state = next(one for one in brain._states if slow in one.banned)
-    assert state.key.collective is GATHER
-    assert _ended_by_calls(brain) == [True]
+    assert slow & {(one.key, candidate) for one in brain.keys for candidate in one.banned}
+    assert "variant" in [one.kind for one in brain.decisions()]
 
 
 def test_calls_that_are_only_slower_are_left_to_steps() -> None:
     brain, slow, n_ran = _play_a_variant(1.5, 4)
     assert n_ran
-    assert not any(slow in one.banned for one in brain._states)
-    assert not any(_ended_by_calls(brain))
+    assert not slow & {(one.key, candidate) for one in brain.keys for candidate in one.banned}
+    assert "variant" in [one.kind for one in brain.decisions()]
     assert brain.budget.spent_us > 0.0
-
-
-def _ended_by_calls(brain: Brain) -> list[bool]:
-    """By variant that ended, whether calls spoke against it."""
-    return ["times as long with it" in one.reason for one in brain.decisions() if one.kind == "variant"]
 
 
 # ---- one variant's trial alone, over many seeds -------------------------------------------------------------
@@ -237,11 +264,16 @@ class Trial:
     """One variant on trial over steps of 10 ms: it ends as `is_better` says."""
 
     def __init__(self) -> None:
-        world, self.brain = _hidden_job()
-        play(world, self.brain, 2)
-        self.brain._step_feedback._variants.reset()
-        self.brain.budget.earn(1e9)
-        self.variants, self.effects = self.brain._step_feedback._variants, StepEffects()
+        self.budget = Budget(0.01)
+        self.budget.earn(1e9)
+        self.events: list[Event] = []
+        policy = Policy(
+            PolicySettings(), Surrogate(CostPrior({})), self.budget, MemoryGate(0.92), self.events.append
+        )
+        key = DecisionKey(CommunicatorClass(8, 1), GATHER, Phase.forward_gather, 88)
+        self.states = [KeyState(0, key, 1 << 22)]
+        policy.register(self.states[0])
+        self.variants, self.effects = Variants(policy, PlanBook(), self.events.append), StepEffects()
         self.n_on = 0
 
     def run(self, step_us: Callable[[bool], float], n_before: int = 60) -> bool | None:
@@ -255,8 +287,8 @@ class Trial:
             duration_us = step_us(is_on)
             self.effects.step(math.log(duration_us), {ARM: 1.0} if is_on else {})
             plan = PlanInForce([], np.zeros(0, np.bool_), Plan(1), VARIANT if is_on else None)
-            if self.variants.judge(plan, step, duration_us, self.effects, self.brain._states):
-                return any(one.kind == "rollback" for one in self.brain.decisions())  # it goes back to the baseline
+            if self.variants.judge(plan, step, duration_us, self.effects, self.states):
+                return any(one.kind == "rollback" for one in self.events)  # it goes back to the baseline
         return None
 
 
@@ -296,23 +328,23 @@ def test_a_checkpoint_while_a_variant_is_on_trial_neither_decides_about_it_nor_e
             return 6e7 if next(steps) == checkpoint_at else usual_us
 
         n_adopted += bool(trial.run(step_us))
-        assert trial.brain.budget.spent_us < 10_000.0
+        assert trial.budget.spent_us < 10_000.0
     assert n_adopted >= 4 if gain > 0.0 else not n_adopted
 
 
 def test_a_variant_that_is_truly_slow_is_charged_and_does_not_come_back() -> None:
     chance, trial = np.random.default_rng(0), Trial()
     assert trial.run(lambda is_on: 10_000.0 * math.exp(chance.normal(0.0, 0.005) + 0.2 * is_on)) is False
-    assert trial.brain.budget.spent_us == pytest.approx(trial.n_on * 10_000.0 * math.expm1(0.2), rel=0.2)
-    assert trial.variants._tried[VARIANT.name][0] == NEVER_STEP
-    spent_us = trial.brain.budget.spent_us
+    assert trial.budget.spent_us == pytest.approx(trial.n_on * 10_000.0 * math.expm1(0.2), rel=0.2)
+    assert trial.variants.returns_at(VARIANT.name) == NEVER_STEP
+    spent_us = trial.budget.spent_us
     trial.variants.charge_late()
-    assert trial.brain.budget.spent_us == pytest.approx(spent_us + 10_000.0 * math.expm1(0.2), rel=0.2)
+    assert trial.budget.spent_us == pytest.approx(spent_us + 10_000.0 * math.expm1(0.2), rel=0.2)
 
 
 def test_variants_come_back_ever_more_rarely() -> None:
     trial, waits = Trial(), []
     for step in (0, 1000, 2000):
         trial.variants.begin(VARIANT, step, 10_000.0, trial.effects)
-        waits.append(trial.variants._tried[VARIANT.name][0] - step)
+        waits.append(trial.variants.returns_at(VARIANT.name) - step)
     assert waits == [AGAIN_AFTER_STEPS, 2 * AGAIN_AFTER_STEPS, 4 * AGAIN_AFTER_STEPS]

@@ -88,6 +88,10 @@ class Variants:
         """A variant is on trial, or looked for."""
         return self.on_trial is not None or self._search is not None
 
+    def returns_at(self, name: str) -> int:
+        """The step before which a variant does not come back."""
+        return self._tried.get(name, (0, 0))[0]
+
     def reset(self) -> None:
         """Steps of before are no yardstick: all may be asked for anew."""
         self.model, self._loads = TrainingModel(), PlanLoads()
@@ -186,7 +190,7 @@ class Variants:
         self._search = None
         best, most = None, 0.0
         for variant in self._variants(states, evidence, step_us):
-            if step < self._tried.get(variant.name, (0, 0))[0] or not self._fits(variant, evidence):
+            if step < self.returns_at(variant.name) or not self._fits(variant, evidence):
                 continue
             worth = self._worth(variant, step, step_us, effects.noise)
             if worth > most and self.may_run(variant, states):
