@@ -16,6 +16,8 @@ NVLINK_GBS: Final = {60: 18.0, 70: 20.0, 80: 20.0, 86: 12.0, 90: 20.6, 100: 40.1
 """What NCCL's topology search counts for one link and direction, by compute capability (graph/topo.h)."""
 PCIE_GBS: Final = 12.0
 """What it counts for a sixteen-lane slot of the third generation through a CPU (PCI_BW, LOC_BW)."""
+SKEW_US: Final = 5.0
+"""Assumed of machines that nobody measured; large blocks do not feel it."""
 _CHANNELS: Final = 16
 _PATH_NET: Final = 5
 """PXB: adapters beside the GPUs."""
@@ -27,6 +29,8 @@ class Network(Protocol):
     ranks_per_node: int
     known_nodes: int
     """Up to how many nodes it was described or measured; beyond, times are extrapolated."""
+    skew_us: float
+    """A collective begins so much after a rank asks for it: the last rank comes later."""
 
     def time_us(self, collective: Collective, message_bytes: float, place: CommunicatorClass) -> float:
         """One collective alone.
@@ -75,6 +79,7 @@ class LinkNetwork:
     def __init__(self, links: Links, share: float) -> None:
         self.links, self.share = links, share
         self.ranks_per_node, self.known_nodes = links.ranks_per_node, links.known_nodes
+        self.skew_us = SKEW_US
         self.time_us = lru_cache(maxsize=1 << 16)(self._time_us)
 
     def _time_us(self, collective: Collective, message_bytes: float, place: CommunicatorClass) -> float:
@@ -127,6 +132,7 @@ class FabricNetwork:
     def __init__(self, machine: Fabric, n_nodes: int) -> None:
         self.fabric = machine if n_nodes <= machine.max_nodes else machine.with_nodes(n_nodes)
         self.ranks_per_node, self.known_nodes = machine.ranks_per_node, machine.max_nodes
+        self.skew_us = machine.noise.arrival_skew_us
         self.time_us = lru_cache(maxsize=1 << 16)(self._time_us)
 
     def _time_us(self, collective: Collective, message_bytes: float, place: CommunicatorClass) -> float:

@@ -148,9 +148,11 @@ def _play(
     problem: Problem, configuration: ZeroConfiguration, compute: float, network: float
 ) -> tuple[StepParts, float, Timeline]:
     shape, pieces = problem.shape, _pieces(problem, configuration, compute, network)
-    line = Timeline()
+    line = Timeline(problem.cluster.network.skew_us / 1e6)
+    ready: list[float] = []
     if configuration.overlaps_post_step_gather and pieces.post_gather_s:
-        line.run("network", "gather", pieces.post_gather_s)
+        share = pieces.post_gather_s / shape.n_layers
+        ready = [line.run("network", "gather", share)[1] for _ in range(shape.n_layers)]
     # Of many micro-batches all but the first and the last are alike: one of them is played, and counted.
     played, marks = min(configuration.accumulation, _PLAYED), []
     for index in range(played):
@@ -164,6 +166,7 @@ def _play(
             configuration.prefetch,
             pieces.outer_gather_s,
             pieces.loss,
+            ready if index == 0 else (),
         )
         if reduces:
             reduce(line, *pieces.outer_reduce_s, line.free_s["compute"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 STREAMS: Final = ("compute", "network", "replicas")
@@ -21,7 +22,9 @@ class Span(NamedTuple):
 class Timeline:
     """Spans in the order in which they were queued; a stream runs one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, skew_s: float = 0.0) -> None:
+        self.skew_s = skew_s
+        """From a rank's asking until a collective begins."""
         self.spans: list[Span] = []
         self.free_s = dict.fromkeys(STREAMS, 0.0)
         self.busy_s = dict.fromkeys(STREAMS, 0.0)
@@ -66,7 +69,13 @@ class BlockSteps(NamedTuple):
 
 
 def micro_batch(
-    line: Timeline, block: BlockSteps, n_blocks: int, prefetch: int, first_s: float, last_s: tuple[float, float]
+    line: Timeline,
+    block: BlockSteps,
+    n_blocks: int,
+    prefetch: int,
+    first_s: float,
+    last_s: tuple[float, float],
+    ready_s: Sequence[float] = (),
 ) -> None:
     """Forward and backward of one micro-batch.
 
@@ -81,17 +90,16 @@ def micro_batch(
         prefetch: blocks gathered ahead.
         first_s: gather of embeddings and head.
         last_s: forward and backward of head and loss.
+        ready_s: of stages 1 and 2, when each block's updated parameters are there; shape (blocks,).
     """
-    begins: list[float] = []
     now = line.free_s["compute"]
     _, now = line.run("network", "gather", first_s, now) if first_s else (now, now)
-    ready = [_gathered(line, block.gather_s, now) for _ in range(min(prefetch, n_blocks))]
+    ready = list(ready_s) or [_gathered(line, block.gather_s, now) for _ in range(min(prefetch, n_blocks))]
     for i in range(n_blocks):
-        if prefetch == 0:
+        if i == len(ready):
             ready.append(_gathered(line, block.gather_s, line.free_s["compute"]))
         begin, _ = line.run("compute", "forward", block.forward_s, max(ready[i], now))
-        begins.append(begin)
-        if prefetch and i + prefetch < n_blocks:
+        if prefetch and i + prefetch < n_blocks and not ready_s:
             ready.append(_gathered(line, block.gather_s, begin))
     line.run("compute", "forward", last_s[0])
     begin, _ = line.run("compute", "backward", last_s[1])
@@ -115,10 +123,10 @@ def reduce(line: Timeline, scatter_s: float, replicate_s: float, ready_s: float)
         replicate_s: the second takes.
         ready_s: when the gradients are there.
     """
-    done = line.run("network", "reduce", scatter_s, ready_s)[1] if scatter_s else ready_s
+    done = line.run("network", "reduce", scatter_s, ready_s + line.skew_s)[1] if scatter_s else ready_s
     if replicate_s:
         line.run("replicas", "reduce", replicate_s, done)
 
 
 def _gathered(line: Timeline, seconds: float, asked_s: float) -> float:
-    return line.run("network", "gather", seconds, asked_s)[1] if seconds else asked_s
+    return line.run("network", "gather", seconds, asked_s + line.skew_s)[1] if seconds else asked_s

@@ -125,7 +125,7 @@ def _applied(
     problem = msgspec.structs.replace(problem, measured=Measured(None, network))
     settled = steps[-min(_RECENT_STEPS, -(-len(steps) // 2)) :] if steps else []
     if ran is not None and settled:
-        compute = _compute_factor(problem, ran, settled)
+        compute = compute_factor(problem, ran, settled)
         sentences.append(
             f"computation takes {compute:.2f} times what the model says, median of {len(settled)} steps of {origin}"
         )
@@ -161,8 +161,20 @@ def _network_factor(rows: Iterable[NDArray[np.void]], network: Network) -> tuple
     return (math.exp(median(map(math.log, factors))), len(factors)) if factors else (None, 0)
 
 
-def _compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRecord]) -> float:
-    """Computation is what of a step is neither exposed communication nor lost beside it; the latter is the model's."""
+def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRecord]) -> float:
+    """Measured over modelled time of computation: what of a step is neither exposed communication nor lost beside it.
+
+    Args:
+        problem: what was asked.
+        ran: what the steps ran.
+        steps: that were measured.
+
+    Returns:
+        The factor.
+
+    Raises:
+        UserError: these cannot be steps of this model.
+    """
     parts = step_parts(problem, ran)
     modelled = parts.total_s - parts.exposed_s - parts.contention_s - parts.tensor_parallel_s
     known = [step.duration_us - step.exposed_us for step in steps if step.exposed_us is not None]
