@@ -1,9 +1,9 @@
 """Whether the bucket and the prefetch depth that `zerotune advise` names are the best ones, in the emulation.
 
-On every shipped fabric two ranks train a small GPT with zero_runtime under each bucket and prefetch depth of a grid, on
-the virtual clock. `advise` is told one of these runs, a small bucket with nothing gathered ahead, and by its steps
-names another. The figure is how much longer the step of that one is than the best of the grid. Times are the emulation's and
-say nothing of real networks. Two ranks of the InfiniBand fabrics are on one node.
+On every shipped fabric two ranks train a small GPT with zero_runtime under each bucket and prefetch depth of a grid,
+on the virtual clock. `advise` is told one of these runs, a small bucket with nothing gathered ahead, and names another
+by its steps. The figure is how much longer the step of that one is than the best of the grid. Times are those of the
+emulation and say nothing of real networks. Two ranks of the InfiniBand fabrics are on one node.
 
 Run: python -m benchmarks advise_emulated [--fabrics NAME ...] [--steps N] [--quick] [--json]
 """
