@@ -1,6 +1,6 @@
 """How fast a sweep measures settings, and how much of the grid the active one needs.
 
-    python -m benchmarks sweep_speed [--json] [--quick] [--data DIR] [--grids-only]
+    python -m benchmarks sweep_speed [--json] [--quick] [--data DIR] [--grids-only] [--recorded-only]
 
 `settings_per_minute_ratio_relaunch`: settings per minute in one process group by switching plans, over one
 launch per setting as nccl-tests needs it (here: the same workers, started anew for each setting).
@@ -11,11 +11,14 @@ two best settings of every size and what samples are worth there (sweep_floor.py
 Measurements are drawn from the truth of every shipped fabric with its noise and, with `--data`, from the repetitions
 of every grid recorded below that folder (benchmarks/lib/recorded_grids.py) with 3 % noise on top. Of those a single
 sample may decide a whole place, so small ones are drawn more often, and the mean's standard error is printed.
+`active_minus_even_worst_se`: of the recorded grids, the largest excess of the active sweep's regret over that of
+exactly as many samples spread evenly, in standard errors of the paired difference over draws.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +32,7 @@ import numpy as np
 
 from benchmarks.lib import recorded_grids
 from benchmarks.lib.argument_types import a_folder
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, report, say
 from benchmarks.offline import sweep_floor
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.errors import FabricError
@@ -49,6 +52,7 @@ RECORDED_CHANNELS = 4
 N_DRAWS = 3
 RECORDED_PLACES = 1600
 """Of recorded grids so many places are swept in all: the fewer a grid has, the more draws."""
+QUICK_SHARE = 8
 SHARE_AIM = 0.15
 
 
@@ -61,7 +65,7 @@ class Outcome:
     share: float
     regrets: list[float]
     even_regret: float
-    """Mean, of as many samples spread evenly over the points."""
+    """Mean, of exactly as many samples spread evenly over the points."""
     again_regret: float
     """Mean, of a second full sweep: what the samples of this machine cannot tell."""
     n_grid: int
@@ -79,6 +83,7 @@ class Machine:
     truth_us: Callable[[GridPoint], float]
     sample_us: Callable[[GridPoint, int, np.random.Generator], np.ndarray]
     n_draws: int = N_DRAWS
+    is_recorded: bool = False
 
     def compare(self, seed: int) -> Outcome:
         """Both sweeps."""
@@ -91,8 +96,8 @@ class Machine:
         self._run(strategy, LOOK_REPEATS, chance)
         even = self.points()
         n_active = sum(len(point.duration_us) for point in active)
-        for point in even:
-            point.duration_us += self.sample_us(point, max(1, round(n_active / len(even))), chance).tolist()
+        for point, n_samples in zip(even, spread_evenly(n_active, len(even), chance), strict=True):
+            point.duration_us += self.sample_us(point, n_samples, chance).tolist()
         best = fastest(grid)
         by_setting = {(point.place, point.candidate): point for point in active}
         regrets = []
@@ -132,12 +137,25 @@ class Machine:
 
 
 def fastest(points: Iterable[GridPoint]) -> dict[Place, GridPoint]:
-    """By place, the point with the least median."""
+    """By place, the point with the least median; the first one, NCCL's own choice, where none has a sample."""
     best: dict[Place, GridPoint] = {}
     for point in points:
-        if point.place not in best or point.median_us < best[point.place].median_us:
+        known = best.setdefault(point.place, point)
+        if point.duration_us and not known.median_us <= point.median_us:
             best[point.place] = point
     return best
+
+
+def spread_evenly(n_samples: int, n_points: int, chance: np.random.Generator) -> list[int]:
+    """Samples of each point; which of them get one more is up to chance."""
+    each, n_more = divmod(n_samples, n_points)
+    return (each + (chance.permutation(n_points) < n_more)).tolist()
+
+
+def standard_errors(differences: Sequence[float]) -> float:
+    """Their mean in its standard errors."""
+    average, error = mean(differences), stdev(differences) / len(differences) ** 0.5
+    return average / error if error else math.copysign(math.inf, average) if average else 0.0
 
 
 def emulated(name: str, communicator: CommunicatorClass) -> Machine:
@@ -192,13 +210,13 @@ def recorded(grid: recorded_grids.Grid) -> Machine:
     communicator = CommunicatorClass(grid.n_ranks, grid.n_nodes)
     costs = CostPrior({"comm_channels": RECORDED_CHANNELS})
     return Machine(
-        label, communicator, lambda: costs, points, truth_us, sample_us, max(10, RECORDED_PLACES // len(places))
+        label, communicator, lambda: costs, points, truth_us, sample_us, max(10, RECORDED_PLACES // len(places)), True
     )
 
 
-def machines(data: Path | None, *, quick: bool) -> Iterator[Machine]:
+def machines(data: Path | None, *, quick: bool, recorded_only: bool) -> Iterator[Machine]:
     """Every shipped fabric, then every recorded grid."""
-    for name in fabric.names():
+    for name in () if recorded_only else fabric.names():
         for communicator in communicators(name, quick=quick):
             yield emulated(name, communicator)
     if data is not None:
@@ -257,7 +275,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer launches, communicators and seeds")
     parser.add_argument("--data", type=a_folder, help="folder with recorded grids, e.g. published nccl-tests logs")
     parser.add_argument("--grids-only", action="store_true", help="leave the launches out")
+    parser.add_argument("--recorded-only", action="store_true", help="leave the shipped fabrics out, too")
     arguments = parser.parse_args()
+    arguments.grids_only |= arguments.recorded_only
+    if arguments.recorded_only and arguments.data is None:
+        parser.error("--recorded-only without --data leaves nothing to sweep")
     results = []
     if arguments.data is not None and not recorded_grids.load(arguments.data):
         parser.error(
@@ -270,8 +292,12 @@ def main() -> None:
             Result("settings_per_minute", one_group, "1/min"),
             Result("settings_per_minute_ratio_relaunch", one_group / relaunched, "", ">= 10", "one launch per setting"),
         ]
-    swept = list(machines(arguments.data, quick=arguments.quick))
-    found = [[one.compare(seed) for seed in range(2 if arguments.quick else one.n_draws)] for one in swept]
+    swept = list(machines(arguments.data, quick=arguments.quick, recorded_only=arguments.recorded_only))
+    found = []
+    for one in swept:
+        n_draws = max(2, one.n_draws // QUICK_SHARE) if arguments.quick else one.n_draws
+        found.append([one.compare(seed) for seed in range(n_draws)])
+        say(f"{one.name}: swept {len(found[-1])} times")
     outcomes = [outcome for of_machine in found for outcome in of_machine]
     shares = [mean(outcome.share for outcome in of_machine) for of_machine in found]
     regrets = [mean(mean(outcome.regrets) for outcome in of_machine) for of_machine in found]
@@ -282,13 +308,22 @@ def main() -> None:
         Result("active_regret_worst_machine", max(regrets), "", "<= 0.02"),
         Result("active_regret_worst_place", max(max(outcome.regrets) for outcome in outcomes), ""),
     ]
+    of_grids = [drawn for machine, drawn in zip(swept, found, strict=True) if machine.is_recorded]
+    if of_grids:
+        above = [[mean(one.regrets) - one.even_regret for one in drawn] for drawn in of_grids]
+        results += [
+            Result("active_minus_even_worst_se", max(map(standard_errors, above)), "", "<= 1", "spread evenly"),
+            Result("active_minus_even", mean(map(mean, above)), "", "<= 0", "spread evenly"),
+        ]
     for machine, of_machine, share, regret in zip(swept, found, shares, regrets, strict=True):
         worst = max(max(outcome.regrets) for outcome in of_machine)
         even, again = mean(one.even_regret for one in of_machine), mean(one.again_regret for one in of_machine)
         floor = machine.floor(SHARE_AIM * mean(one.n_grid for one in of_machine))
         error = stdev(mean(outcome.regrets) for outcome in of_machine) / len(of_machine) ** 0.5
         words = f"{of_machine[0].n_places} places, mean regret {regret:.4f} +- {error:.4f}, worst place {worst:.3f}"
-        words += f", spread evenly {even:.4f}, second full sweep {again:.4f}, floor {floor:.4f}"
+        excess = standard_errors([mean(outcome.regrets) - outcome.even_regret for outcome in of_machine])
+        words += f", spread evenly {even:.4f} ({excess:+.1f} standard errors), second full sweep {again:.4f}"
+        words += f", floor {floor:.4f}"
         results.append(Result(f"share {of_machine[0].name}", share, "", f"<= {SHARE_AIM}", words))
     report("sweep_speed", results, as_json=arguments.json)
 
