@@ -149,7 +149,7 @@ def fastest(points: Iterable[GridPoint]) -> dict[Place, GridPoint]:
 def spread_evenly(n_samples: int, n_points: int, chance: np.random.Generator) -> list[int]:
     """Samples of each point; which of them get one more is up to chance."""
     each, n_more = divmod(n_samples, n_points)
-    return (each + (chance.permutation(n_points) < n_more)).tolist()
+    return [each + (rank < n_more) for rank in chance.permutation(n_points).tolist()]
 
 
 def standard_errors(differences: Sequence[float]) -> float:
