@@ -147,7 +147,16 @@ def fastest(points: Iterable[GridPoint]) -> dict[Place, GridPoint]:
 
 
 def spread_evenly(n_samples: int, n_points: int, chance: np.random.Generator) -> list[int]:
-    """Samples of each point; which of them get one more is up to chance."""
+    """Share samples out as evenly as possible; which points get one more is up to chance.
+
+    Args:
+        n_samples: in all.
+        n_points: that share them.
+        chance: decides who gets one more.
+
+    Returns:
+        Samples of each point, shape [n_points].
+    """
     each, n_more = divmod(n_samples, n_points)
     return [each + (rank < n_more) for rank in chance.permutation(n_points).tolist()]
 
@@ -215,7 +224,16 @@ def recorded(grid: recorded_grids.Grid) -> Machine:
 
 
 def machines(data: Path | None, *, quick: bool, recorded_only: bool) -> Iterator[Machine]:
-    """Every shipped fabric, then every recorded grid."""
+    """Every shipped fabric, then every recorded grid.
+
+    Args:
+        data: folder with recorded grids; None: there are none.
+        quick: of fabrics only the largest communicator.
+        recorded_only: leave the fabrics out.
+
+    Yields:
+        The machines.
+    """
     for name in () if recorded_only else fabric.names():
         for communicator in communicators(name, quick=quick):
             yield emulated(name, communicator)
