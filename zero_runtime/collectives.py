@@ -9,7 +9,7 @@ and copies it; shards that are sent straight to where they belong need none, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -107,6 +107,22 @@ class _DirectGather:
             work.wait()
 
 
+class _OwnersBroadcasts:
+    """An all-gather as articles draw it: each rank in turn broadcasts the part that it owns."""
+
+    def __init__(self, whole: Tensor, shard: Tensor, group: dist.ProcessGroup) -> None:
+        parts = torch.split(whole, shard.numel())
+        own = parts[group.rank()]
+        if own.data_ptr() != shard.data_ptr():
+            own.copy_(shard)
+        self._works = [dist.broadcast(part, group=group, async_op=True, group_src=i) for i, part in enumerate(parts)]
+
+    def wait(self) -> None:
+        for work in self._works:
+            if work is not None:
+                work.wait()
+
+
 def maximum(value: Tensor, group: dist.ProcessGroup) -> Work:
     """The greatest over ranks, element by element, in place."""
     work: Work | None = dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group, async_op=True)
@@ -144,6 +160,7 @@ PLAIN = Collectives(
 EXCHANGED = Collectives(_DirectGather, _exchange, _plain_all_reduce, _exchanged, bucket_bytes=8 * 2**20)
 
 
-def for_group(group: dist.ProcessGroup) -> Collectives:
-    """The collectives that suit `group`'s backend."""
-    return EXCHANGED if dist.get_backend(group) == "gloo" else PLAIN
+def for_group(group: dist.ProcessGroup, gather_by_broadcasts: bool = False) -> Collectives:
+    """The collectives that suit `group`'s backend; on request parameters are gathered by their owners' broadcasts."""
+    chosen = EXCHANGED if dist.get_backend(group) == "gloo" else PLAIN
+    return replace(chosen, all_gather=_OwnersBroadcasts) if gather_by_broadcasts else chosen

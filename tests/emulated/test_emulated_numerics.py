@@ -143,6 +143,9 @@ def _check_coalesced(rank: int) -> None:
         manager.wait()
         for output in outputs:
             assert torch.equal(output, torch.arange(4.0).repeat_interleave(len(output) // 4))
+        lists = [[torch.empty(k) for k in (2, 9)] for _ in range(4)]  # by rank, then by tensor
+        dist.all_gather_coalesced(lists, [torch.full((k,), float(rank)) for k in (2, 9)])
+        assert all(output.eq(sender).all() for sender, outputs in enumerate(lists) for output in outputs)
         outputs = [torch.empty(k) for k in (2, 9)]
         with c10d._coalescing_manager(device=given):
             for output in outputs:

@@ -34,8 +34,8 @@ class Recorder:
         phases.set_listener(self._hear)
         self._original = collectives.for_group
 
-        def for_group(group: dist.ProcessGroup) -> collectives.Collectives:
-            real = self._original(group)
+        def for_group(group: dist.ProcessGroup, gather_by_broadcasts: bool = False) -> collectives.Collectives:
+            real = self._original(group, gather_by_broadcasts)
 
             def gather(whole: Tensor, shard: Tensor, group: dist.ProcessGroup) -> collectives.Work:
                 self.events.append((self._phase, "all_gather", whole.numel()))

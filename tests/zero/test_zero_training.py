@@ -67,6 +67,11 @@ def test_stage_1_with_all_reduce(world: World) -> None:
     compare(world, "gpt", 2, stage=1, all_reduce_gradients=True)
 
 
+@pytest.mark.parametrize(("stage", "n_ranks"), [(1, 2), (3, 3)])
+def test_gathering_by_the_owners_broadcasts_changes_no_bit(world: World, stage: int, n_ranks: int) -> None:
+    compare(world, "gpt", n_ranks, stage=stage, gather_by_broadcasts=True, bucket_bytes=4096)
+
+
 @pytest.mark.parametrize("prefetch", [0, 2, 9])
 @pytest.mark.parametrize("reshard", [True, False])
 def test_prefetch_and_reshard_change_no_bit(world: World, prefetch: int, reshard: bool) -> None:

@@ -150,8 +150,9 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._launch(Collective.all_gather, [tasks.all_gather_list(outputs, source)])
 
     def allgather_coalesced(self, output_lists: Any, sources: Tensors, opts: Any = None) -> Work:
-        """Several gathers into lists in one group; `output_lists` is by tensor, then by rank."""
-        todo = [tasks.all_gather_list(outputs, source) for outputs, source in zip(output_lists, sources, strict=True)]
+        """Several gathers into lists in one group; `output_lists` is by rank, then by tensor, as gloo has it."""
+        by_tensor = zip(*output_lists, strict=True)
+        todo = [tasks.all_gather_list(outputs, source) for outputs, source in zip(by_tensor, sources, strict=True)]
         return self._launch(Collective.all_gather, todo)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
