@@ -1,9 +1,9 @@
-"""Stage 3 gathering by the owners' broadcasts, as articles draw it, beside all-gather: volume, calls, time.
+"""Stage 3 gathering by its owners' broadcasts, beside all-gather: volume, calls and time.
 
     python -m benchmarks owner_broadcasts [--quick] [--json]
 
-Bytes and calls per step of rank 0, as the emulated NCCL counts them; time of a step on its virtual clock (h100_node), and
-on this machine over gloo, where medians of interleaved steps are compared.
+Bytes and calls per step of rank 0, as the emulated NCCL counts them; time of a step on its virtual clock (h100_node),
+and on this machine over gloo, where medians of interleaved steps are compared.
 """
 
 from __future__ import annotations
