@@ -80,11 +80,11 @@ def losses_beside_fsdp2(name: str, n_steps: int) -> list[tuple[float, float]]:
 @slow
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_transformer_trains_as_under_fsdp2(world: World, name: str) -> None:
-    """With two ranks a sum has one order: what may differ is a factor 1/2 before it or after, which is exact."""
+    """Within four units in the last place: with two ranks a sum has one order, but updates run over other shards."""
     pytest.importorskip("transformers")
     for losses in world.run(2, losses_beside_fsdp2, name, 4):
         for ours, theirs in losses:
-            assert ours == theirs, losses
+            assert abs(ours - theirs) <= 4 * 2.0**-23 * ours, losses
 
 
 def test_what_layers_share_belongs_to_the_layer_around_both() -> None:
