@@ -112,6 +112,8 @@ def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> Non
     calls = [Call(*kind, 1 << exponent) for exponent in (18, 20, 22, 24) for kind in kinds for _ in range(2)]
     n_led = n_rested = 0
     for seed in range(1, 5):
+        if n_led and n_rested:
+            break
         world = SeeminglyHidden("h100_node", place, calls, noise=0.05, seed=seed)
         world.compute_us = 2.3 * sum(world.truth(call, BASELINE)[0] for call in calls)
         brain = make_brain(world)

@@ -26,7 +26,7 @@ from zerotune.store.records import (
     size_class_range,
 )
 from zerotune.store.sqlite.measurements import MEASUREMENT
-from zerotune.tuner.learning.policy.memory import FREE, SHORT, MemoryGate
+from zerotune.tuner.learning.policy.memory import MemoryGate
 
 MIB = 1 << 20
 KIB = 1 << 10
@@ -123,7 +123,6 @@ def test_larger_messages_are_expected_when_pressure_drops() -> None:
     for collective, phase in {(call.collective, call.phase) for call in world.calls}:
         row = _row_for(world.plan.rows, world, collective, phase, size_class_range(upcoming)[0])
         assert row is not None
-        assert row.reason == FREE
     world.calls = _zero3(size_class_range(upcoming)[0])
     first = world.calls[0]
     asked = world.chosen(first)
@@ -157,7 +156,7 @@ def test_new_sizes_keep_their_guarded_setting_until_memory_is_free() -> None:
     world.memory_pressure = 0.5
     play(world, brain, 150)
     assert len({row.candidate.algorithm for row in world.plan.rows}) >= 1
-    assert all(row.reason != SHORT for row in world.plan.rows if row.max_bytes > 64 * MIB)
+    assert not [row for row in world.plan.rows if row.max_bytes > 64 * MIB]
 
 
 def test_exploration_fills_no_device() -> None:
@@ -252,7 +251,7 @@ def test_rows_ahead_are_disjoint_and_fit_the_plugins_table() -> None:
     world.memory_pressure = 0.97
     brain = make_brain(world)
     play(world, brain, 10)
-    assert any(row.reason == SHORT for row in world.plan.rows)
+    assert any(row.min_bytes > 3 * MIB for row in world.plan.rows)
     plugin = library.load()
     plugin.reset()
     plugin.load_plan(Plan(1, world.plan.rows))  # refuses what overlaps or is illegal
