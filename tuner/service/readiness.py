@@ -1,15 +1,21 @@
-"""Tells whoever started this daemon that it serves, and ends it with them."""
+"""Tells whoever started this daemon that it serves, and ends it with them or with a batch job."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket as sockets
+import threading
+import time
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
+
+LOOK_EVERY_S: Final = 1.0
+"""On kernels that do not tell when a process ends (before 5.3)."""
 
 
 def tell_ready(ready_fd: int | None = None) -> None:
@@ -30,3 +36,34 @@ def tell_ready(ready_fd: int | None = None) -> None:
 def end_with_parent() -> None:
     """Get SIGTERM when the process that started this one ends, however it does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def end_with(pid: int) -> None:
+    """Get SIGTERM when another process ends, whose child this one need not be."""
+    try:
+        descriptor: int | None = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    except (AttributeError, OSError):
+        descriptor = None
+
+    def wait() -> None:
+        if descriptor is not None:
+            select.select([descriptor], [], [])
+        else:
+            while _lives(pid):
+                time.sleep(LOOK_EVERY_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="zerotune-batch-job", daemon=True).start()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # root's
+        pass
+    return True

@@ -68,6 +68,7 @@ def daemon(
         str | None,
         typer.Option(help="Write what is measured below this URL for other nodes: a directory, s3://BUCKET/PREFIX ..."),
     ] = None,
+    end_with_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -87,7 +88,7 @@ def daemon(
     from zerotune.store.sqlite.database import Retention
     from zerotune.tuner.service.daemon import run_daemon
     from zerotune.tuner.service.endpoint import temporary_folder_note
-    from zerotune.tuner.service.readiness import end_with_parent, tell_ready
+    from zerotune.tuner.service.readiness import end_with, end_with_parent, tell_ready
 
     if ready_fd is not None:
         end_with_parent()
@@ -113,6 +114,8 @@ def daemon(
 
     def announce(opened: Path, addresses: list[str]) -> None:
         tell_ready(ready_fd)
+        if end_with_pid is not None:
+            end_with(end_with_pid)
         note = temporary_folder_note()
         if note and where == default_endpoint():
             print(f"zerotune: {note}", file=sys.stderr)

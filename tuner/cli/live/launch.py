@@ -43,7 +43,9 @@ def launch(
     endpoint: Endpoint = None,
     curve_keys: CurveKeys = None,
     start_daemon: Annotated[
-        bool, typer.Option(help="Start a daemon if none answers; it ends 30 minutes after its last job.")
+        bool, typer.Option(
+            help="Start a daemon if none answers; it ends 30 minutes after its last job, or with the scheduler's job."
+        ),
     ] = False,
     name: Annotated[
         str | None,
@@ -141,10 +143,13 @@ def launch(
         print(f"zerotune: {problem}", file=sys.stderr)
     if start_daemon and store_file is not None:  # so neither --no-agent nor --plan
         from zerotune.tuner.client.background_daemon import ensure_daemon
+        from zerotune.tuner.client.batch_job import batch_job
 
         started = None
+        job = batch_job()
+        bound = [] if job is None else ["--end-with-pid", str(job.pid)]
         if answer is None:
-            answer, started = ensure_daemon(where, store_file, idle_exit_s=IDLE_EXIT_S, options=for_daemon)
+            answer, started = ensure_daemon(where, store_file, idle_exit_s=IDLE_EXIT_S, options=[*for_daemon, *bound])
         if started is None:
             print(
                 f"zerotune: daemon {answer.daemon_pid} is running at {where}, store {answer.store_path}",
@@ -153,7 +158,7 @@ def launch(
         else:
             print(
                 f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
-                f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank",
+                f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank{'' if job is None else f' or with {job.name}'}",
                 file=sys.stderr,
             )
     if answer is not None:
