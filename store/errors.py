@@ -5,6 +5,7 @@ ZerotuneError
 │   ├── FabricError          a fabric file with nonsense
 │   ├── TraceError           a trace that is not one, or a broken one
 │   ├── PlanError            a plan with an illegal cell or overlapping rows
+│   ├── BookError            a book of the fleet that is none, is damaged, or is not signed by the pinned key
 │   ├── UntrustedError       at the daemon's address there is, or could be, another user's
 │   └── StoreError           the store cannot be used
 │       ├── StoreVersionError    written by a newer zerotune
@@ -43,6 +44,10 @@ class TraceError(UserError):
 
 class PlanError(UserError):
     """A plan names an illegal cell, an impossible channel count or overlapping rows."""
+
+
+class BookError(UserError):
+    """A book of the fleet cannot be read, is none, or is not signed by the key that the user pinned."""
 
 
 class UntrustedError(UserError):

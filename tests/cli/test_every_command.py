@@ -19,8 +19,18 @@ from zerotune.tuner.cli.app import app
 
 NO_JSON = {"daemon", "launch", "demo"}
 """Commands that run something."""
-JSON_ELSEWHERE = {"stage train", "models pin", "models rollback", "fabrics add", "fabrics remove"}
-"""Commands with --json that need minutes, a store with fitted models, or NCCL's library."""
+JSON_ELSEWHERE = {
+    "book key",
+    "book build",
+    "book show",
+    "book diff",
+    "stage train",
+    "models pin",
+    "models rollback",
+    "fabrics add",
+    "fabrics remove",
+}
+"""Commands with --json that need minutes, a store with fitted models, a fleet, or NCCL's library."""
 
 MISTAKES = {
     "daemon": [
@@ -89,6 +99,20 @@ MISTAKES = {
         ["--compare", "a", "b", "--store", "{none}"],
     ],
     "import": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{csv}", "--setting", "ring"], []],
+    "book key": [["{folder}"], ["{junk}"], ["/proc/key"], []],
+    "book build": [
+        ["{none}", "--out", "{out}"],
+        ["nonsense://x", "--out", "{out}"],
+        ["{folder}", "--sign", "{none}"],
+        ["{folder}", "--memory-mb", "1"],
+        [],
+    ],
+    "book show": [
+        *[[path] for path in ("{none}", "{empty}", "{junk}", "{folder}")],
+        ["{none}", "--book-key", "00"],
+        [],
+    ],
+    "book diff": [["{none}", "{none}"], ["{junk}", "{junk}"], []],
     "export": [
         ["{out}", "--to", "xml", "--store", "{store}"],
         ["{out}", "--store", "{none}"],

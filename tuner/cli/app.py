@@ -18,6 +18,7 @@ from zerotune.tuner.cli.live.models import models
 from zerotune.tuner.cli.live.status import status
 from zerotune.tuner.cli.live.store import store
 from zerotune.tuner.cli.offline.advise import advise
+from zerotune.tuner.cli.offline.book import book
 from zerotune.tuner.cli.offline.demo import demo
 from zerotune.tuner.cli.offline.export import export
 from zerotune.tuner.cli.offline.import_ import import_
@@ -90,6 +91,7 @@ def _options(
         greet()
 
 
+app.add_typer(book, name="book")
 app.add_typer(fabrics, name="fabrics")
 app.add_typer(models, name="models")
 app.add_typer(stage, name="stage")

@@ -1,4 +1,4 @@
-"""What nodes learned, shared as files: immutable Parquet objects below a URL."""
+"""What nodes learned, shared as files: immutable Parquet objects below a URL, merged into signed books."""
 
 from __future__ import annotations
 

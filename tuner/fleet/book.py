@@ -1,0 +1,249 @@
+"""A book: what the fleet knows, as one file that people can read and a daemon believes only with the right signature.
+
+Text, one JSON object per line. The first names the format, the key and the ed25519 signature of all that follows it.
+Then a head, the fabrics, the contributors, the objects that were not believed, and the cells, sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from zerotune.agent.nccl.catalog import legal_cells
+from zerotune.store.errors import BookError
+from zerotune.store.records import (
+    SIZE_CLASSES_PER_OCTAVE,
+    U32,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+    size_class_range,
+)
+from zerotune.tuner.fleet.signing import Signer, Verifier
+
+FORMAT: Final = 1
+MAX_BYTES: Final = 256 * 2**20
+MAX_GAIN: Final = 5.0
+"""Log; nothing is 150 times as fast as NCCL's own choice."""
+_DOMAIN: Final = b"zerotune book 1\n"
+"""What is signed begins with it, so that no signature of something else fits."""
+
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=100)]
+"""Logs of ratios that are spreads."""
+Log = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Micros = Annotated[float, msgspec.Meta(gt=0, le=1e10)]
+
+
+class Head(msgspec.Struct, frozen=True, tag="head"):
+    """Where a book comes from."""
+
+    url: Text
+    made_at_s: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+    made_by: Text
+    n_objects: Count
+    n_rows: Count
+    n_jobs: Count
+
+
+class FabricLine(msgspec.Struct, frozen=True, tag="fabric"):
+    """A fabric that the book knows."""
+
+    fabric_id: Text
+    facts: dict[str, str | int | float | bool]
+
+
+class Contributor(msgspec.Struct, frozen=True, tag="contributor", kw_only=True, omit_defaults=True):
+    """Who measured on a fabric, and whether that was believed."""
+
+    fabric_id: Text
+    name: Text
+    n_jobs: Count = 0
+    n_cells: Count = 0
+    n_judged: Count = 0
+    """Cells that enough others measured, too."""
+    n_outlying: Count = 0
+    n_refused_rows: Count = 0
+    """Rows, on all fabrics, with numbers that cannot be."""
+    level: Log = 0.0
+    """How much longer (log) everything takes than for others."""
+    is_level_off: bool = False
+    is_set_aside: bool = False
+
+
+class Skipped(msgspec.Struct, frozen=True, tag="skipped"):
+    """An object that was not believed."""
+
+    path: Text
+    reason: Text
+
+
+class Cell(msgspec.Struct, frozen=True, tag="cell", kw_only=True):
+    """One setting at one key: what all jobs measured."""
+
+    fabric_id: Text
+    nccl_version: U32
+    tuner_abi: U32
+    n_ranks: U32
+    n_nodes: U32
+    collective: Text
+    phase: Text
+    size_class: Annotated[int, msgspec.Meta(ge=0, le=62 * SIZE_CLASSES_PER_OCTAVE)]
+    algorithm: Text
+    protocol: Text
+    n_channels: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    is_default: bool
+    """NCCL chose it by itself."""
+    median_us: Micros
+    """At the usual level of the network."""
+    spread: Share
+    """Standard deviation (log) of one call."""
+    between_jobs: Share
+    """Standard deviation (log) of jobs' medians."""
+    n_calls: Count
+    n_jobs: Count
+    n_contributors: Count
+    gain: Annotated[float, msgspec.Meta(ge=-MAX_GAIN, le=MAX_GAIN)] | None
+    """Log, over NCCL's own choice in the same jobs; None where that was not measured."""
+    gain_std: Share | None
+    is_winner: bool
+
+    @property
+    def key(self) -> DecisionKey:
+        """The key that it is about.
+
+        Raises:
+            KeyError: there is no such collective or phase.
+        """
+        communicator = CommunicatorClass(self.n_ranks, self.n_nodes)
+        return DecisionKey(communicator, Collective[self.collective], Phase[self.phase], self.size_class)
+
+    @property
+    def candidate(self) -> Candidate:
+        """The setting.
+
+        Raises:
+            KeyError: there is no such algorithm or protocol.
+        """
+        return Candidate(Algorithm[self.algorithm], Protocol[self.protocol], self.n_channels)
+
+    @property
+    def bytes_range(self) -> tuple[int, int]:
+        """Smallest and largest message bytes, both inclusive."""
+        return size_class_range(self.size_class)
+
+
+Line = Head | FabricLine | Contributor | Skipped | Cell
+
+
+class Book(NamedTuple):
+    """What is in a book."""
+
+    head: Head
+    fabrics: tuple[FabricLine, ...]
+    contributors: tuple[Contributor, ...]
+    skipped: tuple[Skipped, ...]
+    cells: tuple[Cell, ...]
+    n_unusable: int = 0
+    """Lines that no honest build writes, which are left out."""
+    signed_by: str = ""
+    """Public key in hexadecimal; empty: nobody. Only `opened` with a verifier has checked it."""
+
+    def winners(self, fabric_id: str | None = None) -> Iterator[Cell]:
+        """Cells that beat NCCL's own choice, at most one per key; None: of all fabrics."""
+        return (one for one in self.cells if one.is_winner and fabric_id in (None, one.fabric_id))
+
+
+class _Seal(msgspec.Struct, frozen=True):
+    zerotune_book: int
+    key: Text = ""
+    signature: Text = ""
+
+
+_lines: Final = msgspec.json.Decoder(Line)
+_seals: Final = msgspec.json.Decoder(_Seal)
+
+
+def sealed(lines: Iterable[Line], signer: Signer | None) -> bytes:
+    """A book's file.
+
+    Args:
+        lines: head first.
+        signer: None: nobody signs, and daemons will refuse it.
+
+    Returns:
+        Its bytes.
+    """
+    body = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+    seal = _Seal(FORMAT) if signer is None else _Seal(FORMAT, signer.public_hex, signer.sign(_DOMAIN + body))
+    return msgspec.json.encode(seal) + b"\n" + body
+
+
+def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
+    """A book that was read.
+
+    Args:
+        data: bytes of the file.
+        name: how messages call it.
+        verifier: whose signature it must have; None: signatures are not looked at.
+
+    Returns:
+        The book; lines that cannot be are left out and counted.
+
+    Raises:
+        BookError: it is none, of a newer format, too large, or not signed by that key.
+    """
+    first, _, body = data.partition(b"\n")
+    if len(data) > MAX_BYTES:
+        raise BookError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "build it of fewer fabrics")
+    try:
+        seal = _seals.decode(first)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BookError(f"{name} is no book", "make one with `zerotune book build`") from error
+    if seal.zerotune_book != FORMAT:
+        raise BookError(f"{name} is of format {seal.zerotune_book}", f"this zerotune reads format {FORMAT}")
+    if verifier is not None and not verifier.is_signed(seal.key, seal.signature, _DOMAIN + body):
+        who = f"by {seal.key[:16]}, or changed since" if seal.key else "by nobody"
+        raise BookError(f"{name} is signed {who}, not by {verifier.public_hex[:16]}", "name its own --book-key")
+    return _opened(body, name, seal.key)
+
+
+def _opened(body: bytes, name: str, signed_by: str) -> Book:
+    found: dict[type, list[Line]] = {kind: [] for kind in (Head, FabricLine, Contributor, Skipped, Cell)}
+    n_unusable = 0
+    for text in body.splitlines():
+        try:
+            line = _lines.decode(text)
+            if isinstance(line, Cell) and not _is_possible(line):
+                raise ValueError
+        except (ValueError, KeyError, RecursionError):  # MsgspecError is a ValueError
+            n_unusable += 1
+            continue
+        found[type(line)].append(line)
+    heads = found[Head]
+    if len(heads) != 1 or not isinstance(heads[0], Head):
+        raise BookError(f"{name} has {len(heads)} heads", "make a new one with `zerotune book build`")
+    return Book(
+        heads[0],
+        tuple(one for one in found[FabricLine] if isinstance(one, FabricLine)),
+        tuple(one for one in found[Contributor] if isinstance(one, Contributor)),
+        tuple(one for one in found[Skipped] if isinstance(one, Skipped)),
+        tuple(one for one in found[Cell] if isinstance(one, Cell)),
+        n_unusable,
+        signed_by,
+    )
+
+
+def _is_possible(cell: Cell) -> bool:
+    """Whether NCCL could run it at all."""
+    candidate, key = cell.candidate, cell.key
+    cells = legal_cells(key.collective, n_nodes=cell.n_nodes, n_ranks=cell.n_ranks)
+    has_gain = cell.gain is not None and cell.gain_std is not None
+    return (candidate.algorithm, candidate.protocol) in cells and (has_gain or not cell.is_winner)

@@ -1,0 +1,116 @@
+"""`zerotune book build`: merge what is new below a URL, and write the book of all that was merged."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import duckdb
+
+from zerotune.store.atomic_file import users_file
+from zerotune.store.errors import UserError
+from zerotune.tuner.fleet import job_lines
+from zerotune.tuner.fleet.book import Book, FabricLine, Head, Line, Skipped, sealed
+from zerotune.tuner.fleet.consensus import agree
+from zerotune.tuner.fleet.merging import MEMORY_MB, Merged, Merging, Progress
+from zerotune.tuner.fleet.signing import Signer
+from zerotune.tuner.fleet.storage import Storage, shown
+
+STATE_SUFFIX: Final = ".merged"
+"""Beside the book: what was merged already, so that the next build reads new objects only."""
+MAX_SKIPPED: Final = 1000
+"""Objects that were not believed are named in a book, up to so many."""
+
+
+class Built(NamedTuple):
+    """What a build did."""
+
+    merged: Merged
+    book: Book
+    n_jobs_new: int
+
+
+def build(
+    url: str,
+    out: Path,
+    *,
+    signer: Signer | None = None,
+    memory_mb: int = MEMORY_MB,
+    made_by: str = "",
+    progress: Progress = lambda looked_at, there_are, n_rows: None,
+) -> Built:
+    """Write a book.
+
+    Args:
+        url: what daemons write to.
+        out: the book's file; what was merged is kept beside it.
+        signer: None: it will not be signed.
+        memory_mb: that DuckDB may take.
+        made_by: the version of zerotune, for the head.
+        progress: told how reading goes.
+
+    Returns:
+        What was done.
+
+    Raises:
+        UserError: the URL cannot be listed, there is nothing of ours below it, or a file cannot be written.
+    """
+    storage, state = Storage(url), out.with_name(out.name + STATE_SUFFIX)
+    with Merging(state, memory_mb) as merging:
+        connection = merging.connection
+        _check_url(connection, shown(url), state)
+        try:
+            merged = merging.merge(storage, progress)
+            n_jobs_new = job_lines.refresh(connection)
+            (n_objects, n_rows) = connection.execute(
+                "SELECT count(*) FILTER (reason = ''), coalesce(sum(n_rows), 0)::BIGINT FROM objects"
+            ).fetchall()[0]
+            if not n_objects:
+                n_skipped = len(merged.skipped)
+                raise UserError(f"nothing below {shown(url)} is ours, {n_skipped} objects were skipped", "is it right?")
+            contributors, cells = agree(connection)
+            (n_jobs,) = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {_JOB} FROM lines)").fetchall()[0]
+            head = Head(shown(url), int(time.time()), made_by, n_objects, n_rows, n_jobs)
+            book = Book(
+                head, tuple(_fabrics(connection)), tuple(contributors), tuple(_skipped(connection)), tuple(cells),
+                signed_by="" if signer is None else signer.public_hex,
+            )  # fmt: skip
+        except duckdb.Error as error:
+            words = " ".join(str(error).split())[:200]
+            raise UserError(f"{state} failed: {words}", "give it more --memory-mb or disk, or remove it") from error
+    with users_file(out) as partial:
+        partial.write_bytes(sealed(_lines(book), signer))
+    return Built(merged, book, n_jobs_new)
+
+
+_JOB: Final = "fabric_id, contributor, job_id"
+
+
+def _lines(book: Book) -> Iterator[Line]:
+    yield book.head
+    yield from book.fabrics
+    yield from book.contributors
+    yield from book.skipped
+    yield from book.cells
+
+
+def _check_url(connection: duckdb.DuckDBPyConnection, url: str, state: Path) -> None:
+    """What was merged of one URL must not be taken for another's."""
+    (known,) = connection.execute("SELECT url FROM meta").fetchall()[0]
+    if known and known != url:
+        raise UserError(f"{state} holds what was merged of {known}", "write the book of another URL to another --out")
+    connection.execute("UPDATE meta SET url = ?", [url])
+
+
+def _fabrics(connection: duckdb.DuckDBPyConnection) -> Iterator[FabricLine]:
+    for fabric_id, facts in connection.execute("SELECT fabric_id, facts FROM fabrics ORDER BY ALL").fetchall():
+        yield FabricLine(fabric_id, json.loads(facts))
+
+
+def _skipped(connection: duckdb.DuckDBPyConnection) -> Iterator[Skipped]:
+    found = connection.execute(f"SELECT path, reason FROM objects WHERE reason != '' ORDER BY ALL LIMIT {MAX_SKIPPED}")
+    for path, reason in found.fetchall():
+        yield Skipped(path[-512:], reason[:512])

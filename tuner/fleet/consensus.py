@@ -1,0 +1,160 @@
+"""What all jobs say together: each counts once, and contributors that are far off all others are set aside.
+
+    level       of a job: how much longer (log) its settings take than in other jobs, the median over what both ran
+    value       of a contributor at a cell (one setting at one key): the median of its jobs, at the usual level
+    outlying    further from the median of all contributors than `OUTLYING_Z` times their spread (1.4826 MAD, and at
+                least a floor), where `LEAST_JUDGED` or more measured it
+
+A contributor is left out where it is outlying; as a whole where its level is, or more than half of its values are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import duckdb
+
+from zerotune.store.records import Algorithm, Collective, Phase, Protocol
+from zerotune.tuner.fleet.book import Cell, Contributor
+
+OUTLYING_Z: Final = 4.0
+LEAST_SCALE: Final = 0.1
+"""Floor (log) of the spread of contributors: half as long again is no outlier."""
+LEAST_LEVEL_SCALE: Final = 0.35
+"""Floor (log) of the spread of levels: another job on the same links may double all times, and four times is outlying."""
+LEAST_JUDGED: Final = 3
+"""Of two that differ nobody knows which is wrong."""
+BETWEEN_JOBS_STD: Final = 0.003
+"""How far (log) the gain of a setting moves from one job to the next anyway."""
+MIN_GAIN: Final = 0.005
+WINNER_Z: Final = 2.0
+"""A winner gains (log) at least MIN_GAIN and WINNER_Z standard errors."""
+
+_KEY: Final = "fabric_id, nccl_version, tuner_abi, n_ranks, n_nodes, collective, phase, size_class"
+_SETTING: Final = "algorithm, protocol, n_channels, is_default"
+_ANY: Final = ", ".join(f"any_value({name}) AS {name}" for name in f"{_KEY}, {_SETTING}".split(", "))
+
+_LEVELLED: Final = f"""
+CREATE OR REPLACE TEMP TABLE levelled AS
+WITH numbered AS (
+    SELECT *, dense_rank() OVER (ORDER BY fabric_id, contributor, job_id) AS job,
+           dense_rank() OVER (ORDER BY {_KEY}) AS key, dense_rank() OVER (ORDER BY {_KEY}, {_SETTING}) AS cell
+    FROM lines),
+usual AS (SELECT cell, median(log_us) AS usual FROM numbered GROUP BY cell HAVING count(*) > 1),
+levels AS (SELECT job, median(log_us - usual) AS level FROM numbered JOIN usual USING (cell) GROUP BY job)
+SELECT numbered.*, coalesce(level, 0) AS level, log_us - coalesce(level, 0) AS at_usual
+FROM numbered LEFT JOIN levels USING (job)
+"""
+_JUDGED: Final = f"""
+CREATE OR REPLACE TEMP TABLE judged AS
+WITH own AS (
+    SELECT fabric_id, contributor, cell, median(at_usual) AS own FROM levelled GROUP BY fabric_id, contributor, cell),
+centre AS (
+    SELECT cell, median(own) AS centre, 1.4826 * mad(own) AS scale, count(*) AS n FROM own GROUP BY cell)
+SELECT own.*, n >= {LEAST_JUDGED} AS is_judged,
+       n >= {LEAST_JUDGED} AND abs(own - centre) > {OUTLYING_Z} * greatest(scale, {LEAST_SCALE}) AS is_outlying
+FROM own JOIN centre USING (cell)
+"""
+_CONTRIBUTORS: Final = f"""
+CREATE OR REPLACE TEMP TABLE judged_contributors AS
+WITH own AS (
+    SELECT fabric_id, contributor, median(level) AS level, count(DISTINCT job) AS n_jobs
+    FROM levelled GROUP BY fabric_id, contributor),
+centre AS (
+    SELECT fabric_id, median(level) AS centre, 1.4826 * mad(level) AS scale, count(*) AS n FROM own GROUP BY fabric_id),
+values_of AS (
+    SELECT fabric_id, contributor, count(*) AS n_cells, count(*) FILTER (is_judged) AS n_judged,
+           count(*) FILTER (is_outlying) AS n_outlying
+    FROM judged GROUP BY fabric_id, contributor),
+named AS (
+    SELECT own.*, n_cells, n_judged, n_outlying, n >= {LEAST_JUDGED}
+           AND abs(level - centre) > {OUTLYING_Z} * greatest(scale, {LEAST_LEVEL_SCALE}) AS is_off
+    FROM own JOIN centre USING (fabric_id) JOIN values_of USING (fabric_id, contributor))
+SELECT *, is_off OR 2 * n_outlying > n_judged AS is_set_aside FROM named
+"""
+_CELLS: Final = f"""
+WITH kept AS (
+    SELECT levelled.* FROM levelled
+    ANTI JOIN (SELECT * FROM judged_contributors WHERE is_set_aside) out USING (fabric_id, contributor)
+    ANTI JOIN (SELECT * FROM judged WHERE is_outlying) bad USING (fabric_id, contributor, cell)),
+cells AS (
+    SELECT any_value(key) AS key, {_ANY},
+           exp(median(at_usual)) AS median_us, median(spread) AS spread, 1.4826 * mad(at_usual) AS between_jobs,
+           sum(n_calls) AS n_calls, count(*) AS n_jobs, count(DISTINCT contributor) AS n_contributors,
+           count(*) FILTER (NOT isnan(gain)) AS n_gains, median(gain) FILTER (NOT isnan(gain)) AS gain,
+           1.4826 * mad(gain) FILTER (NOT isnan(gain)) AS gain_between,
+           median(gain_std) FILTER (NOT isnan(gain)) AS gain_within
+    FROM kept GROUP BY cell),
+gains AS (
+    SELECT *, sqrt(({BETWEEN_JOBS_STD} * {BETWEEN_JOBS_STD} + gain_between * gain_between + gain_within * gain_within)
+                   / n_gains) AS gain_std
+    FROM cells)
+SELECT *, NOT is_default AND gain > greatest({MIN_GAIN}, {WINNER_Z} * gain_std)
+       AND row_number() OVER (PARTITION BY key ORDER BY is_default, gain - gain_std DESC NULLS LAST) = 1 AS is_winner
+FROM gains ORDER BY {_KEY}, is_default DESC, gain DESC NULLS LAST, {_SETTING}
+"""
+
+
+def agree(connection: duckdb.DuckDBPyConnection) -> tuple[list[Contributor], Iterator[Cell]]:
+    """What the lines of all jobs say together.
+
+    Args:
+        connection: of `Merging`, with `lines` up to date.
+
+    Returns:
+        Contributors, and the cells of the book, sorted.
+    """
+    for statement in (_LEVELLED, _JUDGED, _CONTRIBUTORS):
+        connection.execute(statement)
+    found = connection.execute(
+        "SELECT fabric_id, contributor, n_jobs, n_cells, n_judged, n_outlying, is_off, is_set_aside, level"
+        " FROM judged_contributors ORDER BY fabric_id, contributor"
+    ).fetchall()
+    refused = dict(
+        connection.execute("SELECT contributor, sum(n_rows)::BIGINT FROM refused GROUP BY ALL ORDER BY ALL").fetchall()
+    )
+    contributors = [
+        Contributor(
+            fabric_id=fabric_id, name=name, n_jobs=n_jobs, n_cells=n_cells, n_judged=n_judged, n_outlying=n_outlying,
+            n_refused_rows=refused.pop(name, 0), level=round(level, 4), is_level_off=is_off, is_set_aside=is_set_aside,
+        )
+        for fabric_id, name, n_jobs, n_cells, n_judged, n_outlying, is_off, is_set_aside, level in found
+    ]  # fmt: skip
+    contributors += [Contributor(fabric_id="", name=name, n_refused_rows=n) for name, n in refused.items()]
+    return contributors, _cells(connection)
+
+
+def _cells(connection: duckdb.DuckDBPyConnection) -> Iterator[Cell]:
+    cursor = connection.execute(_CELLS)
+    names = [column[0] for column in cursor.description or ()]
+    while rows := cursor.fetchmany(10_000):
+        for row in rows:
+            yield _cell(dict(zip(names, row, strict=True)))
+
+
+def _cell(row: dict[str, Any]) -> Cell:
+    has_gain = bool(row["n_gains"]) and not row["is_default"]
+    return Cell(
+        fabric_id=row["fabric_id"],
+        nccl_version=row["nccl_version"],
+        tuner_abi=row["tuner_abi"],
+        n_ranks=row["n_ranks"],
+        n_nodes=row["n_nodes"],
+        collective=Collective(row["collective"]).name,
+        phase=Phase(row["phase"]).name,
+        size_class=row["size_class"],
+        algorithm=Algorithm(row["algorithm"]).name,
+        protocol=Protocol(row["protocol"]).name,
+        n_channels=row["n_channels"],
+        is_default=bool(row["is_default"]),
+        median_us=round(row["median_us"], 3),
+        spread=round(row["spread"], 5),
+        between_jobs=round(row["between_jobs"], 5),
+        n_calls=int(row["n_calls"]),
+        n_jobs=row["n_jobs"],
+        n_contributors=row["n_contributors"],
+        gain=round(row["gain"], 5) if has_gain else None,
+        gain_std=round(row["gain_std"], 5) if has_gain else None,
+        is_winner=bool(row["is_winner"]),
+    )

@@ -1,0 +1,161 @@
+"""`zerotune book show | diff`: a book by URL, its winners as tables, and what changed from one to another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zerotune.store.errors import BookError
+from zerotune.tuner.fleet.book import MAX_BYTES, Book, Cell, opened
+from zerotune.tuner.fleet.signing import Verifier
+from zerotune.tuner.fleet.storage import Storage, shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def read_book(url: str, verifier: Verifier | None = None) -> Book:
+    """The book at a path or URL.
+
+    Args:
+        url: of the file.
+        verifier: whose signature it must have; None: signatures are not looked at.
+
+    Returns:
+        The book.
+
+    Raises:
+        BookError: it cannot be read, or `opened` refuses it.
+        UserError: there is no such protocol.
+    """
+    storage = Storage(url)
+    try:
+        data = storage.read("", MAX_BYTES)
+    except Exception as error:  # of any library below fsspec
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise BookError(f"cannot read the book {shown(url)}: {words}", "name its file or URL") from error
+    return opened(data, shown(url), verifier)
+
+
+class Difference(NamedTuple):
+    """A key at which two books name other winners; None: NCCL's own choice."""
+
+    before: Cell | None
+    after: Cell | None
+
+
+def differences(before: Book, after: Book) -> Iterator[Difference]:
+    """Keys at which the winners of two books differ, sorted."""
+    left, right = ({_place(one): one for one in book.winners()} for book in (before, after))
+    for place in sorted(left.keys() | right.keys()):
+        pair = Difference(left.get(place), right.get(place))
+        if pair.before is None or pair.after is None or pair.before.candidate != pair.after.candidate:
+            yield pair
+
+
+def to_json(book: Book) -> dict[str, Any]:
+    """All of a book, for scripts."""
+    import msgspec
+
+    kinds = {"fabrics": book.fabrics, "contributors": book.contributors, "skipped": book.skipped, "cells": book.cells}
+    return {
+        "head": msgspec.to_builtins(book.head),
+        **{name: msgspec.to_builtins(lines) for name, lines in kinds.items()},
+        "n_unusable": book.n_unusable,
+        "signed_by": book.signed_by,
+    }
+
+
+def render(book: Book, console: Console, fabric_id: str | None = None, *, is_checked: bool = False) -> None:
+    """Print a book's origin, who was set aside, and its winners by fabric.
+
+    Args:
+        book: what was read.
+        console: rich console to print to.
+        fabric_id: only this fabric's; None: all.
+        is_checked: its signature was.
+    """
+    from rich.table import Table
+
+    head, made = book.head, datetime.fromtimestamp(book.head.made_at_s, timezone.utc)
+    by = (
+        f"signed by {book.signed_by[:16]}" + ("" if is_checked else ", not checked") if book.signed_by else "not signed"
+    )
+    lines = [
+        f"{head.n_rows:,} measurements of {head.n_jobs:,} jobs, {head.n_objects:,} objects below {head.url}",
+        f"made {made:%Y-%m-%d %H:%M} UTC by {head.made_by}; {by}",
+    ]
+    lines += [f"set aside: {one.name} on {one.fabric_id}, {_why(one)}" for one in book.contributors if one.is_set_aside]
+    lines += [
+        f"outlying: {one.name} on {one.fabric_id}, in {one.n_outlying} of {one.n_judged} cells"
+        for one in book.contributors
+        if one.n_outlying and not one.is_set_aside
+    ]
+    n_refused = {one.name: one.n_refused_rows for one in book.contributors if one.n_refused_rows}
+    lines += [f"impossible numbers: {n:,} rows of {name}" for name, n in n_refused.items()]
+    lines += [f"skipped: {one.path}: {one.reason}" for one in book.skipped[:10]]
+    if len(book.skipped) > 10:
+        lines.append(f"skipped: {len(book.skipped) - 10:,} more")
+    if book.n_unusable:
+        lines.append(f"{book.n_unusable:,} lines cannot be, and are left out")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for fabric in book.fabrics:
+        if fabric_id not in (None, fabric.fabric_id):
+            continue
+        table = Table(title=f"{fabric.fabric_id}: settings that beat NCCL's own choice", title_justify="left")
+        for name in ("NCCL", "ranks", "collective", "phase", "from bytes", "setting"):
+            table.add_column(name)
+        for name in ("us", "gain", "give or take", "jobs", "nodes", "calls"):
+            table.add_column(name, justify="right")
+        for one in book.winners(fabric.fabric_id):
+            table.add_row(
+                _release(one.nccl_version), f"{one.n_ranks} on {one.n_nodes}", one.collective, one.phase,
+                f"{one.bytes_range[0]:,}", str(one.candidate), f"{one.median_us:.1f}", percent(one.gain),
+                f"{100 * (one.gain_std or 0):.1f} %", str(one.n_jobs), str(one.n_contributors), f"{one.n_calls:,}",
+            )  # fmt: skip
+        console.print(table)
+
+
+def render_differences(found: list[Difference], console: Console) -> None:
+    """Print what changed."""
+    from rich.table import Table
+
+    table = Table()
+    for name in ("fabric", "NCCL", "ranks", "collective", "phase", "from bytes", "before", "after"):
+        table.add_column(name)
+    for pair in found:
+        one = pair.after or pair.before
+        assert one is not None
+        table.add_row(
+            one.fabric_id, _release(one.nccl_version), f"{one.n_ranks} on {one.n_nodes}", one.collective, one.phase,
+            f"{one.bytes_range[0]:,}", *(
+                "NCCL's own choice" if side is None else f"{side.candidate} ({percent(side.gain)})" for side in pair
+            ),
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"{len(found)} winners differ", highlight=False)
+
+
+def percent(gain: float | None) -> str:
+    """A gain (log) as the share of time that it saves."""
+    return "" if gain is None else f"{-100.0 * math.expm1(-gain):.1f} %"
+
+
+def _why(one: Any) -> str:
+    if one.is_level_off:
+        return f"everything takes {math.exp(one.level):.3g} times as long as elsewhere"
+    return f"{one.n_outlying} of {one.n_judged} cells are far off all others'"
+
+
+def _release(version: int) -> str:
+    return f"{version // 10_000}.{version // 100 % 100}.{version % 100}" if version else "?"
+
+
+def _place(one: Cell) -> tuple[Any, ...]:
+    return (
+        one.fabric_id, one.nccl_version, one.tuner_abi, one.n_ranks, one.n_nodes, one.collective, one.phase,
+        one.size_class,
+    )  # fmt: skip
