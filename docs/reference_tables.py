@@ -16,6 +16,7 @@ import numpy as np
 from prometheus_client.core import Metric
 from typer.main import get_command
 
+from zerotune.store.lateness import Lateness, LateRank, SlowCommunicator
 from zerotune.store.records import Stage
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import JobStatus, StatusReply
@@ -71,7 +72,10 @@ def _metric_rows() -> Iterator[str]:
 
 def _example() -> list[Metric]:
     """What a collector tells of one job and one measured collective, which is every metric."""
-    status = JobStatus("job", "fabric", Stage.zero3, 4, 4, 1, 100, 1000, 0, 10, 1000.0, 100_000.0, 0.1)
+    late = LateRank(1, 1.0, 1.0, 0, 9, "node")
+    lateness = Lateness(100, 1.0, 1.0, (late,), (SlowCommunicator((0, 1), 1.0, 1.0, 0, 9),))
+    counts = (4, 4, 1, 100, 1000, 0, 10)
+    status = JobStatus("job", "fabric", Stage.zero3, *counts, 1000.0, 100_000.0, 0.1, lateness=lateness)
     reply = StatusReply(1, "0", "", "", 1.0, 1, 0, (status,))
     block = np.zeros(1, MEASUREMENT)
     block["n_ranks"], block["n_nodes"], block["message_bytes"], block["duration_us"] = 4, 1, 1 << 20, 100.0

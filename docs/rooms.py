@@ -61,6 +61,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         {"zero_runtime base", "zero_runtime/layout", "zero_runtime/stages", "zero_runtime/optimizer"},
     ),
     "tuner base": ("the join of one collective over its ranks", RECORDED),
+    "tuner/late_ranks": ("which ranks collectives wait for", CONTRACTS),
     "tuner/client": ("speaks to a daemon from outside a job", CONTRACTS | {"agent/daemon_link"}),
     "tuner/traces": ("reads other tools' traces and ours", RECORDED | {"agent/nccl", "tuner base"}),
     "tuner/modeling": ("what settings cost before they are tried", RECORDED | {"agent/nccl"}),
@@ -77,7 +78,8 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "tuner/service": (
         "the daemon",
         RECORDED
-        | {"agent/daemon_link", "tuner base", "tuner/fingerprint", "tuner/fleet", "tuner/learning", "tuner/modeling"},
+        | {"agent/daemon_link", "tuner base", "tuner/fingerprint", "tuner/fleet", "tuner/late_ranks"}
+        | {"tuner/learning", "tuner/modeling"},
     ),
     "tuner/all_users": ("root's service: a daemon for each user of the node", CONTRACTS),
     "tuner/metrics": ("Prometheus", RECORDED | {"tuner/client"}),

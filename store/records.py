@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import msgspec
 
 from zerotune.store.job_names import titled
+from zerotune.store.lateness import Lateness
 from zerotune.store.passages import Passages
 
 # Ranges of numbers that travel: what is decoded outside of them is refused there.
@@ -457,6 +458,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     """Its ranks fell silent, or the daemon that heard them ended before they did."""
     passages: Passages = Passages()
     """What was seen to pass the tuner by, and what it decided."""
+    lateness: Lateness = Lateness()
+    """Which of its ranks collectives waited for."""
 
     @property
     def title(self) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.errors import WireError
+from zerotune.store.lateness import Lateness
 from zerotune.store.passages import Passages
 from zerotune.store.records import U32, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
 
@@ -186,6 +187,10 @@ class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
     rank: Rank
     n_ranks: RankCount
     n_records: RecordCount
+    node: Name = ""
+    """The host of these ranks."""
+    lateness: Lateness | None = None
+    """Who is late among them, in messages without records."""
 
 
 class NoSteps(msgspec.Struct, frozen=True, tag="no_steps"):
@@ -259,6 +264,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """What people call the job."""
     passages: Passages = Passages()
     """Of the ranks that report to this daemon."""
+    lateness: Lateness = Lateness()
+    """Which of the ranks that report to this daemon, or to those of other nodes, collectives wait for."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):

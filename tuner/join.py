@@ -6,6 +6,7 @@ shortest duration among the ranks: what the last arrival saw. All of it is numpy
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,10 @@ _SAME_FIELDS: Final = ("n_ranks", "n_nodes", "message_bytes", "epoch", "step", "
                        "protocol", "n_channels", "timing_source")  # fmt: skip
 
 
+Witness = Callable[[NDArray[np.void], NDArray[np.uint64], NDArray[np.intp]], None]
+"""Takes records (OBSERVATION, shape (n,)) call by call, their reporters (n,), and where each call begins (m,)."""
+
+
 class Joiner:
     """Joins one job's observations.
 
@@ -43,7 +48,9 @@ class Joiner:
     would include waiting for the last rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, witness: Witness | None = None) -> None:
+        """`witness` is shown the records of the calls that are joined, before only the shortest is kept."""
+        self.witness = witness
         self.n_partial = 0
         """Records given up because not all ranks reported that collective."""
         self.n_late = 0
@@ -123,6 +130,10 @@ class Joiner:
         joined = complete | (expired & teaches & (counts >= self._n_members[places >> 4]))
         self.n_partial += int(counts[expired & ~joined].sum())
         observed = self._shortest(places, starts, joined)
+        if self.witness is not None and joined.any():
+            whole = np.repeat(joined, counts)
+            first = np.cumsum(counts[joined]) - counts[joined]
+            self.witness(_select(self._records, whole), self._codes[whole] & np.uint64(MAX_REPORTERS - 1), first)
         waiting = np.repeat(~ended, counts)
         self._records, self._codes = _select(self._records, waiting), self._codes[waiting]
         self._arrived_s = self._arrived_s[waiting]

@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.errors import StoreError
+from zerotune.store.lateness import Lateness
 from zerotune.store.passages import Passages
 from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
 from zerotune.store.sqlite import measurements as _measurements
@@ -51,6 +52,8 @@ __all__ = [
     "Retention",
     "Store",
 ]
+
+Of = TypeVar("Of", Passages, Lateness)
 
 
 class Store:
@@ -253,6 +256,7 @@ class Store:
         is_lost: bool | None = None,
         name: str | None = None,
         passages: Passages | None = None,
+        lateness: Lateness | None = None,
     ) -> None:
         """Queue what became known of a job; None leaves a field as it is.
 
@@ -265,14 +269,16 @@ class Store:
             is_lost: whether its ranks fell silent.
             name: what people call it.
             passages: what passed the tuner by in it.
+            lateness: which of its ranks collectives wait for.
         """
         seen = None if passages is None else msgspec.json.encode(passages).decode()
+        late = None if lateness is None else msgspec.json.encode(lateness).decode()
         self._put(
             lambda connection: connection.execute(
                 "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s),"
-                " is_lost = coalesce(?, is_lost), name = coalesce(?, name), passages = coalesce(?, passages)"
-                " WHERE job_id = ?",
-                (stage, ended_at_s, is_lost, name, seen, job_id),
+                " is_lost = coalesce(?, is_lost), name = coalesce(?, name), passages = coalesce(?, passages),"
+                " lateness = coalesce(?, lateness) WHERE job_id = ?",
+                (stage, ended_at_s, is_lost, name, seen, late, job_id),
             ),
             is_essential=True,
         )
@@ -502,13 +508,17 @@ class Store:
         columns = self._columns("jobs")
         newer = "name, is_lost" if "name" in columns else "'', 0"
         newer += ", passages" if "passages" in columns else ", '{}'"
+        newer += ", lateness" if "lateness" in columns else ", '{}'"
         rows = self._reader().execute(
             f"SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s, {newer}"
             " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
         )
         return [
-            JobRecord(job, fabric, n, Stage(stage), start, end, name, bool(is_lost), _passages(seen))
-            for job, fabric, n, stage, start, end, name, is_lost, seen in rows
+            JobRecord(
+                job, fabric, n, Stage(stage), start, end, name, bool(is_lost),
+                _read(seen, Passages), _read(late, Lateness),
+            )
+            for job, fabric, n, stage, start, end, name, is_lost, seen, late in rows
         ]
 
     def shapes(self) -> dict[str, set[tuple[int, int, int, int]]]:
@@ -617,9 +627,9 @@ def _where(conditions: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
     return " AND ".join(given) or "1", tuple(given.values())
 
 
-def _passages(text: str) -> Passages:
+def _read(text: str, kind: type[Of]) -> Of:
     """What a job's row says of it; nothing where that cannot be read."""
     try:
-        return msgspec.json.decode(text, type=Passages)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.MsgspecError:
-        return Passages()
+        return kind()

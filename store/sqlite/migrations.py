@@ -95,8 +95,15 @@ def m005_what_was_written(db: Database) -> None:
     db.execute("INSERT INTO tallies SELECT 'measurements', count(*) FROM measurements")
 
 
+@MIGRATIONS()
+def m006_who_was_late(db: Database) -> None:
+    """Which ranks of a job collectives waited for, as JSON (`store/lateness.py`)."""
+    db.execute("ALTER TABLE jobs ADD COLUMN lateness TEXT NOT NULL DEFAULT '{}'")
+
+
 READABLE_WITHOUT: Final = {
     "m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by", "m005_what_was_written",
+    "m006_who_was_late",
 }  # fmt: skip
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 

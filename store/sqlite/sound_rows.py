@@ -61,6 +61,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "name": _TEXT,
         "is_lost": _one_of((0, 1)),
         "passages": _json("object", "array", "integer"),
+        "lateness": _json("object", "array", "integer", "real"),
     },
     "series": {
         "fabric": _ID,

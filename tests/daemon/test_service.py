@@ -13,7 +13,7 @@ from zerotune.store.passages import OtherPlugin, Passage, PassageKind, Passages
 from zerotune.store.records import Plan, Stage, StepRecord
 from zerotune.tuner.modeling.requests import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
 from zerotune.tuner.service import service as service_module
-from zerotune.tuner.service.job import GREETED_S, PASSAGES_EVERY_S
+from zerotune.tuner.service.job import GREETED_S, NEWS_EVERY_S
 from zerotune.tuner.service.service import RANK_TIMEOUT_S
 
 COST = np.dtype(wire.COST_FIELDS)
@@ -69,7 +69,7 @@ def test_what_passed_the_tuner_by_is_summed_over_ranks_and_kept(bench, records):
         saw(rank, n_calls)
     expected = Passages((Passage(PassageKind.point_to_point, 7, 7000),), 2)
     assert bench.service.jobs()[0].passages == expected
-    bench.tick(PASSAGES_EVERY_S)
+    bench.tick(NEWS_EVERY_S)
     assert bench.store.jobs["job"]["passages"] == expected
     saw(0, 3)
     for rank in range(4):
@@ -84,7 +84,7 @@ def test_others_plugins_are_named_once_with_the_faults_of_all_ranks(bench, recor
         bench.send(rank, wire.Observations("job", rank, 0, passages=Passages(others=others)), records(n=0))
     expected = (OtherPlugin("tuner", "ofi", 6), OtherPlugin("profiler", "inspector"))
     assert bench.service.jobs()[0].passages.others == expected
-    bench.tick(PASSAGES_EVERY_S)
+    bench.tick(NEWS_EVERY_S)
     assert bench.store.jobs["job"]["passages"].others == expected
 
 
@@ -596,3 +596,32 @@ def test_jobs_that_ended_are_told_of_until_they_are_back(bench):
         bench.hello(0, n_ranks=1, job=f"c{number}")
         bench.send(0, wire.Goodbye(f"c{number}", 0), job=f"c{number}")
     assert [one[0] for one in ended()] == ["c4", "c3", "c2"]
+
+
+def test_a_late_rank_is_in_the_status_and_in_the_store(bench, records):
+    bench.join_all()
+    n_steps, step_us = 80, 4000.0
+    for rank in range(4):
+        duration_us = 100.0 if rank == 2 else 1900.0
+        block = records(n_steps, duration_us=duration_us, step=np.arange(n_steps), rank=rank)
+        bench.send(rank, wire.Observations("job", rank, n_steps), block)
+    bench.send(0, wire.Steps("job", 0, tuple(StepRecord(step, 0, step_us) for step in range(n_steps))))
+    for _ in range(12):
+        for rank in range(4):
+            bench.hello(rank)
+        bench.tick()
+    (status,) = bench.service.jobs()
+    (late,) = status.lateness.late
+    assert (late.rank, late.node, late.late_us) == (2, "node", pytest.approx(1800.0))
+    assert bench.store.jobs["job"]["lateness"] == status.lateness
+
+
+def test_a_failure_of_looking_for_late_ranks_costs_no_measurement(bench, records, monkeypatch):
+    bench.join_all()
+    monkeypatch.setattr("zerotune.tuner.late_ranks.finder.LateRankFinder.observe", lambda *_: 1 / 0)
+    for first in (0, 5):
+        for rank in range(4):
+            block = records(5, sequence=np.arange(first, first + 5))
+            bench.send(rank, wire.Observations("job", rank, 5), block)
+        bench.tick()
+    assert len(bench.store.measurements) == 10

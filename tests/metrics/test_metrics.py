@@ -14,13 +14,15 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from zerotune.store.errors import UserError
+from zerotune.store.lateness import Lateness, LateRank, SlowCommunicator
 from zerotune.store.records import Collective, Phase, Stage
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import JobStatus, StatusReply
 from zerotune.tuner.metrics import Collector, collector, dashboard, server
 from zerotune.tuner.metrics.child import metrics_process
 
-JOB = JobStatus("job", "fabric", Stage.zero3, 4, 4, 7, 120, 9000, 1, 16, 800.0, 72_000.0, 0.4)
+LATE = Lateness(9, 4e3, 6e3, (LateRank(5, 1800.0, 0.9, 0, 9, "c"),), (SlowCommunicator((3, 7), 500.0, 0.9, 0, 9),))
+JOB = JobStatus("job", "fabric", Stage.zero3, 4, 4, 7, 120, 9000, 1, 16, 800.0, 72_000.0, 0.4, lateness=LATE)
 STATUS = StatusReply(1, "0.1", "ipc://x", "s.db", 12.0, 5 << 20, 0, (JOB,), 2)
 
 
@@ -80,6 +82,9 @@ def test_measurements_are_counted_once_and_split(store):
     assert value(text, "zerotune_collective_duration_seconds_bucket", bucket) == 5
     assert 'phase="gradient_scatter"' in text
     assert value(text, "zerotune_job_step_seconds", 'zerotune_job="job"') == 0.072
+    assert value(text, "zerotune_job_collective_wait_seconds", 'zerotune_job="job"') == 0.004
+    assert value(text, "zerotune_job_rank_late_seconds", 'node="c",rank="5",zerotune_job="job"') == 0.0018
+    assert value(text, "zerotune_job_communicator_slow_seconds", 'ranks="3 7",zerotune_job="job"') == 0.0005
     assert "zerotune_up 1.0" in text
 
 

@@ -16,6 +16,7 @@ import pytest
 from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
+from zerotune.store.lateness import Lateness, LateRank
 from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
 from zerotune.store.sqlite.backup import back_up
@@ -249,21 +250,27 @@ def test_a_file_that_never_was_a_store_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
-def test_a_store_of_before_passages_were_kept_is_read_and_brought_up(path):
-    seen = Passages((Passage(PassageKind.copy_engine, 2, 4096),), 1)
+@pytest.mark.parametrize(
+    ("column", "step", "seen"),
+    [
+        ("passages", "m004_what_passed_the_tuner_by", Passages((Passage(PassageKind.copy_engine, 2, 4096),), 1)),
+        ("lateness", "m006_who_was_late", Lateness(9, 1.5, 2.5, (LateRank(5, 1800.0, 0.92, 3, 8, "c"),))),
+    ],
+)
+def test_a_store_of_before_a_job_had_them_is_read_and_brought_up(path, column, step, seen):
     with Store.open(path) as store:
         store.record_job("j", "f", {}, 2)
     database = Database(path)
-    database.execute("ALTER TABLE jobs DROP COLUMN passages")
-    database["_sqlite_migrations"].delete_where("name = ?", ["m004_what_passed_the_tuner_by"])
+    database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
+    database["_sqlite_migrations"].delete_where("name = ?", [step])
     database.close()
     with Store.open(path, read_only=True) as store:
-        assert [one.passages for one in store.jobs()] == [Passages()]
+        assert [getattr(one, column) for one in store.jobs()] == [type(seen)()]
     with Store.open(path) as store:
-        store.update_job("j", passages=seen)
+        store.update_job("j", **{column: seen})
         store.update_job("j", ended_at_s=1.0)
         store.flush()
-        assert [one.passages for one in store.jobs()] == [seen]
+        assert [getattr(one, column) for one in store.jobs()] == [seen]
 
 
 def test_a_store_of_before_jobs_had_names_is_read_and_brought_up(path):

@@ -17,6 +17,7 @@ from zerotune.store.job_names import titled
 from zerotune.store.records import MissingEvidence, Stage
 from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.holders import Holder
+from zerotune.tuner.client.late import late
 from zerotune.tuner.client.passed_by import passed_by
 
 if TYPE_CHECKING:
@@ -208,5 +209,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
             show(f"  passed the tuner by: {words}")
         if words := beside(job.passages):
             show(f"  beside ours: {words}")
+        for words in late(job.lateness):
+            show(f"  {words}", "yellow")
         for line in job.last_decisions:
             show(f"  {line}", "dim")

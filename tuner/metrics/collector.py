@@ -190,19 +190,46 @@ def _of_jobs(status: StatusReply | None) -> Iterator[Metric]:
         "spent": GaugeMetricFamily(
             "zerotune_job_exploration_ratio", "Share of the step time spent on trying settings out.", labels=by_job
         ),
+        "wait": GaugeMetricFamily(
+            "zerotune_job_collective_wait_seconds",
+            "Of a step: how long the median rank waits in collectives for the last one.",
+            labels=by_job,
+        ),
+        "transfer": GaugeMetricFamily(
+            "zerotune_job_collective_transfer_seconds",
+            "Of a step: what collectives take from the last arrival on.",
+            labels=by_job,
+        ),
     }
     counters = {
         "observations": CounterMetricFamily("zerotune_job_observations", "Collectives observed.", labels=by_job),
         "dropped": CounterMetricFamily("zerotune_job_dropped", "Observations lost on the way.", labels=by_job),
         "explored": CounterMetricFamily("zerotune_job_explored", "Calls that ran a setting on trial.", labels=by_job),
     }
+    late = GaugeMetricFamily(
+        "zerotune_job_rank_late_seconds",
+        "How late a persistent straggler arrives at the collectives of a step; whole nodes by their lowest rank.",
+        labels=(JOB_LABEL, "rank", "node"),
+    )
+    slow = GaugeMetricFamily(
+        "zerotune_job_communicator_slow_seconds",
+        "How much longer per step a communicator takes than others that do the same.",
+        labels=(JOB_LABEL, "ranks"),
+    )
     for job in status.jobs:
+        for one in job.lateness.late:
+            late.add_metric((job.job_id, str(one.rank), one.node), one.late_us / 1e6)
+        for link in job.lateness.slow:
+            slow.add_metric((job.job_id, " ".join(map(str, link.ranks[:16]))), link.excess_us / 1e6)
         info.add_metric((job.job_id, job.name, job.fabric_id, job.stage.name, job.health.split(":")[0][:40]), 1)
         values = (job.n_ranks, job.n_ranks_seen, job.epoch, job.step, job.step_us / 1e6)
-        for gauge, value in zip(gauges.values(), (*values, job.exploration_spent_percent / 100), strict=True):
+        waits = (job.lateness.wait_us / 1e6, job.lateness.transfer_us / 1e6)
+        for gauge, value in zip(gauges.values(), (*values, job.exploration_spent_percent / 100, *waits), strict=True):
             gauge.add_metric((job.job_id,), value)
         for counter, count in zip(counters.values(), (job.n_observations, job.n_dropped, job.n_explored), strict=True):
             counter.add_metric((job.job_id,), count)
     yield info
     yield from gauges.values()
     yield from counters.values()
+    yield late
+    yield slow

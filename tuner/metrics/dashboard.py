@@ -54,6 +54,16 @@ _PANELS: Final = (
         f"{_JOB} lost",
     ),
     (
+        "Late ranks, and what a step's collectives wait",
+        "s",
+        f"zerotune_job_rank_late_seconds{_OF_JOB}",
+        f"{_JOB} rank {{{{rank}}}} on {{{{node}}}}",
+        f"zerotune_job_collective_wait_seconds{_OF_JOB}",
+        f"{_JOB} waiting",
+        f"zerotune_job_collective_transfer_seconds{_OF_JOB}",
+        f"{_JOB} transferring",
+    ),
+    (
         "Daemon: up, failures, refused messages, records lost or waiting",
         "none",
         "zerotune_up",

@@ -13,6 +13,7 @@ import msgspec
 
 from zerotune.agent.nccl.catalog import parse_collective
 from zerotune.store.errors import UserError
+from zerotune.store.lateness import Lateness
 from zerotune.store.records import (
     BASELINE,
     Candidate,
@@ -56,6 +57,8 @@ class Head(msgspec.Struct, frozen=True):
     """What people call the job."""
     baseline: str = ""
     """The tuner whose choice runs where no plan applies; empty: it is NCCL's own."""
+    lateness: Lateness = Lateness()
+    """Which of its ranks collectives waited for."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -226,6 +229,7 @@ def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Med
         baseline=baseline(job.passages),
         stage=job.stage.name,
         missing_evidence=why_unknown(job, here),
+        lateness=job.lateness,
     )
 
 

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.job_names import is_job_name
+from zerotune.store.lateness import Lateness
 from zerotune.store.passages import Passages, summed
 from zerotune.store.records import Decision, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
 from zerotune.store.wire import Hello, JobStatus
 from zerotune.tuner.join import OBSERVATION, Joiner
+from zerotune.tuner.late_ranks.finder import LateRankFinder
 from zerotune.tuner.service.nodes import NodeSession, Uplink, UplinksLike
 from zerotune.tuner.service.observation_windows import ObservationWindows
 from zerotune.tuner.service.silent_ranks import SilentRanks
@@ -31,8 +33,8 @@ GREETED_S: Final = 3.0
 
 Each greets once a second, and looks once a second for a missing daemon. More than a joiner's timeout.
 """
-PASSAGES_EVERY_S: Final = 10.0
-"""How often at most the store is told what passed the tuner by."""
+NEWS_EVERY_S: Final = 10.0
+"""How often at most the store is told what passed the tuner by, and who is late."""
 SETTLE_S: Final = 1.0
 """Windows open when all ranks are here, or when no rank has come or gone for this long."""
 MISSING_AFTER_S: Final = 10.0
@@ -109,7 +111,8 @@ class Job:
         """The daemons of the job's other nodes, if rank 0 is on this one."""
         self.silent_ranks = SilentRanks()
         self.uplink = Uplink(hello.job_id, uplinks)
-        self.joiner = Joiner()
+        self.late_ranks = LateRankFinder()
+        self.joiner = Joiner(self._witness)
         self.windows = ObservationWindows()
         self.changed_at_s = now_s
         """When a rank or another node came or went last."""
@@ -132,7 +135,8 @@ class Job:
         self.trouble = ""
         self._passages: dict[int, Passages] = {}
         """Of each rank that ever reported here: all it saw."""
-        self._told_passages, self._told_passages_at_s = Passages(), now_s
+        self._told: tuple[Passages, Lateness] = Passages(), Lateness()
+        self._told_at_s = now_s
         self._brain: BrainLike | None = None
         self._backlog: list[Callable[[BrainLike], None]] = []
         self._backlog_bytes = 0
@@ -228,13 +232,21 @@ class Job:
         """All that `rank` saw so far to pass the tuner by, and not to."""
         self._passages[rank] = passages
 
-    def news_of_passages(self, now_s: float, *, at_once: bool = False) -> Passages | None:
-        """What the store should be told of it, if it is time."""
-        if not at_once and now_s - self._told_passages_at_s < PASSAGES_EVERY_S:
+    def lateness(self) -> Lateness:
+        """Which ranks collectives wait for."""
+        return self.late_ranks.lateness(float(median(self._step_us)) if self._step_us else 0.0)
+
+    def node_news(self) -> tuple[str, Lateness]:
+        """What the leading daemon is told of this node: its name, and who is late here."""
+        return self.late_ranks.hosts.get(self.lead_rank, ""), self.lateness()
+
+    def news(self, now_s: float, *, at_once: bool = False) -> tuple[Passages, Lateness] | None:
+        """What passed the tuner by and who is late, if the store should be told of it now."""
+        if not at_once and now_s - self._told_at_s < NEWS_EVERY_S:
             return None
-        self._told_passages_at_s = now_s
-        known, self._told_passages = self._told_passages, summed(self._passages.values())
-        return None if self._told_passages == known else self._told_passages
+        self._told_at_s = now_s
+        known, self._told = self._told, (summed(self._passages.values()), self.lateness())
+        return None if self._told == known else self._told
 
     def reporter_came(self, now_s: float) -> None:
         """A rank or another node's daemon is here, and others may be on their way."""
@@ -248,6 +260,14 @@ class Job:
         The others still report its last calls: until these are joined, the number of reporters stays as it was.
         """
         self.changed_at_s, self._is_settled = now_s, False
+
+    def _witness(self, records: NDArray[np.void], reporters: NDArray[np.uint64], starts: NDArray[np.intp]) -> None:
+        """Look at calls for late ranks; a failure there costs no measurement."""
+        try:
+            self.late_ranks.observe(records, reporters, starts)
+        except Exception:
+            _log.exception("job %s: who is late is not known any more", self.job_id)
+            self.joiner.witness = None
 
     def _settle(self, now_s: float) -> None:
         """Settle who reports to this daemon, if it is time."""
@@ -323,6 +343,7 @@ class Job:
             health=health,
             name=self.name,
             passages=summed(self._passages.values()),
+            lateness=self.lateness(),
             missing_evidence=self._missing_evidence,
             heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
         )

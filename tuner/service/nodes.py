@@ -8,12 +8,14 @@ listens, the agents of other nodes tell their own daemon. See docs/reference/pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store.lateness import Lateness
 from zerotune.store.wire import MAX_RECORDS_BYTES, OBSERVATION_BYTES, Forwarded
 
 FORWARD_EVERY_S: Final = 1.0
@@ -76,17 +78,20 @@ class Uplink:
         """A message of the leading daemon has come."""
         self._heard_at_s = now_s
 
-    def greet(self, now_s: float, rank: int, n_ranks: int) -> None:
+    def greet(self, now_s: float, rank: int, n_ranks: int, news: Callable[[], tuple[str, Lateness]]) -> None:
         """Tell the leading daemon that this node is there, once per FORWARD_EVERY_S.
 
         Args:
             now_s: the service's clock.
             rank: the lowest of this node's ranks.
             n_ranks: ranks of this job on this node.
+            news: asked then for this node's name, and for who is late on it.
         """
         if self.endpoint and now_s - self._told_at_s >= FORWARD_EVERY_S:
             self._told_at_s = now_s
-            self._send(rank, n_ranks)
+            node, lateness = news()
+            message = Forwarded(self._job_id, rank, n_ranks, 0, node, lateness if lateness.n_steps else None)
+            self._uplinks.send(self._job_id, self.endpoint, message, b"")
 
     def forward(self, rank: int, n_ranks: int, observed: NDArray[np.void]) -> None:
         """Send joined observations to the leading daemon, in as many messages as they take.

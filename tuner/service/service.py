@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store.lateness import Lateness
 from zerotune.store.passages import Passages
 from zerotune.store.records import Decision, Stage, StepRecord
 from zerotune.store.wire import (
@@ -77,6 +78,7 @@ class StoreLike(Protocol):
         is_lost: bool | None = None,
         name: str | None = None,
         passages: Passages | None = None,
+        lateness: Lateness | None = None,
     ) -> None:
         """Something became known of a job; None leaves a field as it is.
 
@@ -87,6 +89,7 @@ class StoreLike(Protocol):
             is_lost: whether its ranks fell silent.
             name: what people call it.
             passages: what passed the tuner by in it.
+            lateness: which of its ranks collectives wait for.
         """
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
@@ -279,11 +282,11 @@ class Service:
 
     def _tick_job(self, job: Job, now_s: float, *, give_up: bool = False) -> Iterator[list[Reply]]:
         """One job's tick, in slices between which messages can be answered."""
-        job.uplink.greet(now_s, job.lead_rank, len(job.ranks))
+        job.uplink.greet(now_s, job.lead_rank, len(job.ranks), job.node_news)
         yield from self._use(job, job.join(now_s, give_up=give_up))
         job.measure_rate(now_s)
-        if (passages := job.news_of_passages(now_s)) is not None:
-            self._store.update_job(job.job_id, passages=passages)
+        if (news := job.news(now_s)) is not None:
+            self._store.update_job(job.job_id, passages=news[0], lateness=news[1])
         replies = self._windows(job)
         for sender, node in list(job.nodes.items()):
             if now_s - node.heard_at_s > RANK_TIMEOUT_S:
@@ -333,6 +336,7 @@ class Service:
             if remaining := job.windows.remaining(job.step):
                 replies.append((sender, Observe(job.job_id, remaining)))
         job.nodes[sender] = NodeSession(message.rank, message.n_ranks, now_s)
+        job.late_ranks.node_says(message.rank, message.n_ranks, message.node, message.lateness)
         if len(records):
             job.observe(message.rank, records)
             job.next_tick_s = min(job.next_tick_s, now_s + JOIN_EVERY_S)
@@ -341,6 +345,7 @@ class Service:
 
     def _node_leaves(self, job: Job, sender: bytes) -> None:
         node = job.nodes.pop(sender)
+        job.late_ranks.node_left(node.rank)
         _log.info("job %s: the daemon of rank %d's node is gone", job.job_id, node.rank)
         job.reporter_left(self._clock())
 
@@ -370,6 +375,7 @@ class Service:
         self._senders[sender] = hello.job_id, hello.rank
         job.ranks[hello.rank] = sender, RankSession(now_s)
         job.silent_ranks.rank_is_here(hello.rank)
+        job.late_ranks.hosts[hello.rank] = hello.node
         job.reporter_came(now_s)
         self._find_leader(job, hello)
         replies: list[Reply] = [(sender, self._welcome)]
@@ -440,9 +446,14 @@ class Service:
         deque(self._use(job, job.join(self._clock(), give_up=True)), maxlen=0)
         self._think(job)
         job.uplink.end(rank)
-        passages = job.news_of_passages(self._clock(), at_once=True)
+        passages, lateness = job.news(self._clock(), at_once=True) or (None, None)
         self._store.update_job(
-            job_id, stage=job.stage, ended_at_s=self._clock(), is_lost=fell_silent, passages=passages
+            job_id,
+            stage=job.stage,
+            ended_at_s=self._clock(),
+            is_lost=fell_silent,
+            passages=passages,
+            lateness=lateness,
         )
         del self._jobs[job_id]
         self.n_ended += 1

@@ -1,0 +1,262 @@
+"""Who is late: drawn jobs with known stragglers on the emulated clock, joined as daemons join them.
+
+Each job has a fabric, communicators as of ZeRO or of hybrid sharding, computation that varies, and one story: nobody is
+late, everybody is now and then, some ranks or a node persistently are, one after another is, or a link is slow. What
+the leading daemon names at the end of each part of a story is held against it: precision and recall over ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from benchmarks.lib.argument_types import positive
+from benchmarks.lib.reporting import Result, report, say
+from zerotune.agent.nccl import fabric
+from zerotune.agent.nccl.emulated.device.clock import Clock
+from zerotune.store.records import Algorithm, Collective, Protocol, TimingSource
+from zerotune.store.wire import FLAG_TIMED
+from zerotune.tuner.join import OBSERVATION, Joiner
+from zerotune.tuner.late_ranks.finder import LateRankFinder
+
+FABRICS: Final = (("h100_node", 8), ("h100_ib_2", 16), ("ethernet_boxes", 8), ("h100_ib_16", 32), ("h100_node", 2))
+STORIES: Final = ("nobody", "random", "bursts", "persistent", "two", "node", "moves", "slow_link")
+N_STEPS: Final = 448
+"""Of each part of a story."""
+LEAST_LATE_US: Final = 50.0
+EVERY_STEPS: Final = 8
+"""How often the daemons join."""
+
+
+@dataclass
+class Story:
+    """What is true in one part of a job."""
+
+    late: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Rank: how late it is, as a share of a step without it, and in which share of steps.
+
+    At least `LEAST_LATE_US`, and beyond the noise of computation: four of its standard deviations.
+    """
+    node: int | None = None
+    """The node that is late as a whole, as its ranks in `late` say."""
+    is_random: bool = False
+    """In each step one rank, any of them, is late by what `late` says of rank 0."""
+    burst_steps: int = 0
+    """Each time for so many steps the same one."""
+    slow: frozenset[int] = frozenset()
+    """Members of the communicator whose link is slow."""
+    slower: float = 1.0
+
+
+def drawn(kind: str, n_ranks: int, per_node: int, rng: np.random.Generator) -> list[Story]:
+    """The parts of a job's story."""
+
+    def lateness() -> tuple[float, float]:
+        return float(rng.uniform(0.03, 0.4)), float(rng.uniform(0.8, 1.0))
+
+    ranks = [int(one) for one in rng.permutation(n_ranks)]
+    match kind:
+        case "nobody":
+            return [Story()]
+        case "random":
+            return [Story({0: lateness()}, is_random=True)]
+        case "bursts":
+            return [Story({0: lateness()}, is_random=True, burst_steps=int(rng.integers(2, 16)))]
+        case "persistent":
+            return [Story({ranks[0]: lateness()})]
+        case "two":
+            return [Story({rank: lateness() for rank in ranks[: 2 if n_ranks > 4 else 1]})]
+        case "node" if n_ranks > per_node:
+            node, how = int(rng.integers(n_ranks // per_node)), lateness()
+            return [Story(dict.fromkeys(range(node * per_node, (node + 1) * per_node), how), node=node)]
+        case "moves":
+            return [Story({ranks[0]: lateness()}), Story({ranks[1]: lateness()}), Story()]
+        case "slow_link" if n_ranks > 4:
+            return [Story(slow=frozenset([-1]), slower=float(rng.uniform(1.5, 4.0)))]
+    return [Story()]
+
+
+class World:
+    """One job on the emulated clock, and the daemons of its nodes."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        rng = np.random.default_rng([seed, STORIES.index(kind)])
+        name, n_ranks = FABRICS[int(rng.integers(len(FABRICS)))]
+        self.fabric = fabric.load(name)
+        self.n_ranks, self.per_node = n_ranks, min(self.fabric.ranks_per_node, n_ranks)
+        self.rng, self.seed = rng, seed
+        self.clocks = [Clock() for _ in range(n_ranks)]
+        self.stream_end_us: dict[int, float] = defaultdict(float)
+        self.sequence: Counter[int] = Counter()
+        everyone = tuple(range(n_ranks))
+        self.is_hybrid = kind == "slow_link" or bool(rng.random() < 0.4)
+        self.per_group = max(2, self.per_node // 2 if n_ranks == self.per_node else self.per_node)
+        groups = [everyone[at : at + self.per_group] for at in range(0, n_ranks, self.per_group)]
+        replicas = [everyone[at :: self.per_group] for at in range(self.per_group)]
+        self.shards = groups if self.is_hybrid and n_ranks > 4 else [everyone]
+        self.replicas = replicas if self.is_hybrid and n_ranks > 4 else []
+        self.n_layers = int(rng.integers(3, 8))
+        self.layer_bytes = 1 << int(rng.integers(20, 27))
+        self.compute_us = float(rng.uniform(300, 5000))
+        self.noise = float(rng.choice([0.002, 0.01, 0.04]))
+        self.uneven = rng.normal(0.0, 0.0015, n_ranks)
+        self.stories = drawn(kind, n_ranks, self.per_node, rng)
+        for story in self.stories:
+            if story.slow:
+                story.slow = frozenset(self.replicas[int(rng.integers(len(self.replicas)))])
+        n_nodes = n_ranks // self.per_node
+        self.finders = [LateRankFinder() for _ in range(n_nodes)]
+        self.joiners = [Joiner(finder.observe) for finder in self.finders]
+        for node in range(1, n_nodes):
+            self.finders[0].node_says(node * self.per_node, self.per_node)
+        self.records: list[list[tuple[object, ...]]] = [[] for _ in range(n_ranks)]
+        self.step, self.steps_us, self.usual_us = 0, [0.0], 0.0
+        for _ in range(EVERY_STEPS):
+            self.play(Story())
+        self.usual_us = self.steps_us[-1] / EVERY_STEPS
+
+    def collective(self, members: Sequence[int], collective: Collective, message_bytes: int, slower: float) -> None:
+        """One call of all `members`, which wait for it."""
+        comm_id = hash(tuple(members)) & 0x7FFFFFFF
+        index = self.sequence[comm_id]
+        self.sequence[comm_id] += 1
+        shape = self.fabric.communicator(members)
+        noise = self.fabric.noise
+        truth_us = self.fabric.truth_us(shape, collective, Algorithm.ring, Protocol.simple, 1, message_bytes) * slower
+        truth_us *= noise.factor(self.seed, comm_id, index, 0)
+        arrivals = [self.clocks[one].arrival_us() + noise.skew_us(self.seed, comm_id, index, one) for one in members]
+        start_us = max(*arrivals, self.stream_end_us[comm_id])
+        end_us = start_us + truth_us
+        for rank, arrival_us in zip(members, arrivals, strict=True):
+            began_us = max(arrival_us, self.stream_end_us[comm_id])
+            duration_us = end_us - began_us
+            self.records[rank].append((comm_id, message_bytes, int(began_us * 1e3), duration_us, index, len(members),
+                                       shape.n_nodes, rank, int(collective), self.step))  # fmt: skip
+            self.clocks[rank].wait_until(end_us)
+        self.stream_end_us[comm_id] = end_us
+
+    def play(self, story: Story) -> None:
+        """One step."""
+        late = dict(story.late)
+        if story.is_random:
+            who = np.random.default_rng([self.seed, self.step // max(1, story.burst_steps)]).integers(self.n_ranks)
+            late = {int(who): story.late[0]}
+        # Ranks of a late node are late together.
+        draws = self.rng.random(self.n_ranks)
+        chance = {rank: float(draws[0 if story.node is not None else rank]) for rank in late}
+        total_us = self.compute_us * (1.0 + self.uneven) * self.rng.lognormal(0.0, self.noise, self.n_ranks)
+        least_us = max(LEAST_LATE_US, 4 * self.noise * self.compute_us)
+        for rank, (share, often) in late.items():
+            total_us[rank] += max(least_us, self.usual_us * share) * (chance[rank] < often)
+        part_us = total_us / (2 * self.n_layers)
+        for kind in (Collective.all_gather, Collective.reduce_scatter):
+            for _ in range(self.n_layers):
+                for rank in range(self.n_ranks):
+                    self.clocks[rank].advance(part_us[rank])
+                for group in self.shards:
+                    self.collective(group, kind, self.layer_bytes, 1.0)
+        for group in self.replicas:
+            slower = story.slower if set(group) == set(story.slow) else 1.0
+            self.collective(group, Collective.all_reduce, self.layer_bytes, slower)
+        self.steps_us.append(self.clocks[0].now_us())
+        self.step += 1
+
+    def report(self) -> None:
+        """Ranks send, and daemons join; the leading one last."""
+        for rank, rows in enumerate(self.records):
+            block = np.zeros(len(rows), OBSERVATION)
+            names = ("comm_id", "message_bytes", "start_ns", "duration_us", "sequence", "n_ranks", "n_nodes", "rank",
+                     "collective", "step")  # fmt: skip
+            for name, values in zip(names, zip(*rows, strict=True), strict=True):
+                block[name] = values
+            block["flags"], block["timing_source"] = FLAG_TIMED, TimingSource.emulated
+            self.joiners[rank // self.per_node].add(rank, block)
+            rows.clear()
+        for node in reversed(range(len(self.joiners))):
+            n_reporters = self.per_node + (len(self.joiners) - 1 if node == 0 else 0)
+            observed, _ = self.joiners[node].join(float(self.step), n_reporters)
+            if node:
+                seen = self.finders[node].lateness(self.recent_us())
+                self.finders[0].node_says(node * self.per_node, self.per_node, f"node{node}", seen)
+                self.joiners[0].add(node * self.per_node, observed)
+
+    def recent_us(self) -> float:
+        """A step's time."""
+        return float(np.median(np.diff(self.steps_us[-64:])))
+
+    def named(self) -> tuple[set[int], bool]:
+        """Ranks that the leading daemon names, all of a node where it names that; and whether it names a link."""
+        lateness = self.finders[0].lateness(self.recent_us())
+        ranks = set()
+        for one in lateness.late:
+            first = one.rank // self.per_node * self.per_node
+            ranks |= set(range(first, first + self.per_node)) if one.is_node else {one.rank}
+        return ranks, bool(lateness.slow)
+
+
+def judged(kind: str, seed: int) -> list[tuple[str, int, int, int, bool]]:
+    """For each part of a job: its kind, right names, wrong names, missing ones, and whether links were told rightly."""
+    world = World(kind, seed)
+    found: list[tuple[str, int, int, int, bool]] = []
+    for story in world.stories:
+        for at in range(N_STEPS):
+            world.play(story)
+            if at % EVERY_STEPS == EVERY_STEPS - 1:
+                world.report()
+                world.named()  # as `status` and the store ask all the time
+        named, link = world.named()
+        truth = set() if story.is_random else set(story.late)
+        found.append((kind, len(named & truth), len(named - truth), len(truth - named), link == bool(story.slow)))
+    return found
+
+
+def played(n_jobs: int, seed: int) -> Iterator[Result]:
+    """Figures over `n_jobs` of every kind."""
+    totals: Counter[tuple[str, str]] = Counter()
+    began_s, cases = time.monotonic(), [(kind, seed + one) for one in range(n_jobs) for kind in STORIES]
+    with ProcessPoolExecutor(2) as pool:
+        for done, parts in enumerate(pool.map(judged, *zip(*cases, strict=True), chunksize=4), 1):
+            for kind, right, wrong, missing, link_right in parts:
+                for of in (kind, "all"):
+                    totals[of, "jobs"] += 1
+                    totals[of, "right"] += right
+                    totals[of, "wrong"] += wrong
+                    totals[of, "missing"] += missing
+                    totals[of, "blamed"] += bool(wrong)
+                    totals[of, "link_right"] += link_right
+            if done % 40 == 0:
+                say(f"{done} of {len(cases)} jobs after {time.monotonic() - began_s:.0f} s")
+    right, wrong, missing = (totals["all", name] for name in ("right", "wrong", "missing"))
+    yield Result("jobs", len(cases), "jobs")
+    yield Result("late_rank_precision", right / max(1, right + wrong), "of ranks named", ">= 0.99")
+    yield Result("late_rank_recall", right / max(1, right + missing), "of late ranks", ">= 0.99")
+    for kind in STORIES:
+        at = f"@{kind}"
+        share = totals[kind, "blamed"] / totals[kind, "jobs"]
+        yield Result(f"blamed_wrongly{at}", share, "of parts of jobs", "<= 0.01")
+        if n := totals[kind, "right"] + totals[kind, "missing"]:
+            yield Result(f"late_rank_recall{at}", totals[kind, "right"] / n, "of late ranks", ">= 0.99")
+    links = totals["all", "link_right"] / totals["all", "jobs"]
+    yield Result("slow_link_accuracy", links, "of parts of jobs", ">= 0.99")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="few jobs of every kind; ends within 60 s")
+    parser.add_argument("--jobs", type=positive, default=50, help="of every kind")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    results = list(played(2 if arguments.quick else arguments.jobs, arguments.seed))
+    report("late_ranks", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Who is to blame where one lateness brings about others.
+
+A rank that waits in one communicator, for a late rank or a slow link, is late in its next one without any fault of its
+own. So lateness beside others is explained by what held the rank up elsewhere, beyond what held up those others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from statistics import median
+from typing import Final
+
+from zerotune.tuner.late_ranks.persistence import Excess
+
+EXPLAINS: Final = 0.5
+"""Share of a lateness that must be accounted for."""
+
+Place = tuple[int, int]
+"""(communicator, member)."""
+
+
+def blamed(
+    late: Mapping[Place, Excess], members: Sequence[frozenset[int]], slow: Sequence[tuple[frozenset[int], float]]
+) -> list[Excess]:
+    """The members whose lateness nothing else explains, the largest first.
+
+    Args:
+        late: who is late where.
+        members: of each communicator.
+        slow: members of each slow communicator, and what it costs in a step (us).
+
+    Returns:
+        One for each, with its largest unexplained lateness; `column` is the member.
+    """
+    held_up = _held_up(late, members, slow)
+    found: dict[int, Excess] = {}
+    for (communicator, member), excess in late.items():
+        others = [held_up(other, communicator) for other in members[communicator] if other != member]
+        explained_us = held_up(member, communicator) - (median(others) if others else 0.0)
+        is_explained = explained_us >= EXPLAINS * excess.excess_us
+        if not is_explained and (member not in found or found[member].excess_us < excess.excess_us):
+            found[member] = replace(excess, column=member)
+    return sorted(found.values(), key=lambda one: -one.excess_us)
+
+
+def _held_up(
+    late: Mapping[Place, Excess], members: Sequence[frozenset[int]], slow: Sequence[tuple[frozenset[int], float]]
+) -> Callable[[int, int], float]:
+    """(member, communicator) -> how long others, or a link, hold it up outside of this communicator."""
+    latest_us: dict[int, float] = {}
+    for (communicator, _), excess in late.items():
+        latest_us[communicator] = max(latest_us.get(communicator, 0.0), excess.excess_us)
+
+    @cache
+    def held_up(member: int, communicator: int) -> float:
+        waits = [
+            us
+            for elsewhere, us in latest_us.items()
+            if elsewhere != communicator and member in members[elsewhere] and (elsewhere, member) not in late
+        ]
+        links = [us for of_link, us in slow if member in of_link and of_link != members[communicator]]
+        return max([*waits, *links], default=0.0)
+
+    return held_up

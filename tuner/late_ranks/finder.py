@@ -1,0 +1,267 @@
+"""From joined records to the ranks that are late and the communicators that are slow."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.lateness import MAX_NAMED, Lateness, LateRank, SlowCommunicator
+from zerotune.tuner.late_ranks.blame import blamed
+from zerotune.tuner.late_ranks.persistence import (
+    BEGUN_ANEW_STEPS,
+    GROUP_BITS,
+    OPEN_STEPS,
+    RECENT_STEPS,
+    Excess,
+    ExcessWindow,
+)
+from zerotune.tuner.late_ranks.waits import TOGETHER, Floats, Ints, behind_the_others, medians
+
+LEAST_LATE_US: Final = 20.0
+"""As much as a rank's way to a collective varies anyway."""
+MATTERS: Final = 0.01
+"""Share of a step's time from which on being late is worth a word."""
+SLOWER: Final = 0.1
+"""A communicator is slow that takes this much longer than its siblings."""
+MANY_RECORDS: Final = 8192
+"""When one join has more, every second step is left out from then on: what persists shows in a sample, too."""
+MOST_SKIPPED: Final = 64
+MAX_COMMUNICATORS: Final = 1024
+
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+_TOGETHER: Final = np.array([int(one) for one in TOGETHER], np.int64)
+
+
+class LateRankFinder:
+    """One job, as one daemon sees it.
+
+    Ranks of this node are compared with one another. Where other nodes' daemons report, too, nodes are compared by the
+    last arrival of each, and each daemon says of its own ranks who is late.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, int] = {}
+        """Other nodes' daemons by their number among the reporters, the lowest rank: how many ranks are there."""
+        self.hosts: dict[int, str] = {}
+        """Names of the nodes that ranks run on, by rank."""
+        self._of_nodes: dict[int, Lateness] = {}
+        self._ranks, self._node_window, self._communicators = ExcessWindow(), ExcessWindow(), ExcessWindow()
+        self._index_of: dict[int, int] = {}
+        self._members: list[frozenset[int]] = []
+        self._ranks_of: list[tuple[int, ...]] = []
+        self._own_node = 0
+        self._open: dict[int, _Step] = {}
+        self._closed: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
+        self._past: deque[LateRank] = deque(maxlen=MAX_NAMED)
+        self._known = Lateness()
+        self._n_steps = 0
+        self._stride = 1
+
+    def node_says(self, node: int, n_ranks: int, host: str = "", lateness: Lateness | None = None) -> None:
+        """Another node's daemon is here.
+
+        Args:
+            node: its number among the reporters, its lowest rank.
+            n_ranks: ranks there.
+            host: the node's name; empty: not said.
+            lateness: what it sees of its own ranks; None: not said.
+        """
+        self.nodes[node] = n_ranks
+        if host:
+            self.hosts[node] = host
+        if lateness is not None:
+            self._of_nodes[node] = lateness
+
+    def node_left(self, node: int) -> None:
+        """Another node's daemon is gone."""
+        self.nodes.pop(node, None)
+        self._of_nodes.pop(node, None)
+
+    def observe(self, records: NDArray[np.void], reporters: NDArray[np.uint64], starts: NDArray[np.intp]) -> None:
+        """Take the records of whole calls.
+
+        Args:
+            records: OBSERVATION, shape (n,), call by call.
+            reporters: rank or node's daemon that sent each, shape (n,).
+            starts: where each call begins, shape (m,), ascending from 0.
+        """
+        starts = starts.astype(np.int64)
+        counts = np.diff(np.append(starts, len(records)))
+        first = records[starts]
+        if len(records) > MANY_RECORDS and self._stride < MOST_SKIPPED:
+            self._stride *= 2
+        chosen = (counts > 1) & (first["step"] % self._stride == 0)
+        chosen &= np.isin(first["collective"].astype(np.int64), _TOGETHER)
+        # Members of a fused run have one kernel, whose wait counts once.
+        kernels = first["comm_id"] * _ODD ^ first["start_ns"].astype(np.uint64)
+        is_first = np.zeros(len(starts), bool)
+        is_first[np.unique(kernels, return_index=True)[1]] = True
+        chosen &= is_first
+        if not chosen.any():
+            return
+        starts, counts = starts[chosen], counts[chosen]
+        begins = np.cumsum(counts) - counts
+        rows = np.repeat(starts - begins, counts) + np.arange(counts.sum())
+        self._take(records[rows], reporters[rows].astype(np.int64), begins, counts)
+
+    def _take(self, records: NDArray[np.void], reporters: Ints, begins: Ints, counts: Ints) -> None:
+        durations_us = records["duration_us"].astype(np.float64)
+        steps = records["step"][begins].astype(np.int64)
+        shortest_us = np.minimum.reduceat(durations_us, begins)
+        wait_us = medians(durations_us, begins) - shortest_us
+        call = np.repeat(np.arange(len(begins)), counts)
+        communicators = self._communicators_of(records, reporters, begins, counts)
+        of_call = communicators[call]
+        is_node = np.isin(reporters, np.array(list(self.nodes), np.int64))
+        known = of_call >= 0
+        _compare(self._ranks, durations_us, of_call << GROUP_BITS | reporters, steps[call], call, known & ~is_node)
+        if self.nodes and not is_node.all():
+            self._own_node = int(reporters[~is_node].min())
+            sender = np.where(is_node, reporters, self._own_node)
+            order = np.lexsort((durations_us, sender, call))
+            last = order[np.append(True, (np.diff(call[order]) != 0) | (np.diff(sender[order]) != 0))]
+            columns = of_call[last] << GROUP_BITS | sender[last]
+            _compare(self._node_window, durations_us[last], columns, steps[call[last]], call[last], known[last])
+        sizes = records["message_bytes"][begins].astype(np.float64)
+        order = np.lexsort((communicators, steps))
+        groups = np.flatnonzero(np.append(True, (np.diff(steps[order]) != 0) | (np.diff(communicators[order]) != 0)))
+        totals = [np.add.reduceat(of[order], groups) for of in (np.ones(len(order)), sizes, shortest_us, wait_us)]
+        shapes = records[["n_ranks", "n_nodes"]][begins[order[groups]]].tolist()
+        for at, shape, n_calls, n_bytes, us, waited_us in zip(order[groups], shapes, *totals, strict=True):
+            step = self._open.setdefault(int(steps[at]), _Step())
+            step.add(int(communicators[at]), shape, (n_calls, n_bytes, us), waited_us)
+        self._close_steps(int(steps.max()))
+
+    def _communicators_of(self, records: NDArray[np.void], reporters: Ints, begins: Ints, counts: Ints) -> Ints:
+        """Our number of each call's communicator, -1 where there are too many; notes who reports a new one."""
+        unique, first, inverse = np.unique(records["comm_id"][begins], return_index=True, return_inverse=True)
+        numbers = []
+        for comm_id, at in zip(unique.tolist(), first.tolist(), strict=True):
+            number = self._index_of.get(comm_id, -1)
+            if number < 0 and len(self._members) < MAX_COMMUNICATORS:
+                rows = slice(begins[at], begins[at] + counts[at])
+                number = self._index_of[comm_id] = len(self._members)
+                self._members.append(frozenset(reporters[rows].tolist()))
+                self._ranks_of.append(tuple(sorted(records["rank"][rows].tolist())[:MAX_NAMED]))
+            numbers.append(number)
+        found: Ints = np.array(numbers, np.int64)[inverse]
+        return found
+
+    def _close_steps(self, newest: int) -> None:
+        """Compare communicators of one kind that did the same in a step, of steps whose calls are all here."""
+        for number in sorted(self._open):
+            if newest - OPEN_STEPS < number <= newest + BEGUN_ANEW_STEPS:
+                continue
+            step = self._open.pop(number)
+            self._closed.append((step.wait_us, step.transfer_us))
+            self._n_steps += 1
+            for siblings in step.siblings():
+                took_us = np.array([us for _, us in siblings])
+                excess_us = -behind_the_others(took_us, np.zeros(1, np.int64))
+                is_slow = excess_us > SLOWER * (took_us - excess_us)
+                excess_us = np.where(is_slow, excess_us, np.minimum(excess_us, 0.0))
+                self._communicators.add(number, np.array([one for one, _ in siblings], np.int64), excess_us)
+
+    def lateness(self, step_us: float = 0.0) -> Lateness:
+        """Who is late and what is slow by now.
+
+        Args:
+            step_us: time of a step; 0 where it is not known.
+        """
+        if not self._closed:
+            return self._known
+        limit_us = max(LEAST_LATE_US, MATTERS * step_us)
+        slow = self._communicators.persistent(limit_us)
+        links = [(self._members[one.column], one.excess_us) for one in slow]
+        late = {
+            one.column: self._late(one, one.column)
+            for one in blamed(_by_place(self._ranks.persistent(limit_us)), self._members, links)
+        }
+        if self.nodes:
+            node_of = [frozenset(one if one in self.nodes else self._own_node for one in of) for of in self._members]
+            links = [(frozenset(node_of[one.column]), one.excess_us) for one in slow]
+            for node in blamed(_by_place(self._node_window.persistent(limit_us)), node_of, links):
+                late = {**self._behind_node(node, late), **late}
+        gone = [one for one in self._known.late if one.rank not in late]
+        self._past.extendleft(gone)
+        self._known = Lateness(
+            n_steps=self._n_steps,
+            wait_us=median(wait for wait, _ in self._closed),
+            transfer_us=median(transfer for _, transfer in self._closed),
+            late=tuple(sorted(late.values(), key=lambda one: -one.late_us)[:MAX_NAMED]),
+            slow=tuple(self._slow(slow))[:MAX_NAMED],
+            past=tuple(self._past),
+        )
+        return self._known
+
+    def _behind_node(self, node: Excess, late_here: dict[int, LateRank]) -> dict[int, LateRank]:
+        """Who makes a node late: ranks that its own daemon names; else the node itself."""
+        if node.column == self._own_node:
+            own = list(late_here.values())
+        else:
+            own = [*self._of_nodes.get(node.column, Lateness()).late]
+        if any(one.late_us >= node.excess_us / 2 for one in own):
+            return {one.rank: one for one in own}
+        is_node = self.nodes.get(node.column, 2) > 1
+        return {node.column: self._late(node, node.column, is_node=is_node)}
+
+    def _late(self, excess: Excess, rank: int, *, is_node: bool = False) -> LateRank:
+        host = self.hosts.get(rank, "")
+        return LateRank(rank, excess.excess_us, excess.share, excess.since_step, excess.last_step, host, is_node)
+
+    def _slow(self, found: Sequence[Excess]) -> Iterable[SlowCommunicator]:
+        for one in found:
+            yield SlowCommunicator(self._ranks_of[one.column], one.excess_us, one.share, one.since_step, one.last_step)
+        for other in self._of_nodes.values():
+            yield from other.slow
+
+
+class _Step:
+    """Sums of one step by communicator."""
+
+    def __init__(self) -> None:
+        self.wait_us = 0.0
+        self.transfer_us = 0.0
+        self._of: dict[int, tuple[tuple[int, int], list[float]]] = {}
+
+    def add(self, communicator: int, shape: tuple[int, int], sums: tuple[float, float, float], wait_us: float) -> None:
+        """Calls of one communicator: its ranks and nodes; their number, bytes and shortest times; waiting."""
+        self.wait_us += wait_us
+        self.transfer_us += sums[2]
+        if communicator >= 0:
+            _, known = self._of.setdefault(communicator, (shape, [0.0, 0.0, 0.0]))
+            for place, more in enumerate(sums):
+                known[place] += more
+
+    def siblings(self) -> Iterable[list[tuple[int, float]]]:
+        """Groups of communicators of one kind with the same calls: (number, shortest times)."""
+        alike: dict[tuple[object, ...], list[tuple[int, float]]] = {}
+        for communicator, (shape, (n_calls, n_bytes, us)) in self._of.items():
+            alike.setdefault((shape, n_calls, n_bytes), []).append((communicator, us))
+        return (group for group in alike.values() if len(group) > 1)
+
+
+def _compare(
+    window: ExcessWindow, durations_us: Floats, columns: Ints, steps: Ints, call: Ints, which: NDArray[np.bool_]
+) -> None:
+    """Add to `window` how late each of `which` was beside the others of its call."""
+    durations_us, columns, steps, call = durations_us[which], columns[which], steps[which], call[which]
+    if not len(call):
+        return
+    begins = np.flatnonzero(np.append(True, np.diff(call) != 0))
+    counts = np.diff(np.append(begins, len(call)))
+    late_us = behind_the_others(durations_us, begins)
+    several = np.repeat(counts > 1, counts)
+    for step in np.unique(steps[several]).tolist():
+        here = several & (steps == step)
+        window.add(step, columns[here], late_us[here])
+
+
+def _by_place(found: Iterable[Excess]) -> dict[tuple[int, int], Excess]:
+    """By communicator and reporter."""
+    return {(one.column >> GROUP_BITS, one.column & ((1 << GROUP_BITS) - 1)): one for one in found}

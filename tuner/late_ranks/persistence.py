@@ -1,0 +1,144 @@
+"""Tells what persists over steps from chance, by how often each column's excess is over a limit that matters.
+
+A column is a rank, a node or a communicator. Named is what exceeds the limit in more of the steps of late than chance
+allows for. Noise of every step makes a column exceed in half of them at most, since excess is counted from the median
+of the others; events that last several steps and hit one column after another, in its share of the steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOWS: Final = (64, 128, 256, 512)
+"""Observed steps that are judged together: short ones see a change soon, long ones what is late less often."""
+LEAST_STEPS: Final = 64
+RUN_STEPS: Final = 8
+"""Steps that a chance event lasts, such as another process that computes: so many count as one sample."""
+Z: Final = 4.0
+"""Standard deviations beyond chance: there are many ranks, and this is asked many times."""
+GROUP_BITS: Final = 16
+"""What columns have in common above these bits is their group: the members of one communicator."""
+RECENT_STEPS: Final = 32
+OVER_BELOW: Final = 0.3
+"""What exceeded in a smaller share of the recent steps is over. Less than `named`, so that nothing flickers."""
+OPEN_STEPS: Final = 2
+"""The newest steps are not judged: calls of them may still be missing."""
+BEGUN_ANEW_STEPS: Final = 100_000
+"""So far behind the newest lies no late record: the job counts its steps from 0 again."""
+MAX_COLUMNS: Final = 4096
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A column that persistently exceeds."""
+
+    column: int
+    excess_us: float
+    """Median over the steps in which it exceeded the limit."""
+    share: float
+    """Of the steps of the window in which it stood out most clearly."""
+    since_step: int
+    last_step: int
+
+
+class ExcessWindow:
+    """Excess by step and column, of the last steps; and which columns persist."""
+
+    def __init__(self) -> None:
+        n_rows = max(WINDOWS) + OPEN_STEPS
+        self._steps = np.full(n_rows, -1, np.int64)
+        self._values = np.full((n_rows, 0), np.nan)
+        self._newest = -1
+        self._columns: dict[int, int] = {}
+        self._since: dict[int, int] = {}
+
+    def add(self, step: int, columns: NDArray[np.int64], excess_us: NDArray[np.float64]) -> None:
+        """Add to the excess of some columns in a step; columns may repeat, and steps come in any order.
+
+        Args:
+            step: its number; one too old to be judged is left out, and one far behind begins anew.
+            columns: any integers, shape (n,).
+            excess_us: shape (n,).
+        """
+        if step < self._newest - BEGUN_ANEW_STEPS:
+            self._steps[:] = -1
+            self._values[:] = np.nan
+            self._newest = -1
+        row = self._row(step)
+        if row is None:
+            return
+        unique, inverse = np.unique(columns, return_inverse=True)
+        places = np.array([self._columns.setdefault(one, len(self._columns)) for one in unique.tolist()])[inverse]
+        if (n_more := min(len(self._columns), MAX_COLUMNS) - self._values.shape[1]) > 0:
+            self._values = np.hstack([self._values, np.full((len(self._values), n_more), np.nan)])
+        fits = places < MAX_COLUMNS
+        places, excess_us = places[fits], excess_us[fits]
+        values = self._values[row]
+        values[places] = np.nan_to_num(values[places])
+        np.add.at(values, places, excess_us)
+
+    def _share_in_turn(self) -> NDArray[np.float64]:
+        """Of each place the share of steps that falls to it where the columns of its group take turns."""
+        columns = np.array(list(self._columns)[: self._values.shape[1]], np.int64)
+        _, group = np.unique(columns >> GROUP_BITS, return_inverse=True)
+        shares: NDArray[np.float64] = 1.0 / np.maximum(np.bincount(group), 2)[group]
+        return shares
+
+    def _row(self, step: int) -> int | None:
+        found = np.flatnonzero(self._steps == step)
+        if len(found):
+            return int(found[0])
+        oldest = int(np.argmin(self._steps))
+        if step < self._steps[oldest]:
+            return None
+        self._steps[oldest], self._newest = step, max(self._newest, step)
+        self._values[oldest] = np.nan
+        return oldest
+
+    def persistent(self, limit_us: float) -> list[Excess]:
+        """Columns that exceed `limit_us` persistently and still do, the largest excess first."""
+        order = np.argsort(self._steps)
+        order = order[self._steps[order] >= 0][:-OPEN_STEPS]
+        if not len(order):
+            return []
+        steps, values = self._steps[order], self._values[order]
+        seen = np.isfinite(values)
+        late = seen & (np.nan_to_num(values) > limit_us)
+        n_recent, late_recent = seen[-RECENT_STEPS:].sum(0), late[-RECENT_STEPS:].sum(0)
+        goes_on = late_recent >= OVER_BELOW * np.maximum(n_recent, 1)
+        named: dict[int, float] = {}
+        in_turn = self._share_in_turn()
+        for n_window in WINDOWS:
+            n, k = seen[-n_window:].sum(0), late[-n_window:].sum(0)
+            n_steps = np.maximum(n, 1)
+            share = k / n_steps
+            spread = np.sqrt(in_turn * (1.0 - in_turn) * RUN_STEPS / n_steps)
+            stands_out = (n >= LEAST_STEPS) & goes_on & (share > in_turn + Z * spread)
+            stands_out &= share > 0.5 + Z * np.sqrt(0.25 / n_steps)
+            for place in np.flatnonzero(stands_out).tolist():
+                named[place] = max(named.get(place, 0.0), float(share[place]))
+        found = []
+        for column, place in self._columns.items():
+            if place >= late.shape[1]:
+                continue
+            is_named = place in named or (column in self._since and bool(goes_on[place]))
+            if not is_named:
+                self._since.pop(column, None)
+                continue
+            at = np.flatnonzero(late[:, place])
+            share = named.get(place, float(late[-64:, place].sum() / max(1, seen[-64:, place].sum())))
+            since = self._since.setdefault(column, int(steps[_begin(late[:, place], seen[:, place])]))
+            excess_us = float(np.median(values[at, place])) if len(at) else limit_us
+            last_step = int(steps[at[-1]]) if len(at) else since
+            found.append(Excess(column, excess_us, share, since, last_step))
+        return sorted(found, key=lambda one: -one.excess_us)
+
+
+def _begin(late: NDArray[np.bool_], seen: NDArray[np.bool_]) -> int:
+    """The row from which on it has been late most clearly more often than not."""
+    signs = np.where(late, 1.0, np.where(seen, -1.0, 0.0))
+    return int(np.argmax(np.cumsum(signs[::-1])[::-1]))
