@@ -22,7 +22,7 @@ OUTLYING_Z: Final = 4.0
 LEAST_SCALE: Final = 0.1
 """Floor (log) of the spread of contributors: half as long again is no outlier."""
 LEAST_LEVEL_SCALE: Final = 0.35
-"""Floor (log) of the spread of levels: another job on the same links may double all times, and four times is outlying."""
+"""Floor (log) of the spread of levels: another job on the same links may double all times; four times is outlying."""
 LEAST_JUDGED: Final = 3
 """Of two that differ nobody knows which is wrong."""
 BETWEEN_JOBS_STD: Final = 0.003
