@@ -56,7 +56,17 @@ class Story:
 
 
 def drawn(kind: str, n_ranks: int, per_node: int, rng: np.random.Generator) -> list[Story]:
-    """The parts of a job's story."""
+    """The parts of a job's story.
+
+    Args:
+        kind: one of `STORIES`.
+        n_ranks: ranks of the job.
+        per_node: ranks of a node.
+        rng: draws who is late, and how.
+
+    Returns:
+        One for each part, which lasts `N_STEPS`.
+    """
 
     def lateness() -> tuple[float, float]:
         return float(rng.uniform(0.03, 0.4)), float(rng.uniform(0.8, 1.0))
@@ -123,7 +133,14 @@ class World:
         self.usual_us = self.steps_us[-1] / EVERY_STEPS
 
     def collective(self, members: Sequence[int], collective: Collective, message_bytes: int, slower: float) -> None:
-        """One call of all `members`, which wait for it."""
+        """One call, which all members wait for.
+
+        Args:
+            members: global ranks of the communicator.
+            collective: which one.
+            message_bytes: total size.
+            slower: factor on its time: of a slow link.
+        """
         comm_id = hash(tuple(members)) & 0x7FFFFFFF
         index = self.sequence[comm_id]
         self.sequence[comm_id] += 1

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zerotune.store.knowledge_pool import MAX_FILE_BYTES, KnowledgePool
 from zerotune.store.records import (
     Algorithm,
     Candidate,
@@ -21,7 +22,6 @@ from zerotune.store.records import (
     Protocol,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.knowledge_pool import MAX_FILE_BYTES, KnowledgePool
 
 ME, ALICE, BOB = 1000, 1001, 1002
 KEY, OTHER_KEY = (

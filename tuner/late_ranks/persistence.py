@@ -81,7 +81,7 @@ class ExcessWindow:
         values[places] = np.nan_to_num(values[places])
         np.add.at(values, places, excess_us)
 
-    def _share_in_turn(self) -> NDArray[np.float64]:
+    def _chance_share(self) -> NDArray[np.float64]:
         """Of each place the share of steps that falls to it where the columns of its group take turns."""
         columns = np.array(list(self._columns)[: self._values.shape[1]], np.int64)
         _, group = np.unique(columns >> GROUP_BITS, return_inverse=True)
@@ -111,13 +111,13 @@ class ExcessWindow:
         n_recent, late_recent = seen[-RECENT_STEPS:].sum(0), late[-RECENT_STEPS:].sum(0)
         goes_on = late_recent >= OVER_BELOW * np.maximum(n_recent, 1)
         named: dict[int, float] = {}
-        in_turn = self._share_in_turn()
+        by_chance = self._chance_share()
         for n_window in WINDOWS:
             n, k = seen[-n_window:].sum(0), late[-n_window:].sum(0)
             n_steps = np.maximum(n, 1)
             share = k / n_steps
-            spread = np.sqrt(in_turn * (1.0 - in_turn) * RUN_STEPS / n_steps)
-            stands_out = (n >= LEAST_STEPS) & goes_on & (share > in_turn + Z * spread)
+            spread = np.sqrt(by_chance * (1.0 - by_chance) * RUN_STEPS / n_steps)
+            stands_out = (n >= LEAST_STEPS) & goes_on & (share > by_chance + Z * spread)
             stands_out &= share > 0.5 + Z * np.sqrt(0.25 / n_steps)
             for place in np.flatnonzero(stands_out).tolist():
                 named[place] = max(named.get(place, 0.0), float(share[place]))

@@ -14,8 +14,8 @@ from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints, cell_of
 
 if TYPE_CHECKING:
+    from zerotune.store.knowledge_pool import KnowledgePool
     from zerotune.store.sqlite.database import CandidateStatistics, Store
-    from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 
 RERUN_STD: Final = 0.04
 """How far a candidate's mean moves between two runs on one fabric."""
