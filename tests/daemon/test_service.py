@@ -614,6 +614,8 @@ def test_a_late_rank_is_in_the_status_and_in_the_store(bench, records):
     (late,) = status.lateness.late
     assert (late.rank, late.node, late.late_us) == (2, "node", pytest.approx(1800.0))
     assert bench.store.jobs["job"]["lateness"] == status.lateness
+    reply = wire.StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0, (status,))
+    assert wire.decode_daemon(wire.encode(reply)) == reply
 
 
 def test_a_failure_of_looking_for_late_ranks_costs_no_measurement(bench, records, monkeypatch):

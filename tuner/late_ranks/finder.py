@@ -130,7 +130,8 @@ class LateRankFinder:
         sizes = records["message_bytes"][begins].astype(np.float64)
         order = np.lexsort((communicators, steps))
         groups = np.flatnonzero(np.append(True, (np.diff(steps[order]) != 0) | (np.diff(communicators[order]) != 0)))
-        totals = [np.add.reduceat(of[order], groups) for of in (np.ones(len(order)), sizes, shortest_us, wait_us)]
+        summands = (np.ones(len(order)), sizes, shortest_us, wait_us)
+        totals = [np.add.reduceat(of[order], groups).tolist() for of in summands]  # what travels holds Python's numbers
         shapes = records[["n_ranks", "n_nodes"]][begins[order[groups]]].tolist()
         for at, shape, n_calls, n_bytes, us, waited_us in zip(order[groups], shapes, *totals, strict=True):
             step = self._open.setdefault(int(steps[at]), _Step())
