@@ -16,8 +16,8 @@ machine's own doing. Figures:
     losses_that_differ        of those compared, to the last bit, from those without the agent
     acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
     worst_stall_ms            the longest that the agent's code held the training thread at once, less what that thread
-                              waited for a processor meanwhile (run delay in /proc/thread-self/schedstat): the
-                              machine's own part
+                              and those that it waits for there (agreement's, the job's store) waited for a processor
+                              meanwhile (run delay in /proc/.../schedstat): the machine's own part
     ..._with_waiting          the same with it
     worst_step_ms             beside the worst without the agent; `..._alone` without waiting for a processor, and
                               `..._beyond_twin_ms` by how much it took longer

@@ -20,6 +20,8 @@ from benchmarks.lib.shifted_clock import ShiftedClock
 ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 HANG_S: Final = 30.0
 """What waits for longer counts as a hang."""
+START_S: Final = 300.0
+"""The same of a job that begins or is begun again: on a busy machine torch alone takes a minute to load."""
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
@@ -180,11 +182,17 @@ class Job:
         return max(map(len, self.steps().values()), default=0)
 
     def hangs(self) -> bool:
-        """Whether no step has come for HANG_S."""
+        """Whether no step has come for HANG_S, or START_S where not all ranks have had one since they began."""
         n_seen = sum(path.stat().st_size for path in self.folder.glob("*.jsonl"))
         if n_seen != self._n_seen:
             self._n_seen, self._moved_at_s = n_seen, time.monotonic()
-        return time.monotonic() - self._moved_at_s > HANG_S
+        waited_s = time.monotonic() - self._moved_at_s
+        return waited_s > START_S or (waited_s > HANG_S and self._trains())
+
+    def _trains(self) -> bool:
+        """Whether all its ranks that live have had a step."""
+        logs = [[*self.folder.glob(f"{one.pid}.*.jsonl")] for one in self.ranks()]
+        return bool(logs) and all(log and log[0].stat().st_size for log in logs)
 
     def ranks(self) -> list[psutil.Process]:
         """Its training processes that live."""
