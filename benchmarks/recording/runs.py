@@ -77,7 +77,7 @@ RUNS: Final = (
     Run("chaos_two_nodes", "chaos --minutes 5 --nodes 2", is_timed=True, shown=STALLS),
     Run(
         "chaos_daemon_deaths",
-        "chaos --minutes 24 --daemons 3 --jobs zero_runtime --events kill_daemon kill_rank",
+        "chaos --deaths 1000 --minutes 60 --daemons 3 --jobs zero_runtime --events kill_daemon kill_rank",
         is_timed=True,
         timeout_s=4 * 3600.0,
         shown=("daemon_deaths", "daemon_deaths_while_recording", *STALLS),
