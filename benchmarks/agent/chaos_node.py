@@ -21,7 +21,7 @@ ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 HANG_S: Final = 30.0
 """What waits for longer counts as a hang."""
 START_S: Final = 300.0
-"""The same of a job that begins or is begun again: on a busy machine torch alone takes a minute to load."""
+"""What counts as one while a job begins or is begun again: on a busy machine torch alone takes a minute to load."""
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
