@@ -318,6 +318,12 @@ class FleetState(msgspec.Struct, frozen=True):
     """Of the last failure, even if it is over."""
     failed_s_ago: float = 0.0
     """Seconds since that began."""
+    book: str = ""
+    """Where the book of what other nodes learned is read; empty: nowhere."""
+    book_error: str = ""
+    """Why the last one that was read is not believed."""
+    n_book_winners: int = 0
+    """Settings that the book in use calls better than NCCL's own choice."""
 
 
 class EndedJob(msgspec.Struct, frozen=True):

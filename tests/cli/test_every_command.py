@@ -42,6 +42,9 @@ MISTAKES = {
         *[["--memory-threshold", value] for value in ("92", "0", "-1", "nan")],
         ["--no-explore", "--budget-percent", "1"],
         ["--curve-keys", "{none}"],
+        ["--book", "{junk}"],
+        ["--book-key", 64 * "0"],
+        ["--book", "{junk}", "--book-key", "00"],
         *[["--fleet", url] for url in ("nonsense://x", "https://example.org/fleet")],
     ],
     "launch": [

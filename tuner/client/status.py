@@ -145,6 +145,10 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
 
 def fleet_text(fleet: wire.FleetState) -> Iterator[tuple[str, str | None]]:
     """(text, style) of how sharing with other nodes goes; nothing where nothing is shared."""
+    if fleet.book:
+        yield f"book {fleet.book}: {_counted(fleet.n_book_winners, 'setting')} to try first", None
+    if fleet.book_error:
+        yield f"  not believed: {fleet.book_error}", "bold red"
     if not fleet.url:
         return
     lost = f", {_counted(fleet.n_lost, 'measurement')} lost" if fleet.n_lost else ""

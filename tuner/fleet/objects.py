@@ -167,6 +167,7 @@ def unpack(path: str, data: bytes) -> tuple[pyarrow.Table, Fabric]:
         if not 0 < n_rows <= MAX_OBJECT_ROWS or n_bytes > MAX_UNPACKED_BYTES:
             raise NotOurs(f"it has {n_rows:,} rows of {n_bytes:,} bytes")
         table = file.read()
+        table.validate(full=True)  # text that is no text, above all
         facts = json.loads(marks.get(_FACTS, b"{}"))
     except (pyarrow.ArrowException, OSError, ValueError, RecursionError) as error:
         raise NotOurs(f"it is damaged: {' '.join(str(error).split())[:120]}") from error

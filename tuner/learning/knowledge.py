@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -75,6 +76,15 @@ class OpenLead(NamedTuple):
     reason: str
 
 
+class Canary(NamedTuple):
+    """A setting that won on other nodes, by the fleet's word: to be tried first, and believed of nothing."""
+
+    candidate: Candidate
+    gain: float
+    """Log, over the baseline."""
+    gain_std: float
+
+
 class Knowledge:
     """Immutable once built; a job's Brain swaps it for a newer one when the trainer has finished."""
 
@@ -103,6 +113,13 @@ class Knowledge:
                     known[candidate] = entry
         self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
         self._gains = _gains_by_key(by_job)
+        self._told: Mapping[DecisionKey, tuple[Candidate, float, float]] = {}
+
+    def with_book(self, told: Mapping[DecisionKey, tuple[Candidate, float, float]]) -> Knowledge:
+        """The same, and below it what a book of the fleet says: by key a setting, its gain (log) and its doubt."""
+        both = copy.copy(self)
+        both._told = told
+        return both
 
     @classmethod
     def empty(cls) -> Knowledge:
@@ -305,6 +322,14 @@ class Knowledge:
         saved = 100.0 * (1.0 - math.exp(-best[0]))
         count = known[best[1]].n_calls
         return best[1], f"measured before: {saved:.1f} % faster than the baseline in {count} calls"
+
+    def canary(self, key: DecisionKey) -> Canary | None:
+        """What the fleet's book says of a key, where no earlier job of this node has anything to say."""
+        told = self._told.get(key)
+        if told is None or self.decided(key) is not None or self.open_lead(key) is not None:
+            return None
+        known = self._by_key.get(key, {}).get(told[0])
+        return Canary(*told) if known is None or known.n_calls < MIN_COUNT else None
 
     def open_lead(self, key: DecisionKey) -> OpenLead | None:
         """The candidate that earlier jobs, each compared within itself, believe to gain most, if it is any."""

@@ -50,6 +50,11 @@ class Learning:
             self.on_request(Request(RequestKind.load, fabric_id))
         return fabric.knowledge
 
+    def load_anew(self) -> None:
+        """What is known of every fabric met so far is to be loaded again."""
+        for fabric_id in self._fabrics:
+            self.on_request(Request(RequestKind.load, fabric_id))
+
     def ready(self, fabric_id: str, knowledge: object) -> None:
         """The learner has loaded or fitted."""
         self._fabrics.setdefault(fabric_id, _Fabric()).knowledge = knowledge

@@ -32,6 +32,7 @@ from zerotune.tuner.service.service import BrainFactory, Reply, Service
 from zerotune.tuner.service.uplinks import Uplinks
 
 if TYPE_CHECKING:
+    from zerotune.tuner.fleet.shelf import Shelf
     from zerotune.tuner.fleet.writer import FleetWriter
     from zerotune.tuner.learning.brain import BrainSettings
 
@@ -236,6 +237,7 @@ def run_daemon(
     load_knowledge: Loader | None = None,
     knowledge_pool: Path | None = None,
     fleet: FleetWriter | None = None,
+    shelf: Shelf | None = None,
     on_ready: Callable[[Path, list[str]], None] = lambda store_path, addresses: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then join and write what has arrived.
@@ -252,6 +254,7 @@ def run_daemon(
         load_knowledge: loads what a fabric's brains start from; None: `tuner.learning`'s. For tests.
         knowledge_pool: folder in which users share what they measured; None: it is shared with nobody.
         fleet: takes what is measured here to other nodes; closed at the end.
+        shelf: the book of what other nodes learned; started and closed here.
         on_ready: called with the store's path and all addresses once ranks are served.
 
     Returns:
@@ -283,21 +286,26 @@ def run_daemon(
             welcome = wire.Welcome(os.getpid(), version(), _reachable(bound))
             share = None if fleet is None else fleet.measured
             service = Service(store, brains or _brains(clock, store, settings), clock, welcome, uplinks, share)
-            status = DaemonStatus(endpoint, _options(settings), store, service, lambda: learner.n_failed, fleet)
+            status = DaemonStatus(endpoint, _options(settings), store, service, lambda: learner.n_failed, fleet, shelf)
             daemon = Daemon(socket, service, clock, status.reply, uplinks)
             learner = Learner(
                 store,
-                load_knowledge or _loader(knowledge_pool),
+                load_knowledge or _loader(knowledge_pool, shelf),
                 None,
                 lambda fabric_id, knowledge: daemon.call_soon(lambda: service.model_ready(fabric_id, knowledge)),
             )
             service.learning.on_request = learner.ask
+            if shelf is not None:
+                shelf.on_news = lambda: daemon.call_soon(service.learning.load_anew)
+                shelf.start()
             try:
                 with _signals(daemon.stop, daemon.wake_fd):
                     on_ready(store.path, [one.address for one in bound])
                     daemon.run(idle_exit_s)
                     daemon.drain()  # a second signal does not interrupt this
             finally:
+                if shelf is not None:
+                    shelf.close()
                 learner.close()
                 if fleet is not None:
                     fleet.close()
@@ -370,9 +378,14 @@ def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | 
     return make
 
 
-def _loader(pool_folder: Path | None) -> Loader:
+def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:
     from zerotune.store.knowledge_pool import KnowledgePool
     from zerotune.tuner.learning.knowledge import Knowledge
 
     pool = None if pool_folder is None else KnowledgePool(pool_folder)
-    return lambda store, fabric_id: Knowledge.from_store(store, fabric_id, pool)
+
+    def load(store: Store, fabric_id: str) -> Knowledge:
+        known = Knowledge.from_store(store, fabric_id, pool)
+        return known if shelf is None else known.with_book(shelf.told(fabric_id))
+
+    return load

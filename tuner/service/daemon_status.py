@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 import psutil
 
 from zerotune.store import wire
@@ -15,6 +16,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.service.service import Service
 
 if TYPE_CHECKING:
+    from zerotune.tuner.fleet.shelf import Shelf
     from zerotune.tuner.fleet.writer import FleetWriter
 
 
@@ -37,6 +39,7 @@ class DaemonStatus:
         service: Service,
         n_failed: Callable[[], int],
         fleet: FleetWriter | None = None,
+        shelf: Shelf | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._options = options
@@ -44,6 +47,7 @@ class DaemonStatus:
         self._service = service
         self._n_failed = n_failed
         self._fleet = fleet
+        self._shelf = shelf
         self._version = version()
         self._process = psutil.Process()
         self._started_s = time.monotonic()
@@ -66,8 +70,14 @@ class DaemonStatus:
             health=_health(writing),
             without_steps=absent_jobs.without_steps(job_ids),
             ended=absent_jobs.ended(job_ids),
-            fleet=wire.FleetState() if self._fleet is None else self._fleet.state,
+            fleet=self._fleet_state(),
         )
+
+    def _fleet_state(self) -> wire.FleetState:
+        state, shelf = wire.FleetState() if self._fleet is None else self._fleet.state, self._shelf
+        if shelf is None:
+            return state
+        return msgspec.structs.replace(state, book=shelf.url, book_error=shelf.error, n_book_winners=shelf.n_winners)
 
 
 def _health(store: wire.StoreState) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zerotune.store.errors import UserError
 from zerotune.tuner.all_users.folders import Share
 from zerotune.tuner.cli.live.all_users import IDLE_EXIT_S, refuse_useless, serve
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number
@@ -21,6 +22,7 @@ from zerotune.tuner.cli.trial_options import (
 )
 
 if TYPE_CHECKING:
+    from zerotune.tuner.fleet.shelf import Shelf
     from zerotune.tuner.fleet.writer import FleetWriter
 
 
@@ -69,6 +71,13 @@ def daemon(
         typer.Option(help="Write what is measured below this URL for other nodes: a directory, s3://BUCKET/PREFIX ..."),
     ] = None,
     end_with_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+    book: Annotated[
+        str | None, typer.Option(help="Book of what other nodes learned, file or URL: it says what is tried first.")
+    ] = None,
+    book_key: Annotated[
+        str | None,
+        typer.Option("--book-key", help="Public key that must have signed it: a .pub file, or 64 hexadecimal digits."),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -103,6 +112,8 @@ def daemon(
             *("--retention-days", str(retention_days), "--retention-rows", str(retention_rows)),
             *("--idle-exit", str(IDLE_EXIT_S if idle_exit is None else idle_exit)),
             *(["--fleet", fleet] if fleet is not None else []),
+            *(["--book", book] if book is not None else []),
+            *(["--book-key", book_key] if book_key is not None else []),
             *(["--verbose"] if verbose else []),
         ]
         brain_settings(budget_percent, memory_threshold, no_explore, shadow)  # what is wrong with them belongs here
@@ -128,7 +139,7 @@ def daemon(
             flush=True,
         )
 
-    writer = _fleet_writer(fleet)
+    shelf, writer = _shelf(book, book_key), _fleet_writer(fleet)
     retention = Retention(max_rows_per_fabric=retention_rows, max_days=retention_days)
     metrics_at = ""
     with contextlib.ExitStack() as stack:
@@ -138,9 +149,26 @@ def daemon(
             metrics_at = f", metrics at {stack.enter_context(metrics_process(metrics, where, path, curve_keys))}"
         code = run_daemon(
             where, path, listen=listen, idle_exit_s=idle_exit, curve_dir=curve_keys, retention=retention,
-            settings=settings, knowledge_pool=knowledge_pool, fleet=writer, on_ready=announce,
+            settings=settings, knowledge_pool=knowledge_pool, fleet=writer, shelf=shelf,
+            on_ready=announce,
         )  # fmt: skip
     raise typer.Exit(code)
+
+
+def _shelf(url: str | None, key: str | None) -> Shelf | None:
+    if url is None and key is None:
+        return None
+    if url is None or key is None:
+        raise UserError("a book is believed by its signature only", "give both --book and --book-key")
+    from zerotune.tuner.fleet import check_installed
+
+    check_installed("--book")
+    from zerotune.tuner.fleet.shelf import Shelf
+    from zerotune.tuner.fleet.signing import Verifier
+    from zerotune.tuner.fleet.storage import Storage
+
+    Storage(url)
+    return Shelf(url, Verifier.of(key))
 
 
 def _fleet_writer(url: str | None) -> FleetWriter | None:

@@ -20,7 +20,7 @@ from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import CallEvidence, radius_of_pairs
 from zerotune.tuner.learning.policy.risk import Budget, Price, Stakes
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement, odds_above
-from zerotune.tuner.modeling.features import Floats
+from zerotune.tuner.modeling.features import Floats, cell_of
 
 
 class PolicySettings(NamedTuple):
@@ -70,6 +70,51 @@ class Option(NamedTuple):
     reason: str
 
 
+CANARY_HOPE: Final = 0.1
+"""What is hoped for of a canary (log) at most, and its doubt at least: one call measured here weighs more."""
+
+CANARY_RATIO: Final = 50.0
+CANARY_STEPS: Final = 100
+"""Until a book's algorithm and protocol went well somewhere in this job, they are tried where they would cost, were
+they CANARY_RATIO times slower, what so many steps earn the budget at most: at small messages first.
+"""
+
+
+class Canaries:
+    """How far a book of the fleet is trusted in this job: one key first, then twice as many as went well.
+
+    One setting of it that proves to be a catastrophe, and nothing more is taken from it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[KeyState, Candidate]] = []
+        self._went_well: set[tuple[object, ...]] = set()
+        self._n_good = 0
+        self._is_bad = False
+
+    def may_begin(self, key: KeyState, evidence: CallEvidence) -> bool:
+        """Whether one more may be tried now, at this key."""
+        waiting = []
+        for state, candidate in self._waiting:
+            if candidate in state.banned:
+                self._is_bad = True
+            elif evidence.has_measured(state.index, candidate):
+                self._n_good += 1
+                self._went_well.add((*state.family, *cell_of(candidate)))
+            elif state.trial == candidate or (state is not key and candidate not in state.numbers):
+                waiting.append((state, candidate))  # it runs, or was offered and may begin yet
+        self._waiting = waiting
+        return not self._is_bad and len(waiting) <= self._n_good
+
+    def went_well(self, state: KeyState, candidate: Candidate) -> bool:
+        """Whether its algorithm and protocol did at another key of this collective and communicator."""
+        return (*state.family, *cell_of(candidate)) in self._went_well
+
+    def offered(self, state: KeyState, candidate: Candidate) -> None:
+        """It may begin at this key."""
+        self._waiting.append((state, candidate))
+
+
 class Options:
     """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
 
@@ -81,6 +126,7 @@ class Options:
         self._budget = budget
         self._memory = memory
         self._price = price
+        self._canaries = Canaries()
 
     def best(self, state: KeyState, states: list[KeyState], evidence: CallEvidence, room_us: float) -> Option | None:
         """The best trial of one key that fits.
@@ -100,13 +146,17 @@ class Options:
             return None
         usual = evidence.find(state.index, state.usual)
         options = self._surrogate.fields.of(state).options
+        log_now = evidence.log_us(incumbent if usual is None else usual)
+        canary = self._canary(state, options, opinion, log_now, evidence, room_us)
+        if canary is not None:
+            return canary
 
         def ask(is_paid: bool) -> Option | None:
             return best_option(
                 options,
                 opinion,
                 state.usual,
-                evidence.log_us(incumbent if usual is None else usual),
+                log_now,
                 self._price.stakes(state, room_us, 0.0 if is_paid else self._unpaid_odds()),
                 self._settings,
                 lambda candidate: self.may_try(state, candidate),
@@ -119,6 +169,43 @@ class Options:
         if self._budget.is_paid and found is not None and found.risk_us > self._budget.gained_us:
             found = ask(is_paid=False)  # gains pay for what was tried so far, not for this
         return found
+
+    def _canary(
+        self,
+        state: KeyState,
+        options: Sequence[Candidate],
+        opinion: tuple[Floats, Floats],
+        log_now: float,
+        evidence: CallEvidence,
+        room_us: float,
+    ) -> Option | None:
+        """What the fleet's book says wins here, once. What it may cost is not the book's to say."""
+        told = self._surrogate.fields.knowledge.canary(state.key)
+        if told is None or state.lead is not None or not self._canaries.may_begin(state, evidence):
+            return None
+        candidate = self._surrogate.fields.named(state, told.candidate)
+        if candidate not in options or candidate in state.numbers or not self.may_try(state, candidate):
+            return None
+        at, stakes = options.index(candidate), self._price.stakes(state, room_us, 0.0)
+        once_us = np.broadcast_to(self._connections_us(state, options), len(options))
+        duration_us, (mean, spread) = math.exp(log_now), opinion
+        excess = expected_excess(mean - log_now, spread)[at]
+        risk_us = float(excess * duration_us * stakes.charged_calls + once_us[at])
+        if not risk_us <= room_us:
+            return None
+        if not self._canaries.went_well(state, candidate):
+            budget = self._budget
+            lent_us = CANARY_STEPS * budget.fraction * budget.training_us / max(1, budget.n_steps)
+            if CANARY_RATIO * duration_us * stakes.charged_calls > lent_us:
+                return None
+        self._canaries.offered(state, candidate)
+        return Option(
+            worth_us=told.gain * duration_us * stakes.calls_per_step,
+            risk_us=risk_us,
+            candidate=candidate,
+            hope=(min(told.gain, CANARY_HOPE), max(told.gain_std, CANARY_HOPE)),
+            reason=f"the fleet's book: {saved(told.gain)} faster on other nodes, tried first here",
+        )
 
     def may_try(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether a trial of it may begin at all."""

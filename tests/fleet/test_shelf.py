@@ -1,0 +1,97 @@
+"""What a daemon takes off the shelf: a book signed by the pinned key, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.lib.fleet_rows import FACTS, measured
+from zerotune.store.records import Algorithm, Candidate, Protocol
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+pytest.importorskip("cryptography")
+from zerotune.tuner.fleet.building import build
+from zerotune.tuner.fleet.objects import Fabric, pack
+from zerotune.tuner.fleet.shelf import Shelf
+from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
+from zerotune.tuner.fleet.storage import Storage
+
+WAIT_S = 30
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Verifier, Verifier]:
+    """A signed book, its key, and another's."""
+    folder = tmp_path_factory.mktemp("book")
+    for node in range(3):
+        block = measured(40, seed=node)
+        packed = pack(
+            f"node{node}", Fabric("fabric", FACTS), ["job"], np.zeros(len(block), np.int64), block, 1_800_000_000
+        )
+        Storage(str(folder / "fleet"), writes=True).put(*packed)
+    ours, others = (Verifier.of(make_key(folder / name)) for name in ("key", "other"))
+    build(str(folder / "fleet"), folder / "book", signer=Signer.from_file(folder / "key"))
+    return folder / "book", ours, others
+
+
+@pytest.fixture
+def shelf_of() -> Iterator[Callable[[Path, Verifier], Shelf]]:
+    shelves: list[Shelf] = []
+
+    def start(path: Path, verifier: Verifier) -> Shelf:
+        shelves.append(Shelf(str(path), verifier, read_every_s=0.01))
+        return shelves[-1]
+
+    yield start
+    for shelf in shelves:
+        shelf.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_what_the_book_says_of_this_fabric(made, shelf_of) -> None:
+    shelf, news = shelf_of(made[0], made[1]), threading.Event()
+    shelf.on_news = news.set
+    assert shelf.told("fabric") == {}
+    shelf.start()
+    assert news.wait(WAIT_S)
+    told = shelf.told("fabric")
+    assert {candidate for candidate, _, _ in told.values()} == {Candidate(Algorithm.ring, Protocol.ll128, 8)}
+    assert [gain for _, gain, _ in told.values()] == pytest.approx([0.1, 0.1], abs=0.01)
+    assert shelf.n_winners == 2
+    assert shelf.error == ""
+    assert shelf.told("another") == {}
+
+
+@pytest.mark.parametrize("kind", ["other key", "unsigned", "cut", "missing"])
+def test_what_is_not_believed_is_said_and_nothing_is_told(made, shelf_of, kind, tmp_path) -> None:
+    data, path = made[0].read_bytes(), tmp_path / "book"
+    if kind != "missing":
+        body = data.partition(b"\n")[2]
+        path.write_bytes({"unsigned": b'{"zerotune_book":1}\n' + body, "cut": data[:-1]}.get(kind, data))
+    shelf = shelf_of(path, made[2] if kind == "other key" else made[1])
+    shelf.start()
+    wait_for(lambda: bool(shelf.error))
+    assert shelf.told("fabric") == {}
+
+
+def test_a_bad_book_leaves_the_good_one_of_before(made, shelf_of, tmp_path) -> None:
+    path = tmp_path / "book"
+    path.write_bytes(made[0].read_bytes())
+    shelf = shelf_of(path, made[1])
+    shelf.start()
+    wait_for(lambda: shelf.n_winners == 2)
+    path.write_bytes(b"junk")
+    wait_for(lambda: bool(shelf.error))
+    assert len(shelf.told("fabric")) == 2

@@ -1,0 +1,83 @@
+"""The book that a daemon reads: fetched by a thread of its own, and believed only with the pinned key's signature."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from zerotune.store.errors import UserError
+from zerotune.store.records import Candidate, DecisionKey
+from zerotune.tuner.fleet.book import Book
+from zerotune.tuner.fleet.reading import read_book
+from zerotune.tuner.fleet.signing import Verifier
+from zerotune.tuner.fleet.storage import shown
+
+_log = logging.getLogger("zerotune.fleet")
+
+READ_EVERY_S: Final = 600.0
+
+Told = dict[DecisionKey, tuple[Candidate, float, float]]
+"""By key the setting that won elsewhere, its gain (log), and the standard deviation of that."""
+
+
+class Shelf:
+    """Holds the newest book that was believed; a bad one leaves what was there, and is said in one line.
+
+    Args:
+        url: of the book.
+        verifier: whose signature it must have.
+        read_every_s: how often it is looked at anew.
+    """
+
+    def __init__(self, url: str, verifier: Verifier, read_every_s: float = READ_EVERY_S) -> None:
+        self.url = shown(url)
+        self.error = ""
+        """Why the last one was not believed; empty: it was."""
+        self.on_news: Callable[[], None] = lambda: None
+        """Called on this thread when another book is there."""
+        self._url, self._verifier, self._read_every_s = url, verifier, read_every_s
+        self._book: Book | None = None
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        """Begin to read."""
+        threading.Thread(target=self._run, name="zerotune-book", daemon=True).start()
+
+    def close(self) -> None:
+        """Read no more; a URL that does not answer is not waited for."""
+        self._closing.set()
+
+    @property
+    def n_winners(self) -> int:
+        """Settings that the book calls better than NCCL's own choice."""
+        return 0 if self._book is None else sum(1 for _ in self._book.winners())
+
+    def told(self, fabric_id: str) -> Told:
+        """What the book says of a fabric; empty as long as none was believed."""
+        if self._book is None:
+            return {}
+        return {
+            one.key: (one.candidate, one.gain, one.gain_std)
+            for one in self._book.winners(fabric_id)
+            if one.gain is not None and one.gain_std is not None
+        }
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._read()
+            self._closing.wait(self._read_every_s)
+
+    def _read(self) -> None:
+        before = self.error
+        try:
+            book, self.error = read_book(self._url, self._verifier), ""
+        except UserError as error:
+            self.error = str(error)
+            if self.error != before:
+                _log.warning("the daemon goes on without a new book: %s", error)
+            return
+        if self._book is None or book != self._book:
+            self._book = book
+            self.on_news()
