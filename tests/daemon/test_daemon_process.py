@@ -334,6 +334,35 @@ def test_a_daemon_without_memory_for_a_message_drops_it_and_serves_on(private_pa
     assert not thread.is_alive()
 
 
+def test_an_answer_that_cannot_be_written_ends_no_daemon(private_path, connect, monkeypatch):
+    encode = wire.encode
+    refused = []
+
+    def encode_or_fail(message, *payload):
+        if isinstance(message, wire.Welcome) and not refused:
+            refused.append(message)
+            raise TypeError(message)
+        return encode(message, *payload)
+
+    monkeypatch.setattr("zerotune.tuner.service.daemon.wire.encode", encode_or_fail)
+    endpoint = f"ipc://{private_path}/d.sock"
+    thread = threading.Thread(target=run_daemon, args=(endpoint, private_path / "s.db"), kwargs={"idle_exit_s": 1.0})
+    thread.start()
+    while fetch_status(endpoint, 0.5) is None:
+        time.sleep(0.02)
+    socket = connect(endpoint)
+    socket.send_multipart(hello())
+    while not refused:
+        time.sleep(0.02)
+    socket.send_multipart(hello())
+    while not isinstance(receive(socket), wire.Welcome):
+        pass
+    assert fetch_status(endpoint).n_errors == 1
+    socket.send_multipart(encode(wire.Goodbye("job", 0)))
+    thread.join(timeout=WAIT_S)
+    assert not thread.is_alive()
+
+
 def test_bytes_that_are_not_zeromq_are_ignored(daemon, connect):
     with sockets.socket(sockets.AF_UNIX) as raw:
         raw.connect(daemon.endpoint.removeprefix("ipc://"))

@@ -219,9 +219,14 @@ class Daemon:
 
     def _send(self, replies: list[Reply]) -> None:
         for receiver, message in replies:
-            # A receiver that has left or does not read loses the message.
-            with contextlib.suppress(zmq.ZMQError, MemoryError):
+            # A receiver that has left or does not read loses the message; so does one that no answer can be written to.
+            try:
                 self._socket.send_multipart([receiver, *wire.encode(message)], zmq.NOBLOCK)
+            except (zmq.ZMQError, MemoryError):
+                pass
+            except Exception:
+                self.n_errors += 1
+                _log.exception("an answer of type %s cannot be written", type(message).__name__)
 
 
 def run_daemon(
