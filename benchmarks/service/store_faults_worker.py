@@ -272,6 +272,7 @@ def _to_first_schema(path: Path) -> None:
     database = Database(path)
     for table, column in (
         ("measurements", "checksum"),
+        ("jobs", "lateness"),
         ("jobs", "passages"),
         ("jobs", "name"),
         ("jobs", "is_lost"),

@@ -86,5 +86,5 @@ def test_import_records_what_the_dry_run_announces(tmp_path):
 def test_import_refuses_a_wrong_setting(tmp_path):
     file = tmp_path / "tuner.csv"
     file.write_text(CSV)
-    refused(zerotune("import", file, "--setting", "ring"), "'ring'")
+    refused(zerotune("import", file, "--setting", "ring/8"), "'8'")
     refused(zerotune("import", file, "--setting", "warp/simple"), "warp")

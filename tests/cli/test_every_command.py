@@ -101,7 +101,7 @@ MISTAKES = {
         ["--compare", "a", "b", "--store", "{store}"],
         ["--compare", "a", "b", "--store", "{none}"],
     ],
-    "import": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{csv}", "--setting", "ring"], []],
+    "import": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{csv}", "--setting", "ring/8"], []],
     "book key": [["{folder}"], ["{junk}"], ["/proc/key"], []],
     "book build": [
         ["{none}", "--out", "{out}"],

@@ -419,7 +419,7 @@ def test_its_first_line_names_all_addresses_and_its_lock_the_command_that_people
 def test_a_second_daemon_is_refused_by_name_and_pid(daemon, private_path):
     with pytest.raises(UserError, match=rf"pid {daemon.process.pid}\).*--endpoint"):
         run_daemon(daemon.endpoint, private_path / "another.db")
-    with pytest.raises(StoreLockedError, match=rf"pid {daemon.process.pid}\).*--store"):
+    with pytest.raises(StoreLockedError, match=rf"pid {daemon.process.pid}\).*ZEROTUNE_STORE"):
         run_daemon(f"ipc://{private_path}/another.sock", daemon.path)
     assert not (private_path / "another.sock").exists()
     assert fetch_status(daemon.endpoint).n_errors == 0

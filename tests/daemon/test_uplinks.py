@@ -9,6 +9,7 @@ import zmq
 
 from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
+from zerotune.store.lateness import Lateness
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.service.endpoint import BoundEndpoint, make_keys
 from zerotune.tuner.service.nodes import MAX_FORWARDED, Uplink
@@ -27,7 +28,7 @@ def test_what_a_frame_cannot_hold_arrives_in_several(tmp_path: Path):
         uplink.point_to(bound.address)
         now_s = 0.0
         while not socket.poll(50):  # until the line stands
-            uplink.greet(now_s, 4, 2)
+            uplink.greet(now_s, 4, 2, lambda: ("node", Lateness()))
             now_s += 1.0
             assert now_s < 200
         while socket.poll(100):

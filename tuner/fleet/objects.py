@@ -169,12 +169,12 @@ def unpack(path: str, data: bytes) -> tuple[pyarrow.Table, Fabric]:
         table = file.read()
         table.validate(full=True)  # text that is no text, above all
         facts = json.loads(marks.get(_FACTS, b"{}"))
+        fabric_ids = table["fabric_id"].unique().to_pylist()  # a dictionary's text is not looked at by `validate`
     except (pyarrow.ArrowException, OSError, ValueError, RecursionError) as error:
         raise NotOurs(f"it is damaged: {' '.join(str(error).split())[:120]}") from error
-    ids = table["fabric_id"].unique()
-    if any(column.null_count for column in table.columns) or len(ids) != 1:
+    if any(column.null_count for column in table.columns) or len(fabric_ids) != 1:
         raise NotOurs("it has empty cells, or rows of several fabrics")
-    fabric = Fabric(ids[0].as_py(), _facts(facts))
+    fabric = Fabric(fabric_ids[0], _facts(facts))
     if f"fabric={_quoted(fabric.fabric_id)}/" not in path:
         raise NotOurs(f"it is of fabric {fabric.fabric_id[:64]!r}, and lies elsewhere")
     return table, fabric
