@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.advice.published_runs import PublishedRun, published_runs
 from benchmarks.lib.reporting import Result, report
 from zerotune.tuner.advice.cluster import Cluster
-from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
+from zerotune.tuner.advice.configuration import Recompute, Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT, Constants
 from zerotune.tuner.advice.gpus import gpu
 from zerotune.tuner.advice.model_shape import ModelShape
@@ -43,7 +43,7 @@ _NVLINK_GBS: Final = {
 """As NCCL counts the links of each."""
 _UNIT_BYTES: Final = 1 << 40
 """Frameworks here reduce and gather a block in one message."""
-_RECOMPUTE: Final = {"none": "none", "half": "half", "selective": "half", "full": "full"}
+_RECOMPUTE: Final[dict[str, Recompute]] = {"none": "none", "half": "half", "selective": "half", "full": "full"}
 _FITTED: Final = ("ampere", "hopper", "attention_share", "traffic", "network_share", "contention")
 _START: Final = (0.74, 0.58, 0.6, 3.0, 0.73, 0.4)
 _BOUNDS: Final = ((0.5, 0.95), (0.4, 0.95), (0.2, 1.0), (0.5, 6.0), (0.2, 1.0), (0.0, 1.0))
@@ -86,7 +86,7 @@ def problem_of(run: PublishedRun, constants: Constants = DEFAULT) -> tuple[Probl
         micro_batch=run.micro_batch,
         accumulation=run.accumulation,
         shard_ranks=run.shard_ranks,
-        recompute=_RECOMPUTE[run.recompute],  # type: ignore[arg-type]
+        recompute=_RECOMPUTE[run.recompute],
         bucket_bytes=_UNIT_BYTES if run.stage == 3 else 500_000_000,
     )
     software = Software(precision=run.precision, flash=run.flash, compiled=run.compiled)

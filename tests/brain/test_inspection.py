@@ -52,7 +52,7 @@ def test_what_is_shown_is_a_copy() -> None:
     before = brain.keys
     for some in (before[0].banned, before[0].ties, brain.predicted(before[0].key)):
         with pytest.raises(TypeError):
-            some[BASELINE] = ""  # type: ignore[index]
+            some[BASELINE] = ""  # type: ignore[index]  # that is what must fail
     play(world, brain, 60)
     assert before != brain.keys
     with pytest.raises(KeyError):

@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel")
@@ -147,9 +147,9 @@ class SlurmCluster:
             process = subprocess.Popen(command, env=self.environment, cwd=self.folder, stdout=out, stderr=out)
         self._processes.append(process)
 
-    def _until(self, is_so: object, timeout_s: float = START_TIMEOUT_S) -> None:
+    def _until(self, is_so: Callable[[], object], timeout_s: float = START_TIMEOUT_S) -> None:
         ends_at_s = time.monotonic() + timeout_s
-        while not is_so():  # type: ignore[operator]
+        while not is_so():
             ended = [one.args for one in self._processes if one.poll() is not None]
             if ended or time.monotonic() > ends_at_s:
                 logs = "\n".join(

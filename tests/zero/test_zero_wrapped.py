@@ -36,7 +36,8 @@ def test_a_wrapped_module_trains_the_same(
     world: World, name: str, stage: int, precision: str | None, n_ranks: int
 ) -> None:
     if precision and name in ROUNDED_ONCE_MORE:
-        pytest.skip("the rounding is one of bf16, then")
+        # In fp32 these differ by up to 6e-8; in bf16 one place is more than a fault may cost.
+        pytest.skip("in bf16 no bound would tell a fault from the last place")
     compare(world, name, n_ranks, stage=stage, precision=precision, tolerance=ROUNDED_ONCE_MORE.get(name, 0.0))
 
 

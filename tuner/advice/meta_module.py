@@ -64,9 +64,9 @@ def inspect(model: Any) -> ModelShape:
     import torch
 
     n_parameters = float(sum(parameter.numel() for parameter in model.parameters()))
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) in READERS:
-        shape = from_config(config.to_dict(), type(model).__name__)  # type: ignore[union-attr]
+        shape = from_config(config.to_dict(), type(model).__name__)
         return msgspec.structs.replace(shape, stated_parameters=n_parameters)
     lists = [
         list(module) for module in model.modules() if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential))

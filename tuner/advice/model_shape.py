@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -126,7 +126,7 @@ def from_dimensions(
     n_context: int | None = None,
     vocabulary: int | None = None,
     n_parameters: float | None = None,
-    **more: int | bool,
+    **more: Any,
 ) -> ModelShape:
     """A GPT's shape from what a user states; feed-forward four times as wide, where `more` does not say otherwise.
 
@@ -155,7 +155,7 @@ def from_dimensions(
     heads = n_heads if n_heads is not None else max(1, width // HEAD_WIDTH)
     if heads < 1 or width % heads:
         raise UserError(f"a width of {width} cannot be divided among {heads} heads", "give a divisor of the width")
-    fields = {"n_kv_heads": heads, "head_width": width // heads, "ffn_width": 4 * width, **more}
+    fields: dict[str, Any] = {"n_kv_heads": heads, "head_width": width // heads, "ffn_width": 4 * width, **more}
     shape = checked(
         ModelShape(
             n_layers=n_layers,
@@ -164,7 +164,7 @@ def from_dimensions(
             n_context=n_context if n_context is not None else CONTEXT,
             vocabulary=vocabulary if vocabulary is not None else VOCABULARY,
             assumed=tuple(assumed),
-            **fields,  # type: ignore[arg-type]
+            **fields,
         )
     )
     if n_parameters is not None and abs(shape.n_parameters / n_parameters - 1) > _TOLERANCE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -247,7 +248,13 @@ def _pieces(problem: Problem, configuration: ZeroConfiguration, compute: float, 
 class _DataParallel:
     """Collectives among ranks that hold the same part of the model."""
 
-    def __init__(self, configuration: ZeroConfiguration, cluster: Cluster, element: int, time_s) -> None:  # type: ignore[no-untyped-def]
+    def __init__(
+        self,
+        configuration: ZeroConfiguration,
+        cluster: Cluster,
+        element: int,
+        time_s: Callable[[Collective, float, CommunicatorClass], float],
+    ) -> None:
         split = configuration.n_model_parallel
         n_ranks = cluster.n_gpus // split
         self.n_shards = min(configuration.shard_ranks or n_ranks, n_ranks)
@@ -286,4 +293,4 @@ class _DataParallel:
         cap = self.bucket_bytes or size
         n_full, rest = divmod(size, cap) if cap else (0, 0)
         seconds = n_full * self.time_s(collective, cap, self.sharding) if n_full else 0.0
-        return float(seconds + (self.time_s(collective, rest, self.sharding) if rest else 0.0))
+        return seconds + (self.time_s(collective, rest, self.sharding) if rest else 0.0)

@@ -34,7 +34,7 @@ Hook = TypeVar("Hook", bound=Callable[..., None])
 
 def between_graphs(hook: Hook) -> Hook:
     """Under torch.compile `hook` runs between graphs, which therefore see whole parameters only."""
-    outside: Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    outside: Hook = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]  # torch does not annotate it
     return outside
 
 

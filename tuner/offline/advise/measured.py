@@ -149,8 +149,8 @@ def _network_factor(rows: Iterable[NDArray[np.void]], network: Network) -> tuple
         large = block[(block["message_bytes"] >= _LEAST_BYTES) & (block["duration_us"] > 0) & (block["n_ranks"] > 1)]
         for row in large:
             if row["collective"] in _COLLECTIVES and row["n_nodes"] > 0:
-                key = tuple(int(row[name]) for name in ("collective", "message_bytes", "n_ranks", "n_nodes"))
-                durations[key].append(float(row["duration_us"]))  # type: ignore[index]
+                key = int(row["collective"]), int(row["message_bytes"]), int(row["n_ranks"]), int(row["n_nodes"])
+                durations[key].append(float(row["duration_us"]))
     factors = []
     for (collective, size, n_ranks, n_nodes), found in durations.items():
         if n_ranks > n_nodes * network.ranks_per_node:
