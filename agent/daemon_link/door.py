@@ -19,6 +19,7 @@ from zerotune.store.private_folders import open_socket_folder
 ADDRESS_TIMEOUT_S: Final = 0.5
 """The service tells the address at once, whether a daemon serves there already or not."""
 MAX_ANSWER_BYTES: Final = 65_536
+"""Two addresses take less than 300; a peer that sends more is no service of ours."""
 
 
 class Answer(msgspec.Struct, frozen=True):

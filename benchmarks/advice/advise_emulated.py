@@ -35,9 +35,12 @@ from zerotune.tuner.advice.search import seconds_per_sequence
 from zerotune.tuner.offline.advise.measured import compute_factor
 
 N_RANKS: Final = 2
+"""One for each of two cores: more would wait for a processor, not for the virtual clock."""
 BUCKETS_BYTES: Final = tuple(1 << place for place in (18, 19, 20, 21, 22, 23))
+"""A twelfth of a layer of the model to nearly three layers."""
 PREFETCHES: Final = (0, 1, 2)
 TIMEOUT_S: Final = 600
+"""Of one job, which takes seconds: what takes longer hangs."""
 QUICK: Final = ("ethernet_boxes",)
 _KERNELS: Final = msgspec.structs.replace(DEFAULT, contention=0.0)
 """The virtual clock's computation loses nothing beside collectives but where a fabric says so."""

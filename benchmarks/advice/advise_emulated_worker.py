@@ -18,7 +18,9 @@ from zerotune.agent.nccl.emulated.device import clock
 from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
 
 WARM_STEPS = 2
+"""Not counted: buffers are made in the first, and the order of units is learned."""
 SHAPE = GPTShape(n_layers=6, width=256, n_context=64)
+"""Small enough for a processor; a layer is 3 MiB, between the smallest and the largest bucket that is tried."""
 BATCH = 4
 
 
