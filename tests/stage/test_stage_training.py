@@ -159,7 +159,7 @@ def test_what_cannot_be_written_is_refused_before_training(tmp_path: Path) -> No
     (tmp_path / "file").write_bytes(b"no database, and no folder" * 300)
     with pytest.raises(UserError, match=str(tmp_path / "file")):
         train(tmp_path / "file", None, 10**9, 1, 1, 0)
-    with pytest.raises(UserError, match="--store"):
+    with pytest.raises(UserError, match="ZEROTUNE_STORE"):
         train(tmp_path / "out", tmp_path / "file", 10**9, 1, 1, 0)
 
 

@@ -183,7 +183,7 @@ def test_one_damaged_rank_does_not_lose_the_others(
         (["t.csv", "--setting", "ring/8"], "'8'"),
         (["t.csv", "--setting", "warp/ll"], "warp"),
         (["t.csv", "--store", "t.csv"], "t.csv"),
-        (["t.csv", "--store", "t.csv/below.db"], "--store"),
+        (["t.csv", "--store", "t.csv/below.db"], "ZEROTUNE_STORE"),
         (["t.csv", "--n-nodes", "many"], "many"),
         ([], "import"),
     ],
