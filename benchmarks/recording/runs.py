@@ -55,7 +55,7 @@ FAULTS: Final = (
 )
 """How many of each kind were met."""
 
-STALLS: Final = ("worst_step_ms", "worst_step_alone_ms", "worst_stall_with_waiting_ms")
+STALLS: Final = ("worst_step_ms", "worst_step_beyond_twin_ms")
 """Of chaos: what the worst stall of ours is read beside."""
 
 RUNS: Final = (
@@ -77,7 +77,7 @@ RUNS: Final = (
     Run("chaos_two_nodes", "chaos --minutes 5 --nodes 2", is_timed=True, shown=STALLS),
     Run(
         "chaos_daemon_deaths",
-        "chaos --deaths 1000 --minutes 60 --daemons 3 --jobs zero_runtime --events kill_daemon kill_rank",
+        "chaos --deaths 1000 --minutes 60 --jobs zero_runtime --events kill_daemon kill_rank",
         is_timed=True,
         timeout_s=4 * 3600.0,
         shown=("daemon_deaths", "daemon_deaths_while_recording", *STALLS),
