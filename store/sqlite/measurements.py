@@ -7,6 +7,7 @@ by one: each statement carries thousands of values and SQLite works without hold
 from __future__ import annotations
 
 import sqlite3
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -61,16 +62,14 @@ _SERIES_COLUMNS: Final = (
 _SERIES: Final = np.dtype([(name, MEASUREMENT[name]) for name in _SERIES_COLUMNS])
 _ROW_COLUMNS: Final = ("series", "job", "epoch", "step", "duration_us", "memory_pressure", "measured_at_s")
 _WRITTEN: Final = (*_ROW_COLUMNS, "checksum")
-_ROWS_PER_STATEMENT: Final = 1000
+_ROWS_PER_STATEMENT: Final = 1024
 """8 values a row: below SQLite's usual limit of 32,766 parameters."""
 
 
+@cache
 def _insert(n_rows: int) -> str:
     marks = "(" + ",".join("?" * len(_WRITTEN)) + ")"
     return f"INSERT INTO measurements ({','.join(_WRITTEN)}) VALUES " + ",".join([marks] * n_rows)
-
-
-_FULL_INSERT: Final = _insert(_ROWS_PER_STATEMENT)
 
 
 class SeriesIds:
@@ -133,9 +132,12 @@ def insert(
     """
     n_columns = len(_WRITTEN)
     checksum = checksums([series, job, *(block[name] for name in _ROW_COLUMNS[2:6]), measured_at_s])
-    for start in range(0, len(block), _ROWS_PER_STATEMENT):
-        part = block[start : start + _ROWS_PER_STATEMENT]
-        n_rows = len(part)
+    start = 0
+    while start < len(block):
+        # Powers of two: a connection keeps its last 128 statements with their values, and of one for each length that
+        # blocks have that is tens of megabytes.
+        n_rows = min(_ROWS_PER_STATEMENT, 1 << (len(block) - start).bit_length() - 1)
+        part = block[start : start + n_rows]
         values: list[Any] = [None] * (n_rows * n_columns)
         values[0::n_columns] = series[start : start + n_rows].tolist()
         values[1::n_columns] = [job] * n_rows
@@ -145,7 +147,8 @@ def insert(
         values[5::n_columns] = part["memory_pressure"].tolist()  # SQLite stores NaN as NULL
         values[6::n_columns] = [measured_at_s] * n_rows
         values[7::n_columns] = checksum[start : start + n_rows].tolist()
-        connection.execute(_FULL_INSERT if n_rows == _ROWS_PER_STATEMENT else _insert(n_rows), values)
+        connection.execute(_insert(n_rows), values)
+        start += n_rows
     connection.execute("UPDATE tallies SET n_rows = n_rows + ? WHERE name = 'measurements'", (len(block),))
 
 

@@ -6,6 +6,7 @@ import threading
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 
 from zerotune.store.records import (
@@ -283,6 +284,16 @@ def test_other_threads_read_while_the_writer_writes(store, block):
     assert len(counts) == 60
     assert min(counts) >= 100
     assert len(store.measurements("f")) == 2100
+
+
+def test_blocks_of_many_lengths_take_no_more_memory_than_blocks_of_one(store, block):
+    process, rss_bytes = psutil.Process(), []
+    for n_rows in (1000, *range(700, 900, 2)):
+        store.record_measurements("f", "j", block(n_rows))
+        store.flush()
+        rss_bytes.append(process.memory_info().rss)
+    assert rss_bytes[-1] - rss_bytes[0] < 24 << 20
+    assert store.count_measurements() == store.n_written == 1000 + sum(range(700, 900, 2))
 
 
 def test_the_caller_may_reuse_its_block(store, block):
