@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] in known:
         name = sys.argv[1]
         sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what it started ends with it
         runpy.run_module(module_of(name), run_name="__main__", alter_sys=True)
         return
     if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
