@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
+from daemon_process import Daemon
 from numpy.typing import NDArray
 from service_stubs import FABRIC, FakeStore, ScriptedBrain
 
@@ -88,3 +92,23 @@ def private_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory(prefix="zt-") as name:
         yield Path(name)
+
+
+@pytest.fixture
+def daemon(private_path) -> Iterator[Daemon]:
+    daemon = Daemon(private_path)
+    yield daemon
+    daemon.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def connect() -> Iterator:
+    with zmq.Context() as context, contextlib.ExitStack() as stack:
+
+        def make(endpoint: str) -> zmq.Socket:
+            socket = stack.enter_context(context.socket(zmq.DEALER))
+            socket.linger = 0
+            socket.connect(endpoint)
+            return socket
+
+        yield make
