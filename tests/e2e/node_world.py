@@ -59,8 +59,8 @@ class World:
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.environment["ZEROTUNE_CURVE_KEYS"] = str(self.keys)
 
-    def start_daemon(self):
-        daemon = self.start(*ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", self.store, "-v")
+    def start_daemon(self, *words):
+        daemon = self.start(*ZEROTUNE, "daemon", "--endpoint", self.endpoint, "--store", self.store, "-v", *words)
         self.wait_for(self.status, "the daemon's answer", daemon)
         return daemon
 

@@ -255,6 +255,7 @@ class Brain(Inspection):
         self._policy.price.connection_us = self._attribution.connections.typical_us
         self._policy.price.traffic = self._keys.traffic(self._step)
         self._policy.may_promote = not self._attribution.is_suspicious
+        self._policy.options.canaries_only = self._step_feedback.is_new
         evidence = self._regimes.evidence
         changes = self._policy.next_window(
             self._states,

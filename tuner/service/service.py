@@ -377,6 +377,8 @@ class Service:
         job.silent_ranks.rank_is_here(hello.rank)
         job.late_ranks.hosts[hello.rank] = hello.node
         job.reporter_came(now_s)
+        if len(job.ranks) >= job.n_ranks:
+            job.next_tick_s = now_s  # all are here: what they run is timed from now on
         self._find_leader(job, hello)
         replies: list[Reply] = [(sender, self._welcome)]
         if hello.rank == 0:

@@ -87,32 +87,26 @@ class Canaries:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[KeyState, Candidate]] = []
-        self._went_well: set[tuple[object, ...]] = set()
+        self.waiting: list[tuple[KeyState, Candidate]] = []
+        """They run, or were offered and may begin yet."""
+        self.went_well: set[tuple[object, ...]] = set()
+        """Algorithms and protocols, by communicator and collective."""
         self._n_good = 0
         self._is_bad = False
 
     def may_begin(self, key: KeyState, evidence: CallEvidence) -> bool:
         """Whether one more may be tried now, at this key."""
         waiting = []
-        for state, candidate in self._waiting:
+        for state, candidate in self.waiting:
             if candidate in state.banned:
                 self._is_bad = True
             elif evidence.has_measured(state.index, candidate):
                 self._n_good += 1
-                self._went_well.add((*state.family, *cell_of(candidate)))
+                self.went_well.add((*state.family, *cell_of(candidate)))
             elif state.trial == candidate or (state is not key and candidate not in state.numbers):
-                waiting.append((state, candidate))  # it runs, or was offered and may begin yet
-        self._waiting = waiting
+                waiting.append((state, candidate))
+        self.waiting = waiting
         return not self._is_bad and len(waiting) <= self._n_good
-
-    def went_well(self, state: KeyState, candidate: Candidate) -> bool:
-        """Whether its algorithm and protocol did at another key of this collective and communicator."""
-        return (*state.family, *cell_of(candidate)) in self._went_well
-
-    def offered(self, state: KeyState, candidate: Candidate) -> None:
-        """It may begin at this key."""
-        self._waiting.append((state, candidate))
 
 
 class Options:
@@ -127,6 +121,8 @@ class Options:
         self._memory = memory
         self._price = price
         self._canaries = Canaries()
+        self.canaries_only = False
+        """For now no trial begins but what the fleet's book says."""
 
     def best(self, state: KeyState, states: list[KeyState], evidence: CallEvidence, room_us: float) -> Option | None:
         """The best trial of one key that fits.
@@ -148,7 +144,7 @@ class Options:
         options = self._surrogate.fields.of(state).options
         log_now = evidence.log_us(incumbent if usual is None else usual)
         canary = self._canary(state, options, opinion, log_now, evidence, room_us)
-        if canary is not None:
+        if canary is not None or self.canaries_only:
             return canary
 
         def ask(is_paid: bool) -> Option | None:
@@ -191,14 +187,12 @@ class Options:
         duration_us, (mean, spread) = math.exp(log_now), opinion
         excess = expected_excess(mean - log_now, spread)[at]
         risk_us = float(excess * duration_us * stakes.charged_calls + once_us[at])
-        if not risk_us <= room_us:
+        lent_us = CANARY_STEPS * self._budget.fraction * self._budget.training_us / max(1, self._budget.n_steps)
+        went_well = (*state.family, *cell_of(candidate)) in self._canaries.went_well
+        worst_us = 0.0 if went_well else CANARY_RATIO * duration_us * stakes.charged_calls
+        if worst_us > max(lent_us, room_us) or not risk_us <= room_us:
             return None
-        if not self._canaries.went_well(state, candidate):
-            budget = self._budget
-            lent_us = CANARY_STEPS * budget.fraction * budget.training_us / max(1, budget.n_steps)
-            if CANARY_RATIO * duration_us * stakes.charged_calls > lent_us:
-                return None
-        self._canaries.offered(state, candidate)
+        self._canaries.waiting.append((state, candidate))
         return Option(
             worth_us=told.gain * duration_us * stakes.calls_per_step,
             risk_us=risk_us,

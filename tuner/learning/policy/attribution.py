@@ -189,8 +189,6 @@ SUSPICIOUS = 1.0
 """Half of the calls deviate by more than this many noise scales: the network may have changed just now."""
 
 
-
-
 class Attribution:
     """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took.
 

@@ -501,7 +501,7 @@ class Policy:
     def _start_trials(self, states: list[KeyState], evidence: CallEvidence, step: int, room_us: float) -> None:
         """Begin the most promising trials whose risks together fit `room_us`."""
         picked: list[tuple[KeyState, Option]] = []
-        n_looked_at = n_quiet = 0
+        n_looked_at, n_quiet, canaries_only = 0, 0, self.options.canaries_only
         retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
         for offset in range(len(states)):
             state = states[(self._next_key + offset) % len(states)]
@@ -511,17 +511,19 @@ class Policy:
             incumbent = evidence.find(state.index, state.incumbent)
             if incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
                 continue
+            if canaries_only and self.surrogate.fields.knowledge.canary(state.key) is None:
+                continue
             n_looked_at += 1
             found = self.options.best(state, states, evidence, room_us)
-            if found is None:
-                state.quiet_until = retry_at
-            else:
+            if found is not None:
                 picked.append((state, found))
+            elif not canaries_only:
+                state.quiet_until = retry_at
             if n_looked_at >= MAX_NEW_TRIALS:
                 self._next_key = (self._next_key + offset + 1) % len(states)
                 break
-        self._n_in_vain = 0 if picked or self.trials else self._n_in_vain + n_looked_at
-        was_all = n_looked_at < MAX_NEW_TRIALS and n_quiet + n_looked_at > 0
+        self._n_in_vain = 0 if picked or self.trials or canaries_only else self._n_in_vain + n_looked_at
+        was_all = n_looked_at < MAX_NEW_TRIALS and n_quiet + n_looked_at > 0 and not canaries_only
         self.has_settled = not picked and not self.trials and (was_all or self._n_in_vain >= len(states))
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             if found.risk_us > room_us or not self.options.may_run(state, found.candidate):

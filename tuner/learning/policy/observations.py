@@ -277,7 +277,6 @@ def _contrast(found: _Fit, variance: float, first: int, second: int) -> Contrast
     return Contrast(gain, 1.0 / float(spread), math.sqrt(variance))
 
 
-
 CLIP: Final = 6.0
 """Calls further from their slot's centre than this many noise scales are pulled in."""
 CLIP_AT_LEAST: Final = 0.1

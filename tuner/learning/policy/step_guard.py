@@ -483,7 +483,8 @@ DOUBTFUL_SHARE: Final = 0.05
 otherwise is not known to the percent. The budget keeps such steps few.
 """
 KNOWN_STEPS: Final = 14
-"""So many steps are known before the first trial begins."""
+"""So many steps are known before the first trial begins; a third of them before a canary does, whose price is that of a
+catastrophe: what others learned is to be had within ten steps."""
 WITHDRAWN_REST_STEPS: Final = 100
 """A key whose promotion made steps slower tries nothing for this many steps, twice as many after each further time."""
 
@@ -541,7 +542,12 @@ class StepFeedback:
     @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.is_comparing or self._guarded.is_asking or len(self._recent) < KNOWN_STEPS
+        return self.is_comparing or self._guarded.is_asking or len(self._recent) < KNOWN_STEPS // 3
+
+    @property
+    def is_new(self) -> bool:
+        """Too few steps are known to guard other trials by than canaries."""
+        return len(self._recent) < KNOWN_STEPS
 
     def reset(self) -> None:
         """The network's regime changed: all that steps and calls said is asked for anew."""
