@@ -24,7 +24,7 @@ from zerotune.store.records import Collective
 
 @dataclass(frozen=True)
 class EmulationSettings:
-    """ZEROTUNE_SEED, _COMPUTE and _DEVICE_MB; the emulation's other variables are only checked here."""
+    """ZEROTUNE_SEED, _COMPUTE, _DEVICE_MB and _BACKEND_NAME; the emulation's other variables are only checked here."""
 
     seed: int
     compute: str
@@ -32,6 +32,8 @@ class EmulationSettings:
     measured_scale: float
     device_mb: float | None
     """Memory of a device, 10^6 bytes; None: as the fabric says."""
+    answers_to_nccl: bool
+    """Whether scripts hear that the backend is `nccl`."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> EmulationSettings:
@@ -59,7 +61,10 @@ class EmulationSettings:
         if memory_text and device_mb is None:
             remedy = "say 40000, for example, or unset it"
             raise UserError(f"ZEROTUNE_DEVICE_MB={memory_text!r} is no amount of memory", remedy)
-        return cls(seed, compute, scale, device_mb)
+        name = environment.get("ZEROTUNE_BACKEND_NAME", "")
+        if name not in ("", "emulated_nccl", "nccl"):
+            raise UserError(f"ZEROTUNE_BACKEND_NAME={name!r} is no name of the backend", "say nccl, or unset it")
+        return cls(seed, compute, scale, device_mb, name == "nccl")
 
 
 def _check_pinning(environment: Mapping[str, str]) -> None:

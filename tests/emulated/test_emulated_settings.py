@@ -75,6 +75,7 @@ def test_the_device_can_be_made_smaller(emulation: pytest.MonkeyPatch, pair: Pai
         ("ZEROTUNE_DEVICE_MB", "much"),
         ("ZEROTUNE_DEVICE_MB", "-5"),
         ("ZEROTUNE_DEVICE_MB", "inf"),
+        ("ZEROTUNE_BACKEND_NAME", "gloo"),
         ("ZEROTUNE_NCCL_VERSION", "2.10"),
         ("ZEROTUNE_NCCL_VERSION", "newest"),
         ("ZEROTUNE_FAULTS", "foo"),

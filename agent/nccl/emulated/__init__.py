@@ -17,8 +17,9 @@ from zerotune.agent.nccl.emulated.errors import (
     SettingDisagreement,
 )
 from zerotune.agent.nccl.emulated.journal import Journal, JournalCall, journal
+from zerotune.agent.nccl.emulated.torch_backend.alias import BACKEND
 from zerotune.agent.nccl.emulated.torch_backend.capture import Graph
-from zerotune.agent.nccl.emulated.torch_backend.process_group import BACKEND, EmulatedProcessGroup, create
+from zerotune.agent.nccl.emulated.torch_backend.process_group import EmulatedProcessGroup, create
 
 __all__ = [
     "BACKEND",

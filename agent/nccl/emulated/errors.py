@@ -1,13 +1,14 @@
-"""What the emulated NCCL raises; everything descends from RuntimeError, as torch's own errors do."""
+"""What the emulated NCCL raises; everything is a `DistBackendError`, and so a RuntimeError, as torch's NCCL raises."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from zerotune.store.errors import RankDisagreement, ZerotuneError
 
 
-class EmulatedNcclError(ZerotuneError, RuntimeError):
+class EmulatedNcclError(ZerotuneError, dist.DistBackendError):
     """A collective cannot be carried out."""
 
 

@@ -15,6 +15,7 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.compute import ComputeModel
 from zerotune.agent.nccl.emulated.device.memory import device
+from zerotune.agent.nccl.emulated.torch_backend.alias import answer_to_nccl
 from zerotune.agent.nccl.emulation_settings import EmulationSettings, choose_host
 from zerotune.agent.nccl.fabric import Fabric
 
@@ -35,7 +36,7 @@ class Emulation:
 
 @lru_cache(maxsize=1)
 def emulation() -> Emulation:
-    """Read ZEROTUNE_FABRIC, _SEED, _COMPUTE and _DEVICE_MB, and set the clock going.
+    """Read ZEROTUNE_FABRIC, _SEED, _COMPUTE, _DEVICE_MB and _BACKEND_NAME, and set the clock going.
 
     Raises:
         FabricError, UserError: a value makes no sense.
@@ -44,6 +45,8 @@ def emulation() -> Emulation:
     fabric = fabrics.load(name)
     said = EmulationSettings.from_environment(os.environ)
     device().limit_mb = said.device_mb
+    if said.answers_to_nccl:
+        answer_to_nccl()
     current = clock.current()
     current.sms_slowdown = fabric.sms_slowdown
     if said.compute == "measured":

@@ -22,12 +22,12 @@ from zerotune.agent.nccl.emulated.host.calls import Task
 from zerotune.agent.nccl.emulated.host.communicator import Communicator, close_all
 from zerotune.agent.nccl.emulated.settings import announce, emulation
 from zerotune.agent.nccl.emulated.torch_backend import capture, tasks
+from zerotune.agent.nccl.emulated.torch_backend.alias import BACKEND
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM, Operator, operator
 from zerotune.agent.nccl.emulated.torch_backend.work import EmulatedWork
 from zerotune.agent.nccl.emulated.transport.start import name_start
 from zerotune.store.records import Collective
 
-BACKEND: Final = "emulated_nccl"
 _HANDLES_DIE_IN_CPP: Final = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 8)
 """Older torch drops the Python part of a work that C++ asked for, and then waits for it without end."""
 _RECENT_WORKS: Final = 64

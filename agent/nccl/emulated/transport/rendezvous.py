@@ -195,7 +195,7 @@ class Rendezvous:
         if result == 0:
             return
         if result == _TIMEOUT:
-            raise CollectiveTimeout(f"not every rank came to {purpose} within {timeout_us / 1e6:.1f} s")
+            raise CollectiveTimeout(f"not every rank came to {purpose} within the timeout of {timeout_us / 1e6:.1f} s")
         if result <= _DEAD:
             raise PeerLost(f"rank {_DEAD - result} of {self.n_ranks} ended before it could {purpose}")
         raise EmulatedNcclError("the communicator was aborted")

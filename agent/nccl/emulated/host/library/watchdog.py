@@ -56,7 +56,9 @@ class _Inside:
             self.announced.wait(self.index, 0)
         except CollectiveTimeout:
             if now_s - self.since_s > self.timeout_s:
-                return CollectiveTimeout(f"not every rank came to join the collective within {self.timeout_s:.1f} s")
+                return CollectiveTimeout(
+                    f"not every rank came to join the collective within the timeout of {self.timeout_s:.1f} s"
+                )
             return None
         except EmulatedNcclError as error:
             return error
