@@ -89,6 +89,10 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         | {"agent/nccl", "tuner base", "tuner/client", "tuner/fingerprint", "tuner/learning"}
         | {"tuner/modeling", "tuner/traces", "tuner/advice"},
     ),
+    "tuner/watching": (
+        "jobs as they run, in a browser or a terminal",
+        RECORDED | {"tuner/client", "tuner/modeling", "tuner/offline"},
+    ),
     "tuner/demo": (
         "the whole loop on this machine",
         RECORDED | {"agent base", "agent/nccl", "tuner/client", "tuner/modeling", "tuner/offline"},
@@ -112,6 +116,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
             "tuner/offline",
             "tuner/service",
             "tuner/traces",
+            "tuner/watching",
         },
     ),
 }

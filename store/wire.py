@@ -266,6 +266,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Of the ranks that report to this daemon."""
     lateness: Lateness = Lateness()
     """Which of the ranks that report to this daemon, or to those of other nodes, collectives wait for."""
+    exposed_us: float | None = None
+    """Of a step of late, the communication that computation waited for; None: not known."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):

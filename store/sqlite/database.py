@@ -436,14 +436,23 @@ class Store:
         """
         return _measurements.statistics(self._reader(), fabric_id, job_id, without_job)
 
-    def steps(self, job_id: str) -> list[StepRecord]:
-        """Recorded steps of a job, in order."""
+    def steps(self, job_id: str, *, after: int = -1, limit: int | None = None) -> list[StepRecord]:
+        """Recorded steps of a job, in order.
+
+        Args:
+            job_id: whose.
+            after: only steps with higher numbers.
+            limit: the newest so many; None: all.
+
+        Returns:
+            One record per step.
+        """
         rows = self._reader().execute(
             "SELECT step, epoch, duration_us, exposed_us, memory_pressure FROM steps"
-            " WHERE job = (SELECT id FROM jobs WHERE job_id = ?) ORDER BY step",
-            (job_id,),
+            " WHERE job = (SELECT id FROM jobs WHERE job_id = ?) AND step > ? ORDER BY step DESC LIMIT ?",
+            (job_id, after, -1 if limit is None else limit),
         )
-        return [StepRecord(*row) for row in rows]
+        return [StepRecord(*row) for row in rows][::-1]
 
     def count_measurements(self) -> int:
         """How many rows of measurements the file has, damaged ones included: quick."""
@@ -497,6 +506,13 @@ class Store:
             (*parameters, -1 if limit is None else limit),
         )
         return [decision_of(row) for row in rows][::-1]
+
+    def newest_decision(self, job_id: str) -> int:
+        """Row of a job's newest decision, which grows with every one; 0: there is none. It costs next to nothing."""
+        (found,) = self._reader().execute(
+            "SELECT coalesce(max(id), 0) FROM decisions WHERE job = (SELECT id FROM jobs WHERE job_id = ?)", (job_id,)
+        )
+        return int(found[0])
 
     def fabrics(self) -> dict[str, dict[str, str | int | float | bool]]:
         """Description of every fabric, by fabric_id."""

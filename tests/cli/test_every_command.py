@@ -17,7 +17,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner import cli
 from zerotune.tuner.cli.app import app
 
-NO_JSON = {"daemon", "launch", "demo"}
+NO_JSON = {"daemon", "launch", "demo", "dashboard"}
 """Commands that run something."""
 JSON_ELSEWHERE = {
     "book key",
@@ -65,6 +65,13 @@ MISTAKES = {
         [],
     ],
     "status": [["--endpoint", "ipc:///nowhere/d.sock"], ["--endpoint", "nonsense"]],
+    "dashboard": [
+        ["--endpoint", "nonsense"],
+        *[["--listen", address] for address in ("8470", "here:", "127.0.0.1:99999", "256.0.0.1:1")],
+        ["--no-token", "--listen", "0.0.0.0:0"],
+        ["--no-token", "--listen", "node-7:8470"],
+        ["--curve-keys", "{none}"],
+    ],
     "jobs": [["--store", "{none}"], ["--store", "{junk}"], ["--limit", "0"], ["--limit", "many"]],
     "explain": [["--store", "{none}"], ["--store", "{junk}"], ["--store", "{store}", "--job", "nobody"]],
     "table": [

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from zerotune.tuner.cli.live.daemon import daemon
+from zerotune.tuner.cli.live.dashboard import dashboard
 from zerotune.tuner.cli.live.doctor import doctor
 from zerotune.tuner.cli.live.explain import explain
 from zerotune.tuner.cli.live.fabrics import fabrics
@@ -44,6 +45,7 @@ for _command in (
     daemon,
     launch,
     status,
+    dashboard,
     jobs,
     explain,
     table,

@@ -197,6 +197,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         )
     for job in reply.jobs:
         is_well = job.health == "ok" or job.health.startswith("forwards to ")
+        exposed = "" if job.exposed_us is None else f", communication exposed {job.exposed_us / 1000:.2f} ms"
         show(
             f"\n{titled(job.job_id, job.name)}: {job.health}, heard {job.heard_s_ago:.1f} s ago",
             "bold green" if is_well else "bold red",
@@ -204,7 +205,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         show(
             f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.step, job.missing_evidence)},"
             f" fabric {job.fabric_id}\n"
-            f"  step {job.step:,} ({job.step_us / 1000:.2f} ms), epoch {job.epoch},"
+            f"  step {job.step:,} ({job.step_us / 1000:.2f} ms{exposed}), epoch {job.epoch},"
             f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"
             f"  {job.n_explored:,} calls ran settings still on trial,"
             f" which cost {job.exploration_spent_percent:.2f} % of step time"

@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib
 import matplotlib.patches
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
+from zerotune.tuner.offline.winners import Winner
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,28 +179,6 @@ def step_times(
     spread.set_xlabel("% of steps below")
     spread.set_xlim(0, 100)
     return figure
-
-
-class Winner(NamedTuple):
-    """A setting in force."""
-
-    setting: str
-    change_percent: float | None
-    """Change of time against NCCL's own choice: negative is faster; None where it is unknown."""
-    is_measured: bool
-    """Whether the change is measured; else it is a prediction."""
-
-    @property
-    def rank(self) -> tuple[bool, float]:
-        """Sort key; the lowest of a cell is drawn. Measured ones come first, then those that save most."""
-        return not self.is_measured, 0.0 if self.change_percent is None else self.change_percent
-
-    def words(self, *, is_narrow: bool) -> str:
-        """The text in its cell of the picture."""
-        lines = self.setting.replace("/", "\n", -1 if is_narrow else 1)
-        if self.change_percent is None or abs(self.change_percent) < 0.5:
-            return lines
-        return f"{lines}\n{self.change_percent:+.0f} %" + ("" if self.is_measured else "\npredicted")
 
 
 def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequence[Winner | None]]) -> Figure:

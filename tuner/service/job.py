@@ -141,6 +141,7 @@ class Job:
         self._backlog: list[Callable[[BrainLike], None]] = []
         self._backlog_bytes = 0
         self._step_us: deque[float] = deque(maxlen=64)
+        self._exposed_us: deque[float] = deque(maxlen=64)
         self._last_decisions: deque[str] = deque(maxlen=5)
         self._n_explored = 0
         self._spent_percent = 0.0
@@ -294,6 +295,8 @@ class Job:
         if step.epoch != self.epoch and step.step >= self._epoch_since_step:
             self.adopt(step.epoch, step.step)
         self._step_us.append(step.duration_us)
+        if step.exposed_us is not None:
+            self._exposed_us.append(step.exposed_us)
         self.tell(lambda brain: brain.step_finished(step))
 
     def adopt(self, epoch: int, step: int) -> None:
@@ -338,6 +341,7 @@ class Job:
             n_explored=self._n_explored,
             observations_per_s=self._rate,
             step_us=float(median(self._step_us)) if self._step_us else 0.0,
+            exposed_us=float(median(self._exposed_us)) if self._exposed_us else None,
             exploration_spent_percent=self._spent_percent,
             last_decisions=tuple(self._last_decisions),
             health=health,

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from zerotune.store.atomic_file import users_file
-from zerotune.store.records import DecisionKey, Outcome, Phase, size_class_floor, size_class_range
+from zerotune.store.records import Outcome, Phase, size_class_range
 from zerotune.tuner.client.status import workload
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.explanations import Explanation
@@ -25,6 +25,7 @@ from zerotune.tuner.offline.report import step_timeline
 from zerotune.tuner.offline.report.equal_rows import groups_of
 from zerotune.tuner.offline.report.facts import Facts, trust, untrained
 from zerotune.tuner.offline.size_ranges import rounded_range
+from zerotune.tuner.offline.winners import winner_table
 
 Array = NDArray[Any]
 
@@ -177,21 +178,7 @@ def _winners_picture(facts: Facts) -> Picture | None:
     settled = facts.in_force()
     if not settled:
         return None
-    rows = sorted({(key.collective, key.phase, key.communicator) for key in settled})
-    octaves = sorted({_octave(key) for key in settled})
-    cells: list[list[plots.Winner | None]] = [[None] * len(octaves) for _ in rows]
-    for key, decision in sorted(settled.items()):
-        row, column = rows.index((key.collective, key.phase, key.communicator)), octaves.index(_octave(key))
-        comparison = facts.against_own(decision)
-        change = 0.0 if decision.candidate.is_baseline else comparison.change_percent
-        setting = str(decision.candidate).replace("baseline", "NCCL's own")
-        winner = plots.Winner(setting, change, comparison.is_measured)
-        known = cells[row][column]
-        if known is None or winner.rank < known.rank:
-            cells[row][column] = winner
-    labels = [f"{collective.name}\n{phase.name}" for collective, phase, _ in rows]
-    sizes = [rounded_range(1 << octave, (2 << octave) - 1, " to\n") for octave in octaves]
-    figure = plots.winners(labels, sizes, cells)
+    figure = plots.winners(*winner_table(settled, facts.against_own))
     caption = (
         "Percentages are the change of time against NCCL's own choice, below zero: faster. They are measured;"
         " what is only predicted says so and is hatched. Size classes of one octave share a cell: the measured one"
@@ -286,10 +273,6 @@ def _undecided(facts: Facts) -> list[str]:
             sizes = rounded_range(*size_class_range(key.size_class))
             found.append(f"{key.collective.name}, {key.phase.name}, {sizes}")
     return found
-
-
-def _octave(key: DecisionKey) -> int:
-    return size_class_floor(key.size_class).bit_length() - 1
 
 
 def _us(value: float | None) -> str:

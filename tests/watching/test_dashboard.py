@@ -1,0 +1,102 @@
+"""The dashboard's process beside a real daemon, over real HTTP: who is let in, what is told, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import zmq
+from watched_daemon import HOSTILE, N_RANKS, Browser, Job, daemon, dashboard, wait_for
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+
+@pytest.fixture(scope="module")
+def world(short_folder) -> Iterator[SimpleNamespace]:
+    with daemon(short_folder) as (process, endpoint), zmq.Context() as context, dashboard(endpoint) as url:
+        job = Job(context, endpoint)
+        browser = Browser(url)
+        browser.log_in()
+        wait_for(lambda: browser.snapshot().get("jobs"))
+        yield SimpleNamespace(daemon=process, endpoint=endpoint, url=url, job=job, browser=browser, context=context)
+        context.destroy(linger=0)
+
+
+def test_only_the_printed_address_lets_in(world):
+    stranger = Browser(world.url)
+    for path in ("/", "/events", "/snapshot.json", "/page.js", "/nowhere", "/?token=wrong", "/?token=%C3%A9"):
+        assert stranger.ask(path).status == 403
+    assert stranger.ask("/", Authorization="Bearer wrong").status == 403
+    answer = stranger.log_in()
+    assert (answer.status, answer.getheader("location")) == (303, "/")
+    kept = answer.getheader("set-cookie").lower()
+    assert "httponly" in kept
+    assert "samesite" in kept
+    assert stranger.ask("/").status == 200
+    token = world.url.partition("=")[2]
+    assert len(token) >= 32
+    assert Browser(world.url).ask("/snapshot.json", Authorization=f"Bearer {token}").status == 200
+
+
+def test_pages_of_others_whose_name_points_here_are_refused(world):
+    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "localhost.evil.example:8470"):
+        assert world.browser.ask("/", Host=host).status == 421, host
+    for host in ("localhost", f"127.0.0.1:{world.browser.port}", "[::1]:80", "LOCALHOST:1"):
+        assert world.browser.ask("/", Host=host).status == 200, host
+
+
+def test_it_can_only_be_read(world):
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert world.browser.ask("/", method).status == 405
+
+
+def test_pages_run_nothing_but_their_own_script(world):
+    page = world.browser.ask("/")
+    policy = dict(part.strip().partition(" ")[::2] for part in page.getheader("content-security-policy").split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    text = page.read().decode()
+    assert " on" + "click" not in text
+    assert "<style" not in text
+    assert text.count("<script") == text.count("<script src=")
+    assert world.browser.ask("/page.js").getheader("x-content-type-options") == "nosniff"
+
+
+def test_a_page_is_told_everything_once_and_then_what_is_new(world):
+    events = world.browser.events()
+    name, whole = next(events)
+    assert name == "whole"
+    (job,) = whole["jobs"]
+    assert (job["job_id"], job["n_ranks_seen"], job["n_ranks"]) == ("job", N_RANKS, N_RANKS)
+    assert job["fabric_id"] == HOSTILE
+    known = job.get("steps", [])
+    world.job.step(*range(1, 6))
+    while len(known) < 5:
+        name, change = next(events)
+        assert name == "change"
+        (job,) = change["jobs"]
+        known += job.get("steps", [])
+    assert [one[:3] for one in known] == [[number, 1000.0 + number, 100.0] for number in range(1, 6)]
+    assert (job["step"], job["step_us"], job["exposed_us"]) == (5, 1003.0, 100.0)
+    events.close()
+
+
+def test_a_second_page_has_what_the_first_one_has(world):
+    first, second = world.browser.events(), world.browser.events()
+    assert next(first)[1]["jobs"][0]["step"] == next(second)[1]["jobs"][0]["step"]
+    for events in (first, second):
+        assert next(events)[0] == "change"
+        events.close()
+
+
+def test_jobs_leave_and_daemons_end_and_the_page_says_so(world):
+    other = Job(world.context, world.endpoint, "other")
+    wait_for(lambda: len(world.browser.snapshot()["jobs"]) == 2)
+    other.leave()
+    wait_for(lambda: len(world.browser.snapshot()["jobs"]) == 1)
+    world.daemon.terminate()
+    world.daemon.wait()
+    assert wait_for(lambda: world.browser.snapshot().get("problem"))

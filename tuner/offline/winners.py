@@ -1,0 +1,76 @@
+"""The settings in force by message size, as a table that pages and terminals draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from zerotune.store.records import Decision, DecisionKey, size_class_floor
+from zerotune.tuner.offline.comparison import Comparison
+from zerotune.tuner.offline.size_ranges import rounded_range
+
+
+class Winner(NamedTuple):
+    """A setting in force."""
+
+    setting: str
+    change_percent: float | None
+    """Change of time against NCCL's own choice: negative is faster; None where it is unknown."""
+    is_measured: bool
+    """Whether the change is measured; else it is a prediction."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Sort key; the lowest of a cell is drawn. Measured ones come first, then those that save most."""
+        return not self.is_measured, 0.0 if self.change_percent is None else self.change_percent
+
+    def words(self, *, is_narrow: bool) -> str:
+        """The text in its cell of the picture."""
+        lines = self.setting.replace("/", "\n", -1 if is_narrow else 1)
+        if self.change_percent is None or abs(self.change_percent) < 0.5:
+            return lines
+        return f"{lines}\n{self.change_percent:+.0f} %" + ("" if self.is_measured else "\npredicted")
+
+
+class WinnerTable(NamedTuple):
+    """Winners by collective and phase, and by octave of message size."""
+
+    rows: Sequence[str]
+    """Labels: collective, phase, separated by a line feed."""
+    columns: Sequence[str]
+    """Labels: ranges of sizes, in two lines."""
+    cells: Sequence[Sequence[Winner | None]]
+    """[row][column]; None where nothing was decided."""
+
+
+def winner_table(
+    in_force: Mapping[DecisionKey, Decision], against_own: Callable[[Decision], Comparison]
+) -> WinnerTable:
+    """Settings in force as a table.
+
+    Args:
+        in_force: the decision on every key.
+        against_own: compares a decision's setting with NCCL's own choice.
+
+    Returns:
+        The table; where keys share a cell, the measured winner that changed most.
+    """
+    rows = sorted({(key.collective, key.phase, key.communicator) for key in in_force})
+    octaves = sorted({_octave(key) for key in in_force})
+    cells: list[list[Winner | None]] = [[None] * len(octaves) for _ in rows]
+    for key, decision in sorted(in_force.items()):
+        row, column = rows.index((key.collective, key.phase, key.communicator)), octaves.index(_octave(key))
+        comparison = against_own(decision)
+        change = 0.0 if decision.candidate.is_baseline else comparison.change_percent
+        setting = str(decision.candidate).replace("baseline", "NCCL's own")
+        winner = Winner(setting, change, comparison.is_measured)
+        known = cells[row][column]
+        if known is None or winner.rank < known.rank:
+            cells[row][column] = winner
+    labels = [f"{collective.name}\n{phase.name}" for collective, phase, _ in rows]
+    sizes = [rounded_range(1 << octave, (2 << octave) - 1, " to\n") for octave in octaves]
+    return WinnerTable(labels, sizes, cells)
+
+
+def _octave(key: DecisionKey) -> int:
+    return size_class_floor(key.size_class).bit_length() - 1

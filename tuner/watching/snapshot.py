@@ -1,0 +1,215 @@
+"""One look at a daemon and its jobs, as pages and terminals draw it: plain words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from zerotune.store import wire
+from zerotune.store.job_names import titled
+from zerotune.store.records import Decision, size_class_range
+from zerotune.tuner.client.beside import beside
+from zerotune.tuner.client.late import late, who
+from zerotune.tuner.client.passed_by import passed_by
+from zerotune.tuner.client.status import fleet_text, may_try, store_text, workload
+from zerotune.tuner.offline.size_ranges import rounded_range
+from zerotune.tuner.offline.winners import WinnerTable
+from zerotune.tuner.watching.history import JobHistory
+
+MAX_ENDED: Final = 5
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """One step that ended."""
+
+    step: int
+    duration_us: float
+    exposed_us: float | None
+    epoch: int
+
+
+class DecisionLine(msgspec.Struct, frozen=True):
+    """One decision, in words."""
+
+    step: int | None
+    epoch: int
+    kind: str
+    setting: str
+    where: str
+    """Collective, phase and sizes; empty: it concerns the whole job."""
+    reason: str
+
+
+class Straggler(msgspec.Struct, frozen=True):
+    """A rank or node that others wait for."""
+
+    who: str
+    late_us: float
+    share: float
+    """Of the observed steps, those in which it was late."""
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """A sentence that people should see."""
+
+    text: str
+    is_bad: bool = False
+
+
+class JobView(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One job."""
+
+    job_id: str
+    title: str
+    health: str
+    is_well: bool
+    workload: str
+    fabric_id: str
+    n_ranks: int
+    n_ranks_seen: int
+    epoch: int
+    step: int
+    step_us: float
+    """Median of the latest steps."""
+    exposed_us: float | None
+    """Median of the latest steps; None: not known."""
+    heard_s_ago: float
+    observations_per_s: float
+    n_dropped: int
+    n_explored: int
+    spent_percent: float
+    """What exploring has cost, in percent of step time."""
+    notices: Sequence[Notice] = ()
+    wait_us: float = 0.0
+    """Of a step's collectives: waiting for the last rank."""
+    transfer_us: float = 0.0
+    """Of a step's collectives: the rest."""
+    stragglers: Sequence[Straggler] = ()
+    steps: Sequence[Step] = ()
+    decisions: Sequence[DecisionLine] | None = None
+    """The newest first; None: as before."""
+    winners: WinnerTable | None = None
+    """None: as before, or nothing is decided yet."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All of it."""
+
+    endpoint: str
+    problem: str = ""
+    """Why there is nothing else; empty: a daemon answered."""
+    daemon: str = ""
+    """Version and process."""
+    uptime_s: float = 0.0
+    resident_bytes: int = 0
+    n_errors: int = 0
+    n_refused: int = 0
+    store_path: str = ""
+    options: str = ""
+    budget_percent: float | None = None
+    """Of step time, what exploring may cost; None: nothing is explored, or the daemon does not say."""
+    notices: Sequence[Notice] = ()
+    jobs: Sequence[JobView] = ()
+
+
+def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], history_problem: str = "") -> Snapshot:
+    """What a daemon's answer and its store say.
+
+    Args:
+        reply: the answer.
+        histories: by job id; jobs may be missing.
+        history_problem: why the store cannot be read here.
+
+    Returns:
+        The snapshot, with every step and decision that is known.
+    """
+    options = reply.options
+    notices = [Notice(words, style == "bold red") for words, style in (*store_text(reply), *fleet_text(reply.fleet))]
+    notices += [Notice(f"{one.job_id}: {one.describe()}", is_bad=True) for one in reply.without_steps]
+    for ended in reply.ended[:MAX_ENDED]:
+        how = "its ranks fell silent" if ended.fell_silent else "ended"
+        title = titled(ended.job_id, ended.name)
+        notices.append(Notice(f"{title}: {how} {ended.ended_s_ago:.0f} s ago, after step {ended.step:,}"))
+    if history_problem and reply.jobs:
+        notices.append(Notice(f"steps, decisions and winners are not shown: {history_problem}"))
+    return Snapshot(
+        endpoint=reply.endpoint,
+        daemon=f"daemon {reply.version} (pid {reply.daemon_pid})",
+        uptime_s=reply.uptime_s,
+        resident_bytes=reply.resident_bytes,
+        n_errors=reply.n_errors,
+        n_refused=reply.n_refused,
+        store_path=reply.store_path,
+        options="" if options is None else may_try(options),
+        budget_percent=options.budget_percent if options is not None and options.explore else None,
+        notices=notices,
+        jobs=[_job(job, histories.get(job.job_id)) for job in reply.jobs],
+    )
+
+
+def since(snapshot: Snapshot, before: Snapshot) -> Snapshot:
+    """The same without what `before` had already: older steps, and decisions and winners that are as they were."""
+    known = {job.job_id: job for job in before.jobs}
+    return msgspec.structs.replace(
+        snapshot, jobs=[_job_since(job, known[job.job_id]) if job.job_id in known else job for job in snapshot.jobs]
+    )
+
+
+def _job_since(job: JobView, before: JobView) -> JobView:
+    last = before.steps[-1].step if before.steps else -1
+    return msgspec.structs.replace(
+        job,
+        steps=[one for one in job.steps if one.step > last],
+        decisions=None if job.decisions == before.decisions else job.decisions,
+        winners=None if job.winners == before.winners else job.winners,
+    )
+
+
+def _job(job: wire.JobStatus, history: JobHistory | None) -> JobView:
+    notices = [Notice(words) for words in late(job.lateness)]
+    for what, words in (("passed the tuner by", passed_by(job.passages)), ("beside ours", beside(job.passages))):
+        if words:
+            notices.append(Notice(f"{what}: {words}"))
+    if history is None:
+        steps: Sequence[Step] = ()
+        decisions = [DecisionLine(None, job.epoch, "", "", "", line) for line in reversed(job.last_decisions)]
+    else:
+        steps = [Step(one.step, one.duration_us, one.exposed_us, one.epoch) for one in history.steps]
+        decisions = [_decision(one) for one in reversed(history.decisions)]
+    return JobView(
+        job_id=job.job_id,
+        title=titled(job.job_id, job.name),
+        health=job.health,
+        is_well=job.health == "ok" or job.health.startswith("forwards to "),
+        workload=workload(job.stage, job.step, job.missing_evidence),
+        fabric_id=job.fabric_id,
+        n_ranks=job.n_ranks,
+        n_ranks_seen=job.n_ranks_seen,
+        epoch=job.epoch,
+        step=job.step,
+        step_us=job.step_us,
+        exposed_us=job.exposed_us,
+        heard_s_ago=job.heard_s_ago,
+        observations_per_s=job.observations_per_s,
+        n_dropped=job.n_dropped,
+        n_explored=job.n_explored,
+        spent_percent=job.exploration_spent_percent,
+        notices=notices,
+        wait_us=job.lateness.wait_us,
+        transfer_us=job.lateness.transfer_us,
+        stragglers=[Straggler(who(one), one.late_us, one.share) for one in job.lateness.late],
+        steps=steps,
+        decisions=decisions,
+        winners=None if history is None else history.winners,
+    )
+
+
+def _decision(decision: Decision) -> DecisionLine:
+    where = ""
+    if not decision.is_of_job:
+        key = decision.key
+        where = f"{key.collective.name}, {key.phase.name}, {rounded_range(*size_class_range(key.size_class))}"
+    setting = "" if decision.is_of_job else str(decision.candidate).replace("baseline", "NCCL's own")
+    return DecisionLine(decision.step, decision.epoch, decision.kind, setting, where, decision.reason)

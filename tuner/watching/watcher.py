@@ -1,0 +1,46 @@
+"""Looks at a daemon, once or again and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from zerotune.tuner.client.holders import holder_of
+from zerotune.tuner.client.status import fetch_status
+from zerotune.tuner.watching.history import History
+from zerotune.tuner.watching.snapshot import Snapshot, snapshot_of
+
+TIMEOUT_S: Final = 2.0
+
+
+class Watcher:
+    """Asks one daemon and reads its store; belongs to one thread.
+
+    Args:
+        endpoint: the daemon's.
+        curve_dir: folder with the keys for `tcp://`; None: ZEROTUNE_CURVE_KEYS names it.
+    """
+
+    def __init__(self, endpoint: str, curve_dir: Path | None = None) -> None:
+        self.endpoint = endpoint
+        self._curve_dir = curve_dir
+        self._history = History()
+
+    def look(self) -> Snapshot:
+        """How things are now; a daemon that does not answer is said so in the snapshot.
+
+        Raises:
+            UntrustedError: another user's daemon is there, or could be.
+            UserError: the endpoint needs keys, and the folder lacks one.
+        """
+        reply = fetch_status(self.endpoint, TIMEOUT_S, curve_dir=self._curve_dir)
+        if reply is None:
+            holder = holder_of(self.endpoint)
+            who = "no daemon answers" if holder is None else f"the daemon (pid {holder.pid}) does not answer"
+            return Snapshot(self.endpoint, problem=f"{who} at {self.endpoint}")
+        histories = self._history.of(Path(reply.store_path), [(job.job_id, job.fabric_id) for job in reply.jobs])
+        return snapshot_of(reply, histories, self._history.problem)
+
+    def close(self) -> None:
+        """Close the store's file."""
+        self._history.close()

@@ -1,0 +1,103 @@
+"""The dashboard's application and its server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Collection
+from importlib import resources
+from typing import Final
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.watching.watcher import Watcher
+from zerotune.tuner.watching.web.access import Access
+from zerotune.tuner.watching.web.feed import Feed
+
+MAX_CONNECTIONS: Final = 64
+FILES: Final = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+
+def application(feed: Feed, token: str, names: Collection[str] = ()) -> ASGIApp:
+    """The page, its parts, and what it is told.
+
+    Args:
+        feed: what is told.
+        token: without which nobody is served; empty: everybody is.
+        names: further names that the page may be asked for by.
+
+    Returns:
+        An ASGI application.
+    """
+
+    async def events(_: Request) -> Response:
+        if feed.is_full:
+            return PlainTextResponse("too many pages are open\n", 503)
+        return StreamingResponse(feed.events(), media_type="text/event-stream")
+
+    async def snapshot(_: Request) -> Response:
+        return Response(msgspec.json.encode(await feed.latest()), media_type="application/json")
+
+    routes = [Route(path, _file(*file)) for path, file in FILES.items()]
+    routes += [Route("/events", events), Route("/snapshot.json", snapshot)]
+    return Access(Starlette(routes=routes), token, names)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        UserError: the address cannot be bound.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise UserError(
+            f"the dashboard cannot be served at {host}:{port}: {error.strerror}", "choose another --listen HOST:PORT"
+        ) from error
+
+
+def serve(
+    watcher: Watcher, listening: socket.socket, token: str, names: Collection[str], announce: Callable[[], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        watcher: looks at the daemon.
+        listening: where; it is closed in the end.
+        token: without which nobody is served; empty: everybody is.
+        names: further names that the page may be asked for by.
+        announce: called when clients can connect.
+    """
+    feed = Feed(watcher)
+    config = uvicorn.Config(
+        application(feed, token, names),
+        http="h11", ws="none", loop="asyncio", lifespan="off", log_level="critical", access_log=False,
+        server_header=False, limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=1 << 14,
+    )  # fmt: skip
+    announce()  # connections wait in the socket's queue
+    with listening, contextlib.closing(feed), contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _file(name: str, media_type: str) -> Callable[[Request], Response]:
+    content = resources.files("zerotune.tuner.watching.web").joinpath(name).read_bytes()
+
+    def answer(_: Request) -> Response:
+        return Response(content, media_type=media_type)
+
+    return answer
