@@ -82,6 +82,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         | {"tuner/learning", "tuner/modeling"},
     ),
     "tuner/all_users": ("root's service: a daemon for each user of the node", CONTRACTS),
+    "tuner/inductor": ("what torch inductor is told of collectives' durations", RECORDED | {"agent base"}),
     "tuner/metrics": ("Prometheus", RECORDED | {"tuner/client"}),
     "tuner/offline": (
         "sweep, replay, report, import, export",

@@ -1,0 +1,1 @@
+"""What torch inductor is told of collectives' durations."""
