@@ -139,7 +139,16 @@ def node_of(machine: Machine, nbytes: int) -> torch.fx.Node:
 
 
 def learned(machine: Machine, known: Times, folder: Path) -> RuntimeEstimation:
-    """What a job's daemon would have kept of these, read back."""
+    """What a job's daemon would have kept, read back.
+
+    Args:
+        machine: where it was measured.
+        known: microseconds by size.
+        folder: for the store.
+
+    Returns:
+        What inductor would be given.
+    """
     rows = [
         (machine.n_ranks, machine.n_nodes, nbytes, us, 0, 0, math.nan, int(machine.collective), 0, *AT_DEFAULT)
         for nbytes, times in known.items()
@@ -156,7 +165,16 @@ def learned(machine: Machine, known: Times, folder: Path) -> RuntimeEstimation:
 
 
 def judge(machine: Machine, times: Times, folder: Path) -> Iterator[tuple[float, float | None]]:
-    """Relative errors of torch's estimate and of ours, if there is one, at every size that was held out."""
+    """Ask both at every size that was held out.
+
+    Args:
+        machine: where it was measured.
+        times: microseconds by size.
+        folder: for the store.
+
+    Yields:
+        Relative errors of torch's estimate and of ours, if there is one.
+    """
     sizes = sorted(times)
     known = {nbytes: times[nbytes] for nbytes in sizes[::2]}
     with job(machine):

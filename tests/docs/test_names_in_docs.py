@@ -141,6 +141,6 @@ def _is_module(name: str) -> bool:
         return True
     for n_kept in range(len(parts), 0, -1):
         path = "/".join(parts[:n_kept])
-        if path in FOLDERS or f"{path}.py" in TRACKED:
+        if path in FOLDERS or {f"{path}.py", f"zerotune/{path}.py"} & TRACKED:
             return n_kept >= len(parts) - 1
     return False
