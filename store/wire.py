@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.errors import WireError
 from zerotune.store.lateness import Lateness
+from zerotune.store.misaligned import Misaligned
 from zerotune.store.passages import Passages
 from zerotune.store.records import U32, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
 
@@ -266,6 +267,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Of the ranks that report to this daemon."""
     lateness: Lateness = Lateness()
     """Which of the ranks that report to this daemon, or to those of other nodes, collectives wait for."""
+    misaligned: tuple[Misaligned, ...] = ()
+    """Sizes that NCCL would run faster if they were padded, the largest first."""
     exposed_us: float | None = None
     """Of a step of late, the communication that computation waited for; None: not known."""
 

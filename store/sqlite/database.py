@@ -549,6 +549,14 @@ class Store:
             found.setdefault(job_id, set()).add((shape[0], shape[1], shape[2], shape[3]))
         return found
 
+    def ran(self, job_id: str) -> list[tuple[int, int, int, int]]:
+        """What a job measured, as (collective, n_ranks, message_bytes, protocol), each once."""
+        return self._reader().execute(
+            "SELECT DISTINCT s.collective, s.n_ranks, s.message_bytes, s.protocol FROM series s WHERE s.id IN"
+            " (SELECT DISTINCT series FROM measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?))",
+            (job_id,),
+        ).fetchall()
+
     def delete_model(self, name: str, fabric_id: str) -> None:
         """Queue the deletion of a model, if there is one of that name for that fabric."""
         self._put(

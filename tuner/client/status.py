@@ -18,6 +18,7 @@ from zerotune.store.records import MissingEvidence, Stage
 from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.holders import Holder
 from zerotune.tuner.client.late import late
+from zerotune.tuner.client.misaligned import to_be_padded
 from zerotune.tuner.client.passed_by import passed_by
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
             show(f"  passed the tuner by: {words}")
         if words := beside(job.passages):
             show(f"  beside ours: {words}")
-        for words in late(job.lateness):
+        for words in (*late(job.lateness), *to_be_padded(job.misaligned)):
             show(f"  {words}", "yellow")
         for line in job.last_decisions:
             show(f"  {line}", "dim")

@@ -14,6 +14,7 @@ import msgspec
 from zerotune.agent.nccl.catalog import parse_collective
 from zerotune.store.errors import UserError
 from zerotune.store.lateness import Lateness
+from zerotune.store.misaligned import Misaligned, misaligned
 from zerotune.store.records import (
     BASELINE,
     Candidate,
@@ -59,6 +60,8 @@ class Head(msgspec.Struct, frozen=True):
     """The tuner whose choice runs where no plan applies; empty: it is NCCL's own."""
     lateness: Lateness = Lateness()
     """Which of its ranks collectives waited for."""
+    misaligned: tuple[Misaligned, ...] = ()
+    """Sizes that NCCL would run faster if they were padded, the largest first."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -230,6 +233,7 @@ def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Med
         stage=job.stage.name,
         missing_evidence=why_unknown(job, here),
         lateness=job.lateness,
+        misaligned=misaligned(store.ran(job.job_id)),
     )
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from zerotune.store.job_names import titled
 from zerotune.store.records import Stage
 from zerotune.tuner.client.late import late, was_late
+from zerotune.tuner.client.misaligned import to_be_padded
 from zerotune.tuner.client.status import FEW_STEPS, workload
 from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.size_ranges import exact_range
@@ -47,7 +48,7 @@ def render(
         _indented(console, workload(Stage[head.stage], FEW_STEPS, head.missing_evidence))
         if head.baseline:
             _indented(console, f"NCCL's own choice is that of the tuner {head.baseline}, which is asked before ours")
-        for words in (*late(head.lateness), *was_late(head.lateness)):
+        for words in (*late(head.lateness), *was_late(head.lateness), *to_be_padded(head.misaligned)):
             _indented(console, words, "yellow")
     told = [one for one in explanations if shows_all or not one.is_quiet]
     _render_savings(told, [one for one in explanations if one not in told], console)

@@ -19,6 +19,7 @@ from zerotune.store.records import Decision, MissingEvidence, Plan, Stage, StepR
 from zerotune.store.wire import Hello, JobStatus
 from zerotune.tuner.join import OBSERVATION, Joiner
 from zerotune.tuner.late_ranks.finder import LateRankFinder
+from zerotune.tuner.service.misaligned_sizes import MisalignedSizes
 from zerotune.tuner.service.nodes import NodeSession, Uplink, UplinksLike
 from zerotune.tuner.service.observation_windows import ObservationWindows
 from zerotune.tuner.service.silent_ranks import SilentRanks
@@ -112,6 +113,7 @@ class Job:
         self.silent_ranks = SilentRanks()
         self.uplink = Uplink(hello.job_id, uplinks)
         self.late_ranks = LateRankFinder()
+        self.misaligned_sizes = MisalignedSizes(hello.job_id)
         self.joiner = Joiner(self._witness)
         self.windows = ObservationWindows()
         self.changed_at_s = now_s
@@ -227,6 +229,7 @@ class Job:
         if rank == self.lead_rank:
             sane = (records["message_bytes"] > 0) & (records["message_bytes"] < 2**62)
             block = records if sane.all() else records[sane]
+            self.misaligned_sizes.observe(block)
             self.tell(lambda brain: brain.sequence(block), block.nbytes)
 
     def passed_by(self, rank: int, passages: Passages) -> None:
@@ -348,6 +351,7 @@ class Job:
             name=self.name,
             passages=summed(self._passages.values()),
             lateness=self.lateness(),
+            misaligned=self.misaligned_sizes.found,
             missing_evidence=self._missing_evidence,
             heard_s_ago=max([self.silent_ranks.oldest_s(now_s), *(now_s - at_s for _, at_s in heard_at_s)]),
         )
