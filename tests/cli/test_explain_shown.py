@@ -410,6 +410,7 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
             "name": "",
             "baseline": "",
             "lateness": {"n_steps": 0, "wait_us": 0.0, "transfer_us": 0.0, "late": [], "slow": [], "past": []},
+                "misaligned": [],
         }
     ] * 2
 
