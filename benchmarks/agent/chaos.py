@@ -233,7 +233,8 @@ class Chaos:
             if self.n_deaths >= n_deaths:
                 break
             event = self.chance.choice(common)
-            if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s:
+            is_long_enough = n_steps < math.inf and time.monotonic() > enough_s  # but for steps, which a death ends
+            if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s and not is_long_enough:
                 event, next_rank_s = self.kill_rank, time.monotonic() + RANK_LIVES_S
             event()
             self.events[event.__name__] += 1
