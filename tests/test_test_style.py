@@ -9,7 +9,9 @@ SENTENCE = re.compile(r"(?<![\w./-])[a-z]+(?:[,;:]? [a-z]+){2,}(?![\w./-])")
 """Three or more lower-case words in a row."""
 PRIVATE = re.compile(r"(?:^|\.)_[a-zA-Z]\w*$")
 OF_NAMEDTUPLE = {"_asdict", "_fields", "_make", "_replace"}
-OF_OTHERS = {"_exit", "_getframe", "_dynamo", "_C", "_cdata", "_coalescing_manager", "_distributed_c10d"}
+OF_OTHERS = {
+    "_exit", "_getframe", "_dynamo", "_C", "_cdata", "_coalescing_manager", "_distributed_c10d", "_DistTestBase",
+}  # fmt: skip
 """Names of Python's and torch's."""
 
 

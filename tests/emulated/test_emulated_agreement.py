@@ -161,14 +161,16 @@ def test_a_setting_that_hangs_times_out(world: World) -> None:
         assert 0.2 <= seconds < 2
 
 
-def _absent(rank: int) -> Any:
+def _absent(rank: int, n_calls_before: int) -> Any:
     group = dist.new_group(timeout=timedelta(seconds=0.3))
-    dist.barrier(group=group)
+    for _ in range(n_calls_before):
+        dist.barrier(group=group)
     return _outcome(group, lambda: dist.all_reduce(torch.ones(4), group=group) if rank != 1 else time.sleep(0.5))
 
 
-def test_a_rank_that_stays_away_is_waited_for_until_the_timeout(world: World) -> None:
-    names = [name for name, _, _ in world.run(_absent)]
+@pytest.mark.parametrize("n_calls_before", [0, 1])  # the first call makes the communicator
+def test_a_rank_that_stays_away_is_waited_for_until_the_timeout(world: World, n_calls_before: int) -> None:
+    names = [name for name, _, _ in world.run(_absent, n_calls_before)]
     assert names == [CollectiveTimeout.__name__, "none", CollectiveTimeout.__name__, CollectiveTimeout.__name__]
 
 

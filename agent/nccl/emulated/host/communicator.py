@@ -81,7 +81,12 @@ class Communicator:
             return ModelHost(self._fabric, self._shape, self.rank, self.comm_id, name)
         process = library_process(self._emulation.library, self._fabric, self._global_rank)
         announced = Rendezvous(store, f"{key}/announced", self.rank, self.n_ranks, self._timeout)
-        return LibraryHost(process, store, key, announced, self.timeout_us)
+        try:
+            return LibraryHost(process, store, key, announced, self.timeout_us)
+        except EmulatedNcclError:  # whoever comes later must not wait for this rank
+            announced.close()
+            self.rendezvous.close()
+            raise
 
     def issue(self, fused_groups: Sequence[FusedTasks], n_tasks: int = 1) -> list[IssuedCall]:
         """Publish one group of collectives; does not wait for other ranks.

@@ -79,9 +79,16 @@ class LibraryHost(NcclHost):
             if rank == 0:
                 store.set(key, self._nccl.unique_id().hex())
             unique_id = bytes.fromhex(store.get(key).decode())
+            self._await_all_ranks()
             self._communicator = self._nccl.init_rank(n_ranks, unique_id, rank)
         except NcclError as error:
             raise EmulatedNcclError(str(error)) from error
+
+    def _await_all_ranks(self) -> None:
+        """Before the library makes a communicator: there it waits without end for a rank that stays away."""
+        index = self._announced.publish(Header(), [])
+        self._announced.wait(index, self._timeout_us)
+        self._announced.consume(index)
 
     def decide(self, fused_groups: Sequence[FusedTasks], n_tasks: int, *, captured: bool) -> list[Decision]:
         """See NcclHost."""

@@ -1,0 +1,170 @@
+"""What torch's own tests say of the emulated backend, on both hosts, and the page that keeps it.
+
+`python tests/conformance/conformance.py` runs them, some ten minutes on two cores, and renews the page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from benchmarks.lib import nccl_releases
+
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
+BEGIN, END = "<!-- made by tests/conformance/conformance.py -->", "<!-- end -->"
+HOSTS: Final = ("model", "library")
+ASKED: Final = ("emulated_nccl", "gloo", "mpi")
+"""Names of the backend by which torch's tests decide what they try; a later one for tests that are skipped under the
+earlier. Under the name of NCCL every test wants GPUs."""
+N_RANKS: Final = 4
+"""Some tests make groups of three, or pairs."""
+KNOWN: Final = {
+    "test_monitored_barrier_gloo": "torch has monitored barriers for gloo alone, not for NCCL",
+    "test_monitored_barrier_gloo_subgroup": "torch has monitored barriers for gloo alone, not for NCCL",
+    "test_sparse_all_reduce_sum": "NCCL has no sparse collectives",
+}
+"""Why tests fail as they do with NCCL."""
+WHY: Final = (
+    (r"https://github\.com/pytorch|Test is failing|flaky|flakiness|racy", "switched off by torch"),
+    (r"CUDA|GPU|NCCL|Nccl|'nccl'\}", "needs tensors on GPUs"),
+    (r"torchvision", "needs torchvision"),
+    (r"small world size", "needs eight ranks"),
+)
+"""Torch's reasons for skipping, by what they come to; the first that fits."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a test ended, under the last name that it was tried by."""
+
+    outcome: str
+    why: str
+
+
+def run(host: str, folder: Path, names: Sequence[str] = ()) -> dict[str, Verdict]:
+    """Run torch's tests on one host.
+
+    Args:
+        host: one of `HOSTS`.
+        folder: is given the logs.
+        names: of tests; empty: all.
+
+    Returns:
+        Verdicts by the test's name.
+
+    Raises:
+        RuntimeError: a run ended early.
+    """
+    verdicts: dict[str, Verdict] = {}
+    skipped: dict[str, str] = {}
+    """Torch's reasons by test, one below the other."""
+    for asked in ASKED:
+        for name, (outcome, why) in _outcomes(host, asked, names, folder).items():
+            if outcome == "skipped":
+                skipped[name] = f"{skipped.get(name, '')}{why}\n"
+                verdicts[name] = Verdict(outcome, _reason(skipped[name]))
+                continue
+            skipped.pop(name, None)
+            passed = "" if asked == ASKED[0] else f"asked for as {asked}"
+            verdicts[name] = Verdict(outcome, passed if outcome == "passed" else KNOWN.get(name, why))
+        names = list(skipped)
+        if not names:
+            break
+    return verdicts
+
+
+def _outcomes(host: str, asked: str, names: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
+    environment = {
+        **os.environ, "ZEROTUNE_NCCL_HOST": host, "ZEROTUNE_COMPUTE": "none", "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "BACKEND": asked, "WORLD_SIZE": str(N_RANKS),
+        "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90",
+    }  # fmt: skip
+    if host == "library":
+        environment["NCCL_LIBRARY"] = str(nccl_releases.library_of(nccl_releases.TESTED[-1]))
+    out, log = folder / f"{host}-{asked}.json", folder / f"{host}-{asked}.log"
+    command = [sys.executable, str(Path(__file__).with_name("c10d_suite.py")), str(out), *names]
+    with log.open("w") as stream:
+        ended = subprocess.run(command, env=environment, cwd=folder, stdout=stream, stderr=stream, check=False)
+    if ended.returncode != 0:
+        raise RuntimeError(f"exit code {ended.returncode}, see {log}")
+    outcomes: dict[str, tuple[str, str]] = json.loads(out.read_text())
+    return outcomes
+
+
+def _reason(why: str) -> str:
+    return next((reason for pattern, reason in WHY if re.search(pattern, why)), "; ".join(why.splitlines()))
+
+
+def table(by_host: Mapping[str, Mapping[str, Verdict]]) -> str:
+    """The page's table: tests that ended alike on all hosts and for one reason share a row."""
+    rows = defaultdict(list)
+    for name in sorted(next(iter(by_host.values()))):
+        verdicts = [by_host[host][name] for host in HOSTS]
+        why = "; ".join(dict.fromkeys(verdict.why for verdict in verdicts if verdict.why))
+        rows[(*(verdict.outcome for verdict in verdicts), why)].append(name)
+    counts = [
+        f"{host}: {', '.join(f'{sum(v.outcome == o for v in by_host[host].values())} {o}' for o in OUTCOMES)}"
+        for host in HOSTS
+    ]
+    lines = [
+        f"torch {torch.__version__.partition('+')[0]}, NCCL {nccl_releases.TESTED[-1]}. {'; '.join(counts)}.", "",
+        "| model | library | why | n | tests |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for (*outcomes, why), names in sorted(rows.items()):
+        tests = ", ".join(f"`{name.removeprefix('test_')}`" for name in names)
+        lines.append(f"| {' | '.join(outcomes)} | {why} | {len(names)} | {tests} |")
+    return "\n".join(lines)
+
+
+OUTCOMES: Final = ("passed", "skipped", "failed")
+
+
+def kept() -> tuple[str, dict[str, dict[str, str]]]:
+    """The page's torch release, and its outcomes by host and test."""
+    text = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+    release = re.search(r"^torch ([\w.]+)", text.strip())
+    outcomes: dict[str, dict[str, str]] = {host: {} for host in HOSTS}
+    for row in _rows(text):
+        for host, outcome in zip(HOSTS, row, strict=False):
+            outcomes[host].update({f"test_{name}": outcome for name in re.findall(r"`(\w+)`", row[-1])})
+    return release[1] if release else "", outcomes
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] in OUTCOMES:
+            yield cells
+
+
+def main() -> None:
+    """Renew the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        first = run(HOSTS[0], Path(folder))
+        by_host = {HOSTS[0]: first}
+        for host in HOSTS[1:]:  # what is skipped does not depend on the host
+            names = [name for name, verdict in first.items() if verdict.outcome != "skipped"]
+            by_host[host] = {**first, **run(host, Path(folder), names)}
+    renew(by_host)
+
+
+def renew(by_host: Mapping[str, Mapping[str, Verdict]]) -> None:
+    """Write the page's table."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table(by_host)}\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()
