@@ -56,9 +56,19 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "torch's optimizers on shards",
         {"zero_runtime base", "zero_runtime/layout", "zero_runtime/stages"},
     ),
+    "zero_runtime/autotune": (
+        "bucket and prefetch depth, changed while training runs",
+        {"zero_runtime base", "zero_runtime/stages"},
+    ),
     "zero_runtime": (
         "`shard`, checkpoints, presets",
-        {"zero_runtime base", "zero_runtime/layout", "zero_runtime/stages", "zero_runtime/optimizer"},
+        {
+            "zero_runtime base",
+            "zero_runtime/autotune",
+            "zero_runtime/layout",
+            "zero_runtime/stages",
+            "zero_runtime/optimizer",
+        },
     ),
     "tuner base": ("the join of one collective over its ranks", RECORDED),
     "tuner/late_ranks": ("which ranks collectives wait for", CONTRACTS),

@@ -8,7 +8,7 @@ and copies it; shards that are sent straight to where they belong need none, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -37,6 +37,7 @@ class Collectives:
     all_reduce(whole, group): SUM in place.
     is_done(work): whether waiting for a reduce-scatter would return at once; False where asking costs, too.
     bucket_bytes: the most that one call should move: more gains no speed, and costs memory.
+    coalesces: several calls at once are one launch, as in NCCL's groups.
     """
 
     all_gather: Gather
@@ -44,6 +45,33 @@ class Collectives:
     all_reduce: Reduce
     is_done: Callable[[Work], bool]
     bucket_bytes: int
+    coalesces: bool = False
+
+    def together(
+        self, call: Callable[..., Work], arguments: Sequence[tuple[Tensor, ...]], group: dist.ProcessGroup
+    ) -> Work:
+        """Several calls of one kind as one.
+
+        Each element stays with its rank, and is summed as it would be alone: a larger buffer would move it
+        to another, and NCCL's rings begin their sums elsewhere then.
+
+        Args:
+            call: one of this object's collectives.
+            arguments: of each call, without the group.
+            group: of all.
+
+        Returns:
+            Done when all are.
+        """
+        if len(arguments) == 1:
+            return call(*arguments[0], group)
+        if not self.coalesces or call not in _COALESCED:
+            return _Several([call(*tensors, group) for tensors in arguments])
+        with dist._coalescing_manager(group, async_ops=True) as several:
+            for tensors in arguments:
+                call(*tensors, group)
+        work: Work = several
+        return work
 
 
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -123,6 +151,17 @@ class _OwnersBroadcasts:
                 work.wait()
 
 
+class _Several:
+    """Collectives that were issued one after another."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self.works = works
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
 def maximum(value: Tensor, group: dist.ProcessGroup) -> Work:
     """The greatest over ranks, element by element, in place."""
     work: Work | None = dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group, async_op=True)
@@ -151,7 +190,12 @@ def _in_stream_order(_: Work) -> bool:
 
 
 def _exchanged(work: Work) -> bool:
+    if isinstance(work, _Several):
+        return all(map(_exchanged, work.works))
     return isinstance(work, _ExchangedSum) and work.is_done()
+
+
+_COALESCED = (_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce)
 
 
 PLAIN = Collectives(
@@ -162,5 +206,6 @@ EXCHANGED = Collectives(_DirectGather, _exchange, _plain_all_reduce, _exchanged,
 
 def for_group(group: dist.ProcessGroup, gather_by_broadcasts: bool = False) -> Collectives:
     """The collectives that suit `group`'s backend; on request parameters are gathered by their owners' broadcasts."""
-    chosen = EXCHANGED if dist.get_backend(group) == "gloo" else PLAIN
+    backend = dist.get_backend(group)
+    chosen = EXCHANGED if backend == "gloo" else replace(PLAIN, coalesces="nccl" in backend)
     return replace(chosen, all_gather=_OwnersBroadcasts) if gather_by_broadcasts else chosen

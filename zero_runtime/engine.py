@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from zerotune.zero_runtime import checkpoint, collectives, phases
+from zerotune.zero_runtime.autotune.autotuner import Autotuner
+from zerotune.zero_runtime.autotune.choices import StepSettings, chunk_cap_bytes
 from zerotune.zero_runtime.errors import LifecycleError, SettingsError
 from zerotune.zero_runtime.layout.discovery import Part, agree_on_model, assign, default_layers, tell_others
 from zerotune.zero_runtime.layout.flat_buffer import Flat, Managed
@@ -88,6 +90,10 @@ class Engine:
         self._parameters.backward = self._backward
         self.sharded = ShardedGradients(self.gradients, self.flights, self.collectives, settings.find_unused_parameters)
         self._optimizer: torch.optim.Optimizer | None = None
+        self._autotuner: Autotuner | None = None
+        if settings.autotune:
+            partitioned = self._parameters if isinstance(self._parameters, PartitionedParameters) else None
+            self._autotuner = Autotuner(self.units, partitioned, settings, [world, *beside])
         self._guard_state_dict()
         if settings.precision is not None:
             model.register_forward_pre_hook(self._cast_inputs, prepend=True, with_kwargs=True)
@@ -139,7 +145,9 @@ class Engine:
             cap = settings.bucket_bytes or self.collectives.bucket_bytes
             if settings.stage < 3:  # a small model still gets a few buckets, so that backward overlaps
                 cap = min(cap, max(_LEAST_BUCKET_BYTES, n_bytes // _FEWEST_BUCKETS))
-            flat = Flat(part, self.group, self.collectives, compute, settings.stage == 3, cap)
+            chunk_cap = chunk_cap_bytes(cap) if settings.autotune else cap
+            flat = Flat(part, self.group, self.collectives, compute, settings.stage == 3, chunk_cap)
+            flat.bundle(cap)
             flats.append(flat)
             if trainable:
                 gradients.append(FlatGradients(flat, self.collectives, self.flights, self._reduce_settings(compute)))
@@ -231,6 +239,8 @@ class Engine:
     def _after_step(self, *_: Any) -> None:
         self.sharded.clear()
         self._backward.n_steps += 1
+        if self._autotuner is not None:
+            self._autotuner.step_ended()
         for flat in self.flats:
             flat.publish_master()
         if isinstance(self._parameters, ReplicatedParameters):
@@ -241,6 +251,35 @@ class Engine:
                 if unit.gradients:
                     unit.life.to(State.UPDATED)
                     unit.life.to(State.PARTITIONED)
+
+    @property
+    def step_settings(self) -> StepSettings | None:
+        """Bucket and prefetch depth that run now, under `autotune`; None without it."""
+        return None if self._autotuner is None else self._autotuner.running
+
+    @property
+    def best_step_settings(self) -> StepSettings | None:
+        """Those that `autotune` found best; None: it is not done, or off."""
+        return None if self._autotuner is None else self._autotuner.chosen
+
+    def propose(self, bucket_bytes: int | None = None, prefetch: int | None = None) -> StepSettings:
+        """Asks for a bucket or a prefetch depth to be tried next, as `zerotune advise --watch` may say.
+
+        Any rank may ask, at any time; all try the same, and keep it only where steps get shorter.
+
+        Args:
+            bucket_bytes: None: as it is.
+            prefetch: layers gathered ahead; None: as it is.
+
+        Returns:
+            What will be tried: the nearest that exists.
+
+        Raises:
+            LifecycleError: the model was sharded without `autotune`.
+        """
+        if self._autotuner is None:
+            raise LifecycleError("nothing can be proposed without autotune; shard the model with autotune=True")
+        return self._autotuner.propose(bucket_bytes, prefetch)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops every gradient, reduced or not."""

@@ -35,6 +35,8 @@ class Settings:
             calls as ranks and the same bytes.
         find_unused_parameters: agree, by one small all-reduce per step, on parameters without a gradient on
             any rank, which the optimizer then skips as it does in one process; otherwise they get zeros.
+        autotune: try other buckets and prefetch depths between steps, all ranks alike, and keep what shortens steps;
+            buckets are made of smaller messages that go out together, and no bit of the training changes.
         n_ranks_per_shard: hybrid sharding: shard within so many neighbouring ranks, e.g. one node's, and
             replicate across; None shards over all.
         broadcast_initial_values: start from rank 0's parameters and buffers.
@@ -51,6 +53,7 @@ class Settings:
     all_reduce_gradients: bool = False
     gather_by_broadcasts: bool = False
     find_unused_parameters: bool = False
+    autotune: bool = False
     n_ranks_per_shard: int | None = None
     broadcast_initial_values: bool = True
 

@@ -11,7 +11,7 @@ from zero_world import World, group_of
 
 from zerotune.zero_runtime import collectives
 from zerotune.zero_runtime.collectives import EXCHANGED, PLAIN
-from zerotune.zero_runtime.stages.gradients import Flights, InFlight
+from zerotune.zero_runtime.stages.gradients import Flights, InFlight, Sum
 
 N_ELEMENTS = [1, 7, 4096]
 
@@ -111,7 +111,7 @@ def test_only_what_arrived_lands_early_and_in_order() -> None:
     works = [Arriving(name, landed) for name in "abc"]
     flights = Flights(limit=3)
     for work in works:
-        flights.push(InFlight(work, work, 0, torch.zeros(1), torch.zeros(1), first=True))
+        flights.push(InFlight(work, work, (Sum(0, torch.zeros(1), torch.zeros(1), first=True),)))
     works[1].arrived = works[2].arrived = True
     flights.land_done()
     assert landed == []  # the first is under way

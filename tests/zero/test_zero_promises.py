@@ -207,9 +207,9 @@ def peak_temporary_bytes(n_layers: int, stage: int) -> int:
         nonlocal peak
         buckets = [bucket for gradients in engine.gradients for bucket in gradients.buckets if bucket is not None]
         for flight in engine.flights.queue:
-            buckets += [flight.source, flight.work.parts]
-            if not flight.first:
-                buckets.append(flight.reduced)
+            buckets.append(flight.work.parts)
+            for one in flight.sums:
+                buckets += [one.source] if one.first else [one.source, one.reduced]
         alive = {bucket.data_ptr(): bucket.untyped_storage().nbytes() for bucket in buckets}
         peak = max(peak, sum(alive.values()))
 

@@ -67,15 +67,15 @@ class Flat:
             dist.get_world_size(group),
             max_chunk_bytes // compute_dtype.itemsize,
         )
+        self.bundle(max_chunk_bytes)
         layout = self.layout
-        self._bytes = layout.numel * compute_dtype.itemsize
         self.whole = torch.empty(layout.numel, dtype=compute_dtype, device=self.device)
         self._views = [self.whole[s.offset : s.end].view(s.shape) for s in layout.slots]
         # At rest a stage-3 parameter keeps its shape and dtype, takes one element of memory, reads as NaN,
         # and refuses to be written.
         nothing = torch.full((), float("nan"), dtype=compute_dtype, device=self.device)
         self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
-        self._works: dict[int, Work] = {}
+        self._works: dict[int, tuple[Work, range]] = {}  # by chunk, with all that it gathers
         own = [slice(*layout.rank_slice(chunk, self.rank)) for chunk in layout.chunks]
         if partitioned:
             self.shard = torch.empty(layout.shard_numel, dtype=compute_dtype, device=self.device)
@@ -88,6 +88,22 @@ class Flat:
             self.masters = [master[c.shard_start : c.shard_start + c.shard_numel] for c in layout.chunks]
         else:
             self.masters = self.slices
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Of the largest chunk."""
+        return self.layout.chunks[0].numel * self.compute_dtype.itemsize if self.layout.chunks else 0
+
+    @property
+    def whole_bytes(self) -> int:
+        """Of the whole parameters, padding included."""
+        return self.layout.numel * self.compute_dtype.itemsize
+
+    def bundle(self, bucket_bytes: int) -> None:
+        """Sends neighbouring chunks together, as many as make up at most `bucket_bytes`, and one at least."""
+        indices = range(len(self.layout.chunks))
+        n_together = max(1, bucket_bytes // max(1, self.chunk_bytes))
+        self.bundles = [indices[start : start + n_together] for start in range(0, len(indices), n_together)]
 
     @property
     def name(self) -> str:
@@ -127,25 +143,27 @@ class Flat:
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.data = value
 
-    def start_gather(self, phase: str, chunks: Sequence[int] | None = None) -> None:
+    def start_gather(self, phase: str) -> None:
         """Begins to fill the whole buffer from every rank's slices."""
         storage = self.whole.untyped_storage()
-        if storage.nbytes() < self._bytes:
-            storage.resize_(self._bytes)
-        for index in range(len(self.layout.chunks)) if chunks is None else chunks:
-            chunk = self.layout.chunks[index]
+        if storage.nbytes() < self.whole_bytes:
+            storage.resize_(self.whole_bytes)
+        chunks = self.layout.chunks
+        for bundle in self.bundles:
             phases.announce(phase)
-            self._works[index] = self._collectives.all_gather(
-                self.whole[chunk.start : chunk.end], self.slices[index], self.group
-            )
+            pairs = [(self.whole[chunks[i].start : chunks[i].end], self.slices[i]) for i in bundle]
+            work = self._collectives.together(self._collectives.all_gather, pairs, self.group)
+            self._works.update(dict.fromkeys(bundle, (work, bundle)))
 
     def finish_gather(self, chunks: Sequence[int] | None = None) -> None:
         """Waits until the given chunks are whole; in stage 3 the parameters then show their values."""
         if self._works:
             for index in tuple(self._works) if chunks is None else chunks:
-                work = self._works.pop(index, None)
-                if work is not None:
+                if index in self._works:
+                    work, bundle = self._works[index]
                     work.wait()
+                    for gathered in bundle:  # gloo's work must be waited for once only
+                        self._works.pop(gathered, None)
         if self.partitioned:
             self._point(self._views)
 

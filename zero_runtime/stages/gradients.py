@@ -21,16 +21,23 @@ from zerotune.zero_runtime.collectives import Collectives, Work
 from zerotune.zero_runtime.layout.flat_buffer import Flat
 
 
-@dataclass
-class InFlight:
-    """A reduction under way."""
+@dataclass(frozen=True)
+class Sum:
+    """What a reduction makes of one chunk."""
 
-    work: Work
-    flat: FlatGradients
     chunk: int
     reduced: Tensor
     source: Tensor  # kept alive while the collective reads it
     first: bool  # writes the shard rather than adding to it
+
+
+@dataclass
+class InFlight:
+    """A reduction under way, of chunks that were sent together."""
+
+    work: Work
+    flat: FlatGradients
+    sums: tuple[Sum, ...]
     replicated: bool = False
 
 
@@ -165,16 +172,32 @@ class FlatGradients:
             if final:
                 self._missing[chunk] -= 1
 
-    def is_complete(self, chunk: int) -> bool:
-        """Whether every parameter with elements in the chunk has delivered."""
-        return self._missing[chunk] <= 0
+    def is_complete(self, bundle: Sequence[int]) -> bool:
+        """Whether every parameter with elements in the chunks has delivered."""
+        return all(self._missing[chunk] <= 0 for chunk in bundle)
 
-    def is_pending(self, chunk: int) -> bool:
-        """Whether the chunk has gradients that were not sent yet."""
-        return bool(self._arrived[chunk])
+    def is_pending(self, bundle: Sequence[int]) -> bool:
+        """Whether the chunks have gradients that were not sent yet."""
+        return any(self._arrived[chunk] for chunk in bundle)
 
-    def launch(self, chunk: int) -> None:
+    def launch(self, bundle: Sequence[int]) -> None:
         """Sends one bucket; parameters that delivered nothing count as zero."""
+        sums = tuple(map(self._prepared, bundle))
+        self.changed = True
+        phases.announce(phases.GRADIENT_SCATTER)
+        collectives, group = self._collectives, self.flat.group
+        if self._settings.all_reduce:
+            work = collectives.together(collectives.all_reduce, [(one.source,) for one in sums], group)
+        else:
+            pairs = [(one.reduced, one.source) for one in sums]
+            work = collectives.together(collectives.reduce_scatter, pairs, group)
+        self._flights.push(InFlight(work, self, sums))
+        for chunk in bundle:
+            self.buckets[chunk] = None
+            self._arrived[chunk].clear()
+            self._missing[chunk] = len(self.slots_of[chunk])
+
+    def _prepared(self, chunk: int) -> Sum:
         plan, bucket = self.layout.chunks[chunk], self._bucket(chunk)
         self._blank(chunk, bucket)
         first = self._fresh[chunk]
@@ -185,16 +208,7 @@ class FlatGradients:
             reduced = self._sum(chunk)
         else:
             reduced = torch.empty(plan.shard_numel, dtype=bucket.dtype, device=bucket.device)
-        self.changed = True
-        phases.announce(phases.GRADIENT_SCATTER)
-        if self._settings.all_reduce:
-            work = self._collectives.all_reduce(bucket, self.flat.group)
-        else:
-            work = self._collectives.reduce_scatter(reduced, bucket, self.flat.group)
-        self._flights.push(InFlight(work, self, chunk, reduced, bucket, first))
-        self.buckets[chunk] = None
-        self._arrived[chunk].clear()
-        self._missing[chunk] = len(self.slots_of[chunk])
+        return Sum(chunk, reduced, bucket, first)
 
     def _blank(self, chunk: int, bucket: Tensor) -> None:
         plan = self.layout.chunks[chunk]
@@ -215,23 +229,26 @@ class FlatGradients:
 
     @torch.no_grad()
     def land(self, flight: InFlight) -> None:
-        """Adds a finished sum to the shard; across replicas, first starts their all-reduce."""
-        settings, reduced, chunk = self._settings, flight.reduced, flight.chunk
+        """Adds finished sums to the shard; across replicas, first starts their all-reduce."""
+        settings, collectives = self._settings, self._collectives
         if settings.all_reduce and not flight.replicated:
-            own = self.flat.rank * reduced.numel()
-            summed = flight.source[own : own + reduced.numel()]
-            if summed.data_ptr() != reduced.data_ptr():
-                reduced.copy_(summed)
+            for one in flight.sums:
+                own = self.flat.rank * one.reduced.numel()
+                summed = one.source[own : own + one.reduced.numel()]
+                if summed.data_ptr() != one.reduced.data_ptr():
+                    one.reduced.copy_(summed)
         if settings.replicate_group is not None and not flight.replicated:
             phases.announce(phases.GRADIENT_SCATTER)
-            work = self._collectives.all_reduce(reduced, settings.replicate_group)
-            self._flights.push(InFlight(work, self, chunk, reduced, reduced, flight.first, replicated=True))
+            summed_here = [(one.reduced,) for one in flight.sums]
+            work = collectives.together(collectives.all_reduce, summed_here, settings.replicate_group)
+            self._flights.push(InFlight(work, self, flight.sums, replicated=True))
             return
         scale = 1.0 if settings.prescale else self._scale
-        if not flight.first:
-            self._sum(chunk).add_(reduced, alpha=scale)
-        elif scale != 1.0:
-            reduced.mul_(scale)
+        for one in flight.sums:
+            if not one.first:
+                self._sum(one.chunk).add_(one.reduced, alpha=scale)
+            elif scale != 1.0:
+                one.reduced.mul_(scale)
 
     def _allocate_shard(self) -> None:
         self.shard = torch.empty(self.layout.shard_numel, dtype=self._settings.dtype, device=self.flat.device)
@@ -322,16 +339,23 @@ class Schedule:
     """
 
     def __init__(self, gradients: Sequence[FlatGradients], positions: dict[int, int]) -> None:
-        order = [
-            (positions[id(g.flat.parameters[g.slots_of[chunk][-1]])], g, chunk)
-            for g in gradients
-            for chunk in range(len(g.layout.chunks))
-            if g.slots_of[chunk]
-        ]
-        self._order = [(g, chunk) for _, g, chunk in sorted(order, key=lambda item: -item[0])]
+        self._gradients, self._positions = tuple(gradients), positions
+        self._order: list[tuple[FlatGradients, tuple[int, ...]]] = []
+        self._late_chunks: set[tuple[FlatGradients, int]] = set()
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Takes the bundles as they are now for buckets; one with a chunk that was late is late."""
+        order = []
+        for g in self._gradients:
+            for bundle in g.flat.bundles:
+                filled = tuple(chunk for chunk in bundle if g.slots_of[chunk])
+                if filled:
+                    order.append((self._positions[id(g.flat.parameters[g.slots_of[filled[-1]][-1]])], g, filled))
+        self._order = [(g, bundle) for _, g, bundle in sorted(order, key=lambda item: -item[0])]
         self._next = 0
-        self._late = [False] * len(self._order)
-        self._came_late = [False] * len(self._order)
+        self._late = [any((g, chunk) in self._late_chunks for chunk in bundle) for g, bundle in self._order]
+        self._came_late = list(self._late)
 
     @property
     def late(self) -> list[bool]:
@@ -341,33 +365,36 @@ class Schedule:
     @late.setter
     def late(self, flags: Sequence[bool]) -> None:
         self._late = list(flags)
+        self._late_chunks = {
+            (g, chunk) for (g, bundle), flag in zip(self._order, flags, strict=True) if flag for chunk in bundle
+        }
 
     def advance(self) -> None:
         """Sends what is complete and next."""
         while self._next < len(self._order):
-            gradients, chunk = self._order[self._next]
+            gradients, bundle = self._order[self._next]
             if not self._late[self._next]:
-                if not gradients.is_complete(chunk):
+                if not gradients.is_complete(bundle):
                     return
-                gradients.launch(chunk)
+                gradients.launch(bundle)
             self._next += 1
 
     def flush_timely(self) -> None:
         """The next unit is reached: sends what is not late, complete or not."""
-        for index, (gradients, chunk) in enumerate(self._order):
+        for index, (gradients, bundle) in enumerate(self._order):
             if self._late[index]:
-                self._came_late[index] = not gradients.is_complete(chunk)
+                self._came_late[index] = not gradients.is_complete(bundle)
             elif index >= self._next:
-                gradients.launch(chunk)
+                gradients.launch(bundle)
         self._next = len(self._order)
 
     def flush(self) -> None:
         """The end of backward: sends the rest, late buckets, and what came for a bucket sent before."""
-        for index, (gradients, chunk) in enumerate(self._order):
+        for index, (gradients, bundle) in enumerate(self._order):
             if self._late[index] or index >= self._next:
-                gradients.launch(chunk)
+                gradients.launch(bundle)
             else:
-                self._came_late[index] = gradients.is_pending(chunk)
+                self._came_late[index] = gradients.is_pending(bundle)
                 if self._came_late[index]:
-                    gradients.launch(chunk)
+                    gradients.launch(bundle)
         self._next = 0

@@ -75,7 +75,8 @@ class PartitionedParameters:
     ) -> None:
         self._root = root
         self._units = tuple(units)
-        self._prefetch = prefetch
+        self.prefetch = prefetch
+        """May change between steps, on all ranks alike."""
         self._reshard = reshard_after_forward
         self._world = world
         self._rank_errors = rank_errors
@@ -141,7 +142,7 @@ class PartitionedParameters:
             for passed in order[self._position : position]:  # for the other ranks, or for later
                 passed.start_gather(phases.FORWARD_GATHER)
             unit.ensure_whole(phases.FORWARD_GATHER)
-            for ahead in order[position + 1 : position + 1 + self._prefetch]:
+            for ahead in order[position + 1 : position + 1 + self.prefetch]:
                 ahead.start_gather(phases.FORWARD_GATHER)
             self._position = position + 1
         elif not unit.is_whole:
@@ -220,7 +221,7 @@ class PartitionedParameters:
         order, here = self._backward_order, self._position
         self._leave_current()
         order[here].ensure_whole(phases.BACKWARD_GATHER)
-        for ahead in order[here + 1 : here + 1 + self._prefetch]:
+        for ahead in order[here + 1 : here + 1 + self.prefetch]:
             ahead.start_gather(phases.BACKWARD_GATHER)
         self._position = here + 1
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
+from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
 from zerotune.agent.nccl.emulated.host import grouping
 from zerotune.agent.nccl.emulated.host.calls import Task
@@ -87,6 +88,10 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def deregister_window(self, tensor: torch.Tensor) -> None:
         """Undo `register_window`."""
         self.communicator.registered_buffers.deregister(tensor)
+
+    def now_us(self) -> float:
+        """This rank's virtual time: how long steps take is asked of the group, since no real clock knows."""
+        return clock.now_us()
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of collectives that are issued or waited for from now on."""

@@ -1,0 +1,189 @@
+"""Buckets and depths change between steps on all ranks alike, change no bit, and stay only where they pay."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zero_world import World, group_of
+
+from benchmarks.runtime.autotuned_training import both
+from zerotune import zero_runtime
+from zerotune.zero_runtime.autotune.agreement import COUNTED_STEPS, SETTLED_STEPS, Boundaries
+from zerotune.zero_runtime.autotune.choices import Choices, StepSettings
+from zerotune.zero_runtime.autotune.search import LEAST_GAIN, Search
+
+CHOICES = Choices(tuple(1 << place for place in range(10, 16)), (0, 1, 2), layer_bytes=1000)
+BEGIN = StepSettings(1 << 12, 1)
+PLENTY = 1 << 40
+
+
+def trained(n_ranks: int, stage: int, max_norm: float | None, precision: str | None) -> object:
+    return both(group_of(n_ranks), stage, max_norm, precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "stage", "max_norm", "precision"),
+    [(4, 1, None, "bf16"), (2, 2, 0.1, None), (2, 3, None, "bf16"), (4, 3, 0.1, None)],
+)
+def test_no_bit_changes(world: World, n_ranks: int, stage: int, max_norm: float | None, precision: str | None) -> None:
+    answers = world.run(n_ranks, trained, n_ranks, stage, max_norm, precision)
+    assert all(same for same, _ in answers)
+    runs = [ran for _, ran in answers]
+    assert all(ran == runs[0] for ran in runs)
+    assert len(set(runs[0])) > 1
+
+
+def proposing_without() -> str:
+    engine = zero_runtime.shard(torch.nn.Linear(4, 4), group=group_of(2))
+    with pytest.raises(zero_runtime.LifecycleError) as caught:
+        engine.propose(prefetch=2)
+    return str(caught.value)
+
+
+def test_nothing_can_be_proposed_without_autotune(world: World) -> None:
+    for message in world.run(2, proposing_without):
+        assert "autotune" in message
+
+
+class Meeting:
+    """The maximum over ranks that are threads; fails on all of them at the calls it is told to."""
+
+    def __init__(self, n_ranks: int, failures: frozenset[int]) -> None:
+        self.barrier = threading.Barrier(n_ranks)
+        self.said: dict[int, Sequence[int]] = {}
+        self.failures = failures
+
+    def maximum(self, rank: int) -> Callable[[Sequence[int]], Sequence[int]]:
+        n_calls = 0
+
+        def call(numbers: Sequence[int]) -> Sequence[int]:
+            nonlocal n_calls
+            n_calls += 1
+            self.said[rank] = numbers
+            self.barrier.wait(20)
+            greatest = [max(each) for each in zip(*self.said.values(), strict=True)]
+            self.barrier.wait(20)
+            if n_calls in self.failures:
+                raise ConnectionError
+            return greatest
+
+        return call
+
+
+@given(st.integers(0, 1 << 30), st.integers(2, 4), st.frozensets(st.integers(1, 12), max_size=3))
+@settings(max_examples=25, deadline=None)
+def test_ranks_never_differ(seed: int, n_ranks: int, failures: frozenset[int]) -> None:
+    """Ranks measure and propose what they like, some are late, and some collectives fail."""
+    meeting = Meeting(n_ranks, failures)
+    ran: dict[int, list[StepSettings]] = {rank: [] for rank in range(n_ranks)}
+
+    def rank_of(rank: int) -> None:
+        chance = random.Random(seed * 8 + rank)
+        now_us = 0.0
+
+        def clock() -> float:
+            return now_us
+
+        part = Boundaries(
+            CHOICES, BEGIN, rank, n_ranks, meeting.maximum(rank), clock, lambda: chance.choice([0, 2000, PLENTY])
+        )
+        running = BEGIN
+        for _ in range(20 * (COUNTED_STEPS + 1)):
+            now_us += chance.lognormvariate(5, 1)
+            if chance.random() < 0.05:
+                part.propose(chance.choice([None, 1, 5000, 1 << 20]), chance.choice([None, 0, 9]))
+            with suppress(ConnectionError):
+                running = part.step_ended() or running
+            ran[rank].append(running)
+            assert running == part.search.running
+
+    threads = [threading.Thread(target=rank_of, args=(rank,)) for rank in range(n_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(ran[rank] == ran[0] for rank in ran)
+    assert len(ran[0]) == 20 * (COUNTED_STEPS + 1)
+    assert all(one.bucket_bytes in CHOICES.buckets_bytes and one.prefetch in CHOICES.prefetches for one in ran[0])
+
+
+def searched(cost: Callable[[StepSettings], float], noise: float, seed: int) -> tuple[Search, list[StepSettings]]:
+    chance, search, ran = random.Random(seed), Search(CHOICES, BEGIN), [BEGIN]
+    while not search.is_settled:
+        ran.append(search.ended(1000 * cost(ran[-1]) * chance.lognormvariate(0, noise), PLENTY))
+        assert len(ran) < 500
+    return search, ran
+
+
+@given(
+    st.lists(st.floats(1, 3), min_size=6, max_size=6), st.lists(st.floats(1, 2), min_size=3, max_size=3), st.integers(0)
+)
+@settings(max_examples=60, deadline=None)
+def test_the_best_is_found_where_bucket_and_depth_do_not_depend_on_each_other(
+    by_bucket: list[float], by_depth: list[float], seed: int
+) -> None:
+    def cost(one: StepSettings) -> float:
+        return by_bucket[CHOICES.buckets_bytes.index(one.bucket_bytes)] * by_depth[one.prefetch]
+
+    search, ran = searched(cost, 0.001, seed)
+    assert cost(search.leader) <= 1.03 * min(by_bucket) * min(by_depth)
+    much_slower = [one for one in ran if cost(one) > 1.1 * max(cost(BEGIN), cost(search.leader))]
+    assert len(much_slower) == len(set(much_slower))  # each gave way after one window
+
+
+@given(st.lists(st.floats(0.5, 2), min_size=18, max_size=18), st.floats(0, 0.02), st.integers(0))
+@settings(max_examples=60, deadline=None)
+def test_no_search_ends_slower_than_it_began(costs: list[float], noise: float, seed: int) -> None:
+    def cost(one: StepSettings) -> float:
+        return costs[3 * CHOICES.buckets_bytes.index(one.bucket_bytes) + one.prefetch]
+
+    search, _ = searched(cost, noise, seed)
+    assert cost(search.leader) <= (1 + LEAST_GAIN + noise) * cost(BEGIN)
+
+
+@given(st.integers(0, 20_000))
+def test_nothing_runs_that_memory_does_not_hold(free_bytes: int) -> None:
+    search = Search(CHOICES, BEGIN)
+    n = 0
+    while not search.is_settled:
+        n += 1
+        before, leader = search.running, search.leader
+        after = search.ended(1000 - n, free_bytes)
+        if after != before and after != leader and search.leader == leader:
+            assert CHOICES.more_bytes(leader, after) <= free_bytes
+
+
+def test_steps_that_change_by_themselves_are_searched_again() -> None:
+    search, _ = searched(lambda _: 1.0, 0.0, 0)
+    for _ in range(40):
+        search.ended(1000, PLENTY)
+    assert search.is_settled
+    search.ended(2000, PLENTY)
+    search.ended(2000, PLENTY)
+    assert not search.is_settled
+
+
+def test_boundaries_are_far_apart_when_nothing_is_left_to_try() -> None:
+    calls = []
+
+    def alone(numbers: Sequence[int]) -> Sequence[int]:
+        calls.append(numbers)
+        return numbers
+
+    n_steps = 0
+    part = Boundaries(CHOICES, BEGIN, 0, 1, alone, lambda: 10.0 * n_steps, lambda: PLENTY)
+    while not part.search.is_settled:
+        n_steps += 1
+        part.step_ended()
+    calls.clear()
+    for _ in range(3 * (SETTLED_STEPS + 1)):
+        n_steps += 1
+        part.step_ended()
+    assert len(calls) == 3

@@ -1,0 +1,1 @@
+"""Bucket and prefetch depth, changed while training runs, by all ranks alike."""

@@ -1,0 +1,89 @@
+"""What changes in a sharded model when another bucket or depth is to run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from zerotune.zero_runtime import collectives, phases
+from zerotune.zero_runtime.autotune.agreement import Boundaries
+from zerotune.zero_runtime.autotune.choices import DEEPEST, Choices, StepSettings, ladder
+from zerotune.zero_runtime.autotune.measures import clock_of, free_bytes_of
+from zerotune.zero_runtime.settings import Settings
+from zerotune.zero_runtime.stages.partitioned import PartitionedParameters
+from zerotune.zero_runtime.stages.unit import Unit
+
+
+class Autotuner:
+    """One engine's.
+
+    Args:
+        units: whose buffers were cut into chunks finer than a bucket.
+        partitioned: stage 3's parameters, which are gathered ahead; None: nothing is.
+        settings: the engine's.
+        groups: meet one after another and reach all ranks that train this model.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        partitioned: PartitionedParameters | None,
+        settings: Settings,
+        groups: Sequence[dist.ProcessGroup],
+    ) -> None:
+        self._units, self._partitioned, self._groups = tuple(units), partitioned, tuple(groups)
+        flats = [flat for unit in units for flat in unit.flats]
+        self._device = flats[0].device
+        lengths = [sum(flat.whole_bytes for flat in unit.flats) for unit in units]
+        begin_bytes = max(len(flat.bundles[0]) * flat.chunk_bytes for flat in flats)
+        buckets = ladder(max(flat.chunk_bytes for flat in flats), max(flat.whole_bytes for flat in flats), begin_bytes)
+        deepest = max(settings.prefetch, min(DEEPEST, len(units) - 1))
+        depths = range(deepest + 1) if partitioned else (settings.prefetch,)
+        nearest = min(buckets, key=lambda bucket: abs(math.log(bucket / begin_bytes)))
+        begin = StepSettings(nearest, settings.prefetch)
+        self._adopt(begin)
+        self._boundaries = Boundaries(
+            Choices(buckets, tuple(depths), max(lengths), settings.n_buckets_in_flight),
+            begin,
+            dist.get_rank(),
+            dist.get_world_size(),
+            self._greatest,
+            clock_of(groups[0], self._device),
+            free_bytes_of(self._device),
+        )
+        self.propose = self._boundaries.propose
+
+    @property
+    def running(self) -> StepSettings:
+        """What the present step runs."""
+        return self._boundaries.search.running
+
+    @property
+    def chosen(self) -> StepSettings | None:
+        """What proved best; None: there is still something to try."""
+        return self._boundaries.search.leader if self._boundaries.search.is_settled else None
+
+    def step_ended(self) -> None:
+        """Every rank calls this at each boundary, when no gradient is left and no new parameter is gathered yet."""
+        changed = self._boundaries.step_ended()
+        if changed is not None:
+            self._adopt(changed)
+
+    def _adopt(self, settings: StepSettings) -> None:
+        for unit in self._units:
+            for flat in unit.flats:
+                flat.bundle(settings.bucket_bytes)
+            unit.schedule.rebuild()
+        if self._partitioned is not None:
+            self._partitioned.prefetch = settings.prefetch
+
+    def _greatest(self, numbers: Sequence[int]) -> list[int]:
+        said = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        for group in self._groups:
+            phases.announce(phases.OTHER)
+            collectives.maximum(said, group).wait()
+        found: list[int] = said.tolist()
+        return found
