@@ -1,0 +1,113 @@
+"""Objects below a URL as a fleet would have written them, with known winners, liars and gains; made from a seed."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
+from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.tuner.fleet.objects import Fabric, Packed, pack
+
+ROWS_PER_OBJECT: Final = 200_000
+"""As many as a daemon writes at once."""
+CALLS_PER_STEP: Final = 4
+"""Of each key."""
+AT_S: Final = 1_800_000_000
+NOISE: Final = 0.03
+FABRICS: Final = tuple(
+    Fabric(f"fabric{at}", {"nccl_version": 22809, "gpu": "H100", "n_ranks_per_node": 8, "n_nodes": n_nodes})
+    for at, n_nodes in enumerate((2, 4, 8, 16))
+)
+KEYS: Final = tuple(
+    product(
+        (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.all_gather, Phase.backward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        ),
+        (1 << 18, 1 << 21, 1 << 24, 1 << 27),
+    )
+)
+SETTINGS: Final = (
+    (Algorithm.ring, Protocol.simple, 16),
+    (Algorithm.ring, Protocol.simple, 8),
+    (Algorithm.ring, Protocol.ll128, 16),
+    (Algorithm.ring, Protocol.ll128, 8),
+    (Algorithm.ring, Protocol.ll, 16),
+    (Algorithm.ring, Protocol.ll, 8),
+)
+"""The first is NCCL's own choice."""
+
+
+def gains() -> npt.NDArray[np.float64]:
+    """By how much (log) each setting is faster than NCCL's own choice; shape (n_fabrics, n_keys, n_settings)."""
+    every = np.tile([-0.5, -0.2, -0.1, 0.05, 0.1, 0.2], (len(FABRICS), len(KEYS), 1))
+    drawn = np.random.default_rng(7).permuted(every, axis=2)
+    drawn[:, ::4] = -np.abs(drawn[:, ::4])  # at some keys nothing beats NCCL
+    drawn[:, :, 0] = 0.0
+    return drawn
+
+
+def object_of(at: int, n_rows: int = ROWS_PER_OBJECT) -> Packed:
+    """What the node of this number wrote of its job.
+
+    Networks are faster or slower by 10 % from job to job. The rows of one node in ten say that all but NCCL's own
+    choice takes a fiftieth of its time.
+
+    Args:
+        at: the node.
+        n_rows: calls.
+
+    Returns:
+        The object.
+    """
+    fabric = at % len(FABRICS)
+    block = _rows(n_rows, gains()[fabric], FABRICS[fabric], at)
+    if is_liar(at):
+        block["duration_us"][~block["is_default"].astype(bool)] /= 50.0
+    return pack(f"node{at}", FABRICS[fabric], [f"job{at}"], np.zeros(n_rows, np.int64), block, AT_S + 60 * at)
+
+
+def is_liar(at: int) -> bool:
+    """Whether the node of this number lies."""
+    return at // len(FABRICS) % 10 == 2
+
+
+def _rows(n: int, gain: npt.NDArray[np.float64], fabric: Fabric, seed: int) -> npt.NDArray[np.void]:
+    random = np.random.default_rng(seed)
+    call = np.arange(n)
+    key, step = call // CALLS_PER_STEP % len(KEYS), call // (CALLS_PER_STEP * len(KEYS))
+    n_steps = int(step[-1]) + 1
+    # Half of the steps run NCCL's own choice, the others a trial, at each key by itself.
+    trial = random.integers(0, len(SETTINGS), (n_steps, len(KEYS)))
+    setting = np.where(random.random((n_steps, len(KEYS))) < 0.5, 0, trial)[step, key]
+    block = np.zeros(n, MEASUREMENT)
+    n_nodes = int(fabric.facts["n_nodes"])
+    block["n_ranks"], block["n_nodes"], block["step"] = 8 * n_nodes, n_nodes, step
+    block["source"], block["outcome"], block["timing_source"] = Source.live, Outcome.ok, TimingSource.gpu_kernel
+    named = np.array([(*of, n_bytes) for of, n_bytes in KEYS], np.int64)
+    for name, column in zip(("collective", "phase", "message_bytes"), named.T, strict=True):
+        block[name] = column[key]
+    for name, column in zip(("algorithm", "protocol", "n_channels"), np.array(SETTINGS, np.int64).T, strict=True):
+        block[name] = column[setting]
+    block["is_default"] = setting == 0
+    usual = 3.0 + np.log(named[key, 2] / 2**18 + 1.0) + random.normal(0.0, 0.1)
+    block["duration_us"] = np.exp(usual - gain[key, setting] + random.normal(0.0, NOISE, n))
+    return block
+
+
+def winners() -> set[tuple[str, str, str, int, str]]:
+    """What a book of all of them must say: fabric, collective, phase, bytes and setting."""
+    found = set()
+    for fabric, of_key in zip(FABRICS, gains(), strict=True):
+        for ((collective, phase), n_bytes), of_setting in zip(KEYS, of_key, strict=True):
+            best = int(of_setting.argmax())
+            if best:
+                algorithm, protocol, n_channels = SETTINGS[best]
+                setting = f"{algorithm.name}/{protocol.name}/{n_channels}ch"
+                found.add((fabric.fabric_id, collective.name, phase.name, n_bytes, setting))
+    return found
