@@ -44,21 +44,35 @@ class Built(NamedTuple):
     peak_mib: float
 
 
-def make(folder: Path, n_rows: int, numbers: range) -> None:
-    """Write the objects of these numbers; what is there already stays."""
-    storage = Storage(str(folder / "fleet"), writes=True)
-    for at in numbers:
-        storage.put(*object_of(at, min(ROWS_PER_OBJECT, n_rows - at * ROWS_PER_OBJECT)))
+def make(folder: Path, n_rows: int, at: int) -> None:
+    """Write one object; where it is there already it stays.
+
+    Args:
+        folder: of the benchmark.
+        n_rows: of all objects together.
+        at: its number.
+    """
+    n_here = min(ROWS_PER_OBJECT, n_rows - at * ROWS_PER_OBJECT)
+    Storage(str(folder / "fleet"), writes=True).put(*object_of(at, n_here))
 
 
 def make_all(folder: Path, n_rows: int, n_objects: int) -> None:
-    """Write that many objects, with all processors."""
-    n_parts = min(n_objects, 10 * (os.cpu_count() or 1))
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        made = [pool.submit(make, folder, n_rows, range(part, n_objects, n_parts)) for part in range(n_parts)]
-        for at, one in enumerate(made):
+    """Write objects, with all processors.
+
+    Args:
+        folder: of the benchmark.
+        n_rows: of all objects together, those that are not written here, too.
+        n_objects: the first so many are written.
+    """
+    pool = ProcessPoolExecutor(os.cpu_count())
+    try:
+        made = [pool.submit(make, folder, n_rows, at) for at in range(n_objects)]
+        for at, one in enumerate(made, start=1):
             one.result()
-            say(f"{at + 1} of {n_parts} parts of {n_rows:,} rows are made")
+            if at % max(1, n_objects // 20) == 0:
+                say(f"{at:,} of {n_objects:,} objects are made")
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def build(folder: Path, memory_mb: int) -> Built:
@@ -87,11 +101,20 @@ def rightness(book: Book, n_objects: int) -> tuple[float, float]:
 
 
 def measure(folder: Path, n_rows: int, memory_mb: int) -> list[Result]:
-    """All figures of a book of so many rows."""
+    """All figures of a book.
+
+    Args:
+        folder: for objects and book.
+        n_rows: that it is made of.
+        memory_mb: that DuckDB may take.
+
+    Returns:
+        What was measured.
+    """
     n_objects = -(-n_rows // ROWS_PER_OBJECT)
     make_all(folder, n_rows, n_objects - 1)
     first = build(folder, memory_mb)
-    make(folder, n_rows, range(n_objects - 1, n_objects))
+    make(folder, n_rows, n_objects - 1)
     second = build(folder, memory_mb)
     book = read_book(str(folder / BOOK))
     n_first = (n_objects - 1) * ROWS_PER_OBJECT
