@@ -27,13 +27,14 @@ from zerotune.agent.daemon_link.leader import LeaderAddress
 from zerotune.agent.emulation import BACKEND, uses_nccl
 from zerotune.agent.job_store import open_job_store
 from zerotune.agent.nccl import other_plugins
-from zerotune.agent.nccl.library import Plugin
+from zerotune.agent.nccl.library import Counters, Plugin
 from zerotune.agent.observing import memory
 from zerotune.agent.observing.ring import RecordDrain
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.agent.settings import AgentSettings, is_first_of_node
 from zerotune.agent.steps.boundary_watch import BoundaryWatch
 from zerotune.agent.steps.clock import TrainingClock, WallClock, training_clock
+from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
@@ -99,6 +100,23 @@ class Session:
         self._daemon_pid: int | None = None
         self._is_daemon_new = False
         self.n_errors = 0
+        self.recent_steps = RecentSteps()
+
+    # ---- any thread --------------------------------------------------------------------------
+
+    @property
+    def job_id(self) -> str:
+        """The job's id, as far as it is known here."""
+        return self._agreed_id.likely() if self._agreed_id is not None else self._job_id
+
+    @property
+    def endpoint(self) -> str:
+        """Where this rank's daemon is."""
+        return self._settings.endpoint
+
+    def counters(self) -> Counters | None:
+        """What the plugin has counted; None where there is none."""
+        return self._plugin.counters() if self._plugin is not None else None
 
     # ---- training thread ---------------------------------------------------------------------
 
@@ -135,6 +153,7 @@ class Session:
             if exposed_us is not None and self._boundary_exposed_us is not None:
                 exposed = exposed_us - self._boundary_exposed_us
             record = StepRecord(self._step, self._epoch, now_us - self._boundary_us, exposed, self._pressure)
+            self.recent_steps.add(record)
             if self._queue is not None:
                 self._queue.add(record)
             if self._summary is not None:

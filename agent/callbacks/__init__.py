@@ -1,0 +1,1 @@
+"""This job's figures where people look already: trainers' logs, experiment trackers, OpenTelemetry."""

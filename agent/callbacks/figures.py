@@ -1,0 +1,131 @@
+"""How tuning of this job goes, by what this rank has seen and what its daemon last said. Never blocks, never raises."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Final, NamedTuple
+
+from zerotune.agent import activate
+from zerotune.agent.daemon_link.asking import fetch_status
+from zerotune.agent.session import Session
+from zerotune.store.wire import JobStatus
+
+logger = logging.getLogger("zerotune.callbacks")
+
+ASK_EVERY_S: Final = 5.0
+ASK_TIMEOUT_S: Final = 1.0
+OFF, SILENT, OK = "off", "no daemon answers", "ok"
+
+
+class Figures(NamedTuple):
+    """One look; None: not known (yet)."""
+
+    step: int = 0
+    epoch: int = 0
+    """Of the plan in force; 0: NCCL's own choice."""
+    step_s: float | None = None
+    """Median of the latest 64 steps."""
+    tuned_share: float | None = None
+    """Of this rank's collectives since the look before, those that a plan's setting applied to."""
+    saved_share: float | None = None
+    """Of a step's time, against this job's own steps at NCCL's own choice; see `RecentSteps.saved_share`."""
+    budget_spent_share: float | None = None
+    """Of step time, what exploring has cost."""
+    health: str = OFF
+    """`ok`, or what is wrong, as `zerotune status` says it; `off`: the agent is not in this process."""
+
+    def scalars(self) -> dict[str, float]:
+        """The known figures by name, for trackers; none at all where the agent is off."""
+        if self.health == OFF:
+            return {}
+        found = {
+            "zerotune/epoch": float(self.epoch),
+            "zerotune/step_seconds": self.step_s,
+            "zerotune/tuned_ratio": self.tuned_share,
+            "zerotune/saved_ratio": self.saved_share,
+            "zerotune/budget_spent_ratio": self.budget_spent_share,
+            "zerotune/healthy": float(self.health == OK),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class LastWord:
+    """What the daemon last said of this job; asked by a thread of its own for as long as somebody looks."""
+
+    def __init__(self) -> None:
+        self._status: JobStatus | None = None
+        self._is_asked = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._looked = threading.Event()
+
+    def look(self, session: Session) -> tuple[JobStatus | None, str]:
+        """Its last word, and the health that follows from it; OK until it was asked."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._ask, args=(session,), name="zerotune-figures", daemon=True)
+                self._thread.start()
+        self._looked.set()
+        status = self._status
+        return status, status.health if status is not None else SILENT if self._is_asked else OK
+
+    def _ask(self, session: Session) -> None:
+        while self._looked.wait():
+            self._looked.clear()
+            try:
+                reply, job_id = fetch_status(session.endpoint, ASK_TIMEOUT_S), session.job_id
+                self._status = next((job for job in reply.jobs if job.job_id == job_id), None) if reply else None
+            except Exception as error:  # another user's daemon, or no keys for it
+                logger.debug("zerotune: the daemon's status is not known: %r", error)
+                self._status = None
+            self._is_asked = True
+            time.sleep(ASK_EVERY_S)
+
+
+last_word = LastWord()
+
+
+class Watch:
+    """Looks at this process's job. One for each who looks: `tuned_share` is of what happened since the look before."""
+
+    def __init__(self) -> None:
+        self._n_calls, self._n_matched = 0, 0
+
+    def figures(self) -> Figures:
+        """The figures by now, at once. Never raises."""
+        try:
+            installed = activate.installed
+            return Figures() if installed is None else self._look(installed.session)
+        except Exception as error:
+            logger.debug("zerotune: no figures: %r", error)
+            return Figures()
+
+    def _look(self, session: Session) -> Figures:
+        steps, (status, health) = session.recent_steps, last_word.look(session)
+        last, step_us = steps.last, steps.step_us()
+        return Figures(
+            step=last.step if last is not None else 0,
+            epoch=last.epoch if last is not None else 0,
+            step_s=None if step_us is None else step_us / 1e6,
+            tuned_share=self._tuned_share(session),
+            saved_share=steps.saved_share(),
+            budget_spent_share=None if status is None else status.exploration_spent_percent / 100,
+            health=health,
+        )
+
+    def _tuned_share(self, session: Session) -> float | None:
+        if (counters := session.counters()) is None:
+            return None
+        n_calls, n_matched = counters.n_calls - self._n_calls, counters.n_matched - self._n_matched
+        self._n_calls, self._n_matched = counters.n_calls, counters.n_matched
+        return n_matched / n_calls if n_calls > 0 else None
+
+
+own_watch = Watch()
+
+
+def figures() -> Figures:
+    """The figures of this process's job: one look, at once. Never raises."""
+    return own_watch.figures()

@@ -1,0 +1,42 @@
+"""Asks a daemon how it is."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import zmq
+
+from zerotune.agent.daemon_link.line import Line
+from zerotune.store import wire
+from zerotune.store.errors import WireError
+
+
+def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | None = None) -> wire.StatusReply | None:
+    """The state of the daemon at `endpoint`.
+
+    Args:
+        endpoint: ZeroMQ address, `ipc://` or `tcp://`.
+        timeout_s: how long to wait for the answer.
+        curve_dir: folder with the keys for `tcp://`; None: ZEROTUNE_CURVE_KEYS names it.
+
+    Returns:
+        Its answer; None where none comes in time or what comes cannot be read.
+
+    Raises:
+        UntrustedError: another user's is there, or could be.
+        UserError: the endpoint needs keys, and the folder lacks one.
+    """
+    line = contextlib.closing(Line(endpoint, curve_dir))
+    with line as way, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger = 0
+        try:
+            if not way.connect(socket):
+                return None
+            socket.send_multipart(wire.encode(wire.StatusRequest()))
+            if not socket.poll(int(timeout_s * 1000)):
+                return None
+            reply = wire.decode_daemon(socket.recv_multipart())
+        except (zmq.ZMQError, WireError):
+            return None
+    return reply if isinstance(reply, wire.StatusReply) else None

@@ -1,0 +1,66 @@
+"""The latest steps, and what steps took at NCCL's own choice, for those who watch."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from statistics import median
+from typing import Final, TypeVar
+
+from zerotune.store.records import StepRecord
+
+Of = TypeVar("Of")
+N_LATEST: Final = 64
+N_OWN: Final = 256
+N_WARMUP: Final = 5
+"""First steps that compile, allocate and connect."""
+N_LEAST: Final = 10
+"""Fewer steps say nothing of a change."""
+
+
+class RecentSteps:
+    """Written by the training thread, read by any other."""
+
+    def __init__(self) -> None:
+        self._latest: deque[StepRecord] = deque(maxlen=N_LATEST)
+        self._own_us: deque[float] = deque(maxlen=N_OWN)
+        self._n_seen = 0
+
+    def add(self, record: StepRecord) -> None:
+        """One finished step."""
+        self._n_seen += 1
+        self._latest.append(record)
+        if record.epoch == 0 and self._n_seen > N_WARMUP:
+            self._own_us.append(record.duration_us)
+
+    @property
+    def last(self) -> StepRecord | None:
+        """The newest step; None before the first."""
+        return self._latest[-1] if self._latest else None
+
+    def step_us(self) -> float | None:
+        """Median of the latest steps; None before the first."""
+        latest = _copied(self._latest)
+        return median(one.duration_us for one in latest) if latest else None
+
+    def saved_share(self) -> float | None:
+        """By which share of their time the latest steps under a plan are shorter than those at NCCL's own choice.
+
+        Negative where they are longer; None while either has fewer than N_LEAST steps. It is a plain difference of
+        medians: what else has changed meanwhile is in it.
+        """
+        planned = [one.duration_us for one in _copied(self._latest) if one.epoch]
+        own = _copied(self._own_us)
+        if min(len(planned), len(own)) < N_LEAST or not median(own):
+            return None
+        return float(1.0 - median(planned) / median(own))
+
+
+def _copied(steps: deque[Of]) -> list[Of]:
+    """A copy, though another thread appends; empty in the unlikely case that it never stands still."""
+    for _ in range(4):
+        try:
+            return list(islice(steps, N_OWN))
+        except RuntimeError:  # changed during iteration
+            continue
+    return []
