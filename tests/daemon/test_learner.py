@@ -143,6 +143,21 @@ def test_a_failing_fit_leaves_the_old_knowledge(made, monkeypatch, caplog):
     assert "exited with 1" in caplog.text
 
 
+def test_a_fit_that_takes_too_long_is_given_up_in_one_line(made, tmp_path, monkeypatch, caplog):
+    learner, ready = made
+    script = tmp_path / "sleeps.sh"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(learner_module.sys, "executable", str(script))
+    monkeypatch.setattr(learner_module, "TRAIN_TIMEOUT_S", 0.1)
+    learner.ask(Request(RequestKind.train, "f"))
+    learner.ask(Request(RequestKind.load, "g"))
+    assert ready.get(timeout=10) == ("g", [])
+    assert learner.n_failed == 1
+    (record,) = caplog.records
+    assert record.exc_info is None
+
+
 def test_the_real_training_process_has_nothing_to_say_of_an_empty_store(made, store):
     learner, ready = made
     learner.ask(Request(RequestKind.train, "f"))

@@ -80,9 +80,15 @@ class Learner:
                 knowledge = self._load(self._store, request.fabric_id)
                 if request.kind is RequestKind.load and self.never_fitted(request.fabric_id):
                     self.ask(Request(RequestKind.train, request.fabric_id))
-            except Exception:
+            except Exception as error:
                 if self._store.writing.is_gone:  # no fault of ours: `zerotune status` has the remedy
                     _log.warning("nothing is learned about fabric %s: the store was removed", request.fabric_id)
+                elif isinstance(error, subprocess.TimeoutExpired):
+                    self.n_failed += 1
+                    _log.warning(
+                        "fitting a model of fabric %s was given up after %.0f s: is the machine that busy?",
+                        request.fabric_id, error.timeout,
+                    )  # fmt: skip
                 else:
                     self.n_failed += 1
                     _log.exception("learning about fabric %s failed; its jobs go on with less", request.fabric_id)
