@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -135,6 +137,11 @@ def test_no_label_is_one_that_prometheus_sets_itself(store):
     assert "zerotune_job" in labels
     assert not labels & {"job", "instance", "exported_job", "exported_instance"}
     assert not [label for label in labels if label.startswith("__")]
+
+
+def test_the_shipped_dashboard_is_the_newest():
+    shipped = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboard.json"
+    assert json.loads(shipped.read_text()) == dashboard(), f"zerotune metrics --dashboard {shipped}"
 
 
 def test_the_dashboard_asks_for_what_there_is(store):

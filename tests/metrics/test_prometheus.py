@@ -1,4 +1,6 @@
-"""What a real Prometheus makes of the metrics: every question of the dashboard has an answer that names the job."""
+"""What a real Prometheus makes of the metrics: every question of the dashboard has an answer that names the job, and
+the alerts that are shipped go off when they should.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +14,39 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from benchmarks.lib.free_port import free_port
+from zerotune.store.lateness import Lateness, LateRank
 from zerotune.store.records import Collective, Phase, Stage
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.store.wire import JobStatus, StatusReply
 from zerotune.tuner.metrics import Collector, collector, dashboard, server
 
-PROMETHEUS = shutil.which("prometheus")
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules.yml"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus on PATH (Debian: apt-get install prometheus)"),
+    pytest.mark.skipif(
+        not (PROMETHEUS and PROMTOOL), reason="no prometheus on PATH (Debian: apt-get install prometheus)"
+    ),
 ]
 JOBS = ("llama-7b", "gpt (two)")
 """The second has what a regular expression means otherwise."""
 TEXT = """
-global: {{scrape_interval: 250ms, scrape_timeout: 250ms}}
+global: {{scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 500ms}}
+rule_files: [{rules}]
 scrape_configs:
   - job_name: zerotune
     static_configs: [{{targets: ['127.0.0.1:{port}']}}]
 """
+
+
+LATE = Lateness(wait_us=9000.0, transfer_us=4000.0, late=(LateRank(3, 9000.0, 0.92, 10, 9000, "node-c"),))
 
 
 def measured() -> np.ndarray:
@@ -54,7 +66,9 @@ def exporter(tmp_path, monkeypatch):
         nonlocal n_asked
         n_asked += 1
         jobs = (
-            JobStatus(job, "fabric", Stage.zero3, 4, 4, 7, 120, 9000 + n_asked, 1, 16, 800.0, 72_000.0, 0.4)
+            JobStatus(
+                job, "fabric", Stage.zero3, 4, 4, 7, 120, 9000 + n_asked, 1, 16, 800.0, 72_000.0, 0.4, lateness=LATE
+            )
             for job in JOBS
         )
         return StatusReply(1, "0.1", "ipc://x", "s.db", 12.0, 5 << 20, 0, tuple(jobs), 2)
@@ -82,7 +96,7 @@ def exporter(tmp_path, monkeypatch):
 @pytest.fixture
 def ask(exporter, tmp_path):
     """Asks a Prometheus that scrapes the exporter: path below /api/v1 and parameters in, `data` out."""
-    (tmp_path / "prometheus.yml").write_text(TEXT.format(port=exporter))
+    (tmp_path / "prometheus.yml").write_text(TEXT.format(port=exporter, rules=RULES))
     port = free_port()
     command = [str(PROMETHEUS), f"--config.file={tmp_path / 'prometheus.yml'}", "--log.level=error"]
     command += [f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}"]
@@ -135,3 +149,62 @@ def test_the_dashboard_has_its_answers(ask):
     labels = set(ask("labels", **{"match[]": '{__name__=~"zerotune_.*"}'}))
     assert label in labels
     assert not [name for name in labels if name.startswith("exported_")], "Prometheus had to rename a label of ours"
+
+
+def test_alerts_are_evaluated_and_see_who_is_late(ask):
+    def evaluated(data):
+        rules = [rule for group in data["groups"] for rule in group["rules"]]
+        return rules and all(rule["health"] == "ok" for rule in rules) and any(rule["alerts"] for rule in rules)
+
+    found = answered(ask, evaluated, "rules")
+    active = {rule["name"]: rule["alerts"] for group in found["groups"] for rule in group["rules"] if rule["alerts"]}
+    assert set(active) == {"ZerotuneLateRank"}
+    labels = [alert["labels"] for alert in active["ZerotuneLateRank"]]
+    assert {(one["zerotune_job"], one["rank"], one["node"]) for one in labels} == {(job, "3", "node-c") for job in JOBS}
+
+
+def test_promtool_likes_the_metrics(exporter):
+    with urllib.request.urlopen(f"http://127.0.0.1:{exporter}/metrics", timeout=5) as answer:
+        text = answer.read()
+    checked = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, timeout=60)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+ALERTS = {
+    "ZerotuneDaemonDown": {"zerotune_up": "0x20"},
+    "ZerotuneRanksMissing": {"zerotune_job_ranks_connected": "3x20", "zerotune_job_ranks": "4x20"},
+    "ZerotuneLateRank": {"zerotune_job_rank_late_seconds": "0.01x20", "zerotune_job_step_seconds": "0.1x20"},
+    "ZerotuneStoreLosesRecords": {"zerotune_store_lost_total": "0+5x20"},
+    "ZerotuneStoreCannotBeWritten": {"zerotune_store_waiting": "7x20"},
+    "ZerotuneDaemonFails": {"zerotune_daemon_errors_total": "0+1x20"},
+}
+QUIET = {
+    "zerotune_up": "1x20",
+    "zerotune_job_ranks_connected": "4x20",
+    "zerotune_job_ranks": "4x20",
+    "zerotune_job_rank_late_seconds": "0.001x20",
+    "zerotune_job_step_seconds": "0.1x20",
+    "zerotune_store_lost_total": "3x20",
+    "zerotune_store_damaged": "0x20",
+    "zerotune_store_waiting": "0x20",
+    "zerotune_daemon_errors_total": "3x20",
+}
+"""What goes on for twenty minutes, a value a minute."""
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_each_alert_goes_off_for_its_cause_alone(tmp_path, name):
+    """promtool plays the values; the tables know every rule that is shipped."""
+    assert set(ALERTS) == {
+        rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+    }
+    labels = '{instance="n", zerotune_job="j"}'
+    series = [{"series": metric + labels, "values": values} for metric, values in (QUIET | ALERTS[name]).items()]
+    expected = [{"eval_time": "20m", "alertname": one, "exp_alerts": []} for one in ALERTS if one != name]
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": expected}
+    counted = {"expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}})', "eval_time": "20m"}
+    test["promql_expr_test"] = [counted | {"exp_samples": [{"labels": "{}", "value": 1}]}]
+    path = tmp_path / "test.yml"
+    path.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
+    played = subprocess.run([str(PROMTOOL), "test", "rules", str(path)], capture_output=True, text=True, timeout=60)
+    assert played.returncode == 0, played.stdout + played.stderr
