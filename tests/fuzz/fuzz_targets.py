@@ -28,6 +28,7 @@ from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.offline.export import read_nvidia_csv
 from zerotune.tuner.offline.replay.plans import plan_rows
+from zerotune.tuner.offline.tuner_tables import read_ncclx
 from zerotune.tuner.service.service import Reply, Service
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.formats import FORMATS
@@ -218,10 +219,12 @@ def plan_file(data: bytes) -> None:
 
 
 def tuner_rules(data: bytes) -> None:
-    """Tables of choices: NVIDIA's tuner configuration, scitix's table."""
+    """Tables of choices: NVIDIA's tuner configuration, NCCLX's, scitix's table."""
     with given_file("rules.csv", data) as path:
         with contextlib.suppress(PlanError):
             read_nvidia_csv(path)
+        with contextlib.suppress(PlanError):
+            read_ncclx(path)
         with contextlib.suppress(PlanError):
             plan_rows(path)
 

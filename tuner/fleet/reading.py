@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zerotune.store.errors import BookError
+from zerotune.store.errors import BookError, UserError
+from zerotune.store.records import PlanRow
 from zerotune.tuner.fleet.book import MAX_BYTES, Book, Cell, opened
 from zerotune.tuner.fleet.signing import Verifier
 from zerotune.tuner.fleet.storage import Storage, shown
@@ -137,6 +138,38 @@ def render_differences(found: list[Difference], console: Console) -> None:
         )  # fmt: skip
     console.print(table)
     console.print(f"{len(found)} winners differ", highlight=False)
+
+
+def plan_rows(book: Book, name: str, fabric_id: str | None = None) -> tuple[str, tuple[PlanRow, ...]]:
+    """What wins on one fabric, as rows of a plan.
+
+    Args:
+        book: that was read.
+        name: how messages call it.
+        fabric_id: of the fabric; None: the only one with winners.
+
+    Returns:
+        The fabric's id, and the rows.
+
+    Raises:
+        UserError: nothing wins there, or it is not clear where.
+    """
+    fabrics = sorted({one.fabric_id for one in book.winners()})
+    if not fabrics or fabric_id not in (None, *fabrics):
+        where = f" on fabric {fabric_id}" if fabric_id is not None else ""
+        raise UserError(f"{shown(name)} has no winner{where}", "`zerotune book show` lists what it has")
+    if fabric_id is None and len(fabrics) > 1:
+        remedy = f"name one with --fabric-id: {', '.join(fabrics[:8])}"
+        raise UserError(f"{shown(name)} has winners on {len(fabrics)} fabrics", remedy)
+    wanted = fabrics[0] if fabric_id is None else fabric_id
+    rows = [
+        PlanRow(
+            one.key.communicator, one.key.collective, one.key.phase, *one.bytes_range, one.candidate,
+            f"{percent(one.gain)} faster on other nodes",
+        )
+        for one in book.winners(wanted)
+    ]  # fmt: skip
+    return wanted, tuple(rows)
 
 
 def percent(gain: float | None) -> str:

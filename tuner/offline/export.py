@@ -46,7 +46,7 @@ NVIDIA_COLUMNS: Final = (
     "regBuff",
 )  # fmt: skip
 _MAX_LINE: Final = 255
-_NVIDIA_COLLECTIVES: Final = {
+NVIDIA_COLLECTIVES: Final = {
     Collective.broadcast: "broadcast",
     Collective.reduce: "reduce",
     Collective.all_gather: "allgather",
@@ -63,8 +63,8 @@ _HEAD: Final = (
 
 
 _SUFFIXES: Final = {
-    ".json": ("plan", "chrome"),
-    ".csv": ("nvidia-csv", "measurements"),
+    ".json": ("plan", "ncclx-json", "chrome"),
+    ".csv": ("nvidia-csv", "rccl-csv", "ncclx-csv", "measurements"),
     ".parquet": ("measurements",),
     ".gz": ("chrome",),
     **dict.fromkeys((".xls", ".xlsx", ".ods", ".db", ".sqlite", ".html", ".zip"), ()),
@@ -251,10 +251,10 @@ def write_nvidia_csv(rows: Iterable[PlanRow], text: TextIO) -> None:
         text.write(f"# {line}\n")
     for row in rows:
         candidate = row.candidate
-        if candidate.algorithm is None or candidate.protocol is None or row.collective not in _NVIDIA_COLLECTIVES:
+        if candidate.algorithm is None or candidate.protocol is None or row.collective not in NVIDIA_COLLECTIVES:
             continue
         fields = (
-            _NVIDIA_COLLECTIVES[row.collective],
+            NVIDIA_COLLECTIVES[row.collective],
             row.min_bytes,
             row.max_bytes,
             candidate.algorithm.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -14,6 +14,8 @@ from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.options import AsJson, StorePath
 from zerotune.tuner.cli.paths import output_file, store_path
 
+_TABLES: Final = ("nvidia-csv", "rccl-csv", "ncclx-csv", "ncclx-json")
+
 
 def export(
     out: Annotated[Path, typer.Argument(help="File to write.")],
@@ -21,9 +23,10 @@ def export(
         str,
         typer.Option(
             "--to",
-            help="plan (for launch --plan, .json), nvidia-csv, measurements (.csv, or .parquet), or chrome: a timeline"
-            " for Perfetto and chrome://tracing (.json, or .json.gz).",
-            autocompletion=completion.one_of("plan", "nvidia-csv", "measurements", "chrome"),
+            help="plan (for launch --plan, .json); nvidia-csv, rccl-csv, ncclx-csv or ncclx-json for other tuners;"
+            " measurements (.csv, or .parquet); or chrome: a timeline for Perfetto and chrome://tracing (.json, or"
+            " .json.gz).",
+            autocompletion=completion.one_of("plan", *_TABLES, "measurements", "chrome"),
         ),
     ] = "plan",
     store: StorePath = None,
@@ -39,34 +42,54 @@ def export(
         Path | None,
         typer.Option(help="Folder of `launch --log-trace`: chrome draws every rank, each collective where it ran."),
     ] = None,
+    book: Annotated[
+        str | None,
+        typer.Option("--book", help="A book of the fleet (file or URL): its winners, in place of what a job learned."),
+    ] = None,
+    book_key: Annotated[
+        str | None,
+        typer.Option("--book-key", help="Public key that must have signed it: the .pub file, or its digits."),
+    ] = None,
+    fabric_id: Annotated[
+        str | None, typer.Option("--fabric-id", help="Of a book with several fabrics, the one that is wanted.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take what was learned elsewhere: a plan file, NVIDIA's example-tuner CSV, all measurements, or a timeline.
+    """Take what was learned elsewhere: a plan file, another tuner's table, all measurements, or a timeline.
 
     Example: zerotune export plan.json && zerotune launch --plan plan.json -- torchrun train.py
 
     For a notebook: zerotune export measurements.parquet --to measurements
 
+    For RCCL, what a fleet learned: zerotune export tuner.csv --to rccl-csv --book fleet.book
+
     For Perfetto: zerotune export timeline.json.gz --to chrome --trace traces/
     """
     from zerotune.tuner.offline import export as exporting
+    from zerotune.tuner.offline import tuner_tables
     from zerotune.tuner.offline.chrome_trace import export_chrome_trace
 
     formats: dict[str, Callable[[Path, Path, str | None], list[str]]] = {
         "plan": exporting.export_plan,
+        **{name: partial(tuner_tables.export_table, name) for name in _TABLES},
         "nvidia-csv": exporting.export_nvidia_csv,
         "measurements": exporting.export_measurements,
         "chrome": partial(export_chrome_trace, trace=trace),
     }
     write = formats.get(to)
     if write is None:
-        raise UserError(f"cannot export to {to!r}", "use plan, nvidia-csv, measurements or chrome (for Perfetto)")
+        named = f"plan, {', '.join(_TABLES)}, measurements or chrome (for Perfetto)"
+        raise UserError(f"cannot export to {to!r}", f"use {named}")
     if trace is not None and to != "chrome":
         raise UserError(f"--trace is of no use for {to}", "use it with --to chrome")
+    if book is None and (book_key is not None or fabric_id is not None):
+        raise UserError("--book-key and --fabric-id are of a book", "name it with --book")
+    if book is not None and (job is not None or to not in ("plan", *_TABLES)):
+        raise UserError("a book has winners, and no jobs", f"export it to plan, {', '.join(_TABLES)}")
     out = output_file(out)
     exporting.check_suffix(out, to)
     is_replaced = out.is_file()
-    remarks = write(store_path(store), out, job)
+    remarks = write(store_path(store), out, job) if book is None else _write_book(to, out, book, book_key, fabric_id)
     if is_replaced:
         remarks.append("It replaces the file that was there.")
     if as_json:
@@ -75,3 +98,21 @@ def export(
         print(json.dumps({"file": str(out), "format": to, "remarks": remarks}))
     else:
         print("\n".join(remarks))
+
+
+def _write_book(to: str, out: Path, book: str, book_key: str | None, fabric_id: str | None) -> list[str]:
+    from zerotune.tuner.fleet import check_installed
+
+    check_installed("--book")
+    from zerotune.store.plan_file import PlanFile, write_plan
+    from zerotune.store.records import Plan
+    from zerotune.tuner.fleet import reading
+    from zerotune.tuner.fleet.signing import Verifier
+    from zerotune.tuner.offline import tuner_tables
+
+    found = reading.read_book(book, None if book_key is None else Verifier.of(book_key))
+    fabric_id, rows = reading.plan_rows(found, book, fabric_id)
+    if to != "plan":
+        return tuner_tables.write_table(to, rows, out)
+    write_plan(out, PlanFile(Plan(1, rows), fabric_id=fabric_id))
+    return [f"{len(rows)} rows written to {out}."]

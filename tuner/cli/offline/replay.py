@@ -26,7 +26,7 @@ def replay(
     ] = None,
     plan: Annotated[
         Path | None,
-        typer.Option(help="What policy `table` follows: our plan file, NVIDIA's tuner CSV or scitix's table."),
+        typer.Option(help="What policy `table` follows: our plan file; NVIDIA's, RCCL's, NCCLX's or scitix's table."),
     ] = None,
     store: StorePath = None,
     fabric: Annotated[

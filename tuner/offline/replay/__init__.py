@@ -70,7 +70,7 @@ def replay(
         policies: names in POLICIES.
         store_path: store with measurements of other jobs; None, or no file: nothing is known of them.
         fabric: name or path of the fabric file for predictions, where the trace does not name its fabric.
-        plan: file that the policy `table` follows: our plan file, NVIDIA's tuner CSV or scitix's table.
+        plan: file that the policy `table` follows: our plan file, or a table of NVIDIA's, RCCL's, NCCLX's or scitix's.
         change: what the step would be in another job; None: not asked.
         format_name: read the trace as this format; None: found out.
         collective: what was run, where the trace does not say it.

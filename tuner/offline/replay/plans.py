@@ -1,4 +1,4 @@
-"""Static tables that the policy `table` can follow: our plan file, NVIDIA's tuner CSV, scitix's tuner table."""
+"""Static tables that the policy `table` can follow: our plan file, NVIDIA's, RCCL's, NCCLX's or scitix's tables."""
 
 from __future__ import annotations
 
@@ -14,30 +14,36 @@ from zerotune.store.errors import PlanError, UserError
 from zerotune.store.plan_file import MAX_FILE_BYTES, read_plan
 from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
 from zerotune.tuner.offline.export import read_nvidia_csv
+from zerotune.tuner.offline.tuner_tables import is_ncclx, read_ncclx
 
 _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "proto")
 
 
 def plan_rows(path: Path) -> list[PlanRow]:
-    """The rows of a file of any of the three formats; those without phases hold for every phase.
+    """The rows of a file of any of these formats; those without phases hold for every phase.
 
     Raises:
         PlanError: the file cannot be read, or a row means nothing.
     """
-    if path.suffix == ".json":
+    begin = _begin(path)
+    if is_ncclx(begin):
+        rows = read_ncclx(path)
+    elif path.suffix == ".json":
         return list(read_plan(path).plan.rows)
-    rows = list(_scitix(path) if _begins(path, ",".join(_SCITIX_COLUMNS[:4])) else read_nvidia_csv(path))
+    else:
+        is_scitix = begin.startswith(",".join(_SCITIX_COLUMNS[:4]).encode())
+        rows = list(_scitix(path) if is_scitix else read_nvidia_csv(path))
     if not rows:
-        raise PlanError(f"{path} has no row to follow", "name a plan file, NVIDIA's tuner CSV or scitix's table")
+        raise PlanError(f"{path} has no row to follow", "name a plan file, or another tuner's table")
     return [msgspec.structs.replace(row, phase=phase) for row in rows for phase in Phase]
 
 
-def _begins(path: Path, text: str) -> bool:
+def _begin(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
         with path.open("rb") as file:
-            return file.read(len(text)) == text.encode()
+            return file.read(4096)
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}", "check the path") from error
 

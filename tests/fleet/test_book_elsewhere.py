@@ -1,0 +1,68 @@
+"""A book for those who do without the daemon: its winners as plans and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.lib.fleet_rows import FACTS, measured
+from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Candidate, Protocol
+from zerotune.tuner.cli.app import app
+from zerotune.tuner.offline.replay.plans import plan_rows
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+pytest.importorskip("cryptography")
+from zerotune.tuner.fleet.building import build
+from zerotune.tuner.fleet.objects import Fabric, pack
+from zerotune.tuner.fleet.storage import Storage
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two fabrics; on one of them ring/ll128/8ch wins."""
+    folder = tmp_path_factory.mktemp("book")
+    for fabric_id, faster in (("wins", 0.1), ("loses", -0.1)):
+        for node in range(3):
+            block = measured(40, faster=faster, seed=node)
+            packed = pack(f"node{node}", Fabric(fabric_id, FACTS), ["job"], np.zeros(len(block), int), block, 1)
+            Storage(str(folder / "fleet"), writes=True).put(*packed)
+    build(str(folder / "fleet"), folder / "fleet.book")
+    return folder / "fleet.book"
+
+
+@pytest.fixture
+def run() -> Run:
+    def invoke(*words: object) -> str:
+        done = CliRunner().invoke(app, [str(word) for word in words])
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    return invoke
+
+
+@pytest.mark.parametrize("to", ["plan", "nvidia-csv", "rccl-csv", "ncclx-csv", "ncclx-json"])
+def test_winners_of_a_book_as_tables(book: Path, run: Run, tmp_path: Path, to: str) -> None:
+    out = tmp_path / ("t.json" if to in ("plan", "ncclx-json") else "t.csv")
+    run("export", out, "--to", to, "--book", book)
+    rows = plan_rows(out)
+    assert {row.candidate for row in rows} == {Candidate(Algorithm.ring, Protocol.ll128, 8)}
+    for n_bytes in (1 << 20, 1 << 24):
+        assert any(row.min_bytes <= n_bytes <= row.max_bytes for row in rows)
+
+
+@pytest.mark.parametrize(
+    "words", [["--fabric-id", "loses"], ["--job", "job"], ["--to", "measurements"], ["--book-key", "none"]]
+)
+def test_what_a_book_cannot_give_is_refused(book: Path, run: Run, tmp_path: Path, words: list[str]) -> None:
+    with pytest.raises(UserError):
+        run("export", tmp_path / "t", "--book", book, *words)

@@ -1,0 +1,131 @@
+"""Plans as tables of RCCL and NCCLX: what their readers, restated, make of them, and what is read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_material import make_store
+
+from zerotune.store.errors import PlanError, UserError
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, PlanRow, Protocol
+from zerotune.tuner.offline.replay.plans import plan_rows
+from zerotune.tuner.offline.tuner_tables import FORMATS, export_table, read_ncclx, write_table
+
+PLACE = CommunicatorClass(16, 2)
+cut = st.integers(0, 20)
+setting = st.tuples(st.sampled_from([Algorithm.ring, Algorithm.pat]), st.sampled_from(Protocol), st.integers(0, 8))
+Asked = tuple[str, str, int] | None
+
+
+def rows_of(drawn: list[tuple[int, int, tuple[Algorithm, Protocol, int]]]) -> list[PlanRow]:
+    """Rows one after the other, with gaps."""
+    rows: list[PlanRow] = []
+    for gap, width, of in drawn:
+        low = gap + (rows[-1].max_bytes + 1 if rows else 0)
+        rows.append(
+            PlanRow(PLACE, Collective.all_gather, Phase.forward_gather, low, low + width, Candidate(*of))
+        )
+    return rows
+
+
+def asked_of(rows: list[PlanRow], n_bytes: int) -> Asked:
+    for row in rows:
+        if row.communicator == PLACE and row.min_bytes <= n_bytes <= row.max_bytes:
+            found = row.candidate
+            assert found.algorithm is not None
+            assert found.protocol is not None
+            return found.algorithm.name, found.protocol.name, found.n_channels
+    return None
+
+
+def rccl(text: str, n_bytes: int) -> Asked:
+    """The first row that matches; channels stay the library's own where they are -1, and a 0 would be warned of."""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            continue
+        collective, low, high, algorithm, protocol, *numbers = line.split(",")
+        channels, n_nodes, n_ranks, pipe_ops, registered = map(int, numbers)
+        assert (collective, n_nodes, n_ranks, pipe_ops, registered) == ("allgather", 2, 16, -1, -1)
+        assert channels != 0
+        if int(low) <= n_bytes <= int(high):
+            return algorithm, protocol, max(channels, 0)
+    return None
+
+
+@given(st.lists(st.tuples(cut, cut, setting), max_size=8))
+def test_what_rccl_and_ncclx_read_is_what_the_plan_says(tmp_path_factory: pytest.TempPathFactory, drawn: list) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    rows = rows_of(drawn)
+    for to in ("rccl-csv", "ncclx-csv", "ncclx-json"):
+        write_table(to, rows, folder / f"{to}.{to[-4:].strip('-')}")
+    text = (folder / "rccl-csv.csv").read_text()
+    from_csv, from_json = (read_ncclx(folder / name) for name in ("ncclx-csv.csv", "ncclx-json.json"))
+    assert from_csv == from_json
+    for n_bytes in range(330):
+        assert rccl(text, n_bytes) == asked_of(rows, n_bytes)
+    for n_bytes in range(0, 330, PLACE.n_ranks):  # gathers move a multiple of the ranks
+        assert asked_of(from_csv, n_bytes) == asked_of(rows, n_bytes)
+
+
+@pytest.mark.parametrize(
+    ("line", "low", "high", "channels"),
+    [
+        ("allreduce,[1048576,268435456],ring,ll128,-1,2,8", 16 << 20, (256 << 20) * 16 + 15, 0),
+        ("allreduce, (0, 4) ,ring,ll128,6,2,8,-1,-1,0", 16, 3 * 16 + 15, 6),
+        ("allreduce,*,ring,ll128,4,[2,2],8", 0, 2**62, 4),
+        ("allreduce,(,4],ring,ll128,4,2,8,-1", 0, 4 * 16 + 15, 4),
+        ("allreduce,7,ring,ll128,4,2,8", 7 * 16, 7 * 16 + 15, 4),
+    ],
+)
+def test_rules_as_ncclx_reads_them(tmp_path: Path, line: str, low: int, high: int, channels: int) -> None:
+    (tmp_path / "t.csv").write_text(f"# head\n\n{line}\n")
+    (row,) = read_ncclx(tmp_path / "t.csv")
+    candidate = Candidate(Algorithm.ring, Protocol.ll128, channels)
+    assert row == PlanRow(PLACE, Collective.all_reduce, Phase.other, low, high, candidate)
+    assert {one.phase for one in plan_rows(tmp_path / "t.csv")} == set(Phase), "a replay can follow it"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "allreduce,[2,1],ring,ll,-1,2,8",
+        "allreduce,[1,2,ring,ll,-1,2,8",
+        "allreduce,[1,2],ring,ll,-1,*,8",
+        "allreduce,[1,2],ring,ll,-1,2,8,1",
+        "allreduce,[1,2],ring,ll,-1,2,8,-1,-1,4096",
+        "allreduce,[1,2],circle,ll,-1,2,8",
+        "allreduce,[1,2],ring,ll,many,2,8",
+        '{"rules": [{"filter": {"collective": "allreduce"}}]}',
+        '{"rules": [{"filter": {"collective": "allreduce", "nNodes": [2]}, "config": {}}]}',
+        '{"rules": 1}',
+        '{"rules": [',
+    ],
+)
+def test_what_ncclx_or_a_plan_has_no_word_for_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "t").write_text(text)
+    with pytest.raises(PlanError):
+        read_ncclx(tmp_path / "t")
+
+
+def test_rows_without_a_counterpart_are_told_of(tmp_path: Path) -> None:
+    candidate = Candidate(Algorithm.ring, Protocol.ll, 4)
+    rows = [
+        PlanRow(CommunicatorClass(6, 4), Collective.all_gather, Phase.other, 1, 10, candidate),
+        PlanRow(PLACE, Collective.all_gather, Phase.other, 1, 1 << 20, candidate),
+        PlanRow(PLACE, Collective.all_gather, Phase.forward_gather, 1, 1 << 20, Candidate(n_channels=4)),
+    ]
+    told = " ".join(write_table("ncclx-json", rows, tmp_path / "t.json"))
+    assert len(read_ncclx(tmp_path / "t.json")) == 1
+    assert "ncclx-json" in told
+    with pytest.raises(UserError):
+        write_table("ncclx-json", rows, tmp_path / "t.conf")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_what_a_job_learned(tmp_path: Path, to: str) -> None:
+    out = tmp_path / ("t.json" if to == "ncclx-json" else "t.csv")
+    export_table(to, make_store(tmp_path / "store.db"), out)
+    assert plan_rows(out)
