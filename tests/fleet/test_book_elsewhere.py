@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,18 @@ def test_winners_of_a_book_as_tables(book: Path, run: Run, tmp_path: Path, to: s
     assert {row.candidate for row in rows} == {Candidate(Algorithm.ring, Protocol.ll128, 8)}
     for n_bytes in (1 << 20, 1 << 24):
         assert any(row.min_bytes <= n_bytes <= row.max_bytes for row in rows)
+
+
+def test_advice_from_a_book(book: Path, run: Run) -> None:
+    """Collectives of 16 ranks that are slower than on a DGX A100 make the advice more modest."""
+    words = ["advise", "1B", "--machine", "dgx_a100", "--nodes", 2, "--json"]
+    assumed = json.loads(run(*words))
+    told = json.loads(run(*words, "--measured", book, "--fabric-id", "wins"))
+    assert told != assumed
+    assert "fleet.book" in json.dumps(told)
+    for more in ([], ["--fabric-id", "none"], ["--fabric-id", "wins", "--ran", "stage=3"]):
+        with pytest.raises(UserError):
+            run(*words, "--measured", book, *more)
 
 
 @pytest.mark.parametrize(

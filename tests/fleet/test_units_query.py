@@ -11,8 +11,11 @@ import pytest
 from benchmarks.lib.fleet_rows import FACTS, measured
 
 pytest.importorskip("pyarrow")
-duckdb = pytest.importorskip("duckdb")
-sqlglot = pytest.importorskip("sqlglot")
+pytest.importorskip("duckdb")
+pytest.importorskip("sqlglot")
+import duckdb
+import sqlglot
+
 from zerotune.tuner.fleet.merging import UNITS
 from zerotune.tuner.fleet.objects import Fabric, pack, unpack
 

@@ -7,6 +7,11 @@ from importlib.util import find_spec
 from zerotune.store.errors import UserError
 
 
+def is_book(begin: bytes) -> bool:
+    """Whether a file that begins so is a book."""
+    return begin.startswith(b'{"zerotune_book":')
+
+
 def check_installed(what: str) -> None:
     """See that the optional packages are there.
 

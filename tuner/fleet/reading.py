@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from zerotune.store.errors import BookError, UserError
 from zerotune.store.records import PlanRow
+from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.fleet.book import MAX_BYTES, Book, Cell, opened
 from zerotune.tuner.fleet.signing import Verifier
 from zerotune.tuner.fleet.storage import Storage, shown
@@ -154,14 +158,7 @@ def plan_rows(book: Book, name: str, fabric_id: str | None = None) -> tuple[str,
     Raises:
         UserError: nothing wins there, or it is not clear where.
     """
-    fabrics = sorted({one.fabric_id for one in book.winners()})
-    if not fabrics or fabric_id not in (None, *fabrics):
-        where = f" on fabric {fabric_id}" if fabric_id is not None else ""
-        raise UserError(f"{shown(name)} has no winner{where}", "`zerotune book show` lists what it has")
-    if fabric_id is None and len(fabrics) > 1:
-        remedy = f"name one with --fabric-id: {', '.join(fabrics[:8])}"
-        raise UserError(f"{shown(name)} has winners on {len(fabrics)} fabrics", remedy)
-    wanted = fabrics[0] if fabric_id is None else fabric_id
+    wanted = _one_fabric(book.winners(), shown(name), fabric_id)
     rows = [
         PlanRow(
             one.key.communicator, one.key.collective, one.key.phase, *one.bytes_range, one.candidate,
@@ -170,6 +167,42 @@ def plan_rows(book: Book, name: str, fabric_id: str | None = None) -> tuple[str,
         for one in book.winners(wanted)
     ]  # fmt: skip
     return wanted, tuple(rows)
+
+
+def default_rows(book: Book, name: str, fabric_id: str | None = None) -> NDArray[np.void]:
+    """What NCCL's own choices take on one fabric, a row for each size class of a collective.
+
+    Args:
+        book: that was read.
+        name: how messages call it.
+        fabric_id: of the fabric; None: the only one.
+
+    Returns:
+        MEASUREMENT, shape (n,), message bytes in the middle of their class.
+
+    Raises:
+        UserError: there is nothing of that fabric, or it is not clear which.
+    """
+    defaults = [one for one in book.cells if one.is_default]
+    wanted = _one_fabric(defaults, shown(name), fabric_id)
+    cells = [one for one in defaults if one.fabric_id == wanted]
+    rows = np.zeros(len(cells), MEASUREMENT)
+    rows["message_bytes"] = [math.sqrt(math.prod(one.bytes_range)) for one in cells]
+    rows["collective"] = [one.key.collective for one in cells]
+    for field, of in (("duration_us", "median_us"), ("n_ranks", "n_ranks"), ("n_nodes", "n_nodes")):
+        rows[field] = [getattr(one, of) for one in cells]
+    return rows
+
+
+def _one_fabric(cells: Iterable[Cell], name: str, fabric_id: str | None) -> str:
+    fabrics = sorted({one.fabric_id for one in cells})
+    if not fabrics or fabric_id not in (None, *fabrics):
+        where = f" of fabric {fabric_id}" if fabric_id is not None else ""
+        raise UserError(f"{name} has nothing to use{where}", "`zerotune book show` lists what it has")
+    if fabric_id is None and len(fabrics) > 1:
+        remedy = f"name one with --fabric-id: {', '.join(fabrics[:8])}"
+        raise UserError(f"{name} is of {len(fabrics)} fabrics", remedy)
+    return fabrics[0] if fabric_id is None else fabric_id
 
 
 def percent(gain: float | None) -> str:

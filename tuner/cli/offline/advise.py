@@ -13,6 +13,9 @@ from zerotune.tuner.cli.options import AsJson, JobOfStore, a_number, console, pr
 from zerotune.tuner.cli.paths import output_file, store_path
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from zerotune.tuner.advice.problem import Problem
 
 _RECOMPUTES = ("none", "half", "full")
@@ -75,7 +78,11 @@ def advise(
         ),
     ] = None,
     measured: Annotated[
-        Path | None, typer.Option(help="A store or a trace of a job on such machines: it replaces assumptions.")
+        Path | None,
+        typer.Option(help="A store or a trace of a job on such machines, or a fleet's book: it replaces assumptions."),
+    ] = None,
+    fabric_id: Annotated[
+        str | None, typer.Option("--fabric-id", help="Of a book with several fabrics, the one that is meant.")
     ] = None,
     ran: Annotated[
         str | None, typer.Option(help="What that job ran, e.g. stage=3,batch=2,recompute=full: its steps count, too.")
@@ -133,8 +140,13 @@ def advise(
     if measured is not None:
         from zerotune.tuner.offline.advise import measured as measurements
 
-        configuration = measurements.parse_ran(ran) if ran is not None else None
-        problem, sentences = measurements.measured(problem, measured, job, configuration)
+        if _is_book(measured):
+            if ran is not None or job is not None:
+                raise UserError("a book says nothing of single jobs", "leave out --ran and --job")
+            problem, sentences = measurements.of_rows(problem, _rows(measured, fabric_id), f"the book {measured.name}")
+        else:
+            configuration = measurements.parse_ran(ran) if ran is not None else None
+            problem, sentences = measurements.measured(problem, measured, job, configuration)
     wanted = Wanted(
         global_batch=batch,
         stages=tuple(stage) if stage else STAGES,
@@ -163,3 +175,22 @@ def _watch(problem: Problem, path: Path, job: str | None, ran: str, as_json: boo
     running = parse_ran(ran)
     for news in watch.watch(problem, path, job, running):
         print_json(news) if as_json else watch.render(news, running, console())
+
+
+def _is_book(path: Path) -> bool:
+    from zerotune.tuner.fleet import is_book
+
+    try:
+        with path.open("rb") as file:
+            return is_book(file.read(64))
+    except OSError:
+        return False  # whoever reads it says why not
+
+
+def _rows(path: Path, fabric_id: str | None) -> NDArray[np.void]:
+    from zerotune.tuner.fleet import check_installed
+
+    check_installed("a book")
+    from zerotune.tuner.fleet.reading import default_rows, read_book
+
+    return default_rows(read_book(str(path)), str(path), fabric_id)

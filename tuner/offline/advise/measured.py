@@ -102,6 +102,23 @@ def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfigurati
     return _applied(problem, rows, steps, ran, origin)
 
 
+def of_rows(problem: Problem, rows: NDArray[np.void], origin: str) -> Found:
+    """Replace what collectives alone tell.
+
+    Args:
+        problem: what was asked.
+        rows: MEASUREMENT, shape (n,).
+        origin: where they come from, for the sentences.
+
+    Returns:
+        The problem and the sentences.
+
+    Raises:
+        UserError: there is nothing to use in them.
+    """
+    return _applied(problem, [rows], [], None, origin)
+
+
 def _is_database(path: Path) -> bool:
     if not path.is_file():
         return False
