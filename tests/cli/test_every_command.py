@@ -65,6 +65,11 @@ MISTAKES = {
         [],
     ],
     "status": [["--endpoint", "ipc:///nowhere/d.sock"], ["--endpoint", "nonsense"]],
+    "top": [
+        *[["--endpoint", where] for where in ("ipc:///nowhere/d.sock", "nonsense")],
+        *[["--interval", value] for value in ("0", "nan", "soon")],
+        ["--curve-keys", "{none}"],
+    ],
     "dashboard": [
         ["--endpoint", "nonsense"],
         *[["--listen", address] for address in ("8470", "here:", "127.0.0.1:99999", "256.0.0.1:1")],
@@ -248,6 +253,7 @@ MISTAKES = {
 
 AS_JSON = {
     "status": ["--endpoint", "{daemon}"],
+    "top": ["--endpoint", "{daemon}"],
     "jobs": ["--store", "{store}"],
     "explain": ["--store", "{store}"],
     "table": ["--store", "{store}"],
@@ -369,11 +375,12 @@ def test_mistakes_are_one_line_and_exit_code_2(name, words, places, monkeypatch,
 
 @pytest.mark.parametrize("name", AS_JSON)
 def test_json_is_json(name, places, monkeypatch, capsys):
-    if name == "status":
+    if name in ("status", "top"):
         from zerotune.store.wire import StatusReply
 
         reply = StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0)
         monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: reply)
+        monkeypatch.setattr("zerotune.tuner.watching.watcher.fetch_status", lambda *_, **__: reply)
         places = {**places, "daemon": "ipc://x"}
     code, text, error = run(monkeypatch, capsys, *name.split(), *filled(AS_JSON[name], places), "--json")
     assert code == 0, error

@@ -18,6 +18,7 @@ from zerotune.tuner.cli.live.metrics import metrics
 from zerotune.tuner.cli.live.models import models
 from zerotune.tuner.cli.live.status import status
 from zerotune.tuner.cli.live.store import store
+from zerotune.tuner.cli.live.top import top
 from zerotune.tuner.cli.offline.advise import advise
 from zerotune.tuner.cli.offline.book import book
 from zerotune.tuner.cli.offline.demo import demo
@@ -45,6 +46,7 @@ for _command in (
     daemon,
     launch,
     status,
+    top,
     dashboard,
     jobs,
     explain,

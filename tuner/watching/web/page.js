@@ -212,8 +212,8 @@ function chart(job) {
   }
   for (let i = 1; i < steps.length; i++) {
     if (steps[i][3] === steps[i - 1][3]) continue;
-    const there = x(steps[i][0]);
-    picture.append(svg("line", { class: "plan", x1: there, x2: there, y1: TOP, y2: height - BOTTOM }));
+    const there = x(steps[i][0]); // short: there may be hundreds
+    picture.append(svg("line", { class: "plan", x1: there, x2: there, y1: height - BOTTOM - 7, y2: height - BOTTOM }));
   }
   const line = (kind, values) => picture.append(svg("polyline", {
     class: kind, points: values.map((us, i) => `${x(steps[i][0]).toFixed(1)},${y(us).toFixed(1)}`).join(" "),
@@ -248,8 +248,9 @@ function cross(job, picture, width, height) {
   picture.append(svg("line", { class: "cross", x1: there, x2: there, y1: TOP, y2: height - BOTTOM }));
   const exposed = near[2] === null ? "" : ` · exposed ${time(near[2])}`;
   const tip = el("div", { class: "tip", text: `step ${count(near[0])} · ${time(near[1])}${exposed} · epoch ${near[3]}` });
-  tip.style[there > width / 2 ? "right" : "left"] = `${there > width / 2 ? width - there + 8 : there + 8}px`;
   job.parts.chart.append(tip);
+  const wanted = there > width / 2 ? there - tip.offsetWidth - 8 : there + 8;
+  tip.style.left = `${Math.max(0, Math.min(wanted, width - tip.offsetWidth))}px`;
 }
 
 // -- winners, decisions, lateness -----------------------------------------------------------

@@ -1,0 +1,137 @@
+"""A snapshot as lines for a terminal of any size; whoever prints them filters what would steer it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from rich.text import Text
+
+from zerotune.tuner.watching.snapshot import JobView, Snapshot, Step
+
+BLOCKS: Final = "▁▂▃▄▅▆▇█"
+LEAST_DECISIONS: Final = 3
+
+
+def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Text]:
+    """Lines of at most `width` columns.
+
+    Args:
+        snapshot: what is shown.
+        width: columns of the terminal.
+        height: its lines; None: as many as it takes.
+
+    Returns:
+        At most `height` lines; of what does not fit, decisions go first, then the last jobs.
+    """
+    lines = [_fitted(_head(snapshot), width)]
+    lines += [_fitted(Text(one.text, "red" if one.is_bad else "yellow"), width) for one in snapshot.notices]
+    if snapshot.problem:
+        lines.append(_fitted(Text(snapshot.problem, "bold red"), width))
+    elif not snapshot.jobs:
+        lines.append(Text("no job is connected", "dim"))
+    heads = [[_fitted(line, width) for line in _job(job, snapshot, width)] for job in snapshot.jobs]
+    room = None if height is None else height - len(lines) - sum(map(len, heads))
+    for at, (job, head) in enumerate(zip(snapshot.jobs, heads, strict=True)):
+        share = len(job.decisions or ()) if room is None else max(0, room // (len(heads) - at))
+        shown = [_fitted(line, width) for line in _decisions(job)][: max(share, 0)]
+        if room is not None:
+            room -= len(shown)
+        elif len(shown) > LEAST_DECISIONS:
+            shown = shown[:LEAST_DECISIONS]
+        lines += [*head, *shown]
+    return lines if height is None else lines[:height]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values from 0 to their largest as blocks, each the mean of its share of them."""
+    width = min(width, len(values))
+    top = max(values, default=0.0)
+    if not top:
+        return ""
+    edges = [len(values) * at // width for at in range(width + 1)]
+    means = [sum(values[low:high]) / (high - low) for low, high in pairwise(edges)]
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int(len(BLOCKS) * mean / top))] for mean in means)
+
+
+def _head(snapshot: Snapshot) -> Text:
+    line = Text("zerotune top", "bold")
+    if not snapshot.problem:
+        memory = f"{snapshot.resident_bytes / 1e6:.0f} MB"
+        line.append(f"  {snapshot.daemon}, up {_lasting(snapshot.uptime_s)}, {memory}", "not bold")
+        if snapshot.n_errors or snapshot.n_refused:
+            line.append(f", {snapshot.n_errors:,} failures, {snapshot.n_refused:,} refused", "red")
+    return line
+
+
+def _job(job: JobView, snapshot: Snapshot, width: int) -> Iterator[Text]:
+    yield Text("")
+    title = Text(job.title, "bold")
+    title.append(f"  {job.health}", "green" if job.is_well else "bold red")
+    yield title
+    yield Text(f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {job.workload}, fabric {job.fabric_id}", "dim")
+    facts = Text(f"  step {job.step:,}  ", "")
+    facts.append(_time(job.step_us), "bold cyan")
+    if job.exposed_us is not None:
+        share = f" ({100 * job.exposed_us / job.step_us:.0f} %)" if job.step_us else ""
+        facts.append(f"  exposed {_time(job.exposed_us)}{share}")
+    budget = "" if snapshot.budget_percent is None else f" of {snapshot.budget_percent:g}"
+    facts.append(f"  exploring {job.spent_percent:.2f}{budget} %  epoch {job.epoch}")
+    facts.append(f"  {job.observations_per_s:,.0f} observations/s")
+    if job.n_dropped:
+        facts.append(f"  {job.n_dropped:,} dropped", "yellow")
+    yield facts
+    if line := sparkline(_durations(job.steps), width - 2):
+        yield Text(f"  {line}", "cyan")
+    for notice in job.notices:
+        yield Text(f"  {notice.text}", "yellow")
+    if job.winners is not None:
+        yield from _winners(job)
+
+
+def _winners(job: JobView) -> Iterator[Text]:
+    """Each setting in force that saves something, the best first."""
+    assert job.winners is not None
+    found = []
+    for row, cells in zip(job.winners.rows, job.winners.cells, strict=True):
+        for column, winner in zip(job.winners.columns, cells, strict=True):
+            if winner is not None and winner.change_percent is not None and abs(winner.change_percent) >= 0.5:
+                where = f"{row} {column}".replace("\n", " ")
+                found.append((winner.rank, f"  {winner.change_percent:+4.0f} %  {winner.setting} for {where}"
+                              f"{'' if winner.is_measured else ' (predicted)'}"))  # fmt: skip
+    for (_, change), words in sorted(found)[:4]:
+        yield Text(words, "green" if change < 0 else "red")
+
+
+def _decisions(job: JobView) -> Iterator[Text]:
+    for one in job.decisions or ():
+        at = "" if one.step is None else f"step {one.step:,} "
+        line = Text(f"  {at}", "dim")
+        line.append(f"{one.kind} {one.setting} {one.where}".strip(), "red" if one.kind == "rollback" else "not dim")
+        line.append(f"{': ' if one.kind else ''}{one.reason}", "dim")
+        yield line
+
+
+def _durations(steps: Sequence[Step]) -> list[float]:
+    return [one.duration_us for one in steps]
+
+
+def _fitted(line: Text, width: int) -> Text:
+    line = line.copy()
+    line.plain = " ".join(line.plain.split("\n"))
+    line.truncate(width, overflow="ellipsis")
+    line.no_wrap = True
+    return line
+
+
+def _time(us: float) -> str:
+    if us >= 1e6:
+        return f"{us / 1e6:.2f} s"
+    return f"{us / 1e3:.2f} ms" if us >= 1000 else f"{us:.0f} us"
+
+
+def _lasting(s: float) -> str:
+    if s < 120:
+        return f"{s:.0f} s"
+    return f"{s / 60:.0f} min" if s < 7200 else f"{s / 3600:.1f} h"
