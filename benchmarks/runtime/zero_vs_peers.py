@@ -1,15 +1,17 @@
 """The ZeRO runtime against FSDP2, DeepSpeed, ZeroRedundancyOptimizer and DDP: tokens per second and memory.
 
-    python -m benchmarks zero_vs_peers [--json] [--quick] [--only tiny-fp32-2] [--keep results.jsonl]
+    python -m benchmarks zero_vs_peers [--json] [--quick] [--transformers] [--only tiny-fp32-2] [--keep results.jsonl]
 
 A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
-processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. Memory is the peak
-resident set over what the process has resident after one forward and backward of plain torch (libraries, their
-kernels and scratch), each contender in a fresh world whose heap gives large freed blocks back to the system: what
-tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a forward and backward of
-plain torch keeps for activations. With `--keep`, cells that are in the file are not run
-again. A peer that is not installed is left out, and said so; DeepSpeed goes into an environment of its own,
-as docs/design/zero.md says.
+processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. `cpu_ratio` compares
+the processor time of steps, which says more than wall time where others use the machine. `--transformers` races stages
+2 and 3 against FSDP2 on small models of the transformers library instead.
+
+Memory is the peak resident set over what the process has resident after one forward and backward of plain torch
+(libraries, their kernels and scratch), each contender in a fresh world whose heap gives large freed blocks back to the
+system: what tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a forward and
+backward of plain torch keeps for activations. With `--keep`, cells that are in the file are not run again. A peer that
+is not installed is left out, and said so; DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from typing import Any
 from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report
+from benchmarks.runtime.transformer_loads import TRANSFORMERS, TransformerLoad
 from zerotune.zero_runtime import analysis
 
 Step = Callable[[Any], None]
@@ -54,12 +57,35 @@ class Load:
 
     @property
     def tokens_per_step(self) -> int:
+        """What one rank trains on in one step."""
         return self.batch * self.n_context
 
+    def model(self) -> Any:
+        """Our example GPT, in fp32."""
+        from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
 
-LOADS = {
+        return GPT(GPTShape(n_context=self.n_context, n_layers=self.n_layers, n_heads=4, width=self.width))
+
+    def draw(self) -> Any:
+        """A random batch: tokens and targets."""
+        import torch
+
+        rows = torch.randint(256, (self.batch, self.n_context + 1))
+        return rows[:, :-1], rows[:, 1:]
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        """The model's own loss."""
+        return model(*batch)
+
+    def layers(self, model: Any) -> list[Any]:
+        """What FSDP2 shards one by one."""
+        return list(model.blocks)
+
+
+LOADS: dict[str, Load | TransformerLoad] = {
     "tiny": Load(n_layers=4, width=320, n_context=128, batch=4),  # about 5 million parameters
     "medium": Load(n_layers=8, width=752, n_context=64, batch=2),  # about 55 million
+    **TRANSFORMERS,
 }
 
 
@@ -77,6 +103,8 @@ class Cell:
         return f"{self.load}-{self.precision}-{self.n_ranks}"
 
     def contenders(self) -> list[str]:
+        if self.load in TRANSFORMERS:
+            return ["ours-2", "ours-3", *PEERS_BF16]
         ours = list(OURS) if self.precision == "fp32" else ["ours-2", "ours-3"]
         peers = [*PEERS] if self.precision == "fp32" else [*PEERS_BF16]
         if importlib.util.find_spec("deepspeed"):
@@ -90,11 +118,12 @@ CELLS = (
     Cell("tiny", "fp32", 4, 75.0),
     Cell("medium", "fp32", 2, 90.0),
 )
-QUICK = (Cell("tiny", "fp32", 2, 12.0),)
+TRANSFORMER_CELLS = tuple(Cell(name, "fp32", 2, 40.0) for name in TRANSFORMERS)
+QUICK_S = 12.0
 
 
-def build(name: str, load: Load, precision: str = "fp32") -> Step:
-    """One training step of a contender, as a function of (tokens, targets).
+def build(name: str, load: Load | TransformerLoad, precision: str = "fp32") -> Step:
+    """One training step of a contender, as a function of a batch.
 
     Args:
         name: kind and variant, e.g. "ours-3", "fsdp2-r", "deepspeed-2".
@@ -107,14 +136,11 @@ def build(name: str, load: Load, precision: str = "fp32") -> Step:
     import torch
     import torch.distributed as dist
 
-    from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
-
     torch.manual_seed(1)
-    shape = GPTShape(n_context=load.n_context, n_layers=load.n_layers, n_heads=4, width=load.width)
-    model: Any = GPT(shape)
+    model = load.model().train()
     kind, _, variant = name.partition("-")
     if kind == "deepspeed":
-        return _deepspeed(model, int(variant), precision)
+        return _deepspeed(model, load, int(variant), precision)
     optimizer: Any
     if kind == "ours":
         from zerotune import zero_runtime
@@ -131,7 +157,7 @@ def build(name: str, load: Load, precision: str = "fp32") -> Step:
             "reshard_after_forward": variant == "r",
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
         }
-        for block in model.blocks:
+        for block in load.layers(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -145,14 +171,14 @@ def build(name: str, load: Load, precision: str = "fp32") -> Step:
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def step(batch: Any) -> None:
-        model(*batch).backward()
+        load.loss(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
 
     return step
 
 
-def _deepspeed(model: Any, stage: int, precision: str) -> Step:
+def _deepspeed(model: Any, load: Load | TransformerLoad, stage: int, precision: str) -> Step:
     import deepspeed
     import torch
 
@@ -169,17 +195,10 @@ def _deepspeed(model: Any, stage: int, precision: str) -> Step:
     )
 
     def step(batch: Any) -> None:
-        engine.backward(engine(*batch))
+        engine.backward(load.loss(engine, batch))
         engine.step()
 
     return step
-
-
-def _batch(load: Load) -> Any:
-    import torch
-
-    rows = torch.randint(256, (load.batch, load.n_context + 1))
-    return rows[:, :-1], rows[:, 1:]
 
 
 def _join(rank: int, n_ranks: int, port: int) -> None:
@@ -193,32 +212,32 @@ def _join(rank: int, n_ranks: int, port: int) -> None:
 
 
 def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
-    """Interleaved steps of every contender; rank 0 reports seconds per step.
+    """Interleaved steps of every contender; rank 0 reports seconds per step, and those of its processor.
 
     Args:
         rank: of this process.
         n_ranks: of the group.
         port: where the ranks meet.
         cell: load, precision and time of the race.
-        out: queue; rank 0 puts seconds of each step by contender.
+        out: queue; rank 0 puts pairs of seconds, by the wall and of the processor, of each step by contender.
     """
     import torch.distributed as dist
 
     _join(rank, n_ranks, port)
     load, seconds = LOADS[cell.load], cell.seconds
     steps = {name: build(name, load, cell.precision) for name in cell.contenders()}
-    batch = _batch(load)
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    batch = load.draw()
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     began, n_rounds = time.perf_counter(), 0
     going = [True]
     while going[0]:
         for name, step in steps.items():
             dist.barrier()
-            start = time.perf_counter()
+            start, start_cpu = time.perf_counter(), time.process_time()
             step(batch)
             dist.barrier()
             if n_rounds >= 2:
-                times[name].append(time.perf_counter() - start)
+                times[name].append((time.perf_counter() - start, time.process_time() - start_cpu))
         n_rounds += 1
         going = [n_rounds < 5 or time.perf_counter() - began < seconds]
         dist.broadcast_object_list(going, src=0)
@@ -242,16 +261,16 @@ def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -
 
     _join(rank, n_ranks, port)
     load = LOADS[cell.load]
-    build("ours-1", Load(1, 8, 8, 1))(_batch(Load(1, 8, 8, 1)))  # connections are nobody's, nor are libraries:
+    build("ours-1", Load(1, 8, 8, 1))(Load(1, 8, 8, 1).draw())  # connections are nobody's, nor are libraries:
     model = plain_model(load, cell.precision)
-    model(*_batch(load)).backward()
+    load.loss(model, load.draw()).backward()
     del model
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak, proc(5)
     base = resident_bytes("VmRSS")
     step = build(name, load, cell.precision)
     for _ in range(3):
-        step(_batch(load))
+        step(load.draw())
     peak = resident_bytes("VmHWM") - base
     if rank == 0:
         out.put(peak)
@@ -264,14 +283,11 @@ def resident_bytes(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def plain_model(load: Load, precision: str) -> Any:
+def plain_model(load: Load | TransformerLoad, precision: str) -> Any:
     """The model as torch alone would train it."""
     import torch
 
-    from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
-
-    model = GPT(GPTShape(n_context=load.n_context, n_layers=load.n_layers, n_heads=4, width=load.width))
-    return model.to(torch.float32 if precision == "fp32" else torch.bfloat16)
+    return load.model().train().to(torch.float32 if precision == "fp32" else torch.bfloat16)
 
 
 def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
@@ -293,12 +309,12 @@ def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) 
     model = plain_model(load, cell.precision)
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    batch = _batch(load)
+    batch = load.draw()
     n_parameters = sum(p.numel() for p in model.parameters())
-    out.put((replay(record(lambda: model(*batch).backward())).peak, n_parameters))
+    out.put((replay(record(lambda: load.loss(model, batch).backward())).peak, n_parameters))
 
 
-def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:
+def python_share(rank: int, n_ranks: int, port: int, load: Load | TransformerLoad, seconds: float, out: Any) -> None:
     """Percent of a stage-3 step that the runtime's own hooks take, without the time that collectives are waited for.
 
     Timed on one rank with no peer to wait for, where every wait is immediate.
@@ -316,7 +332,7 @@ def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float,
     import torch.distributed as dist
 
     _join(rank, n_ranks, port)
-    step, batch = build("ours-3", load), _batch(load)
+    step, batch = build("ours-3", load), load.draw()
     for _ in range(3):
         step(batch)
     began, plain = time.perf_counter(), []
@@ -401,7 +417,11 @@ def run_cell(cell: Cell) -> list[Result]:
     suffix = "" if cell.name == CELLS[0].name else f"_{cell.name}"
     times = spawn(race, cell.n_ranks, cell)
     results = [
-        Result(f"tokens_per_s_{name}{suffix}", cell.n_ranks * load.tokens_per_step / statistics.median(t), "tokens/s")
+        Result(
+            f"tokens_per_s_{name}{suffix}",
+            cell.n_ranks * load.tokens_per_step / statistics.median(wall for wall, _ in t),
+            "tokens/s",
+        )
         for name, t in times.items()
     ]
     pairs = [("fsdp2_stage2", "ours-2", "fsdp2"), ("fsdp2_stage3", "ours-3", "fsdp2-r")]
@@ -409,9 +429,13 @@ def run_cell(cell: Cell) -> list[Result]:
     if "ddp" in times:
         pairs += [("zero_redundancy_stage1", "ours-1", "zero-redundancy"), ("ddp_stage2", "ours-2", "ddp")]
     for label, ours, peer in pairs:
-        ratio = statistics.median(b / a for a, b in zip(times[ours], times[peer], strict=True))
-        target = "" if peer == "ddp" else ">= 1.0"
+        ratio, cpu_ratio = (
+            statistics.median(b[clock] / a[clock] for a, b in zip(times[ours], times[peer], strict=True))
+            for clock in (0, 1)
+        )
+        target = "" if peer == "ddp" else ">= 1.1" if cell.load in TRANSFORMERS else ">= 1.0"
         results.append(Result(f"tokens_ratio_{label}{suffix}", ratio, "", target, peer, ratio))
+        results.append(Result(f"cpu_ratio_{label}{suffix}", cpu_ratio, "", "", peer, cpu_ratio))
     activations, n_parameters = spawn(weigh_activations, 1, cell)
     for label, ours, peer in pairs[:2]:
         own, other = (weigh_all(name, cell) for name in (ours, peer))
@@ -439,29 +463,36 @@ def run_once() -> list[Result]:
 
 
 def main() -> None:
-    names = [cell.name for cell in CELLS]
+    names = [cell.name for cell in (*CELLS, *TRANSFORMER_CELLS)]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="the first cell within a minute, wider noise")
+    parser.add_argument("--transformers", action="store_true", help="models of the transformers library instead")
     parser.add_argument("--only", action="append", choices=names, help="a cell; may be given several times")
     parser.add_argument("--keep", type=a_file_to_write, help="file of cells that are done, read and added to")
     options = parser.parse_args()
-    if options.quick and options.only and not {cell.name for cell in QUICK} & set(options.only):
-        parser.error(f"--quick runs {', '.join(cell.name for cell in QUICK)} alone; leave out --quick or --only")
+    cells = TRANSFORMER_CELLS if options.transformers else CELLS
+    if options.quick:
+        cells = (replace(cells[0], seconds=QUICK_S),)
+    known = [cell.name for cell in cells]
+    if options.only and not set(known) & set(options.only):
+        parser.error(f"with these options there are {', '.join(known)}, not {', '.join(options.only)}")
+    if options.transformers and not importlib.util.find_spec("transformers"):
+        parser.error("--transformers needs the library: pip install transformers, or leave it out")
     done: dict[str, list[dict[str, Any]]] = {}
     if options.keep and options.keep.exists():
         try:
             done = {line["cell"]: line["results"] for line in map(json.loads, options.keep.read_text().splitlines())}
         except (OSError, ValueError, KeyError, TypeError):
             parser.error(f"--keep {options.keep} holds no cells of this benchmark; name another file")
-    if not importlib.util.find_spec("deepspeed"):
+    if not options.transformers and not importlib.util.find_spec("deepspeed"):
         print("deepspeed is not installed: its rows are left out (docs/design/zero.md says how)", flush=True)
     jobs: dict[str, Callable[[], list[Result]]] = {
         cell.name: partial(run_cell, cell)
-        for cell in (QUICK if options.quick else CELLS)
+        for cell in cells
         if not options.only or cell.name in options.only
     }
-    if not options.only:
+    if not options.only and not options.transformers:
         jobs["once"] = run_once
     results: list[Result] = []
     for name, job in jobs.items():

@@ -51,7 +51,10 @@ MISTAKES = {
     "stage_recordings": [["--only", "ddp,nope"], ["--out", "{empty}"], ["--out", "{junk}"]],
     "sweep_speed": [["--data", "{none}"], ["--data", "{empty}"], ["--data", "{junk}"]],
     "training_reward": [["--generated", "-1"], ["--only", "nope"]],
-    "zero_vs_peers": [["--keep", "{junk}"], ["--keep", "{list}"], ["--keep", "{none}/x"], ["--only", "nope"]],
+    "zero_vs_peers": [
+        ["--keep", "{junk}"], ["--keep", "{list}"], ["--keep", "{none}/x"], ["--only", "nope"],
+        ["--transformers", "--only", "tiny-fp32-2"],
+    ],
 }
 
 

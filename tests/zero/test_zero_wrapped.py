@@ -78,14 +78,19 @@ def losses_beside_fsdp2(name: str, n_steps: int) -> list[tuple[float, float]]:
     return losses
 
 
+# All blocks of T5's decoder read what its encoder returned, and FSDP2's hooks around blocks let autograd add their
+# gradients in another order than plain torch: in the first step, with equal weights, the gradients of the encoder and
+# of the shared embedding differ from plain torch's, and no other. Ours are plain torch's to the bit (the test above).
+ADDED_IN_ANOTHER_ORDER = {"t5": 4 * 2.0**-23, "t5-recomputed": 4 * 2.0**-23}
+
+
 @slow
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_transformer_trains_as_under_fsdp2(world: World, name: str) -> None:
-    """Within four units in the last place: with two ranks a sum has one order, but updates run over other shards."""
     pytest.importorskip("transformers")
     for losses in world.run(2, losses_beside_fsdp2, name, 4):
         for ours, theirs in losses:
-            assert abs(ours - theirs) <= 4 * 2.0**-23 * ours, losses
+            assert abs(ours - theirs) <= ADDED_IN_ANOTHER_ORDER.get(name, 0.0) * ours, losses
 
 
 def test_what_layers_share_belongs_to_the_layer_around_both() -> None:
