@@ -1,9 +1,10 @@
-"""Whether the bucket and the prefetch depth that `zerotune advise` names are the best ones, in the emulation.
+"""Whether bucket and prefetch depth that `zerotune advise` names, or `autotune` finds, are the best, in the emulation.
 
 On every shipped fabric two ranks train a small GPT with zero_runtime under each bucket and prefetch depth of a grid,
 on the virtual clock. `advise` is told one of these runs, a small bucket with nothing gathered ahead, and names another
-by its steps. The figure is how much longer the step of that one is than the best of the grid. Times are those of the
-emulation and say nothing of real networks. Two ranks of the InfiniBand fabrics are on one node.
+by its steps. The figure is how much longer the step of that one is than the best of the grid; below zero it is shorter.
+The runtime's own search (`autotune=True`) begins in the middle and is judged likewise when it is done. Times are of
+the emulation and say nothing of real networks. Two ranks of the InfiniBand fabrics are on one node.
 
 Run: python -m benchmarks advise_emulated [--fabrics NAME ...] [--steps N] [--quick] [--json]
 """
@@ -17,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -39,7 +40,9 @@ N_RANKS: Final = 2
 BUCKETS_BYTES: Final = tuple(1 << place for place in (18, 19, 20, 21, 22, 23))
 """A twelfth of a layer of the model to nearly three layers."""
 PREFETCHES: Final = (0, 1, 2)
-TIMEOUT_S: Final = 600
+AUTOTUNED: Final = "4194304:1:autotune"
+"""Where the runtime's own search begins: a bucket of the middle, and the depth that is the default."""
+TIMEOUT_S: Final = 1800
 """Of one job, which takes seconds: what takes longer hangs."""
 QUICK: Final = ("ethernet_boxes",)
 _KERNELS: Final = msgspec.structs.replace(DEFAULT, contention=0.0)
@@ -57,7 +60,15 @@ def grid(stage: int) -> list[ZeroConfiguration]:
     ]
 
 
-def run(name: str, configurations: Sequence[ZeroConfiguration], n_steps: int) -> dict[ZeroConfiguration, StepRecord]:
+class Ran(NamedTuple):
+    """The mean step of each configuration, of what the runtime found by itself, and after how many steps it did."""
+
+    steps: dict[ZeroConfiguration, StepRecord]
+    autotuned_us: float
+    n_searched: int
+
+
+def run(name: str, configurations: Sequence[ZeroConfiguration], n_steps: int) -> Ran:
     """Train under each configuration on a fabric.
 
     Args:
@@ -66,8 +77,9 @@ def run(name: str, configurations: Sequence[ZeroConfiguration], n_steps: int) ->
         n_steps: measured of each.
 
     Returns:
-        The mean step of each.
+        What came of it.
     """
+    autotuned = f"{configurations[0].stage}:{AUTOTUNED}"
     words = {f"{one.stage}:{one.bucket_bytes}:{one.prefetch}": one for one in configurations}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(N_RANKS), "-m"]
     environment = {
@@ -77,21 +89,24 @@ def run(name: str, configurations: Sequence[ZeroConfiguration], n_steps: int) ->
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     done = subprocess.run(
-        [*command, "benchmarks.advice.advise_emulated_worker", str(n_steps), *words],
+        [*command, "benchmarks.advice.advise_emulated_worker", str(n_steps), *words, autotuned],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         env=environment,
         check=False,
     )
-    found = {}
+    found, searched = {}, (0.0, 0)
     for line in done.stdout.splitlines():
         if line.startswith("step "):
-            _, which, total, exposed = line.split()
-            found[words[which]] = StepRecord(0, 0, float(total), float(exposed))
-    if len(found) < len(words):
+            _, which, total, exposed, n_before = line.split()
+            if which == autotuned:
+                searched = float(total), int(n_before)
+            else:
+                found[words[which]] = StepRecord(0, 0, float(total), float(exposed))
+    if len(found) < len(words) or not searched[1]:
         raise SystemExit(f"{name}: the ranks ended early:\n{done.stderr[-2000:]}")
-    return found
+    return Ran(found, *searched)
 
 
 def named(name: str, known: ZeroConfiguration, step: StepRecord) -> ZeroConfiguration:
@@ -120,12 +135,14 @@ def named(name: str, known: ZeroConfiguration, step: StepRecord) -> ZeroConfigur
 
 def judged(names: Sequence[str], n_steps: int) -> Iterator[Result]:
     """How much longer than the best a step is, by fabric and stage."""
-    worst = 0.0
+    worst = worst_autotuned = -1.0
+    n_searched = 0
     for name in names:
         say(f"{name} ...")
         for stage in (2, 3):
             configurations = grid(stage)
-            steps = run(name, configurations, n_steps)
+            ran = run(name, configurations, n_steps)
+            steps = ran.steps
             begun, best = configurations[0], min(steps.values(), key=lambda step: step.duration_us)
             chosen = steps[named(name, begun, steps[begun])]
             over = chosen.duration_us / best.duration_us - 1
@@ -133,7 +150,12 @@ def judged(names: Sequence[str], n_steps: int) -> Iterator[Result]:
             yield Result(f"step_over_best_stage{stage}_{name}", over, "share", "<= 0.03")
             gained = steps[begun].duration_us / chosen.duration_us - 1
             yield Result(f"step_gained_stage{stage}_{name}", gained, "share")
+            over = ran.autotuned_us / best.duration_us - 1
+            worst_autotuned, n_searched = max(worst_autotuned, over), max(n_searched, ran.n_searched)
+            yield Result(f"autotuned_over_best_stage{stage}_{name}", over, "share", "<= 0.03")
     yield Result("step_over_best_worst", worst, "share", "<= 0.03")
+    yield Result("autotuned_over_best_worst", worst_autotuned, "share", "<= 0.03")
+    yield Result("autotuned_steps_most", n_searched, "count")
 
 
 def main() -> None:
