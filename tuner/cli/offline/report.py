@@ -29,6 +29,10 @@ def report(
     job: JobOfStore = None,
     trace: Traces = None,
     summary: Summaries = None,
+    interactive: Annotated[
+        bool,
+        typer.Option("--interactive", help="Pictures to hover over and to zoom, offline: some 5 MB more, by plotly."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about a job.
@@ -39,7 +43,7 @@ def report(
     from zerotune.tuner.offline.report.page import missing_timeline
 
     facts = gather(store_path(store), job, summary or (), trace or ())
-    written = write_page(facts, output_file(out))
+    written = write_page(facts, output_file(out), is_interactive=interactive)
     if missing := missing_timeline(facts):
         print(f"zerotune: no timeline is shown: {missing}; {A_TRACE}", file=sys.stderr)
     if as_json:

@@ -24,6 +24,7 @@ from zerotune.tuner.offline.explanations_shown import MEANINGS, noted, shown
 from zerotune.tuner.offline.report import step_timeline
 from zerotune.tuner.offline.report.equal_rows import groups_of
 from zerotune.tuner.offline.report.facts import Facts, trust, untrained
+from zerotune.tuner.offline.report.interactive import plotly_script, specification
 from zerotune.tuner.offline.size_ranges import rounded_range
 from zerotune.tuner.offline.winners import winner_table
 
@@ -41,22 +42,38 @@ class Picture:
     svg: Markup
 
 
-def write_page(facts: Facts, out: Path) -> Path:
+def write_page(facts: Facts, out: Path, *, is_interactive: bool = False) -> Path:
     """Write the page to `out` in one piece.
 
+    Args:
+        facts: what it shows.
+        out: the file.
+        is_interactive: as in `page`.
+
+    Returns:
+        `out`.
+
     Raises:
-        UserError: the job did not train, or `out` cannot be written.
+        UserError: the job did not train, plotly is wanted and not there, or `out` cannot be written.
     """
     if not facts.is_of_training:
         raise untrained(facts)
-    text = page(facts)
+    text = page(facts, is_interactive=is_interactive)
     with users_file(out) as partial:
         partial.write_text(text, encoding="utf-8")
     return out
 
 
-def page(facts: Facts) -> str:
-    """The whole page as text."""
+def page(facts: Facts, *, is_interactive: bool = False) -> str:
+    """The whole page as text.
+
+    Args:
+        facts: what it shows.
+        is_interactive: with plotly's script, some 5 MB, for pictures that can be hovered over and zoomed.
+
+    Returns:
+        HTML.
+    """
     template = resources.files("zerotune.tuner.offline.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -65,9 +82,13 @@ def page(facts: Facts) -> str:
     environment.filters["percent"] = lambda value: f"{value:+.1f} %".replace("-", "−")
     environment.filters["noted"] = noted
     missing = missing_timeline(facts)
+    script = plotly_script() if is_interactive else ""
     return environment.from_string(template).render(
         facts=facts,
         pictures=pictures(facts),
+        script=script,
+        theme=list(plots.THEME.items()),
+        specification=specification,
         decisions=_decision_rows(facts),
         undecided=_undecided(facts),
         workload=workload(facts.job.stage, facts.n_steps, facts.missing_evidence),
