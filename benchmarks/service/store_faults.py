@@ -39,14 +39,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.lib.argument_types import positive
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, report, say
 from benchmarks.service.power_cut import Left, read_log
 
 SHIM: Final = Path(__file__).with_suffix(".c")
@@ -64,6 +64,7 @@ QUICK_S: Final = 40.0
 MALLOCS: Final = 64
 """One in so many is taken."""
 CUTS_AT_ONCE: Final = 8
+TOLD_EVERY_S: Final = 20.0
 MEMORY: Final = Path("/dev/shm")
 """fsync costs nothing there; it is the shim that says what fails."""
 
@@ -183,6 +184,17 @@ def gathered(jobs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield from waiting.values()
 
 
+def wait_for(threads: Sequence[threading.Thread], most_s: float | None, tell: Callable[[], None]) -> None:
+    """Return when all threads have ended, or after so long; tell how far they are now and then."""
+    ends_s = float("inf") if most_s is None else time.monotonic() + most_s
+    told_s = time.monotonic()
+    while any(thread.is_alive() for thread in threads) and time.monotonic() < ends_s:
+        time.sleep(0.1)
+        if time.monotonic() - told_s > TOLD_EVERY_S:
+            told_s = time.monotonic()
+            tell()
+
+
 def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
     """Run the faults.
 
@@ -203,10 +215,10 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
         waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         for job in gathered(everything):
             waiting.put(job)
-        ends_s = float("inf") if most_s is None else time.monotonic() + most_s
+        n_jobs, has_ended = waiting.qsize(), threading.Event()
 
         def serve(worker: Worker) -> None:
-            while time.monotonic() < ends_s:
+            while not has_ended.is_set():
                 try:
                     job = waiting.get_nowait()
                 except queue.Empty:
@@ -224,6 +236,9 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
         threads = [threading.Thread(target=serve, args=(worker,)) for worker in workers]
         for thread in threads:
             thread.start()
+        with suppress(KeyboardInterrupt):  # what was found until then is told
+            wait_for(threads, most_s, lambda: say(f"{n_jobs - waiting.qsize():,} of {n_jobs:,} runs"))
+        has_ended.set()
         for thread in threads:
             thread.join()
         return tally, sum(len(Left) if job["do"] == "cut" else 1 for job in everything)
@@ -234,7 +249,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="an even sample; ends within 60 s")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
-    parser.add_argument("--minutes", type=positive, help="a sample, for so long; default: all, half an hour")
+    parser.add_argument("--minutes", type=positive, help="a sample, for so long; default: all, half an hour; Ctrl-C ends it, and tells what was found")
     arguments = parser.parse_args()
     n_workers = max(1, os.cpu_count() or 1)
     most_s = QUICK_S if arguments.quick else 60.0 * arguments.minutes if arguments.minutes else None
