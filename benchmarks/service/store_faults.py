@@ -249,7 +249,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="an even sample; ends within 60 s")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
-    parser.add_argument("--minutes", type=positive, help="a sample, for so long; default: all, half an hour; Ctrl-C ends it, and tells what was found")
+    parser.add_argument(
+        "--minutes", type=positive, help="a sample, for so long; default: all, half an hour; Ctrl-C tells what it found"
+    )
     arguments = parser.parse_args()
     n_workers = max(1, os.cpu_count() or 1)
     most_s = QUICK_S if arguments.quick else 60.0 * arguments.minutes if arguments.minutes else None
