@@ -185,7 +185,13 @@ def gathered(jobs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def wait_for(threads: Sequence[threading.Thread], most_s: float | None, tell: Callable[[], None]) -> None:
-    """Return when all threads have ended, or after so long; tell how far they are now and then."""
+    """Return when all threads have ended, or after so long.
+
+    Args:
+        threads: to wait for.
+        most_s: no longer; None: until they end.
+        tell: called now and then, to say how far they are.
+    """
     ends_s = float("inf") if most_s is None else time.monotonic() + most_s
     told_s = time.monotonic()
     while any(thread.is_alive() for thread in threads) and time.monotonic() < ends_s:
