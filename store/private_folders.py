@@ -44,9 +44,11 @@ def open_socket_folder(folder: Path) -> int:
                 "name another with ZEROTUNE_RUNTIME_DIR, --endpoint or ZEROTUNE_ENDPOINT",
             )
         if mode & (0o077 if is_own else 0o022):
+            named = "name another with --endpoint or ZEROTUNE_ENDPOINT"
+            is_for_all = mode & stat.S_ISVTX or found.st_uid != os.getuid()  # as /tmp: it must stay as it is
             raise UntrustedError(
                 f"socket directory {folder} is open to other users (mode {mode:04o})",
-                f"run `chmod 700 {folder}`, or name another with --endpoint or ZEROTUNE_ENDPOINT",
+                named if is_for_all else f"run `chmod 700 {folder}`, or {named}",
             )
     except UntrustedError:
         os.close(descriptor)

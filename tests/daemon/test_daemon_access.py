@@ -51,6 +51,10 @@ def test_folders_that_others_can_enter_or_change_are_refused(private_path, monke
     shared.chmod(0o777)
     with pytest.raises(UserError, match=str(shared)):
         run_daemon(f"ipc://{shared}/d.sock", private_path / "store.db")
+    shared.chmod(0o1777)  # as /tmp
+    with pytest.raises(UserError, match=str(shared)) as refused:
+        run_daemon(f"ipc://{shared}/d.sock", private_path / "store.db")
+    assert "chmod" not in str(refused.value)
     shared.chmod(0o755)
     monkeypatch.setenv("ZEROTUNE_RUNTIME_DIR", str(shared))
     with pytest.raises(UserError, match="chmod 700"):

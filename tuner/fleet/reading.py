@@ -39,7 +39,8 @@ def read_book(url: str, verifier: Verifier | None = None) -> Book:
     try:
         data = storage.read("", MAX_BYTES)
     except Exception as error:  # of any library below fsspec
-        words = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        missing = isinstance(error, FileNotFoundError)
+        words = "there is none" if missing else f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise BookError(f"cannot read the book {shown(url)}: {words}", "name its file or URL") from error
     return opened(data, shown(url), verifier)
 
