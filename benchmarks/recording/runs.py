@@ -75,7 +75,7 @@ RUNS: Final = (
     Run("owner_broadcasts", "owner_broadcasts"),
     Run("advise_emulated", "advise_emulated", timeout_s=4 * 3600.0, shown=("autotuned_steps_most",)),
     Run("replay", "replay_speed --check-only --seed 3"),
-    Run("store_faults", "store_faults", timeout_s=4 * 3600.0, shown=FAULTS),
+    Run("store_faults", "store_faults --minutes 15", shown=FAULTS),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
     Run("chaos", "chaos", is_timed=True, shown=STALLS),
     Run("chaos_two_nodes", "chaos --minutes 5 --nodes 2", is_timed=True, shown=STALLS),
