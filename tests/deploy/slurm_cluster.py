@@ -10,9 +10,12 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import psutil
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel")
 START_TIMEOUT_S = 60.0
@@ -71,12 +74,17 @@ class SlurmCluster:
         folder: for all that it keeps; its path must be short, for the sake of sockets.
         nodes: names of its nodes.
         more: further lines of slurm.conf, such as a prolog.
+        apart: each node has a name and folders of its own, as machines have: /run, /var/lib; and shares /etc/slurm and
+            /mnt/shared with the others. zerotune is in /opt/zerotune. The network is one.
     """
 
-    def __init__(self, folder: Path, nodes: tuple[str, ...] = ("n1", "n2"), more: str = "") -> None:
+    def __init__(
+        self, folder: Path, nodes: tuple[str, ...] = ("n1", "n2"), more: str = "", *, apart: bool = False
+    ) -> None:
         self.folder = folder
         self.nodes = nodes
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._namespaces: set[str] = set()
         host = socket.gethostname()
         ports = free_ports(1 + len(nodes))
         lines = [
@@ -103,11 +111,48 @@ class SlurmCluster:
             self._start("slurmctld", "-D", "-c")
             for name in nodes:
                 (folder / f"spool-{name}").mkdir()
-                self._start("slurmd", "-D", "-N", name)
+                command = ("slurmd", "-D", "-N", name)
+                self._start(*(self.on_node(name, command) if apart else command))
             self._until(lambda: self.run("sinfo", "-h", "-o", "%t").stdout.split() == ["idle"])
         except BaseException:
             self.close()
             raise
+
+    def on_node(self, name: str, command: Sequence[str]) -> list[str]:
+        """What runs a command on a node of those that are apart, or with `login` where users log in."""
+        own = self.folder / f"node-{name}"
+        for part in ("run/user/0", "lib", "opt/zerotune"):
+            (own / part).mkdir(parents=True, exist_ok=True)
+        (own / "run/user/0").chmod(0o700)
+        (self.folder / "etc").mkdir(exist_ok=True)
+        (self.folder / "mnt/shared").mkdir(parents=True, exist_ok=True)
+        hosts = self.folder / "hosts"
+        hosts.write_text("".join(f"127.0.0.1 {one}\n" for one in ("localhost", socket.gethostname(), *self.nodes)))
+        mounts = {
+            "/run": own / "run", "/var/lib": own / "lib", "/opt": own / "opt", "/opt/zerotune": sys.prefix,
+            "/etc/slurm": self.folder / "etc", "/mnt": self.folder / "mnt", "/etc/hosts": hosts,
+        }  # fmt: skip
+        lines = [f"mount --bind {source} {place}" for place, source in mounts.items()]
+        lines += [f"hostname {name}", 'exec "$@"']
+        return ["unshare", "--mount", "--uts", "sh", "-euc", "\n".join(lines), "sh", *command]
+
+    def state_of(self, name: str) -> Path:
+        """Where a node that is apart has its /var/lib."""
+        return self.folder / f"node-{name}" / "lib"
+
+    def left_on_nodes(self) -> list[psutil.Process]:
+        """What runs on nodes that are apart, besides Slurm's own, also when that has ended."""
+        for process in self._processes:
+            if process.args[0] == "unshare" and process.poll() is None:
+                self._namespaces.add(os.readlink(f"/proc/{process.pid}/ns/mnt"))
+        self._namespaces.discard(os.readlink("/proc/self/ns/mnt"))
+        found = []
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(OSError):
+                is_there = os.readlink(f"/proc/{process.pid}/ns/mnt") in self._namespaces
+                if is_there and process.info["name"] not in ("slurmd", "slurmstepd"):
+                    found.append(process)
+        return found
 
     def run(self, *command: str, timeout_s: float = 300.0, **environment: str) -> subprocess.CompletedProcess[str]:
         """One of Slurm's commands, with what it says."""
@@ -161,9 +206,11 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(folder: Path, nodes: tuple[str, ...] = ("n1", "n2"), more: str = "") -> Iterator[SlurmCluster]:
+def slurm_cluster(
+    folder: Path, nodes: tuple[str, ...] = ("n1", "n2"), more: str = "", *, apart: bool = False
+) -> Iterator[SlurmCluster]:
     """A cluster for a `with` block."""
-    cluster = SlurmCluster(folder, nodes, more)
+    cluster = SlurmCluster(folder, nodes, more, apart=apart)
     try:
         yield cluster
     finally:
