@@ -15,7 +15,9 @@ from zerotune.store.wire import JobStatus
 logger = logging.getLogger("zerotune.callbacks")
 
 ASK_EVERY_S: Final = 5.0
+"""Figures may be so old; trainers log more seldom."""
 ASK_TIMEOUT_S: Final = 1.0
+"""Of a thread of its own: nothing waits for it."""
 OFF, SILENT, OK = "off", "no daemon answers", "ok"
 
 

@@ -12,6 +12,7 @@ from zerotune.agent.callbacks.figures import Watch
 logger = logging.getLogger("zerotune.callbacks")
 
 EVERY_S: Final = 10.0
+"""From one report to the next, unless the caller says otherwise: trackers are servers."""
 Sink = Callable[[Mapping[str, float], int], Any]
 """Takes figures by name, and the step."""
 

@@ -20,7 +20,7 @@ def hf_trainer(trainer: Any) -> Any:
     base: Any = importlib.import_module("transformers").TrainerCallback
     watch = Watch()
 
-    class ZerotuneCallback(base):  # type: ignore[misc]
+    class ZerotuneCallback(base):  # type: ignore[misc]  # a base known at run time only
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs is not None and state.is_world_process_zero:
                 logs.update(watch.figures().scalars())
@@ -39,7 +39,7 @@ def lightning() -> Any:
         base = importlib.import_module("pytorch_lightning").Callback
     watch = Watch()
 
-    class ZerotuneCallback(base):  # type: ignore[misc]
+    class ZerotuneCallback(base):  # type: ignore[misc]  # a base known at run time only
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.is_global_zero and trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
                 scalars = watch.figures().scalars()

@@ -121,7 +121,8 @@ def job(machine: Machine) -> Iterator[None]:
 
 def node_of(machine: Machine, nbytes: int) -> torch.fx.Node:
     """The node of a graph that starts this collective, of bytes."""
-    ops, group, n_ranks = torch.ops._c10d_functional, dist.group.WORLD.group_name, machine.n_ranks  # type: ignore[union-attr]
+    assert dist.group.WORLD is not None
+    ops, group, n_ranks = torch.ops._c10d_functional, dist.group.WORLD.group_name, machine.n_ranks
     graph = torch.fx.Graph()
     given = graph.placeholder("given")
     shard, whole = (torch.empty(n, dtype=torch.uint8, device="meta") for n in (nbytes // n_ranks, nbytes))

@@ -83,7 +83,7 @@ def test_the_sidecar_is_for_namespaces_that_are_restricted():
 
 def check_call(words: Sequence[str]) -> None:
     """The words behind `zerotune` are a command of ours with options that it has."""
-    command = get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+    command = get_command(app).commands[words[0]]
     command.make_parser(command.context_class(command)).parse_args(list(words[1:]))
 
 

@@ -88,6 +88,7 @@ curves = st.dictionaries(
 def test_they_travel(found):
     times = MeasuredTimes(found)
     assert MeasuredTimes.unpack(times.pack()) == times
+    # Inductor pickles it into the keys of its cache; only these bytes of our own are loaded.
     assert pickle.loads(pickle.dumps(RuntimeEstimation(times, 8))).times == times
 
 

@@ -30,7 +30,7 @@ def answer_to_nccl() -> None:
         return name if asked_by_torch or name != BACKEND else dist.Backend.NCCL
 
     # A mark on the function, so that a second call does not wrap it again.
-    get_alias.zerotune_alias = True  # type: ignore[attr-defined]
+    get_alias.zerotune_alias = True  # type: ignore[attr-defined]  # functions declare no attributes
     _replace(get_backend, get_alias)
     for maker, position in ((c10d.init_process_group, 0), (c10d.new_group, 2)):
         _replace(maker, _of_alias(maker, position))
