@@ -32,7 +32,8 @@ _PAIR: Final = re.compile(r"\b(Ring|Tree|NVLS|PAT)/(Simple|LL128|LL)\b", re.IGNO
 _OTHERWISE: Final = re.compile(
     r"NTHREADS|NSOCKS|NCHANNELS|CTAS|BUFFSIZE|SHM_DISABLE\)|nch=|reg\d|P2P Enabled|AGENT", re.IGNORECASE
 )
-_STARTING: Final = re.compile(r"\b(all_reduce|all_gather|reduce_scatter|broadcast)_perf")
+_STARTING: Final = re.compile(r"\b([a-z_]+)_perf\b")
+"""A benchmark by its name; rows of one that measures no collective of ours are left out."""
 _MENTIONED: Final = re.compile(r"\b(all_?reduce|all_?gather|reduce_?scatter|broadcast)", re.IGNORECASE)
 _RANK: Final = re.compile(r"^#\s+Rank\s+\d+\s.*?\bon\s+(\S+)\s+device")
 _RANKS_NAMED: Final = re.compile(r"(\d)[- ]?(?:ranks?|gpu)\b", re.IGNORECASE)
