@@ -90,7 +90,7 @@ def _render_savings(told: Sequence[Explanation], quiet: Sequence[Explanation], c
         known = [one for one in told if one.saved_us is not None]
         if known:
             us, percent = (sum(part or 0.0 for part in parts) for parts in zip(*map(_savings, known), strict=True))
-            _indented(console, f"all together: {_saved(us, percent)} per step, of communication hidden or not")
+            _indented(console, f"all together: {_saved(us, percent)} saved per step, hidden communication included")
     if quiet:
         percent = sum(one.step_percent or 0.0 for one in quiet)
         keys = "1 key runs" if len(quiet) == 1 else f"{len(quiet):,} keys run"
