@@ -27,10 +27,10 @@ from benchmarks.lib.argument_types import natural
 from benchmarks.lib.reporting import Result, report, say
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import StepRecord
-from zerotune.tuner.advice.clusters import cluster
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
-from zerotune.tuner.advice.model_shape import from_dimensions
+from zerotune.tuner.advice.hardware.clusters import cluster
+from zerotune.tuner.advice.models.model_shape import from_dimensions
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import seconds_per_sequence
 from zerotune.tuner.offline.advise.measured import compute_factor

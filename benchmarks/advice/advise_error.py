@@ -23,15 +23,15 @@ from rich.table import Table
 
 from benchmarks.advice.published_runs import PublishedRun, published_runs
 from benchmarks.lib.reporting import Result, report, say
-from zerotune.tuner.advice.cluster import Cluster
 from zerotune.tuner.advice.configuration import Recompute, Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT, Constants
-from zerotune.tuner.advice.gpus import gpu
-from zerotune.tuner.advice.model_shape import ModelShape
-from zerotune.tuner.advice.network import LinkNetwork, Links
+from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.gpus import gpu
+from zerotune.tuner.advice.hardware.network import LinkNetwork, Links
+from zerotune.tuner.advice.models.model_shape import ModelShape
+from zerotune.tuner.advice.prediction.step import StepEstimate, estimate
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import memory_of
-from zerotune.tuner.advice.step import StepEstimate, estimate
 
 _NVLINK_GBS: Final = {
     "a100_40gb": 240.0,

@@ -15,16 +15,16 @@ from typing import Final
 
 import msgspec
 
-from zerotune.tuner.advice.cluster import Cluster
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT, Constants
-from zerotune.tuner.advice.gpus import gpu
-from zerotune.tuner.advice.memory import memory_parts
-from zerotune.tuner.advice.model_shape import ModelShape, from_dimensions
-from zerotune.tuner.advice.network import LinkNetwork, Links
+from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.gpus import gpu
+from zerotune.tuner.advice.hardware.network import LinkNetwork, Links
+from zerotune.tuner.advice.models.model_shape import ModelShape, from_dimensions
+from zerotune.tuner.advice.prediction.memory import memory_parts
+from zerotune.tuner.advice.prediction.step import StepEstimate, estimate
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import batch_that_fits, choice_of
-from zerotune.tuner.advice.step import StepEstimate, estimate
 
 FILE: Final = Path(__file__).with_name("zero_paper_tables.csv")
 CONSTANTS: Final[Constants] = msgspec.structs.replace(DEFAULT, matmul_shares={70: 0.55}, traffic=2.2, network_share=0.9)

@@ -11,7 +11,7 @@ import pytest
 
 from zerotune.tuner import cli
 from zerotune.tuner.advice.configuration import ZeroConfiguration
-from zerotune.tuner.advice.model_shape import from_parameters
+from zerotune.tuner.advice.models.model_shape import from_parameters
 from zerotune.tuner.advice.snippets import snippet
 from zerotune.zero_runtime.settings import Settings
 

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.clusters import cluster
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
-from zerotune.tuner.advice.memory import largest_batch, memory_parts
-from zerotune.tuner.advice.model_shape import from_dimensions, from_parameters
+from zerotune.tuner.advice.hardware.clusters import cluster
+from zerotune.tuner.advice.models.model_shape import from_dimensions, from_parameters
+from zerotune.tuner.advice.prediction.memory import largest_batch, memory_parts
+from zerotune.tuner.advice.prediction.step import estimate, spans
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import Wanted, choice_of, search
-from zerotune.tuner.advice.step import estimate, spans
 
 SMALL = from_dimensions(4, 512, 8, 256, 1000)
 

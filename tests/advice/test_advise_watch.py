@@ -9,13 +9,13 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.advice.alternatives import alternatives
-from zerotune.tuner.advice.clusters import cluster
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
-from zerotune.tuner.advice.model_shape import from_parameters
+from zerotune.tuner.advice.hardware.clusters import cluster
+from zerotune.tuner.advice.models.model_shape import from_parameters
+from zerotune.tuner.advice.prediction.step import step_parts
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import batch_that_fits, memory_of
-from zerotune.tuner.advice.step import step_parts
 from zerotune.tuner.offline.advise.watch import watch
 
 PROBLEM = Problem(

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.huggingface import READERS, read_config
-from zerotune.tuner.advice.meta_module import inspect, shape_of
-from zerotune.tuner.advice.model_shape import from_dimensions, from_parameters
+from zerotune.tuner.advice.models.huggingface import READERS, read_config
+from zerotune.tuner.advice.models.meta_module import inspect, shape_of
+from zerotune.tuner.advice.models.model_shape import from_dimensions, from_parameters
 
 # Published sizes: meta-llama/Llama-2-7b, openai-community/gpt2-xl, mistralai/Mixtral-8x7B, bigscience/bloom-7b1,
 # tiiuae/falcon-7b, EleutherAI/gpt-neox-20b, google-t5/t5-3b, google/vit-large-patch16-224, google-bert/bert-large.

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from zerotune.tuner.advice.cluster import Cluster
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import Constants
-from zerotune.tuner.advice.model_shape import ModelShape
+from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.models.model_shape import ModelShape
 
 
 class Measured(NamedTuple):

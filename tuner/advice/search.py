@@ -10,12 +10,12 @@ from typing import Final
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.cluster import Cluster
 from zerotune.tuner.advice.configuration import Recompute, ZeroConfiguration
-from zerotune.tuner.advice.memory import MemoryParts, largest_batch, memory_parts
-from zerotune.tuner.advice.model_shape import divisors
+from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.models.model_shape import divisors
+from zerotune.tuner.advice.prediction.memory import MemoryParts, largest_batch, memory_parts
+from zerotune.tuner.advice.prediction.step import StepEstimate, estimate, step_parts
 from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.advice.step import StepEstimate, estimate, step_parts
 
 STAGES: Final = (0, 1, 2, 3)
 RECOMPUTES: Final[tuple[Recompute, ...]] = ("none", "half", "full")

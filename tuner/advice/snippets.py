@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.advice.configuration import ZeroConfiguration
-from zerotune.tuner.advice.model_shape import ModelShape
+from zerotune.tuner.advice.models.model_shape import ModelShape
 from zerotune.zero_runtime.analysis import PARAMETER_BYTES
 
 FRAMEWORKS: Final = ("fsdp2", "deepspeed", "zero_runtime")

@@ -84,7 +84,7 @@ def _precisions(ctx: typer.Context) -> Iterable[str]:
 
 
 def _gpus(ctx: typer.Context) -> Iterable[str]:
-    from zerotune.tuner.advice.gpus import GPUS
+    from zerotune.tuner.advice.hardware.gpus import GPUS
 
     return GPUS
 

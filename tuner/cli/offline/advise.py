@@ -98,9 +98,9 @@ def advise(
 
     Example: zerotune advise 7.5B --machine dgx_h100 --nodes 2
     """
-    from zerotune.tuner.advice.clusters import cluster
     from zerotune.tuner.advice.configuration import Software
     from zerotune.tuner.advice.constants import DEFAULT
+    from zerotune.tuner.advice.hardware.clusters import cluster
     from zerotune.tuner.advice.problem import Problem
     from zerotune.tuner.advice.search import STAGES, Wanted, search
     from zerotune.tuner.advice.snippets import FRAMEWORKS, snippet

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice import meta_module
-from zerotune.tuner.advice.cluster import Cluster
 from zerotune.tuner.advice.configuration import Recompute
-from zerotune.tuner.advice.huggingface import read_config
-from zerotune.tuner.advice.model_shape import ModelShape, from_dimensions, from_parameters
-from zerotune.tuner.advice.network import FabricNetwork, LinkNetwork
+from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork
+from zerotune.tuner.advice.models import meta_module
+from zerotune.tuner.advice.models.huggingface import read_config
+from zerotune.tuner.advice.models.model_shape import ModelShape, from_dimensions, from_parameters
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import RECOMPUTES, Choice
 from zerotune.tuner.offline.memory_report import OPTIMIZERS, PRECISIONS, parse_parameters

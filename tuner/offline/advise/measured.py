@@ -17,10 +17,10 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, CommunicatorClass, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.advice.configuration import ZeroConfiguration
-from zerotune.tuner.advice.network import Network
+from zerotune.tuner.advice.hardware.network import Network
+from zerotune.tuner.advice.prediction.step import step_parts
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import memory_of
-from zerotune.tuner.advice.step import step_parts
 from zerotune.tuner.offline.jobs.finding import job_of
 from zerotune.tuner.traces import read_trace
 

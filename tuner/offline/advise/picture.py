@@ -9,9 +9,9 @@ import matplotlib.patches
 import msgspec
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.advice.prediction.step import spans
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import Choice, Wanted, fastest
-from zerotune.tuner.advice.step import spans
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.advise.document import scaled
 from zerotune.tuner.offline.advise.shown import name_of

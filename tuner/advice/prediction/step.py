@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from zerotune.store.records import Collective, CommunicatorClass
-from zerotune.tuner.advice.cluster import Cluster
-from zerotune.tuner.advice.compute import BlockTime, block_forward, loss_s, optimizer_s
 from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.prediction.compute import BlockTime, block_forward, loss_s, optimizer_s
+from zerotune.tuner.advice.prediction.timeline import BlockSteps, Span, Timeline, micro_batch, reduce
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.ranges import Range
-from zerotune.tuner.advice.timeline import BlockSteps, Span, Timeline, micro_batch, reduce
 from zerotune.zero_runtime.analysis import PARAMETER_BYTES
 
 _PLAYED: Final = 3

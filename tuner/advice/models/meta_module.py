@@ -1,7 +1,7 @@
 """A torch module's shape, found by making it on the meta device, where nothing is allocated.
 
-The user's code runs in a child process, `python -m zerotune.tuner.advice.meta_module PACKAGE.MODULE:CALLABLE`, so that
-neither it nor torch enters ours.
+The user's code runs in a child process, `python -m zerotune.tuner.advice.models.meta_module
+PACKAGE.MODULE:CALLABLE`, so that neither it nor torch enters ours.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.huggingface import READERS, from_config
-from zerotune.tuner.advice.model_shape import CONTEXT, HEAD_WIDTH, ModelShape, checked
+from zerotune.tuner.advice.models.huggingface import READERS, from_config
+from zerotune.tuner.advice.models.model_shape import CONTEXT, HEAD_WIDTH, ModelShape, checked
 
 TIMEOUT_S: Final = 300.0
 _MARK: Final = b"zerotune-shape "

@@ -6,9 +6,9 @@ import msgspec
 
 from zerotune.tuner.advice.configuration import Software
 from zerotune.tuner.advice.constants import Constants
-from zerotune.tuner.advice.gpus import Gpu
-from zerotune.tuner.advice.memory import kept_bytes_per_token
-from zerotune.tuner.advice.model_shape import ModelShape
+from zerotune.tuner.advice.hardware.gpus import Gpu
+from zerotune.tuner.advice.models.model_shape import ModelShape
+from zerotune.tuner.advice.prediction.memory import kept_bytes_per_token
 
 
 class BlockTime(msgspec.Struct, frozen=True, kw_only=True):

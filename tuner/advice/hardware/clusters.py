@@ -11,10 +11,10 @@ from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.twin import topology_file
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.cluster import Cluster
 from zerotune.tuner.advice.constants import Constants
-from zerotune.tuner.advice.gpus import Gpu, gpu, usual
-from zerotune.tuner.advice.network import FabricNetwork, LinkNetwork, links_of
+from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.gpus import Gpu, gpu, usual
+from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork, links_of
 
 MAX_NODES: Final = 8192
 _MB: Final = 1e6

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from zerotune.store.errors import UserError
 from zerotune.store.records import CommunicatorClass
-from zerotune.tuner.advice.gpus import Gpu
-from zerotune.tuner.advice.network import Network
+from zerotune.tuner.advice.hardware.gpus import Gpu
+from zerotune.tuner.advice.hardware.network import Network
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.model_shape import ModelShape, checked
+from zerotune.tuner.advice.models.model_shape import ModelShape, checked
 
 MAX_FILE_BYTES: Final = 1 << 20
 

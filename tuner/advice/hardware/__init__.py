@@ -1,0 +1,1 @@
+"""What a cluster is: GPUs, nodes, and what its network moves per second."""

@@ -1,0 +1,1 @@
+"""What a configuration takes: memory by part, and a step by part."""
