@@ -112,3 +112,14 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
 
     os.register_at_fork(after_in_child=leave_child_alone)
     installed = Installed(session, hooks, time.perf_counter() - began_s)
+
+
+def end() -> None:
+    """Do now what is else done at exit. Never raises; the agent does not come back in this process."""
+    global installed
+    if installed is None:
+        return
+    ending, installed = installed, None
+    atexit.unregister(ending.session.close)
+    ending.hooks.remove()
+    ending.session.close()

@@ -1,13 +1,13 @@
 """Online autotuning of NCCL collectives for ZeRO and FSDP training.
 
-`enable()` and `step_ended()` are all that a training script may call, and few scripts need to: under
-`zerotune launch` the first is done for it, and where a torch optimizer steps outside backward the second is, too.
+`enable()`, `step_ended()` and `training_ended()` are all that a training script may call, and few scripts need to: the
+first is done by `zerotune launch`, the second where a torch optimizer steps outside backward, the third at exit.
 `zerotune.zero_runtime` is a public library of its own. All other names are private and may change.
 """
 
 from __future__ import annotations
 
-__all__ = ["__version__", "enable", "step_ended"]
+__all__ = ["__version__", "enable", "step_ended", "training_ended"]
 
 
 def enable(*, fabric: str | None = None, endpoint: str | None = None) -> None:
@@ -35,6 +35,17 @@ def step_ended() -> None:
 
     if activate.installed is not None:
         activate.installed.hooks.step_ended()
+
+
+def training_ended() -> None:
+    """Say that this process trains no more, where it is killed when its work is done, as Ray kills its workers.
+
+    All ranks must call it, after their last step; settings no longer change. It waits for up to a second, for the last
+    reports to be sent. A process that ends by itself need not call it. Where the agent is not on, nothing happens.
+    """
+    from zerotune.agent import activate
+
+    activate.end()
 
 
 def __getattr__(name: str) -> str:

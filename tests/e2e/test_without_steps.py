@@ -6,7 +6,7 @@ import sys
 import pytest
 
 SCRIPT = """
-import sys, torch, torch.distributed as dist, zerotune
+import os, sys, torch, torch.distributed as dist, zerotune
 dist.init_process_group(init_method="env://")
 model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(5)])
 for _ in range(120):
@@ -15,15 +15,18 @@ for _ in range(120):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.data -= 0.01 * parameter.grad
-    if sys.argv[1] == "says":
+    if sys.argv[1] != "silent":
         zerotune.step_ended()
+if sys.argv[1] == "killed":
+    zerotune.training_ended()
+    os._exit(0)  # nothing is done at exit, as where Ray kills its workers
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("word", ["silent", "says"])
+@pytest.mark.parametrize("word", ["silent", "says", "killed"])
 def test_a_script_without_an_optimizer_is_told_which_call_is_missing(world, word):
     script, summary = world.folder / "by_hand.py", world.folder / "summary.json"
     script.write_text(SCRIPT)

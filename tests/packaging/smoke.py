@@ -37,7 +37,8 @@ def check_names() -> None:
 
     assert zerotune.__version__
     assert callable(zerotune.enable)
-    zerotune.step_ended()  # without the agent it does nothing
+    zerotune.step_ended()  # without the agent they do nothing
+    zerotune.training_ended()
 
 
 def check_training() -> None:

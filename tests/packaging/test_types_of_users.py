@@ -12,6 +12,7 @@ from zerotune import zero_runtime
 
 zerotune.enable(fabric="ethernet_boxes")
 zerotune.step_ended()
+zerotune.training_ended()
 zero_runtime.Settings(stage=3)
 
 zerotune.enable(fabric=1)
