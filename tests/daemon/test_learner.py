@@ -10,8 +10,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 from zerotune.store.records import ModelRecord
@@ -202,3 +204,24 @@ def test_closing_kills_a_fit_in_flight(store, tmp_path, monkeypatch):
     learner.close()
     assert children[0].returncode == -9
     assert sys.executable == str(script)
+
+
+def test_a_fit_does_not_outlive_a_daemon_that_is_killed(store):
+    holder = (
+        "import subprocess, sys, time\n"
+        "command = [sys.executable, '-m', 'zerotune.tuner.modeling.training_process', sys.argv[1], 'f']\n"
+        "child = subprocess.Popen(command)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", holder, str(store.path)], stdout=subprocess.PIPE, text=True) as daemon:
+        fit = psutil.Process(int(daemon.stdout.readline()))
+        usual = fit.nice()
+        while fit.nice() == usual < 19:  # it is nice as soon as it is bound to the daemon
+            time.sleep(0.001)
+        fit.suspend()  # it cannot end by itself
+        daemon.kill()
+    _, alive = psutil.wait_procs([fit], timeout=10)
+    for one in alive:
+        one.kill()
+    assert alive == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +12,6 @@ from typing import Final
 from zerotune.store.errors import UserError
 from zerotune.tuner.metrics.server import parse_address
 
-_PR_SET_PDEATHSIG: Final = 1
 READY: Final = "metrics at "
 
 
@@ -55,8 +52,3 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
                 process.wait(5)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def end_with_parent() -> None:
-    """Called in the child."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

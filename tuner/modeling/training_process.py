@@ -5,19 +5,21 @@ python -m zerotune.tuner.modeling.training_process STORE FABRIC_ID
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import sys
 
 import msgspec
 
 from zerotune.store.errors import StoreError
+from zerotune.store.parent_process import end_with_parent
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.modeling.trainer import train
 
 
 def main(store_path: str, fabric_id: str) -> int:
     """Write the model, or nothing when there is too little to learn from."""
+    end_with_parent(signal.SIGKILL)  # a daemon that was killed wants no model
     os.nice(10)
     try:
         with Store.open(store_path, read_only=True) as store:
@@ -26,9 +28,8 @@ def main(store_path: str, fabric_id: str) -> int:
         print(f"zerotune: nothing can be learned: {error}", file=sys.stderr)
         return 2
     if model is not None:
-        with contextlib.suppress(BrokenPipeError):  # the daemon was killed: nobody waits for it any more
-            sys.stdout.buffer.write(msgspec.msgpack.encode(model))
-            sys.stdout.buffer.flush()
+        sys.stdout.buffer.write(msgspec.msgpack.encode(model))
+        sys.stdout.buffer.flush()
     return 0
 
 

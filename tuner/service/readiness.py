@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -11,8 +10,6 @@ import socket as sockets
 import threading
 import time
 from typing import Final
-
-_PR_SET_PDEATHSIG: Final = 1
 
 LOOK_EVERY_S: Final = 1.0
 """On kernels that do not tell when a process ends (before 5.3)."""
@@ -31,11 +28,6 @@ def tell_ready(ready_fd: int | None = None) -> None:
     if address := os.environ.get("NOTIFY_SOCKET"):
         with contextlib.suppress(OSError), sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as socket:
             socket.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
-
-
-def end_with_parent() -> None:
-    """Get SIGTERM when the process that started this one ends, however it does."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def end_with(pid: int) -> None:

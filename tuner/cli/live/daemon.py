@@ -93,11 +93,12 @@ def daemon(
     import os
     import sys
 
+    from zerotune.store.parent_process import end_with_parent
     from zerotune.store.paths import default_endpoint
     from zerotune.store.sqlite.database import Retention
     from zerotune.tuner.service.daemon import run_daemon
     from zerotune.tuner.service.endpoint import temporary_folder_note
-    from zerotune.tuner.service.readiness import end_with, end_with_parent, tell_ready
+    from zerotune.tuner.service.readiness import end_with, tell_ready
 
     if ready_fd is not None:
         end_with_parent()

@@ -34,10 +34,11 @@ def metrics(
     """
     import json
 
+    from zerotune.store.parent_process import end_with_parent
     from zerotune.store.sqlite.database import Store
     from zerotune.tuner.metrics import Collector
     from zerotune.tuner.metrics import dashboard as grafana
-    from zerotune.tuner.metrics.child import READY, end_with_parent
+    from zerotune.tuner.metrics.child import READY
     from zerotune.tuner.metrics.server import make_server, parse_address
 
     if dashboard is not None:

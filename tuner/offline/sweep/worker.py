@@ -6,7 +6,6 @@ go to stdout. torch is imported in here only. The process ends with its parent, 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from zerotune.store.parent_process import end_with_parent
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.offline.sweep.protocol import (
@@ -36,7 +36,6 @@ PROBE_BYTES: Final = (1 << 20, 1 << 14, 1 << 26)
 TIMED_WAIT_S: Final = 5.0
 """How long to wait for the profiler's records of collectives that have ended."""
 _ENTIRE_RANGE: Final = 2**62
-_PR_SET_PDEATHSIG: Final = 1
 
 
 class Worker:
@@ -219,7 +218,7 @@ class Worker:
 
 def main(arguments: list[str]) -> None:
     """`python -m zerotune.tuner.offline.sweep.worker BACKEND INIT_METHOD COLLECTIVE...`."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever a library prints goes to the log, not among the replies
