@@ -143,6 +143,28 @@ def test_a_late_node_is_named_or_the_rank_that_its_own_daemon_names():
     assert [(one.rank, one.is_node) for one in job.named()[1].late] == [(16, False)]
 
 
+def test_two_late_nodes_are_both_named_the_leading_one_too():
+    """Each node has one rank; the leading daemon's own is late by less than the other."""
+    job = Job()
+    for node in (1, 2, 3):
+        job.finder.node_says(node, 1, f"node{node}")
+    job.play(100, call({0: 700, 1: 0, 2: 2800, 3: 0}))
+    _, found = job.named()
+    assert [(one.rank, one.is_node) for one in found.late] == [(2, False), (0, False)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_two_ranks_one_that_alone_is_late_does_not_take_turns(seed):
+    """Late in three steps of four; where the other one is late in between, they take turns."""
+    is_late = np.random.default_rng(seed).random(400) < 0.75
+    job = Job()
+    job.play(400, call({0: 0, 1: lambda step: 2000 * is_late[step]}))
+    assert job.named()[0] == {1}
+    job = Job()
+    job.play(400, call({0: lambda step: 2000 * (not is_late[step]), 1: lambda step: 2000 * is_late[step]}))
+    assert job.named()[0] == set()
+
+
 def test_many_records_are_sampled_by_step(monkeypatch):
     monkeypatch.setattr(finder, "MANY_RECORDS", 2)
     job = Job()

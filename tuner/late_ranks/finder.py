@@ -54,7 +54,7 @@ class LateRankFinder:
         self._index_of: dict[int, int] = {}
         self._members: list[frozenset[int]] = []
         self._ranks_of: list[tuple[int, ...]] = []
-        self._own_node = 0
+        self._own_node, self._n_own_ranks = 0, 0
         self._open: dict[int, _Step] = {}
         self._closed: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
         self._past: deque[LateRank] = deque(maxlen=MAX_NAMED)
@@ -121,7 +121,8 @@ class LateRankFinder:
         known = of_call >= 0
         _compare(self._ranks, durations_us, of_call << GROUP_BITS | reporters, steps[call], call, known & ~is_node)
         if self.nodes and not is_node.all():
-            self._own_node = int(reporters[~is_node].min())
+            own = np.unique(reporters[~is_node])
+            self._own_node, self._n_own_ranks = int(own[0]), max(self._n_own_ranks, len(own))
             sender = np.where(is_node, reporters, self._own_node)
             order = np.lexsort((durations_us, sender, call))
             last = order[np.append(True, (np.diff(call[order]) != 0) | (np.diff(sender[order]) != 0))]
@@ -179,15 +180,16 @@ class LateRankFinder:
         limit_us = max(LEAST_LATE_US, MATTERS * step_us)
         slow = self._communicators.persistent(limit_us)
         links = [(self._members[one.column], one.excess_us) for one in slow]
-        late = {
+        own = {
             one.column: self._late(one, one.column)
             for one in blamed(_by_place(self._ranks.persistent(limit_us)), self._members, links)
         }
+        late = dict(own)
         if self.nodes:
             node_of = [frozenset(one if one in self.nodes else self._own_node for one in of) for of in self._members]
             links = [(frozenset(node_of[one.column]), one.excess_us) for one in slow]
             for node in blamed(_by_place(self._node_window.persistent(limit_us)), node_of, links):
-                late = {**self._behind_node(node, late), **late}
+                late = {**self._behind_node(node, own), **late}
         gone = [one for one in self._known.late if one.rank not in late]
         self._past.extendleft(gone)
         self._known = Lateness(
@@ -200,15 +202,15 @@ class LateRankFinder:
         )
         return self._known
 
-    def _behind_node(self, node: Excess, late_here: dict[int, LateRank]) -> dict[int, LateRank]:
-        """Who makes a node late: ranks that its own daemon names; else the node itself."""
+    def _behind_node(self, node: Excess, own: dict[int, LateRank]) -> dict[int, LateRank]:
+        """Who makes a node late: ranks that its own daemon names, `own` for this node; else the node itself."""
         if node.column == self._own_node:
-            own = list(late_here.values())
+            there, n_ranks = tuple(own.values()), self._n_own_ranks
         else:
-            own = [*self._of_nodes.get(node.column, Lateness()).late]
-        if any(one.late_us >= node.excess_us / 2 for one in own):
-            return {one.rank: one for one in own}
-        is_node = self.nodes.get(node.column, 2) > 1
+            there, n_ranks = self._of_nodes.get(node.column, Lateness()).late, self.nodes.get(node.column, 2)
+        if any(one.late_us >= node.excess_us / 2 for one in there):
+            return {one.rank: one for one in there}
+        is_node = n_ranks > 1
         return {node.column: self._late(node, node.column, is_node=is_node)}
 
     def _late(self, excess: Excess, rank: int, *, is_node: bool = False) -> LateRank:

@@ -2,7 +2,9 @@
 
 A column is a rank, a node or a communicator. Named is what exceeds the limit in more of the steps of late than chance
 allows for. Noise of every step makes a column exceed in half of them at most, since excess is counted from the median
-of the others; events that last several steps and hit one column after another, in its share of the steps.
+of the others. Events that last several steps and hit one column after another give each its share of the steps in which
+any column of its group exceeds: of two ranks, one that is late in three steps of four while the other never is does not
+take turns.
 """
 
 from __future__ import annotations
@@ -81,12 +83,14 @@ class ExcessWindow:
         values[places] = np.nan_to_num(values[places])
         np.add.at(values, places, excess_us)
 
-    def _chance_share(self) -> NDArray[np.float64]:
-        """Of each place the share of steps that falls to it where the columns of its group take turns."""
-        columns = np.array(list(self._columns)[: self._values.shape[1]], np.int64)
-        _, group = np.unique(columns >> GROUP_BITS, return_inverse=True)
-        shares: NDArray[np.float64] = 1.0 / np.maximum(np.bincount(group), 2)[group]
-        return shares
+    def _turns(self, late: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Steps in which any column of a place's group exceeds, shape of `late`; and the share of them that chance gives
+        it where the columns of its group take turns."""
+        columns = np.array(list(self._columns)[: late.shape[1]], np.int64)
+        _, group, n_of_group = np.unique(columns >> GROUP_BITS, return_inverse=True, return_counts=True)
+        order = np.argsort(group, kind="stable")
+        any_late = np.logical_or.reduceat(late[:, order], np.cumsum(n_of_group) - n_of_group, axis=1)
+        return any_late[:, group], 1.0 / np.maximum(n_of_group, 2)[group]
 
     def _row(self, step: int) -> int | None:
         found = np.flatnonzero(self._steps == step)
@@ -111,13 +115,13 @@ class ExcessWindow:
         n_recent, late_recent = seen[-RECENT_STEPS:].sum(0), late[-RECENT_STEPS:].sum(0)
         goes_on = late_recent >= OVER_BELOW * np.maximum(n_recent, 1)
         named: dict[int, float] = {}
-        by_chance = self._chance_share()
+        any_late, by_chance = self._turns(late)
         for n_window in WINDOWS:
-            n, k = seen[-n_window:].sum(0), late[-n_window:].sum(0)
-            n_steps = np.maximum(n, 1)
+            n, k, n_turns = (of[-n_window:].sum(0) for of in (seen, late, any_late & seen))
+            n_steps, n_turns = np.maximum(n, 1), np.maximum(n_turns, 1)
             share = k / n_steps
-            spread = np.sqrt(by_chance * (1.0 - by_chance) * RUN_STEPS / n_steps)
-            stands_out = (n >= LEAST_STEPS) & goes_on & (share > by_chance + Z * spread)
+            spread = np.sqrt(by_chance * (1.0 - by_chance) * RUN_STEPS / n_turns)
+            stands_out = (n >= LEAST_STEPS) & goes_on & (k / n_turns > by_chance + Z * spread)
             stands_out &= share > 0.5 + Z * np.sqrt(0.25 / n_steps)
             for place in np.flatnonzero(stands_out).tolist():
                 named[place] = max(named.get(place, 0.0), float(share[place]))
