@@ -153,6 +153,34 @@ def test_two_late_nodes_are_both_named_the_leading_one_too():
     assert [(one.rank, one.is_node) for one in found.late] == [(2, False), (0, False)]
 
 
+def test_late_ranks_of_two_nodes_do_not_hide_each_other():
+    """Rank 12 of the other node is late by less than one of this node's own."""
+    job = Job()
+    for _ in range(30):
+        late = LateRank(12, 2000.0, 1.0, 0, job.step, "b")
+        job.finder.node_says(8, 8, "b", Lateness(job.step, late=(late,)))
+        job.play(10, call({0: 0, 1: 0, 4: 3000, 5: 0, 8: 2000}))
+        named, _ = job.named()
+    assert named == {4, 12}
+
+
+def test_who_is_late_early_on_explains_before_it_is_proven():
+    """Pairs take longer to prove than groups of four, and there their partners are late through no fault of theirs."""
+    job = Job()
+    for _ in range(20):
+        job.play(
+            16,
+            call({0: 2000, 1: 0}, comm_id=1),
+            call({2: 0, 3: 0}, comm_id=2),
+            call({4: 0, 5: 0}, comm_id=3),
+            call({6: 0, 7: 0}, comm_id=4),
+            call({0: 2000, 2: 0, 4: 0, 6: 0}, comm_id=5),
+            call({1: 2000, 3: 0, 5: 0, 7: 0}, comm_id=6),
+        )
+        assert job.named()[0] <= {0}
+    assert job.named()[0] == {0}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_of_two_ranks_one_that_alone_is_late_does_not_take_turns(seed):
     """Late in three steps of four; where the other one is late in between, they take turns."""

@@ -27,7 +27,7 @@ def blamed(
     """The members whose lateness nothing else explains, the largest first.
 
     Args:
-        late: who is late where.
+        late: who is late where. What is not proven names nobody, but explains.
         members: of each communicator.
         slow: members of each slow communicator, and what it costs in a step (us).
 
@@ -37,6 +37,8 @@ def blamed(
     held_up = _held_up(late, members, slow)
     found: dict[int, Excess] = {}
     for (communicator, member), excess in late.items():
+        if not excess.is_proven:
+            continue
         others = [held_up(other, communicator) for other in members[communicator] if other != member]
         explained_us = held_up(member, communicator) - (median(others) if others else 0.0)
         is_explained = explained_us >= EXPLAINS * excess.excess_us
@@ -49,16 +51,20 @@ def _held_up(
     late: Mapping[Place, Excess], members: Sequence[frozenset[int]], slow: Sequence[tuple[frozenset[int], float]]
 ) -> Callable[[int, int], float]:
     """(member, communicator) -> how long others, or a link, hold it up outside of this communicator."""
-    latest_us: dict[int, float] = {}
-    for (communicator, _), excess in late.items():
-        latest_us[communicator] = max(latest_us.get(communicator, 0.0), excess.excess_us)
+    latest: dict[int, tuple[float, int]] = {}
+    for (communicator, member), excess in late.items():
+        latest[communicator] = max(latest.get(communicator, (0.0, -1)), (excess.excess_us, member))
+
+    def waits_for(last: int, member: int, communicator: int) -> bool:
+        own = late.get((communicator, member))
+        return member != last and member in members[communicator] and (own is None or not own.is_proven)
 
     @cache
     def held_up(member: int, communicator: int) -> float:
         waits = [
             us
-            for elsewhere, us in latest_us.items()
-            if elsewhere != communicator and member in members[elsewhere] and (elsewhere, member) not in late
+            for elsewhere, (us, last) in latest.items()
+            if elsewhere != communicator and waits_for(last, member, elsewhere)
         ]
         links = [us for of_link, us in slow if member in of_link and of_link != members[communicator]]
         return max([*waits, *links], default=0.0)

@@ -55,6 +55,8 @@ class LateRankFinder:
         self._members: list[frozenset[int]] = []
         self._ranks_of: list[tuple[int, ...]] = []
         self._own_node, self._n_own_ranks = 0, 0
+        self._own: tuple[LateRank, ...] = ()
+        self._freed, self._is_freed = ExcessWindow(), False
         self._open: dict[int, _Step] = {}
         self._closed: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
         self._past: deque[LateRank] = deque(maxlen=MAX_NAMED)
@@ -127,7 +129,15 @@ class LateRankFinder:
             order = np.lexsort((durations_us, sender, call))
             last = order[np.append(True, (np.diff(call[order]) != 0) | (np.diff(sender[order]) != 0))]
             columns = of_call[last] << GROUP_BITS | sender[last]
-            _compare(self._node_window, durations_us[last], columns, steps[call[last]], call[last], known[last])
+            of_node = durations_us[last], columns, steps[call[last]], call[last], known[last]
+            _compare(self._node_window, *of_node)
+            nodes, at = np.unique(sender[last], return_inverse=True)
+            later_us = np.array([self._later_us(node) for node in nodes.tolist()])
+            if later_us.any():
+                _compare(self._freed, *of_node, later_us[at])
+                self._is_freed = True
+            elif self._is_freed:
+                self._freed, self._is_freed = ExcessWindow(), False
         sizes = records["message_bytes"][begins].astype(np.float64)
         order = np.lexsort((communicators, steps))
         groups = np.flatnonzero(np.append(True, (np.diff(steps[order]) != 0) | (np.diff(communicators[order]) != 0)))
@@ -180,16 +190,16 @@ class LateRankFinder:
         limit_us = max(LEAST_LATE_US, MATTERS * step_us)
         slow = self._communicators.persistent(limit_us)
         links = [(self._members[one.column], one.excess_us) for one in slow]
-        own = {
-            one.column: self._late(one, one.column)
-            for one in blamed(_by_place(self._ranks.persistent(limit_us)), self._members, links)
-        }
-        late = dict(own)
+        blamed_here = blamed(_by_place(self._ranks.going_on(limit_us)), self._members, links)
+        self._own = tuple(self._late(one, one.column) for one in blamed_here)
+        late = {one.rank: one for one in self._own}
         if self.nodes:
             node_of = [frozenset(one if one in self.nodes else self._own_node for one in of) for of in self._members]
             links = [(frozenset(node_of[one.column]), one.excess_us) for one in slow]
-            for node in blamed(_by_place(self._node_window.persistent(limit_us)), node_of, links):
-                late = {**self._behind_node(node, own), **late}
+            for node in blamed(_by_place(self._node_window.going_on(limit_us)), node_of, links):
+                late = {**self._behind_node(node), **late}
+            for node in blamed(_by_place(self._freed.going_on(limit_us)), node_of, links):
+                late = {**self._late_enough(node), **late}
         gone = [one for one in self._known.late if one.rank not in late]
         self._past.extendleft(gone)
         self._known = Lateness(
@@ -202,16 +212,28 @@ class LateRankFinder:
         )
         return self._known
 
-    def _behind_node(self, node: Excess, own: dict[int, LateRank]) -> dict[int, LateRank]:
-        """Who makes a node late: ranks that its own daemon names, `own` for this node; else the node itself."""
-        if node.column == self._own_node:
-            there, n_ranks = tuple(own.values()), self._n_own_ranks
-        else:
-            there, n_ranks = self._of_nodes.get(node.column, Lateness()).late, self.nodes.get(node.column, 2)
-        if any(one.late_us >= node.excess_us / 2 for one in there):
-            return {one.rank: one for one in there}
+    def _later_us(self, node: int) -> float:
+        """By how much a node arrives later than it would without those of its ranks that are named."""
+        named = {one.rank for one in self._known.late}
+        return max((one.late_us for one in self._there(node) if one.rank in named), default=0.0)
+
+    def _there(self, node: int) -> tuple[LateRank, ...]:
+        """Ranks that a node's own daemon calls late, beside the others of that node."""
+        return self._own if node == self._own_node else self._of_nodes.get(node, Lateness()).late
+
+    def _behind_node(self, node: Excess) -> dict[int, LateRank]:
+        """Who makes a node late: ranks that its own daemon names; else the node itself."""
+        if there := self._late_enough(node):
+            return there
+        n_ranks = self._n_own_ranks if node.column == self._own_node else self.nodes.get(node.column, 2)
         is_node = n_ranks > 1
         return {node.column: self._late(node, node.column, is_node=is_node)}
+
+    def _late_enough(self, node: Excess) -> dict[int, LateRank]:
+        """Ranks that a node's own daemon calls late, where that explains what the node is; else none."""
+        there = self._there(node.column)
+        is_enough = any(one.late_us >= node.excess_us / 2 for one in there)
+        return {one.rank: one for one in there} if is_enough else {}
 
     def _late(self, excess: Excess, rank: int, *, is_node: bool = False) -> LateRank:
         host = self.hosts.get(rank, "")
@@ -250,15 +272,23 @@ class _Step:
 
 
 def _compare(
-    window: ExcessWindow, durations_us: Floats, columns: Ints, steps: Ints, call: Ints, which: NDArray[np.bool_]
+    window: ExcessWindow,
+    durations_us: Floats,
+    columns: Ints,
+    steps: Ints,
+    call: Ints,
+    which: NDArray[np.bool_],
+    later_us: Floats | None = None,
 ) -> None:
-    """Add to `window` how late each of `which` was beside the others of its call."""
-    durations_us, columns, steps, call = durations_us[which], columns[which], steps[which], call[which]
+    """Add to `window` how late each of `which` was beside the others of its call; they came by `later_us` too late."""
+    later_us = np.zeros(len(call)) if later_us is None else later_us
+    columns, steps, call, later_us = columns[which], steps[which], call[which], later_us[which]
+    durations_us = durations_us[which] + later_us
     if not len(call):
         return
     begins = np.flatnonzero(np.append(True, np.diff(call) != 0))
     counts = np.diff(np.append(begins, len(call)))
-    late_us = behind_the_others(durations_us, begins)
+    late_us = behind_the_others(durations_us, begins) + later_us
     several = np.repeat(counts > 1, counts)
     for step in np.unique(steps[several]).tolist():
         here = several & (steps == step)

@@ -45,6 +45,8 @@ class Excess:
     """Of the steps of the window in which it stood out most clearly."""
     since_step: int
     last_step: int
+    is_proven: bool = True
+    """More than chance allows for."""
 
 
 class ExcessWindow:
@@ -84,8 +86,7 @@ class ExcessWindow:
         np.add.at(values, places, excess_us)
 
     def _turns(self, late: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        """Steps in which any column of a place's group exceeds, shape of `late`; and the share of them that chance gives
-        it where the columns of its group take turns."""
+        """Steps in which any column of a place's group exceeds (as `late`), and the share of them it has by turns."""
         columns = np.array(list(self._columns)[: late.shape[1]], np.int64)
         _, group, n_of_group = np.unique(columns >> GROUP_BITS, return_inverse=True, return_counts=True)
         order = np.argsort(group, kind="stable")
@@ -105,6 +106,10 @@ class ExcessWindow:
 
     def persistent(self, limit_us: float) -> list[Excess]:
         """Columns that exceed `limit_us` persistently and still do, the largest excess first."""
+        return [one for one in self.going_on(limit_us) if one.is_proven]
+
+    def going_on(self, limit_us: float) -> list[Excess]:
+        """Columns that exceed `limit_us` in the recent steps, by chance or not, the largest excess first."""
         order = np.argsort(self._steps)
         order = order[self._steps[order] >= 0][:-OPEN_STEPS]
         if not len(order):
@@ -113,7 +118,7 @@ class ExcessWindow:
         seen = np.isfinite(values)
         late = seen & (np.nan_to_num(values) > limit_us)
         n_recent, late_recent = seen[-RECENT_STEPS:].sum(0), late[-RECENT_STEPS:].sum(0)
-        goes_on = late_recent >= OVER_BELOW * np.maximum(n_recent, 1)
+        goes_on = (late_recent > 0) & (late_recent >= OVER_BELOW * n_recent)
         named: dict[int, float] = {}
         any_late, by_chance = self._turns(late)
         for n_window in WINDOWS:
@@ -127,18 +132,17 @@ class ExcessWindow:
                 named[place] = max(named.get(place, 0.0), float(share[place]))
         found = []
         for column, place in self._columns.items():
-            if place >= late.shape[1]:
-                continue
-            is_named = place in named or (column in self._since and bool(goes_on[place]))
-            if not is_named:
+            if place >= late.shape[1] or not goes_on[place]:
                 self._since.pop(column, None)
                 continue
+            is_proven = place in named or column in self._since
             at = np.flatnonzero(late[:, place])
             share = named.get(place, float(late[-64:, place].sum() / max(1, seen[-64:, place].sum())))
-            since = self._since.setdefault(column, int(steps[_begin(late[:, place], seen[:, place])]))
-            excess_us = float(np.median(values[at, place])) if len(at) else limit_us
-            last_step = int(steps[at[-1]]) if len(at) else since
-            found.append(Excess(column, excess_us, share, since, last_step))
+            since = self._since.get(column, int(steps[_begin(late[:, place], seen[:, place])]))
+            if is_proven:
+                self._since[column] = since
+            excess_us = float(np.median(values[at, place]))
+            found.append(Excess(column, excess_us, share, since, int(steps[at[-1]]), is_proven))
         return sorted(found, key=lambda one: -one.excess_us)
 
 
