@@ -74,6 +74,12 @@ RUNS: Final = (
     Run("zero_paper", "zero_paper"),
     Run("owner_broadcasts", "owner_broadcasts"),
     Run("advise_emulated", "advise_emulated", timeout_s=4 * 3600.0, shown=("autotuned_steps_most",)),
+    Run(
+        "late_ranks",
+        "late_ranks --seed 7000",
+        timeout_s=2 * 3600.0,
+        shown=("blamed_wrongly_at_any_time", "steps_to_name_median", "steps_to_name_p99"),
+    ),
     Run("replay", "replay_speed --check-only --seed 3"),
     Run("store_faults", "store_faults --minutes 15", shown=FAULTS),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),

@@ -132,7 +132,7 @@ def test_a_late_node_is_named_or_the_rank_that_its_own_daemon_names():
     job = Job()
     job.finder.node_says(8, 8, "b")
     job.finder.node_says(16, 1, "c")
-    job.play(100, call({0: 0, 1: 1, 8: 3000, 16: 0}))
+    job.play(150, call({0: 0, 1: 1, 8: 3000, 16: 0}))
     _, found = job.named()
     assert [(one.rank, one.is_node, one.node) for one in found.late] == [(8, True, "b")]
     late = LateRank(11, 2900.0, 0.9, 0, 97, "b")

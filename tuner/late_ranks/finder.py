@@ -15,6 +15,7 @@ from zerotune.tuner.late_ranks.blame import blamed
 from zerotune.tuner.late_ranks.persistence import (
     BEGUN_ANEW_STEPS,
     GROUP_BITS,
+    LEAST_STEPS,
     OPEN_STEPS,
     RECENT_STEPS,
     Excess,
@@ -32,6 +33,8 @@ MANY_RECORDS: Final = 8192
 """When one join has more, every second step is left out from then on: what persists shows in a sample, too."""
 MOST_SKIPPED: Final = 64
 MAX_COMMUNICATORS: Final = 1024
+WHOLE_NODE_STEPS: Final = 2 * LEAST_STEPS
+"""A node is named as a whole once it has been late for so many: until then one of its ranks may yet be proven."""
 
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 _TOGETHER: Final = np.array([int(one) for one in TOGETHER], np.int64)
@@ -227,6 +230,8 @@ class LateRankFinder:
             return there
         n_ranks = self._n_own_ranks if node.column == self._own_node else self.nodes.get(node.column, 2)
         is_node = n_ranks > 1
+        if is_node and node.last_step - node.since_step < WHOLE_NODE_STEPS:
+            return {}
         return {node.column: self._late(node, node.column, is_node=is_node)}
 
     def _late_enough(self, node: Excess) -> dict[int, LateRank]:

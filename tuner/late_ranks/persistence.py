@@ -58,7 +58,8 @@ class ExcessWindow:
         self._values = np.full((n_rows, 0), np.nan)
         self._newest = -1
         self._columns: dict[int, int] = {}
-        self._since: dict[int, int] = {}
+        self._named: dict[int, tuple[int, int]] = {}
+        """By column: since which step, and the length of the shortest window that has proven it."""
 
     def add(self, step: int, columns: NDArray[np.int64], excess_us: NDArray[np.float64]) -> None:
         """Add to the excess of some columns in a step; columns may repeat, and steps come in any order.
@@ -85,7 +86,7 @@ class ExcessWindow:
         values[places] = np.nan_to_num(values[places])
         np.add.at(values, places, excess_us)
 
-    def _turns(self, late: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    def _chance(self, late: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         """Steps in which any column of a place's group exceeds (as `late`), and the share of them it has by turns."""
         columns = np.array(list(self._columns)[: late.shape[1]], np.int64)
         _, group, n_of_group = np.unique(columns >> GROUP_BITS, return_inverse=True, return_counts=True)
@@ -119,28 +120,35 @@ class ExcessWindow:
         late = seen & (np.nan_to_num(values) > limit_us)
         n_recent, late_recent = seen[-RECENT_STEPS:].sum(0), late[-RECENT_STEPS:].sum(0)
         goes_on = (late_recent > 0) & (late_recent >= OVER_BELOW * n_recent)
-        named: dict[int, float] = {}
-        any_late, by_chance = self._turns(late)
+        named: dict[int, tuple[float, int]] = {}
+        in_most: dict[int, NDArray[np.bool_]] = {}
+        any_late, by_chance = self._chance(late)
         for n_window in WINDOWS:
-            n, k, n_turns = (of[-n_window:].sum(0) for of in (seen, late, any_late & seen))
-            n_steps, n_turns = np.maximum(n, 1), np.maximum(n_turns, 1)
+            n, k, n_any = (of[-n_window:].sum(0) for of in (seen, late, any_late & seen))
+            n_steps, n_any = np.maximum(n, 1), np.maximum(n_any, 1)
             share = k / n_steps
-            spread = np.sqrt(by_chance * (1.0 - by_chance) * RUN_STEPS / n_turns)
-            stands_out = (n >= LEAST_STEPS) & goes_on & (k / n_turns > by_chance + Z * spread)
+            spread = np.sqrt(by_chance * (1.0 - by_chance) * RUN_STEPS / n_any)
+            stands_out = (n >= LEAST_STEPS) & goes_on & (k / n_any > by_chance + Z * spread)
             stands_out &= share > 0.5 + Z * np.sqrt(0.25 / n_steps)
+            in_most[n_window] = share > 0.5
             for place in np.flatnonzero(stands_out).tolist():
-                named[place] = max(named.get(place, 0.0), float(share[place]))
+                most, shortest = named.get(place, (0.0, n_window))
+                named[place] = max(most, float(share[place])), shortest
         found = []
         for column, place in self._columns.items():
             if place >= late.shape[1] or not goes_on[place]:
-                self._since.pop(column, None)
+                self._named.pop(column, None)
                 continue
-            is_proven = place in named or column in self._since
             at = np.flatnonzero(late[:, place])
-            share = named.get(place, float(late[-64:, place].sum() / max(1, seen[-64:, place].sum())))
-            since = self._since.get(column, int(steps[_begin(late[:, place], seen[:, place])]))
+            share, window = named.get(place, (float(late[-64:, place].sum() / max(1, seen[-64:, place].sum())), 0))
+            since, shortest = self._named.get(column, (int(steps[_begin(late[:, place], seen[:, place])]), window))
+            window = min(window or shortest, shortest)
+            # What it was named for goes on as long as that window says so: noise makes a column exceed, too.
+            is_proven = place in named or bool(window and in_most[window][place])
             if is_proven:
-                self._since[column] = since
+                self._named[column] = since, window
+            else:
+                self._named.pop(column, None)
             excess_us = float(np.median(values[at, place]))
             found.append(Excess(column, excess_us, share, since, int(steps[at[-1]]), is_proven))
         return sorted(found, key=lambda one: -one.excess_us)
