@@ -81,7 +81,7 @@ RUNS: Final = (
         shown=("blamed_wrongly_at_any_time", "steps_to_name_median", "steps_to_name_p99"),
     ),
     Run("replay", "replay_speed --check-only --seed 3"),
-    Run("store_faults", "store_faults", shown=FAULTS),
+    Run("store_faults", "store_faults", timeout_s=2 * 3600.0, shown=FAULTS),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
     Run("chaos", "chaos", is_timed=True, shown=STALLS),
     Run("chaos_two_nodes", "chaos --minutes 5 --nodes 2", is_timed=True, shown=STALLS),
