@@ -102,7 +102,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "sweep, replay, report, import, export",
         RECORDED
         | {"agent/nccl", "tuner base", "tuner/client", "tuner/fingerprint", "tuner/learning"}
-        | {"tuner/modeling", "tuner/traces", "tuner/advice"},
+        | {"tuner/modeling", "tuner/traces", "tuner/advice", "tuner/late_ranks"},
     ),
     "tuner/watching": (
         "jobs as they run, in a browser or a terminal",

@@ -210,7 +210,7 @@ def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequenc
             is_guess = not winner.is_measured and bool(winner.change_percent)
             patch = matplotlib.patches.Rectangle(
                 (column - 0.48, row - 0.45), 0.96, 0.9, facecolor=AFTER, alpha=share, linewidth=0,
-                edgecolor=MUTED, hatch="///" if is_guess else None,
+                edgecolor=MUTED, hatch="///" if is_guess else None, label=winner.details(rows[row], columns[column]),
             )  # fmt: skip
             axes.add_patch(patch)
             words = winner.words(is_narrow=is_narrow)

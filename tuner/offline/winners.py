@@ -18,6 +18,9 @@ class Winner(NamedTuple):
     """Change of time against NCCL's own choice: negative is faster; None where it is unknown."""
     is_measured: bool
     """Whether the change is measured; else it is a prediction."""
+    us: float | None = None
+    """What a collective takes under it, and `own_us` under NCCL's own choice; None where it is unknown."""
+    own_us: float | None = None
 
     @property
     def rank(self) -> tuple[bool, float]:
@@ -30,6 +33,18 @@ class Winner(NamedTuple):
         if self.change_percent is None or abs(self.change_percent) < 0.5:
             return lines
         return f"{lines}\n{self.change_percent:+.0f} %" + ("" if self.is_measured else "\npredicted")
+
+    def details(self, row: str, column: str) -> str:
+        """All that is known of its cell, in lines."""
+        known = [("takes", self.us), ("NCCL's own choice", self.own_us)]
+        how = "measured" if self.is_measured else "predicted"
+        return "\n".join([
+            row.replace("\n", ", "),
+            column.replace("\n", " "),
+            self.setting,
+            *([] if self.change_percent is None else [f"{self.change_percent:+.1f} %, {how}"]),
+            *(f"{what}: {us:,.1f} us" for what, us in known if us is not None),
+        ])  # fmt: skip
 
 
 class WinnerTable(NamedTuple):
@@ -63,7 +78,7 @@ def winner_table(
         comparison = against_own(decision)
         change = 0.0 if decision.candidate.is_baseline else comparison.change_percent
         setting = str(decision.candidate).replace("baseline", "NCCL's own")
-        winner = Winner(setting, change, comparison.is_measured)
+        winner = Winner(setting, change, comparison.is_measured, comparison.us, comparison.own_us)
         known = cells[row][column]
         if known is None or winner.rank < known.rank:
             cells[row][column] = winner

@@ -31,7 +31,7 @@ def report(
     summary: Summaries = None,
     interactive: Annotated[
         bool,
-        typer.Option("--interactive", help="Pictures to hover over and to zoom, offline: some 5 MB more, by plotly."),
+        typer.Option("--interactive", help="Pictures to hover over and to zoom, and a trace's ranks: some 5 MB more."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

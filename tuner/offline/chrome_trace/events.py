@@ -6,7 +6,6 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU 
 from __future__ import annotations
 
 import gzip
-import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from zerotune.store.atomic_file import users_file
+from zerotune.tuner.offline.chrome_trace.side_by_side import SideBySide
 
 Args = Mapping[str, str | int | float | None]
 
@@ -77,8 +77,8 @@ class Track:
         self._events = events
         self._pid = pid
         self._name = name
-        self._rows: list[tuple[int, int]] = []
-        """Heap of (end of the last span in nanoseconds, tid)."""
+        self._rows = SideBySide()
+        self._tids: list[int] = []
 
     def span(self, name: str, category: str, begin_us: float, duration_us: float, args: Args) -> None:
         """One complete event of at least a nanosecond.
@@ -92,11 +92,7 @@ class Track:
         """
         begin_ns = round(begin_us * 1e3)
         end_ns = max(round((begin_us + duration_us) * 1e3), begin_ns + 1)
-        if self._rows and self._rows[0][0] <= begin_ns:
-            _, tid = heapq.heappop(self._rows)
-        else:
-            tid = self._new_row()
-        heapq.heappush(self._rows, (end_ns, tid))
+        tid = self._tid(self._rows.row_of(begin_ns, end_ns))
         event = {"ph": "X", "ts": begin_ns / 1e3, "dur": (end_ns - begin_ns) / 1e3, "pid": self._pid, "tid": tid}
         self._events.write(event | {"name": name, "cat": category}, args)
 
@@ -109,14 +105,13 @@ class Track:
             at_us: when.
             args: shown with it.
         """
-        if not self._rows:
-            self._rows.append((0, self._new_row()))
-        event = {"ph": "i", "s": "t", "ts": round(at_us, 3), "pid": self._pid, "tid": self._rows[0][1]}
+        event = {"ph": "i", "s": "t", "ts": round(at_us, 3), "pid": self._pid, "tid": self._tid(0)}
         self._events.write(event | {"name": name, "cat": category}, args)
 
-    def _new_row(self) -> int:
-        n_rows = len(self._rows)
-        return self._events.thread(self._pid, f"{self._name} ({n_rows + 1})" if n_rows else self._name)
+    def _tid(self, row: int) -> int:
+        if row == len(self._tids):
+            self._tids.append(self._events.thread(self._pid, f"{self._name} ({row + 1})" if row else self._name))
+        return self._tids[row]
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from zerotune.store.records import Collective, CommunicatorClass, Decision, Phas
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.chrome_trace.events import EventFile, Track, event_file
 from zerotune.tuner.offline.chrome_trace.named import (
-    Span,
     by_field,
     collective_args,
     collective_name,
@@ -23,6 +22,7 @@ from zerotune.tuner.offline.chrome_trace.named import (
 )
 from zerotune.tuner.offline.chrome_trace.ranks import draw_ranks
 from zerotune.tuner.offline.jobs.finding import id_of, job_of
+from zerotune.tuner.traces.own.clocks import Span
 from zerotune.tuner.traces.own.jobs import one_start
 from zerotune.tuner.traces.own.reader import trace_files
 

@@ -21,10 +21,7 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.offline.chrome_trace.events import Args, Track
 from zerotune.tuner.offline.size_ranges import size_text
-
-Span = tuple[float, float]
-"""(begin, end) of a step in microseconds of the timeline."""
-
+from zerotune.tuner.traces.own.clocks import Span
 
 _ROWS_AT_ONCE: Final = 4096
 """A row takes ten times the memory as Python values."""

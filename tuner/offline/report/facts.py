@@ -64,6 +64,8 @@ class Facts:
     """Measured medians of all jobs on its fabric."""
     traced: Sequence[CollectiveTable] = ()
     """Traces of the runs before and after, for timelines."""
+    trace_paths: Sequence[Path] = ()
+    """Where each was read from."""
 
     @property
     def emulated(self) -> str:
@@ -195,7 +197,9 @@ def gather(
         # Of one trace, its beginning is drawn beside its end: both of one pace.
         numbers = traced[0].steps["step"]
         traced = [only_steps(traced[0], numbers[part.holds(numbers)])]
-    return Facts(job, fabric, steps, decisions, measurements, before, after, compared, here, everywhere, traced)
+    return Facts(
+        job, fabric, steps, decisions, measurements, before, after, compared, here, everywhere, traced, tuple(traces)
+    )  # fmt: skip
 
 
 TRAIN_FIRST: Final = "name a job that trained with --job, or train one first"

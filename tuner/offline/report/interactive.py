@@ -10,17 +10,21 @@ import numpy as np
 from markupsafe import Markup
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.offline import plots
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PIXELS_PER_INCH: Final = 96
 TALLER: Final = 1.3
 """Than the picture it stands for: its legend is below."""
+SMALL: Final = 10
+"""Pixels of letters within boxes."""
 _HOVER: Final = {
     "line": "%{x:.6~g}, %{y:.4~g}<extra></extra>",
-    "bar": "from %{base:.4~g} ms on, %{x:.4~g} ms<extra></extra>",
+    "bar": "%{base:.6~g} to %{x:.6~g} ms<extra></extra>",
 }
 
 
@@ -43,38 +47,43 @@ def plotly_script() -> Markup:
 
 
 def specification(figure: Figure) -> str:
-    """A figure of lines and bars as plotly draws it.
+    """A figure of lines, bars and boxes with words as plotly draws it.
 
     Args:
         figure: as `zerotune.tuner.offline.plots` makes them.
 
     Returns:
-        JSON of `data` and `layout`; empty where the figure has neither lines nor bars, as the table of winners.
+        JSON of `data` and `layout`.
     """
     figure.draw_without_rendering()  # its layout is known only then
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"height": round(TALLER * figure.get_figheight() * PIXELS_PER_INCH), "annotations": []}
+    if any(axes.patches for axes in figure.axes):  # words within boxes do not get smaller with the screen
+        layout["minwidth"] = round(figure.get_figwidth() * PIXELS_PER_INCH)
     for number, axes in enumerate(figure.axes, start=1):
         suffix = "" if number == 1 else str(number)
         place = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
-        data += [{**one, **place} for one in (*_lines(axes), *_bars(axes))]
+        data += [{**one, **place} for one in (*_lines(axes), *_bars(axes), *_boxes(axes))]
         box = axes.get_position()
         layout[f"xaxis{suffix}"] = {
             "domain": [box.x0, box.x1], "anchor": place["yaxis"], "title": {"text": _text(axes.get_xlabel())},
-            "range": list(axes.get_xlim()),
+            "range": list(axes.get_xlim()), **(_labels(axes.xaxis) if axes.patches else {}),
         }  # fmt: skip
         layout[f"yaxis{suffix}"] = {
             "domain": [box.y0, box.y1], "anchor": place["xaxis"], "title": {"text": _text(axes.get_ylabel())},
-            "range": list(axes.get_ylim()), **_lanes(axes),
+            "range": list(axes.get_ylim()), **(_labels(axes.yaxis) if axes.patches or axes.collections else {}),
         }  # fmt: skip
         title = {"text": _text(axes.get_title(loc="left")), "x": box.x0, "y": min(1.0, box.y1)}
         layout["annotations"].append(
             {**title, "xref": "paper", "yref": "paper", "showarrow": False, "xanchor": "left", "yanchor": "bottom"}
         )
-    if not data:
-        return ""
-    # Within a script's element no text may end it.
-    return json.dumps({"data": data, "layout": layout}).replace("<", "\\u003c")
+        layout["annotations"] += [{**one, "xref": place["xaxis"], "yref": place["yaxis"]} for one in _words(axes)]
+    return in_script({"data": data, "layout": layout})
+
+
+def in_script(value: Any) -> str:
+    """JSON in which nothing ends the script's element that holds it."""
+    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 
 def _lines(axes: Axes) -> list[dict[str, Any]]:
@@ -116,14 +125,40 @@ def _bars(axes: Axes) -> list[dict[str, Any]]:
     return found
 
 
-def _lanes(axes: Axes) -> dict[str, Any]:
-    """Names of lanes, where the axis has such."""
-    if not axes.collections:
-        return {}
-    words = [_text(label.get_text()) for label in axes.get_yticklabels()]
-    return {"tickvals": [float(at) for at in axes.get_yticks()], "ticktext": words}
+def _boxes(axes: Axes) -> list[dict[str, Any]]:
+    """Each patch as a bar; its label is shown where it is hovered over."""
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import Rectangle
+
+    boxes = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    if not boxes:
+        return []
+    marks = [(to_hex(patch.get_facecolor()), patch.get_alpha(), "/" if patch.get_hatch() else "") for patch in boxes]
+    colours, opacities, shapes = map(list, zip(*marks, strict=True))
+    pattern = {"shape": shapes, "fillmode": "overlay", "fgcolor": plots.MUTED, "size": 6, "solidity": 0.2}
+    return [{
+        "type": "bar", "orientation": "h", "showlegend": False, "width": boxes[0].get_height(),
+        "base": [box.get_x() for box in boxes], "x": [box.get_width() for box in boxes],
+        "y": [box.get_y() + box.get_height() / 2 for box in boxes],
+        "marker": {"color": colours, "opacity": opacities, "line": {"width": 0}, "pattern": pattern},
+        "customdata": [_text(str(box.get_label())) for box in boxes], "hovertemplate": "%{customdata}<extra></extra>",
+    }]  # fmt: skip
+
+
+def _words(axes: Axes) -> list[dict[str, Any]]:
+    return [
+        {"x": x, "y": y, "text": _text(text.get_text()), "showarrow": False, "font": {"size": SMALL}}
+        for text in axes.texts
+        for x, y in [text.get_position()]
+    ]
+
+
+def _labels(axis: Axis) -> dict[str, Any]:
+    """Names in place of numbers along an axis."""
+    words = [_text(label.get_text()) for label in axis.get_ticklabels()]
+    return {"tickvals": [float(at) for at in axis.get_ticklocs()], "ticktext": words, "showgrid": False}
 
 
 def _text(words: str) -> str:
     """Words of others as they are: plotly would take what looks like markup in them for it."""
-    return html.escape(words, quote=False)
+    return html.escape(words, quote=False).replace("\n", "<br>")

@@ -25,6 +25,8 @@ from zerotune.tuner.offline.report import step_timeline
 from zerotune.tuner.offline.report.equal_rows import groups_of
 from zerotune.tuner.offline.report.facts import Facts, trust, untrained
 from zerotune.tuner.offline.report.interactive import plotly_script, specification
+from zerotune.tuner.offline.report.rank_calls import rank_calls
+from zerotune.tuner.offline.report.rank_tracks import RankTracks, rank_tracks
 from zerotune.tuner.offline.size_ranges import rounded_range
 from zerotune.tuner.offline.winners import winner_table
 
@@ -81,20 +83,24 @@ def page(facts: Facts, *, is_interactive: bool = False) -> str:
     environment.filters["us"] = _us
     environment.filters["percent"] = lambda value: f"{value:+.1f} %".replace("-", "−")
     environment.filters["noted"] = noted
-    missing = missing_timeline(facts)
+    missing = [("Timeline", missing_timeline(facts))]
     script = plotly_script() if is_interactive else ""
+    tracks = _tracks(facts) if is_interactive else None
+    if isinstance(tracks, str):
+        missing.append(("Tracks of the ranks", tracks))
     return environment.from_string(template).render(
         facts=facts,
         pictures=pictures(facts),
         script=script,
         theme=list(plots.THEME.items()),
         specification=specification,
+        tracks=tracks if isinstance(tracks, RankTracks) else None,
         decisions=_decision_rows(facts),
         undecided=_undecided(facts),
         workload=workload(facts.job.stage, facts.n_steps, facts.missing_evidence),
         collectives=facts.collectives_us(),
         meanings=MEANINGS,
-        trust=[*trust(facts), *([("Timeline", f"None: {missing}.")] if missing else [])],
+        trust=[*trust(facts), *((what, f"None: {reason}.") for what, reason in missing if reason)],
         written=time.strftime("%Y-%m-%d %H:%M", time.localtime()),
         started=time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.job.started_at_s)),
     )
@@ -168,6 +174,14 @@ def missing_timeline(facts: Facts) -> str:
     if not all(len(table.steps) for table in facts.traced):
         return "the trace has no steps (measurements, or a format without steps)"
     return "the trace does not say when the collectives of a step began"
+
+
+def _tracks(facts: Facts) -> RankTracks | str | None:
+    """Tracks of the ranks of the last trace; a reason where it has none, None where there is no trace."""
+    if not facts.trace_paths:
+        return None
+    calls = rank_calls(facts.traced[-1], facts.trace_paths[-1])
+    return calls if isinstance(calls, str) else rank_tracks(calls)
 
 
 def _bare_timeline_picture(facts: Facts, reason: str) -> Picture | None:
