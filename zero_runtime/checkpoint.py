@@ -206,6 +206,16 @@ def _optimizer_shares(engine: ShardedModel, optimizer: torch.optim.Optimizer) ->
     return shares
 
 
+def _spread_scalars(engine: ShardedModel, optimizer: torch.optim.Optimizer, shares: Mapping[str, Share]) -> None:
+    """Gives what was read once for a parameter, such as its step, to every slice that holds a part of it."""
+    for shard_slice in engine.sharded.slices:
+        slot = shard_slice.flat.layout.slots[shard_slice.pieces[0].slot]
+        for key, value in optimizer.state.get(shard_slice.parameter, {}).items():
+            share = shares.get(f"scalar.{slot.name}.{key}")
+            if share is not None:
+                value.copy_(share.parts[()].reshape(value.shape))
+
+
 def _shapes(shares: Mapping[str, Share]) -> dict[str, list[int]]:
     """By name, of the model's tensors: the same in every stage, whoever holds them."""
     return {name.removeprefix("model."): list(s.shape) for name, s in shares.items() if name.startswith("model.")}
@@ -324,6 +334,8 @@ def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> d
         for group, saved in zip(optimizer.param_groups, param_groups, strict=False):
             group.update({key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()})
     _read(engine, reader, shares)
+    if optimizer is not None:
+        _spread_scalars(engine, optimizer, shares)
     return told
 
 

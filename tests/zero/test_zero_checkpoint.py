@@ -80,6 +80,7 @@ def resume(name: str, n_ranks: int, settings: dict[str, Any], folder: str) -> di
         (4, 1, {"stage": 3, "precision": "bf16"}),
         (1, 4, {"stage": 2}),
         (2, 4, {"stage": 1, "precision": "bf16", "bucket_bytes": 500}),
+        (2, 2, {"stage": 2, "bucket_bytes": 500}),  # a rank has parts of one parameter in several slices
     ],
 )
 def test_resume_on_another_number_of_ranks(
