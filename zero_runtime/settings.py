@@ -22,7 +22,7 @@ class Settings:
     Attributes:
         stage: 1 shards optimizer states, 2 also gradients, 3 also parameters.
         precision: of parameters and activations: "fp32", "bf16" or "fp16", the last two with fp32 master
-            weights; None leaves every parameter in its own dtype.
+            weights; None leaves every parameter in its own dtype. Buffers stay as they are, as under FSDP2.
         reduce_precision: of gradients in buckets, sums and shards; None: as `precision`.
         bucket_bytes: C_B, the most that one collective moves, whatever the model; None: what suits the backend.
         n_buckets_in_flight: reductions under way at a time.

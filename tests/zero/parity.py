@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
 EPS = 1e-2
 """AdamW's, where gradients are clipped: its update of an element is then no steeper than lr / EPS = 1 in the gradient,
 however small that is."""
+EVALUATED_BY_ANOTHER_KERNEL = ("t5", "t5-recomputed")
+"""Plain torch's loss, too, is another without gradients: attention has a faster kernel for a bias that needs none."""
 
 
 def adamw(max_norm: float | None) -> dict[str, float]:
@@ -36,7 +39,7 @@ def train(
     model = make()
     group = group_of(n_ranks)
     engine = zero_runtime.shard(model, group=group, **settings)
-    run = evaluated_first if n_micro == 1 else loss_of
+    run = partial(evaluated_first, name) if n_micro == 1 else loss_of
     optimizer = engine.optimizer(torch.optim.AdamW, **adamw(max_norm))
     compute = DTYPES[settings.get("precision")]
     for n in range(n_steps):
@@ -51,12 +54,13 @@ def train(
     return engine.state_dict()
 
 
-def evaluated_first(model: nn.Module, values: Batch, compute: torch.dtype | None) -> Tensor:
+def evaluated_first(name: str, model: nn.Module, values: Batch, compute: torch.dtype | None) -> Tensor:
     """The loss; an evaluation before finds the same and leaves nothing behind."""
     with torch.no_grad():
         without = loss_of(model, values, compute)
     loss = loss_of(model, values, compute)
-    assert without.item() == loss.item()
+    places = 4 if name in EVALUATED_BY_ANOTHER_KERNEL else 0
+    assert abs(without.item() - loss.item()) <= places * torch.finfo(compute or torch.float32).eps * loss.item()
     return loss
 
 

@@ -55,12 +55,35 @@ def test_compiled_training_is_the_same(world: World, name: str, stage: int, how:
     assert world.run(2, train_compiled, name, stage, how) == world.run(2, train_compiled, name, stage, "not")
 
 
+def train_alone(name: str, n_ranks: int) -> list[list[float]]:
+    """What plain torch makes of the batches of all ranks with compiled layers; the losses by rank."""
+    torch._dynamo.reset()
+    make, batch = MODELS[name]
+    model = make()
+    compile_layers(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses: list[list[float]] = [[] for _ in range(n_ranks)]
+    for n in range(3):
+        for rank in range(n_ranks):
+            loss = loss_of(model, batch(rank, n))
+            loss.backward()
+            losses[rank].append(loss.item())
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad /= n_ranks
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["layers", "model"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "t5", "vit"])
 def test_compiled_transformers_train_the_same(world: World, name: str, how: str) -> None:
+    """As compiled layers do without us: all of T5's decoder reads what its encoder returned, and graphs change the
+    order in which autograd adds those gradients."""
     pytest.importorskip("transformers")
-    assert world.run(2, train_compiled, name, 3, how) == world.run(2, train_compiled, name, 3, "not")
+    assert world.run(2, train_compiled, name, 3, how) == world.run(1, train_alone, name, 2)[0]
 
 
 def graph_sizes(how: str) -> list[list[int]]:

@@ -153,7 +153,8 @@ def reference(
     masters = [p.detach().clone().requires_grad_(p.requires_grad) for p in model.parameters()]
     compute, summed = DTYPES[precision], DTYPES[reduce_precision or precision]
     if compute:
-        model.to(compute)
+        for p in model.parameters():  # buffers stay: rounded frequencies of a rotary embedding are other frequencies
+            p.data = p.data.to(compute)
     step = optimizer([m for m in masters if m.requires_grad], **options)
     for n in range(n_steps):
         totals: list[Tensor | None] = [None] * len(masters)
