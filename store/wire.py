@@ -312,6 +312,8 @@ class FleetState(msgspec.Struct, frozen=True):
 
     url: str = ""
     """Where to; empty: nothing is shared."""
+    contributor: str = ""
+    """Who is said to have measured."""
     n_objects: int = 0
     n_written: int = 0
     """Measurements in them."""
@@ -368,6 +370,8 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     ended: tuple[EndedJob, ...] = ()
     """Jobs that ended, the newest first."""
     fleet: FleetState = FleetState()
+    listen: str = ""
+    """Where daemons of other nodes reach this one; empty: nowhere."""
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):

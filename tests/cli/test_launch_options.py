@@ -53,17 +53,35 @@ def plan(tmp_path: Path) -> Path:
         ("--budget-percent",),
         ("--memory-threshold",),
         ("--no-explore",),
+        ("--listen",),
+        ("--fleet",),
     ],
 )
 def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_path, monkeypatch, capsys):
     values = {"--plan": plan, "--log-trace": tmp_path / "trace", "--store": tmp_path / "s.db"}
-    values |= {"--budget-percent": 2, "--memory-threshold": 0.8}
+    values |= {"--budget-percent": 2, "--memory-threshold": 0.8, "--listen": "tcp://*:5577", "--fleet": "shared"}
     given = [part for word in words for part in ((word, values[word]) if word in values else (word,))]
     code, error = launch(monkeypatch, capsys, *given)
     assert (code, error.count("\n")) == (2, 1), error
     assert all(word in error for word in words)
     assert len(words) > 1 or "--start-daemon" in error
     assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        (("--book", "fleet.book"), "--book-key"),
+        (("--book-key", "0a" * 32), "--book"),
+        (("--contributor", "node3"), "--fleet"),
+        (("--contributor", " ", "--fleet", "shared"), "--contributor"),
+    ],
+)
+def test_half_of_what_a_shared_daemon_needs_is_refused_by_name(given, missing, tmp_path, monkeypatch, capsys):
+    code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *given)
+    assert (code, error.count("\n")) == (2, 1), error
+    assert given[0] in error
+    assert missing in error
 
 
 def test_what_is_documented_still_launches(plan, tmp_path, monkeypatch, capsys):

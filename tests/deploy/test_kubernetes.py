@@ -40,6 +40,8 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 USER = 60_123
 """Nobody's number."""
+FIELDS = {"status.podIP": "127.0.0.1", "spec.nodeName": "node7"}
+"""What the downward API tells a pod."""
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts and users of containers are root's to give")
 
@@ -224,7 +226,7 @@ def test_the_chart_serves_pods_of_its_user_and_nobody_else(place: Path) -> None:
     values = {"user": USER, "group": USER, "severalNodes": {"keysSecret": "zerotune-keys"}}
     made = rendered(values)["DaemonSet"]["spec"]["template"]["spec"]
     volumes = {one["name"]: place / one["name"] for one in made["volumes"]}
-    pod = Pod(made, volumes, {"status.podIP": "127.0.0.1"})
+    pod = Pod(made, volumes, FIELDS)
     runtime, job = documents("trainjob.yaml")
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     spec = node["template"]["spec"]["template"]["spec"]
@@ -250,9 +252,10 @@ def test_a_sidecar_that_is_killed_comes_back_to_its_socket(place: Path) -> None:
     (job,) = documents("pytorchjob-sidecar.yaml")
     spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     spec["securityContext"] |= {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
-    pod = Pod(spec, {one["name"]: place / one["name"] for one in spec["volumes"]}, {"status.podIP": "127.0.0.1"})
+    pod = Pod(spec, {one["name"]: place / one["name"] for one in spec["volumes"]}, FIELDS)
     container = pod.container("pytorch")
     command = [*container["command"], *container["args"]]
+    read_table = pytest.importorskip("pyarrow.parquet").read_table
     with daemon_of(pod, "zerotune", ends_with=-signal.SIGKILL) as first:
         train(pod, container, command)
         first.send_signal(signal.SIGKILL)
@@ -261,4 +264,6 @@ def test_a_sidecar_that_is_killed_comes_back_to_its_socket(place: Path) -> None:
         train(pod, container, command)
     with Store.open(place / "tmp" / "own" / "store.db", read_only=True) as store:
         assert [one.n_ranks for one in store.jobs()] == [2, 2]
-    assert list((place / "fleet" / "v1").rglob("*.parquet")), "what was measured is on the shared volume"
+    shared = list((place / "fleet" / "v1").rglob("*.parquet"))
+    assert shared, "what was measured is on the shared volume"
+    assert {name.as_py() for path in shared for name in read_table(path)["contributor"]} == {"node7"}

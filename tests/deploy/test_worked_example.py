@@ -64,6 +64,7 @@ def test_the_other_node_starts_with_what_the_first_learned(cluster: SlurmCluster
     shared = cluster.folder / "mnt" / "shared"
     book = read_book(str(shared / "fleet.book"), Verifier.of(str(shared / "book.key.pub")))
     assert (book.head.n_jobs, book.skipped) == (1, ())
+    assert [one.name for one in book.contributors] == ["n1"]
     winners = {one.key: one.candidate for one in book.winners()}
     assert winners
     with Store.open(cluster.state_of("n1") / "zerotune" / "0" / "store.db", read_only=True) as store:

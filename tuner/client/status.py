@@ -120,8 +120,9 @@ def fleet_text(fleet: wire.FleetState) -> Iterator[tuple[str, str | None]]:
     if not fleet.url:
         return
     lost = f", {_counted(fleet.n_lost, 'measurement')} lost" if fleet.n_lost else ""
+    whom = f" as {fleet.contributor}" if fleet.contributor else ""
     written = f"{_counted(fleet.n_written, 'measurement')} in {_counted(fleet.n_objects, 'object')} written"
-    yield f"fleet {fleet.url}: {written}, {fleet.n_waiting:,} waiting{lost}", "yellow" if fleet.n_lost else None
+    yield f"fleet {fleet.url}{whom}: {written}, {fleet.n_waiting:,} waiting{lost}", "yellow" if fleet.n_lost else None
     if fleet.is_failing:
         yield f"  cannot be written for {fleet.failed_s_ago:.0f} s: {fleet.error}", "bold red"
 

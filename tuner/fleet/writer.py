@@ -46,7 +46,7 @@ class FleetWriter:
 
     Args:
         storage: where to.
-        contributor: who writes; the node's name.
+        contributor: who writes; the same for as long as the machine is, such as the node's name.
         clock: seconds since the epoch.
         write_every_s: how long rows are gathered.
     """
@@ -76,6 +76,7 @@ class FleetWriter:
         with self._changed:
             return FleetState(
                 url=shown(self._storage.url),
+                contributor=self._contributor,
                 n_objects=self._n_objects,
                 n_written=self._n_written,
                 n_waiting=self._n_waiting,

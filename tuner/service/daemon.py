@@ -291,7 +291,9 @@ def run_daemon(
             welcome = wire.Welcome(os.getpid(), version(), _reachable(bound))
             share = None if fleet is None else fleet.measured
             service = Service(store, brains or _brains(clock, store, settings), clock, welcome, uplinks, share)
-            status = DaemonStatus(endpoint, _options(settings), store, service, lambda: learner.n_failed, fleet, shelf)
+            status = DaemonStatus(
+                endpoint, _options(settings), store, service, lambda: learner.n_failed, fleet, shelf, welcome.listen
+            )
             daemon = Daemon(socket, service, clock, status.reply, uplinks)
             learner = Learner(
                 store,

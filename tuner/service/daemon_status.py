@@ -40,6 +40,7 @@ class DaemonStatus:
         n_failed: Callable[[], int],
         fleet: FleetWriter | None = None,
         shelf: Shelf | None = None,
+        listen: str = "",
     ) -> None:
         self._endpoint = endpoint
         self._options = options
@@ -48,6 +49,7 @@ class DaemonStatus:
         self._n_failed = n_failed
         self._fleet = fleet
         self._shelf = shelf
+        self._listen = listen
         self._version = version()
         self._process = psutil.Process()
         self._started_s = time.monotonic()
@@ -71,6 +73,7 @@ class DaemonStatus:
             without_steps=absent_jobs.without_steps(job_ids),
             ended=absent_jobs.ended(job_ids),
             fleet=self._fleet_state(),
+            listen=self._listen,
         )
 
     def _fleet_state(self) -> wire.FleetState:

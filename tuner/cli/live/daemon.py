@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from zerotune.store.errors import UserError
 from zerotune.tuner.all_users.folders import Share
+from zerotune.tuner.cli.fleet_options import (
+    BookKey,
+    BookUrl,
+    Contributor,
+    Fleet,
+    Listen,
+    fleet_arguments,
+    fleet_writer,
+    shelf_of,
+)
 from zerotune.tuner.cli.live.all_users import IDLE_EXIT_S, refuse_useless, serve
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number
 from zerotune.tuner.cli.paths import endpoint_or_default, store_path
@@ -21,18 +30,11 @@ from zerotune.tuner.cli.trial_options import (
     given_arguments,
 )
 
-if TYPE_CHECKING:
-    from zerotune.tuner.fleet.shelf import Shelf
-    from zerotune.tuner.fleet.writer import FleetWriter
-
 
 def daemon(
     endpoint: Endpoint = None,
     store: StorePath = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(help="Also listen at tcp://HOST:PORT for the daemons of a job's other nodes (* is any host)."),
-    ] = None,
+    listen: Listen = None,
     idle_exit: Annotated[
         float | None,
         typer.Option(help="Leave after this many seconds without a rank; default: never.", min=0.01, callback=a_number),
@@ -66,18 +68,11 @@ def daemon(
         typer.Option(help="With --all-users: who else learns what a user's jobs measured; default: private."),
     ] = None,
     ready_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
-    fleet: Annotated[
-        str | None,
-        typer.Option(help="Write what is measured below this URL for other nodes: a directory, s3://BUCKET/PREFIX ..."),
-    ] = None,
+    fleet: Fleet = None,
+    contributor: Contributor = None,
     end_with_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
-    book: Annotated[
-        str | None, typer.Option(help="Book of what other nodes learned, file or URL: it says what is tried first.")
-    ] = None,
-    book_key: Annotated[
-        str | None,
-        typer.Option("--book-key", help="Public key that must have signed it: a .pub file, or 64 hexadecimal digits."),
-    ] = None,
+    book: BookUrl = None,
+    book_key: BookKey = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each decision.")] = False,
 ) -> None:
     """Run the tuner daemon of this node in the foreground; SIGTERM ends it in good order.
@@ -106,15 +101,14 @@ def daemon(
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
     )
+    shared = fleet_arguments(fleet, contributor, book, book_key)
     if all_users:
         refuse_useless({"--metrics": metrics, "--knowledge-pool": knowledge_pool})
         options = [
             *given_arguments(budget_percent, memory_threshold, no_explore, shadow),
             *("--retention-days", str(retention_days), "--retention-rows", str(retention_rows)),
             *("--idle-exit", str(IDLE_EXIT_S if idle_exit is None else idle_exit)),
-            *(["--fleet", fleet] if fleet is not None else []),
-            *(["--book", book] if book is not None else []),
-            *(["--book-key", book_key] if book_key is not None else []),
+            *shared,
             *(["--verbose"] if verbose else []),
         ]
         brain_settings(budget_percent, memory_threshold, no_explore, shadow)  # what is wrong with them belongs here
@@ -140,7 +134,7 @@ def daemon(
             flush=True,
         )
 
-    shelf, writer = _shelf(book, book_key), _fleet_writer(fleet)
+    shelf, writer = shelf_of(book, book_key), fleet_writer(fleet, contributor)
     retention = Retention(max_rows_per_fabric=retention_rows, max_days=retention_days)
     metrics_at = ""
     with contextlib.ExitStack() as stack:
@@ -154,33 +148,3 @@ def daemon(
             on_ready=announce,
         )  # fmt: skip
     raise typer.Exit(code)
-
-
-def _shelf(url: str | None, key: str | None) -> Shelf | None:
-    if url is None and key is None:
-        return None
-    if url is None or key is None:
-        raise UserError("a book is believed by its signature only", "give both --book and --book-key")
-    from zerotune.tuner.fleet import check_installed
-
-    check_installed("--book")
-    from zerotune.tuner.fleet.shelf import Shelf
-    from zerotune.tuner.fleet.signing import Verifier
-    from zerotune.tuner.fleet.storage import Storage
-
-    Storage(url)
-    return Shelf(url, Verifier.of(key))
-
-
-def _fleet_writer(url: str | None) -> FleetWriter | None:
-    if url is None:
-        return None
-    import socket
-
-    from zerotune.tuner.fleet import check_installed
-
-    check_installed("--fleet")
-    from zerotune.tuner.fleet.storage import Storage
-    from zerotune.tuner.fleet.writer import FleetWriter
-
-    return FleetWriter(Storage(url, writes=True), socket.gethostname())

@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zerotune.store.errors import UntrustedError, UserError
+from zerotune.tuner.cli.fleet_options import BookKey, BookUrl, Contributor, Fleet, Listen, fleet_arguments
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
 from zerotune.tuner.cli.paths import output_file, store_path
 from zerotune.tuner.cli.sizes import megabytes
@@ -23,6 +24,9 @@ from zerotune.tuner.cli.trial_options import (
     given_arguments,
 )
 
+if TYPE_CHECKING:
+    from zerotune.store.wire import StatusReply
+
 IDLE_EXIT_S = 1800.0
 """A daemon that we start ends after this time without a rank: big models are loaded for minutes before they train."""
 
@@ -34,7 +38,10 @@ EXCLUDING = (
     ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
 )
 """Pairs of options that contradict each other, and why."""
-OF_THE_DAEMON = ("--store", "--budget-percent", "--memory-threshold", "--no-explore", "--shadow")
+OF_THE_DAEMON = (
+    *("--store", "--budget-percent", "--memory-threshold", "--no-explore", "--shadow"),
+    *("--listen", "--fleet", "--contributor", "--book", "--book-key"),
+)
 
 
 def launch(
@@ -74,6 +81,11 @@ def launch(
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
     shadow: Shadow = False,
+    listen: Listen = None,
+    fleet: Fleet = None,
+    contributor: Contributor = None,
+    book: BookUrl = None,
+    book_key: BookKey = None,
     agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
 ) -> None:
     """Run an unmodified training command with its collectives tuned.
@@ -111,12 +123,18 @@ def launch(
         "--memory-threshold": memory_threshold is not None,
         "--no-explore": no_explore,
         "--shadow": shadow,
+        "--listen": listen is not None,
+        "--fleet": fleet is not None,
+        "--contributor": contributor is not None,
+        "--book": book is not None,
+        "--book-key": book_key is not None,
         "--endpoint": endpoint is not None and endpoint != os.environ.get("ZEROTUNE_ENDPOINT"),
     }  # what the environment sets holds for other commands, too
     _refuse_contradictions(given)
     for_daemon = given_arguments(budget_percent, memory_threshold, no_explore, shadow)
     # Now: what is wrong with them belongs here, not in the daemon's log.
     bounds = brain_settings(budget_percent, memory_threshold, no_explore, shadow) if for_daemon else None
+    shared = fleet_arguments(fleet, contributor, book, book_key)
     answer = None
     silent: UserError | None = None
     if agent and plan is None:
@@ -149,7 +167,11 @@ def launch(
         job = batch_job()
         bound = [] if job is None else ["--end-with-pid", str(job.pid)]
         if answer is None:
-            answer, started = ensure_daemon(where, store_file, idle_exit_s=IDLE_EXIT_S, options=[*for_daemon, *bound])
+            heard = [] if listen is None else ["--listen", listen]
+            heard += [] if listen is None or curve_keys is None else ["--curve-keys", str(curve_keys)]
+            answer, started = ensure_daemon(
+                where, store_file, idle_exit_s=IDLE_EXIT_S, options=[*for_daemon, *heard, *shared, *bound]
+            )
         if started is None:
             print(
                 f"zerotune: daemon {answer.daemon_pid} is running at {where}, store {answer.store_path}",
@@ -165,6 +187,7 @@ def launch(
         unused = for_daemon if bounds is not None and bounds.options() != answer.options else []
         if given["--store"] and store_file is not None and os.path.realpath(store_file) != answer.store_path:
             unused = [*unused, "--store", str(store)]
+        unused = [*unused, *_unused(answer, listen, fleet, contributor, book)]
         if unused:
             print(
                 f"zerotune: {' '.join(unused)} is not used: the daemon that answers at {where} (pid"
@@ -177,6 +200,25 @@ def launch(
     except OSError as error:  # say, a script without a #! line
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"command {command[0]!r} cannot be run: {reason}", "put its interpreter before it") from error
+
+
+def _unused(
+    answer: StatusReply, listen: str | None, fleet: str | None, contributor: str | None, book: str | None
+) -> list[str]:
+    """Which of these options the daemon that answers does not go by."""
+    words = ["--listen", listen] if listen is not None and not answer.listen else []
+    if fleet is None and book is None:
+        return words
+    from zerotune.tuner.fleet import check_installed
+
+    check_installed("--fleet" if book is None else "--book")
+    from zerotune.tuner.fleet.storage import shown
+
+    if fleet is not None and answer.fleet.url != shown(fleet):
+        words += ["--fleet", shown(fleet)]
+    elif contributor is not None and answer.fleet.contributor != contributor:
+        words += ["--contributor", contributor]
+    return [*words, "--book", shown(book)] if book is not None and answer.fleet.book != shown(book) else words
 
 
 def _ask_the_nodes_service() -> None:

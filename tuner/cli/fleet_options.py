@@ -1,0 +1,123 @@
+"""Options by which a daemon meets others: of `zerotune daemon`, and of the `launch` that starts one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerotune.store.errors import UserError
+
+if TYPE_CHECKING:
+    from zerotune.tuner.fleet.shelf import Shelf
+    from zerotune.tuner.fleet.writer import FleetWriter
+
+MAX_CONTRIBUTOR_LENGTH = 253
+"""Characters: what a node's name in DNS, and so in Kubernetes, may have."""
+
+
+def _a_contributor(value: str | None) -> str | None:
+    if value is not None and not (0 < len(value) <= MAX_CONTRIBUTOR_LENGTH and value.isprintable() and value.strip()):
+        raise typer.BadParameter(f"{value[:80]!r} is no name: use 1 to {MAX_CONTRIBUTOR_LENGTH} printable characters")
+    return value
+
+
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        "--listen", help="Also listen at tcp://HOST:PORT for the daemons of a job's other nodes (*: any host, or port)."
+    ),
+]
+Fleet = Annotated[
+    str | None,
+    typer.Option(
+        "--fleet",
+        help="Write what is measured below this URL for other nodes: a directory, s3://BUCKET/PREFIX ...",
+    ),
+]
+Contributor = Annotated[
+    str | None,
+    typer.Option(
+        "--contributor",
+        help="With --fleet: who measured, the same for as long as the machine is; default: the host's name.",
+        metavar="NAME",
+        callback=_a_contributor,
+    ),
+]
+BookUrl = Annotated[
+    str | None,
+    typer.Option("--book", help="Book of what other nodes learned, file or URL: it says what is tried first."),
+]
+BookKey = Annotated[
+    str | None,
+    typer.Option("--book-key", help="Public key that must have signed it: a .pub file, or 64 hexadecimal digits."),
+]
+
+
+def fleet_arguments(fleet: str | None, contributor: str | None, book: str | None, book_key: str | None) -> list[str]:
+    """These options as arguments of a command line; those that were not given are left out.
+
+    Args:
+        fleet: URL below which what is measured is written.
+        contributor: who measured.
+        book: URL of a book.
+        book_key: whose signature it must have.
+
+    Returns:
+        Words of the command line.
+
+    Raises:
+        UserError: one was given without the other that it needs.
+    """
+    if contributor is not None and fleet is None:
+        raise UserError("--contributor is useless without --fleet", "add --fleet, or leave it out")
+    if (book is None) != (book_key is None):
+        raise UserError("a book is believed by its signature only", "give both --book and --book-key")
+    given = {"--fleet": fleet, "--contributor": contributor, "--book": book, "--book-key": book_key}
+    return [word for name, value in given.items() if value is not None for word in (name, value)]
+
+
+def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
+    """Where a daemon finds its book; None: nowhere.
+
+    Args:
+        book: its URL.
+        book_key: whose signature it must have; given with `book`.
+
+    Raises:
+        UserError: packages are missing, or there is no such protocol or key.
+    """
+    if book is None or book_key is None:
+        return None
+    from zerotune.tuner.fleet import check_installed
+
+    check_installed("--book")
+    from zerotune.tuner.fleet.shelf import Shelf
+    from zerotune.tuner.fleet.signing import Verifier
+    from zerotune.tuner.fleet.storage import Storage
+
+    Storage(book)
+    return Shelf(book, Verifier.of(book_key))
+
+
+def fleet_writer(fleet: str | None, contributor: str | None) -> FleetWriter | None:
+    """What writes a daemon's measurements for other nodes; None: nothing does.
+
+    Args:
+        fleet: URL below which they are written.
+        contributor: who measured; None: the host's name.
+
+    Raises:
+        UserError: packages are missing, or nothing can be written there.
+    """
+    if fleet is None:
+        return None
+    import socket
+
+    from zerotune.tuner.fleet import check_installed
+
+    check_installed("--fleet")
+    from zerotune.tuner.fleet.storage import Storage
+    from zerotune.tuner.fleet.writer import FleetWriter
+
+    return FleetWriter(Storage(fleet, writes=True), contributor or socket.gethostname())
