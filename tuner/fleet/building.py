@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,6 +14,7 @@ import duckdb
 
 from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
+from zerotune.tuner.fleet import aggregated as other_engines
 from zerotune.tuner.fleet import job_lines
 from zerotune.tuner.fleet.book import Book, FabricLine, Head, Line, Skipped, sealed
 from zerotune.tuner.fleet.consensus import agree
@@ -37,6 +40,7 @@ def build(
     url: str,
     out: Path,
     *,
+    aggregated: str = "",
     signer: Signer | None = None,
     memory_mb: int = MEMORY_MB,
     made_by: str = "",
@@ -47,6 +51,8 @@ def build(
     Args:
         url: what daemons write to.
         out: the book's file; what was merged is kept beside it.
+        aggregated: where units are that a cluster engine made of all objects below `url`, which are not read then, and
+            nothing is kept; empty: nowhere.
         signer: None: it will not be signed.
         memory_mb: that DuckDB may take.
         made_by: the version of zerotune, for the head.
@@ -56,14 +62,22 @@ def build(
         What was done.
 
     Raises:
-        UserError: the URL cannot be listed, there is nothing of ours below it, or a file cannot be written.
+        UserError: the URL cannot be listed, there is nothing of ours below it, the units are none, or a file cannot be
+            written.
     """
     storage, state = Storage(url), out.with_name(out.name + STATE_SUFFIX)
-    with Merging(state, memory_mb) as merging:
+    with ExitStack() as stack:
+        if aggregated:
+            prefix = f".{out.name}."
+            state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=out.parent)), "merged")
+        merging = stack.enter_context(Merging(state, memory_mb))
         connection = merging.connection
         _check_url(connection, shown(url), state)
         try:
-            merged = merging.merge(storage, progress)
+            if aggregated:
+                merged = other_engines.take(connection, Storage(aggregated), storage, progress)
+            else:
+                merged = merging.merge(storage, progress)
             n_jobs_new = job_lines.refresh(connection)
             (n_objects, n_rows) = connection.execute(
                 "SELECT count(*) FILTER (reason = ''), coalesce(sum(n_rows), 0)::BIGINT FROM objects"

@@ -46,13 +46,14 @@ CREATE TABLE changed_jobs (fabric_id VARCHAR, contributor VARCHAR, job_id VARCHA
     PRIMARY KEY (fabric_id, contributor, job_id));
 """
 
-PLAUSIBLE: Final = (
-    "duration_us BETWEEN 0.1 AND 1e9 AND message_bytes BETWEEN 1 AND 4611686018427387904"
+PLAUSIBLE_SETTING: Final = (
+    "len(contributor) <= 512 AND len(job_id) <= 512 AND len(fabric_id) <= 512 AND nccl_version >= 0 AND tuner_abi >= 0"
+    " AND message_bytes BETWEEN 1 AND 4611686018427387904"
     " AND n_ranks BETWEEN 2 AND 1048576 AND n_nodes BETWEEN 1 AND n_ranks"
     " AND collective BETWEEN 0 AND 10 AND phase BETWEEN 0 AND 4"
     " AND algorithm BETWEEN 0 AND 6 AND protocol BETWEEN 0 AND 2 AND n_channels BETWEEN 1 AND 64"
-    " AND step BETWEEN 0 AND 2147483647 AND len(contributor) <= 512 AND len(job_id) <= 512 AND len(fabric_id) <= 512"
 )
+PLAUSIBLE: Final = f"{PLAUSIBLE_SETTING} AND step BETWEEN 0 AND 2147483647 AND duration_us BETWEEN 0.1 AND 1e9"
 """What a row must be to count. NaN is above all numbers in DuckDB and Spark."""
 
 UNITS: Final = f"""

@@ -136,7 +136,12 @@ _NUMPY: Final = {"duration_us": np.float64, "is_default": np.bool_}
 def folder_of(fabric_id: str, at_s: int) -> str:
     """The partition that rows of a fabric and a moment (Unix time) belong to."""
     day = datetime.fromtimestamp(at_s, timezone.utc).date().isoformat()
-    return f"v{VERSION}/fabric={_quoted(fabric_id)}/day={day}"
+    return f"{fabric_folder(fabric_id)}/day={day}"
+
+
+def fabric_folder(fabric_id: str) -> str:
+    """Where all objects of a fabric lie."""
+    return f"v{VERSION}/fabric={_quoted(fabric_id)}"
 
 
 def unpack(path: str, data: bytes) -> tuple[pyarrow.Table, Fabric]:

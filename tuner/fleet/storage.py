@@ -73,6 +73,15 @@ class Storage:
             found: bytes = file.read(max_bytes + 1)
         return found
 
+    def file(self, path: str) -> Any:
+        """A file to read parts of; use it in a `with` statement.
+
+        Raises:
+            Exception: whatever the file system raises.
+        """
+        files, root = self._open()
+        return files.open(posixpath.join(root, path), "rb")
+
     def walk(self, below: str) -> Iterator[str]:
         """Paths of all files below a folder, sorted; none where there is no such folder. Hidden ones are left out.
 

@@ -53,6 +53,10 @@ def build(
         "fleet.book"
     ),
     sign: Annotated[Path | None, typer.Option("--sign", help="Private key, see `book key`.")] = None,
+    aggregated: Annotated[
+        str,
+        typer.Option("--aggregated", help="Units that a cluster engine made of URL's objects (fleet-scale.md)."),
+    ] = "",
     memory_mb: Annotated[int, typer.Option("--memory-mb", help="Memory that DuckDB may take.", min=64)] = 4096,
     as_json: AsJson = False,
 ) -> None:
@@ -73,7 +77,7 @@ def build(
     out = output_file(out)
     with progress_console().status("reading") as status:
         built = build_book(
-            url, out, signer=signer, memory_mb=memory_mb, made_by=f"zerotune {version()}",
+            url, out, aggregated=aggregated, signer=signer, memory_mb=memory_mb, made_by=f"zerotune {version()}",
             progress=lambda looked_at, there_are, n_rows: status.update(
                 f"{looked_at:,} of {there_are:,} new objects, {n_rows:,} measurements"
             ),
