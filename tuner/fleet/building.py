@@ -16,7 +16,7 @@ from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
 from zerotune.tuner.fleet import aggregated as other_engines
 from zerotune.tuner.fleet import job_lines
-from zerotune.tuner.fleet.book import Book, FabricLine, Head, Line, Skipped, sealed
+from zerotune.tuner.fleet.book import MAX_BYTES, Book, FabricLine, Head, Line, Skipped, sealed
 from zerotune.tuner.fleet.consensus import agree
 from zerotune.tuner.fleet.merging import MEMORY_MB, Merged, Merging, Progress
 from zerotune.tuner.fleet.signing import Signer
@@ -87,7 +87,7 @@ def build(
                 raise UserError(f"nothing below {shown(url)} is ours, {n_skipped} objects were skipped", "is it right?")
             contributors, cells = agree(connection)
             (n_jobs,) = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {_JOB} FROM lines)").fetchall()[0]
-            head = Head(shown(url), int(time.time()), made_by, n_objects, n_rows, n_jobs)
+            head = Head(shown(url)[-512:], int(time.time()), made_by, n_objects, n_rows, n_jobs)
             book = Book(
                 head, tuple(_fabrics(connection)), tuple(contributors), tuple(_skipped(connection)), tuple(cells),
                 signed_by="" if signer is None else signer.public_hex,
@@ -95,8 +95,12 @@ def build(
         except duckdb.Error as error:
             words = " ".join(str(error).split())[:200]
             raise UserError(f"{state} failed: {words}", "give it more --memory-mb or disk, or remove it") from error
+    data = sealed(_lines(book), signer)
+    if len(data) > MAX_BYTES:
+        where = f"move fabrics that are gone from below {shown(url)}"
+        raise UserError(f"{out} would have {len(data) >> 20} MiB, daemons read {MAX_BYTES >> 20}", where)
     with users_file(out) as partial:
-        partial.write_bytes(sealed(_lines(book), signer))
+        partial.write_bytes(data)
     return Built(merged, book, n_jobs_new)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -21,6 +22,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 from numpy.typing import NDArray
 
@@ -33,6 +35,9 @@ MAX_UNPACKED_BYTES: Final = 512 * 2**20
 """Of all columns of one object; more is a bomb."""
 MAX_TEXT: Final = 512
 """Characters of an id, and of a contributor's name."""
+MAX_FACTS: Final = 256
+MAX_FACT_TEXT: Final = 4096
+"""Characters of one fact of a fabric: books hold them."""
 _MARK: Final = b"zerotune.fleet"
 _FACTS: Final = b"zerotune.fabric"
 
@@ -60,6 +65,7 @@ COLUMNS: Final = pyarrow.schema(
     ]
 )
 """Signed integers, floats and text only, which every engine reads; numbers as in `zerotune.store.records`."""
+_TEXTS: Final = ("contributor", "job_id", "fabric_id")
 _OF_BLOCK: Final = (
     "n_ranks", "n_nodes", "collective", "phase", "message_bytes", "algorithm", "protocol", "n_channels", "is_default",
     "timing_source", "epoch", "step", "duration_us",
@@ -171,24 +177,50 @@ def unpack(path: str, data: bytes) -> tuple[pyarrow.Table, Fabric]:
             raise NotOurs(f"it has not the columns of version {VERSION}")
         if not 0 < n_rows <= MAX_OBJECT_ROWS or n_bytes > MAX_UNPACKED_BYTES:
             raise NotOurs(f"it has {n_rows:,} rows of {n_bytes:,} bytes")
-        table = file.read()
-        table.validate(full=True)  # text that is no text, above all
+        # One long text may stand in every row, and takes next to nothing in a file: dictionaries first.
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(data), read_dictionary=list(_TEXTS))
+        table = _with_texts(file.read(use_threads=False))  # objects are read several at a time already
         facts = json.loads(marks.get(_FACTS, b"{}"))
-        fabric_ids = table["fabric_id"].unique().to_pylist()  # a dictionary's text is not looked at by `validate`
+        fabric_ids, contributors = (table[name].unique().to_pylist() for name in ("fabric_id", "contributor"))
     except (pyarrow.ArrowException, OSError, ValueError, RecursionError) as error:
         raise NotOurs(f"it is damaged: {' '.join(str(error).split())[:120]}") from error
-    if any(column.null_count for column in table.columns) or len(fabric_ids) != 1:
-        raise NotOurs("it has empty cells, or rows of several fabrics")
+    if any(column.null_count for column in table.columns) or len(fabric_ids) != 1 or len(contributors) != 1:
+        raise NotOurs("it has empty cells, or rows of several fabrics or contributors")
     fabric = Fabric(fabric_ids[0], _facts(facts))
     if f"fabric={_quoted(fabric.fabric_id)}/" not in path:
         raise NotOurs(f"it is of fabric {fabric.fabric_id[:64]!r}, and lies elsewhere")
     return table, fabric
 
 
+def _with_texts(table: pyarrow.Table) -> pyarrow.Table:
+    """A table as it was read, with its texts in full, columns as in `COLUMNS`."""
+    n_bytes = 0
+    for name in _TEXTS:
+        for dictionary in (chunk.dictionary for chunk in table[name].chunks):
+            dictionary.validate(full=True)  # text that is no text
+            if (pyarrow.compute.max(pyarrow.compute.utf8_length(dictionary)).as_py() or 0) > MAX_TEXT:
+                raise NotOurs(f"it has a {name} of more than {MAX_TEXT} characters")
+            n_bytes += table.num_rows * (pyarrow.compute.max(pyarrow.compute.binary_length(dictionary)).as_py() or 0)
+    if n_bytes > MAX_UNPACKED_BYTES:
+        raise NotOurs(f"it has up to {n_bytes:,} bytes of text")
+    table = table.cast(COLUMNS.with_metadata(table.schema.metadata))
+    table.validate(full=True)
+    return table
+
+
 def _facts(found: object) -> dict[str, str | int | float | bool]:
-    if not isinstance(found, dict) or len(found) > 256:
+    """What may go into a book of a fabric's description."""
+    if not isinstance(found, dict) or len(found) > MAX_FACTS:
         raise NotOurs("it does not describe its fabric")
-    return {str(name): value for name, value in found.items() if isinstance(value, (str, int, float, bool))}
+    return {name: value for name, value in found.items() if _is_fact(name) and _is_fact(value)}
+
+
+def _is_fact(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= MAX_FACT_TEXT and not re.search("[\ud800-\udfff]", value)  # halves that JSON may name
+    return isinstance(value, bool) or (
+        isinstance(value, (int, float)) and -(2**63) <= value < 2**63 and math.isfinite(value)
+    )
 
 
 def _quoted(fabric_id: str) -> str:

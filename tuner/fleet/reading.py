@@ -83,6 +83,7 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
         fabric_id: only this fabric's; None: all.
         is_checked: its signature was.
     """
+    from rich.markup import escape
     from rich.table import Table
 
     head, made = book.head, datetime.fromtimestamp(book.head.made_at_s, timezone.utc)
@@ -111,7 +112,7 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
     for fabric in book.fabrics:
         if fabric_id not in (None, fabric.fabric_id):
             continue
-        table = Table(title=f"{fabric.fabric_id}: settings that beat NCCL's own choice", title_justify="left")
+        table = Table(title=f"{escape(fabric.fabric_id)}: settings that beat NCCL's own choice", title_justify="left")
         for name in ("NCCL", "ranks", "collective", "phase", "from bytes", "setting"):
             table.add_column(name)
         for name in ("us", "gain", "give or take", "jobs", "nodes", "calls"):
@@ -127,6 +128,7 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
 
 def render_differences(found: list[Difference], console: Console) -> None:
     """Print what changed."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table()
@@ -136,8 +138,8 @@ def render_differences(found: list[Difference], console: Console) -> None:
         one = pair.after or pair.before
         assert one is not None
         table.add_row(
-            one.fabric_id, _release(one.nccl_version), f"{one.n_ranks} on {one.n_nodes}", one.collective, one.phase,
-            f"{one.bytes_range[0]:,}", *(
+            escape(one.fabric_id), _release(one.nccl_version), f"{one.n_ranks} on {one.n_nodes}", one.collective,
+            one.phase, f"{one.bytes_range[0]:,}", *(
                 "NCCL's own choice" if side is None else f"{side.candidate} ({percent(side.gain)})" for side in pair
             ),
         )  # fmt: skip
