@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import zmq
-from watched_daemon import HOSTILE, N_RANKS, Browser, Job, daemon, dashboard, wait_for
+from watched_daemon import HOSTILE, N_RANKS, WAIT_S, Browser, Job, daemon, dashboard, wait_for
 
 pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
+uvicorn = pytest.importorskip("uvicorn")
+patience = pytest.importorskip("zerotune.tuner.watching.web.patience")
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,47 @@ def test_a_second_page_has_what_the_first_one_has(world):
     for events in (first, second):
         assert next(events)[0] == "change"
         events.close()
+
+
+def test_connections_that_ask_for_nothing_take_no_place(world):
+    with contextlib.ExitStack() as stack:
+        open_page = world.browser.events()
+        assert next(open_page)[0] == "whole"
+        idle = []
+        for said in (b"", b"GET / HTTP/1.1\r\nX-") * patience.MAX_CONNECTIONS:
+            idle.append(stack.enter_context(socket.create_connection((world.browser.host, world.browser.port), WAIT_S)))
+            idle[-1].sendall(said)
+        assert Browser(world.url).log_in().status == 303, "at once"
+        assert world.browser.ask("/").status == 200
+        assert next(open_page)[0] == "change"
+        for one in idle:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+        open_page.close()
+
+
+def test_a_client_that_reads_no_answer_is_cut_off(monkeypatch):
+    gone = threading.Event()
+
+    async def endless(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while server.server_state.connections:
+            await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
+        gone.set()
+
+    monkeypatch.setattr(patience, "UNREAD_S", 0.2)
+    config = uvicorn.Config(endless, http=patience.Connection, ws="none", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            with socket.create_connection(listening.getsockname()) as client:
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert gone.wait(WAIT_S)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 def test_jobs_leave_and_daemons_end_and_the_page_says_so(world):

@@ -20,8 +20,8 @@ from zerotune.store.errors import UserError
 from zerotune.tuner.watching.watcher import Watcher
 from zerotune.tuner.watching.web.access import Access
 from zerotune.tuner.watching.web.feed import Feed
+from zerotune.tuner.watching.web.patience import Connection
 
-MAX_CONNECTIONS: Final = 64
 FILES: Final = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -85,8 +85,8 @@ def serve(
     feed = Feed(watcher)
     config = uvicorn.Config(
         application(feed, token, names),
-        http="h11", ws="none", loop="asyncio", lifespan="off", log_level="critical", access_log=False,
-        server_header=False, limit_concurrency=MAX_CONNECTIONS, timeout_graceful_shutdown=1,
+        http=Connection, ws="none", loop="asyncio", lifespan="off", log_level="critical", access_log=False,
+        server_header=False, timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=1 << 14,
     )  # fmt: skip
     announce()  # connections wait in the socket's queue
