@@ -208,7 +208,7 @@ def test_the_command_puts_the_ranks_of_a_trace_on_the_page(tmp_path: Path):
 def test_tracks_and_winners_in_a_browser(tmp_path: Path):
     """Give ZEROTUNE_SCREENSHOTS a folder to look at the page oneself."""
     pytest.importorskip("plotly")
-    playwright = pytest.importorskip("playwright.sync_api")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'zerotune[browser]'")
     shots = Path(os.environ.get("ZEROTUNE_SCREENSHOTS", tmp_path))
     for rank in range(4):
         waited_us = 40.0 * (3 - rank) * (1 + np.sin(np.arange(400)) / 2)

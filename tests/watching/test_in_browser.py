@@ -12,7 +12,7 @@ import pytest
 from watched_daemon import COMMAND, WAIT_S, daemon, dashboard
 
 pytest.importorskip("uvicorn")
-playwright = pytest.importorskip("playwright.sync_api")
+playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'zerotune[browser]'")
 RANKS = Path(__file__).parents[1] / "e2e" / "ranks.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EXAMPLE = "zerotune.zero_runtime.examples.train"
