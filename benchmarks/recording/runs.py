@@ -96,6 +96,12 @@ RUNS: Final = (
     Run("real_nccl", "real_nccl --quick", is_timed=True),
     Run("daemon_load", "daemon_load --quick", is_timed=True),
     Run("many_peers", "many_peers", is_timed=True),
+    Run(
+        "dashboard_cost",
+        "dashboard_cost",
+        is_timed=True,
+        shown=("difference_percent_of_core_without_page", "difference_percent_of_core_with_page"),
+    ),
     Run("fleet", "fleet", is_timed=True),
     Run("book_build", "book_build --rows 100000000", is_timed=True, timeout_s=3600.0),
     Run("soak_daemon", "soak_daemon --collectives 2000000", is_timed=True, shown=("hours_of_the_daemons_clock",)),
