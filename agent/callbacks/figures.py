@@ -18,7 +18,7 @@ ASK_EVERY_S: Final = 5.0
 """Figures may be so old; trainers log more seldom."""
 ASK_TIMEOUT_S: Final = 1.0
 """Of a thread of its own: nothing waits for it."""
-OFF, SILENT, OK = "off", "no daemon answers", "ok"
+OFF, SILENT, STRANGE, OK = "off", "no daemon answers", "the daemon does not know this job", "ok"
 
 
 class Figures(NamedTuple):
@@ -57,8 +57,7 @@ class LastWord:
     """What the daemon last said of this job; asked by a thread of its own for as long as somebody looks."""
 
     def __init__(self) -> None:
-        self._status: JobStatus | None = None
-        self._is_asked = False
+        self._word: tuple[JobStatus | None, str] = (None, OK)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._looked = threading.Event()
@@ -70,19 +69,19 @@ class LastWord:
                 self._thread = threading.Thread(target=self._ask, args=(session,), name="zerotune-figures", daemon=True)
                 self._thread.start()
         self._looked.set()
-        status = self._status
-        return status, status.health if status is not None else SILENT if self._is_asked else OK
+        return self._word
 
     def _ask(self, session: Session) -> None:
         while self._looked.wait():
             self._looked.clear()
             try:
                 reply, job_id = fetch_status(session.endpoint, ASK_TIMEOUT_S), session.job_id
-                self._status = next((job for job in reply.jobs if job.job_id == job_id), None) if reply else None
+                status = next((job for job in reply.jobs if job.job_id == job_id), None) if reply else None
+                silence = SILENT if reply is None else STRANGE
+                self._word = status, silence if status is None else status.health
             except Exception as error:  # another user's daemon, or no keys for it
                 logger.debug("zerotune: the daemon's status is not known: %r", error)
-                self._status = None
-            self._is_asked = True
+                self._word = None, SILENT
             time.sleep(ASK_EVERY_S)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import Any
 
 from zerotune.agent.callbacks.figures import Watch
+
+logger = logging.getLogger("zerotune.callbacks")
 
 
 def hf_trainer(trainer: Any) -> Any:
@@ -31,7 +34,10 @@ def hf_trainer(trainer: Any) -> Any:
 
 
 def lightning() -> Any:
-    """A callback for Lightning's `Trainer(callbacks=[...])`: its loggers get the figures as often as the losses."""
+    """A callback for Lightning's `Trainer(callbacks=[...])`: its loggers get the figures as often as the losses.
+
+    What a logger raises here is logged once; training goes on.
+    """
     base: Any
     try:
         base = importlib.import_module("lightning.pytorch").Callback
@@ -40,10 +46,22 @@ def lightning() -> Any:
     watch = Watch()
 
     class ZerotuneCallback(base):  # type: ignore[misc]  # a base known at run time only
+        last_step = 0
+        has_failed = False
+
+        # Batches whose gradients are accumulated share a step.
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if trainer.is_global_zero and trainer.global_step % max(1, trainer.log_every_n_steps) == 0:
+            step = trainer.global_step
+            if not trainer.is_global_zero or 0 <= step - self.last_step < max(1, trainer.log_every_n_steps):
+                return
+            self.last_step = step
+            try:
                 scalars = watch.figures().scalars()
-                for logger in trainer.loggers if scalars else ():
-                    logger.log_metrics(scalars, step=trainer.global_step)
+                for tracker in trainer.loggers if scalars else ():
+                    tracker.log_metrics(scalars, step=step)
+            except Exception as error:
+                if not self.has_failed:
+                    self.has_failed = True
+                    logger.warning("zerotune: figures cannot be logged, training goes on: %r", error)
 
     return ZerotuneCallback()

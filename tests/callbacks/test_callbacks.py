@@ -49,6 +49,14 @@ def test_the_daemon_says_health_and_budget(session, monkeypatch):
     assert zerotune.callbacks.figures().scalars()["zerotune/healthy"] == 0.0
 
 
+def test_a_daemon_that_does_not_know_the_job_is_no_silent_one(session, monkeypatch):
+    assert until(lambda: zerotune.callbacks.figures().health == module.SILENT)
+    monkeypatch.setattr(module, "last_word", module.LastWord())
+    monkeypatch.setattr(module, "fetch_status", lambda *_: StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0))
+    assert until(lambda: zerotune.callbacks.figures().health == module.STRANGE)
+    assert zerotune.callbacks.figures().budget_spent_share is None
+
+
 @pytest.mark.parametrize("fault", ["hangs", "raises"])
 def test_a_look_waits_for_no_daemon(session, monkeypatch, fault):
     ever = threading.Event()
@@ -134,17 +142,41 @@ def test_hf_logs_have_the_figures_before_others_read_them(session, monkeypatch):
         assert len(logs) > 1 or not is_first
 
 
-def test_lightning_loggers_get_the_figures_as_often_as_losses(session, monkeypatch):
+@pytest.fixture
+def lightning(monkeypatch):
     package, pytorch = ModuleType("lightning"), ModuleType("lightning.pytorch")
     pytorch.Callback = type("Callback", (), {})
     monkeypatch.setitem(sys.modules, "lightning", package)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", pytorch)
+    return zerotune.callbacks.lightning()
+
+
+def test_lightning_loggers_get_the_figures_as_often_as_losses(session, lightning):
     got = []
     logger = SimpleNamespace(log_metrics=lambda scalars, step: got.append((step, set(scalars))))
     trainer = SimpleNamespace(is_global_zero=True, global_step=0, log_every_n_steps=2, loggers=[logger])
-    callback = zerotune.callbacks.lightning()
-    for trainer.global_step in range(1, 5):
+    for batch in range(12):  # gradients of two are accumulated
+        trainer.global_step = batch // 2
         session.step()
-        callback.on_train_batch_end(trainer, None, None, None, 0)
+        lightning.on_train_batch_end(trainer, None, None, None, batch)
     assert [step for step, _ in got] == [2, 4]
     assert all(names >= NAMES for _, names in got)
+    trainer.is_global_zero, trainer.global_step = False, 6
+    lightning.on_train_batch_end(trainer, None, None, None, 0)
+    assert len(got) == 2
+
+
+def test_a_lightning_logger_that_raises_does_not_meet_training(session, lightning):
+    n_calls = 0
+
+    def log_metrics(scalars, step):
+        nonlocal n_calls
+        n_calls += 1
+        raise OSError("disk full")
+
+    broken = SimpleNamespace(log_metrics=log_metrics)
+    trainer = SimpleNamespace(is_global_zero=True, log_every_n_steps=1, loggers=[broken])
+    for trainer.global_step in (1, 2):
+        session.step()
+        lightning.on_train_batch_end(trainer, None, None, None, 0)
+    assert n_calls == 2

@@ -54,6 +54,8 @@ def test_pages_of_others_whose_name_points_here_are_refused(world):
 def test_it_can_only_be_read(world):
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert world.browser.ask("/", method).status == 405
+    for path in ("/", "/events", "/snapshot.json"):
+        assert world.browser.ask(path, "HEAD").read() == b""
 
 
 def test_pages_run_nothing_but_their_own_script(world):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Final
 
 from rich.text import Text
 
-from zerotune.tuner.watching.snapshot import JobView, Snapshot, Step
+from zerotune.tuner.watching.snapshot import JobView, Snapshot
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 LEAST_DECISIONS: Final = 3
+"""Of a job, where the height is not bounded."""
 
 
 def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Text]:
@@ -34,12 +35,10 @@ def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Te
     heads = [[_fitted(line, width) for line in _job(job, snapshot, width)] for job in snapshot.jobs]
     room = None if height is None else height - len(lines) - sum(map(len, heads))
     for at, (job, head) in enumerate(zip(snapshot.jobs, heads, strict=True)):
-        share = len(job.decisions or ()) if room is None else max(0, room // (len(heads) - at))
-        shown = [_fitted(line, width) for line in _decisions(job)][: max(share, 0)]
+        share = LEAST_DECISIONS if room is None else max(0, room // (len(heads) - at))
+        shown = [_fitted(line, width) for line in islice(_decisions(job), share)]
         if room is not None:
             room -= len(shown)
-        elif len(shown) > LEAST_DECISIONS:
-            shown = shown[:LEAST_DECISIONS]
         lines += [*head, *shown]
     return lines if height is None else lines[:height]
 
@@ -82,7 +81,7 @@ def _job(job: JobView, snapshot: Snapshot, width: int) -> Iterator[Text]:
     if job.n_dropped:
         facts.append(f"  {job.n_dropped:,} dropped", "yellow")
     yield facts
-    if line := sparkline(_durations(job.steps), width - 2):
+    if line := sparkline([one.duration_us for one in job.steps], width - 2):
         yield Text(f"  {line}", "cyan")
     for notice in job.notices:
         yield Text(f"  {notice.text}", "yellow")
@@ -111,10 +110,6 @@ def _decisions(job: JobView) -> Iterator[Text]:
         line.append(f"{one.kind} {one.setting} {one.where}".strip(), "red" if one.kind == "rollback" else "not dim")
         line.append(f"{': ' if one.kind else ''}{one.reason}", "dim")
         yield line
-
-
-def _durations(steps: Sequence[Step]) -> list[float]:
-    return [one.duration_us for one in steps]
 
 
 def _fitted(line: Text, width: int) -> Text:

@@ -84,7 +84,7 @@ class Access:
             return None
         cookie = f"zerotune_{(scope['server'] or ('', 0))[1]}"  # ports of one host share cookies
         if self._is_token(query.get("token", "")):
-            moved = RedirectResponse(scope["path"] if scope["path"] == "/" else "/", 303)
+            moved = RedirectResponse("/", 303)
             moved.set_cookie(cookie, self._token, httponly=True, samesite="lax", path="/")
             return moved
         scheme, _, bearer = headers.get("authorization", "").partition(" ")

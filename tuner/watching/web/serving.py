@@ -42,7 +42,9 @@ def application(feed: Feed, token: str, names: Collection[str] = ()) -> ASGIApp:
         An ASGI application.
     """
 
-    async def events(_: Request) -> Response:
+    async def events(asked: Request) -> Response:
+        if asked.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if feed.is_full:
             return PlainTextResponse("too many pages are open\n", 503)
         return StreamingResponse(feed.events(), media_type="text/event-stream")
