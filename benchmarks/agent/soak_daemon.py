@@ -3,8 +3,8 @@
 Ranks under `zerotune launch` call small collectives and end a step every 20. The daemon's clocks jump ahead by an hour
 48 times (benchmarks/lib/shifted_clock.py), so that timers, checkpoints and what is due now and then come due. Each jump
 is a silence of an hour for the daemon: it lets the job go and takes it up again, and gives a fit of its models up that
-was under way. Memory and open files of the daemon and of each rank, which holds agent and plugin, are looked at all
-along; `soak` does so without agent and daemon. Figures:
+was under way. Its store keeps 100,000 rows, so retention is at work, too. Memory and open files of the daemon and of
+each rank, which holds agent and plugin, are looked at all along; `soak` does so without agent and daemon. Figures:
 
     ..._growth                slope after the first 40 % of the run, and the ends of its interval of 95 % confidence
     n_disagreements           collectives for which ranks chose differently
@@ -36,6 +36,8 @@ from zerotune.tuner.client.status import fetch_status
 ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 LOOK_EVERY_S: Final = 0.5
 HOUR_S: Final = 3600.0
+KEPT_ROWS: Final = 100_000
+"""Measurements that the store keeps: it is full before growth is judged, as a daemon grows with what it keeps."""
 
 
 def soak(n_collectives: int, n_ranks: int, hours: int, folder: Path) -> list[Result]:
@@ -66,9 +68,8 @@ def soak(n_collectives: int, n_ranks: int, hours: int, folder: Path) -> list[Res
             stack.callback(process.kill)
             return process
 
-        daemon = start(
-            *ZEROTUNE, "daemon", "--endpoint", endpoint, "--store", f"{folder}/store.db", **clock.environment
-        )
+        kept = ("--store", f"{folder}/store.db", "--retention-rows", str(KEPT_ROWS))
+        daemon = start(*ZEROTUNE, "daemon", "--endpoint", endpoint, *kept, **clock.environment)
         while fetch_status(endpoint, timeout_s=1.0) is None:
             if daemon.poll() is not None:
                 raise SystemExit(f"the daemon ended with code {daemon.returncode}")
