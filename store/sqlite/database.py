@@ -82,6 +82,8 @@ class Store:
         self._connections = [reading]
         self._writing = writing
         self._file = os.stat(path)
+        self._is_replaced = False
+        """By a new file, as it was damaged."""
         self._series = _measurements.SeriesIds()
         self._rows_until_retention = 0
         self._n_lost_told = 0
@@ -618,9 +620,13 @@ class Store:
             raise error
         self._writing.close()  # before the new file's log is there, which closing would remove by its name
         self._series.forget()
-        self._writing, self._damage = begin_anew(self.path, error, self._lock, redo)
+        self._is_replaced = True
+        try:
+            self._writing, self._damage = begin_anew(self.path, error, self._lock, redo)
+            self._file = os.stat(self.path)
+        finally:
+            self._is_replaced = False
         self._series.forget()  # of a redo that was undone
-        self._file = os.stat(self.path)
         self._n_files += 1
         return self._writing
 
@@ -629,7 +635,9 @@ class Store:
         return {name for _, name, *_ in self._reader().execute(f"PRAGMA table_info({table})")}
 
     def _is_gone(self) -> bool:
-        """Whether the file that is written was removed from `path`."""
+        """Whether the file that is written was removed from `path`, by others than this process."""
+        if self._is_replaced:
+            return False
         try:
             return not os.path.samestat(os.stat(self.path), self._file)
         except OSError:

@@ -43,6 +43,8 @@ _RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under
 _TRIES: Final = 3
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
+_MOST_MODE: Final = 0o640
+"""Of a store's file: its group may read it where somebody allowed that."""
 _ON_THE_FILE: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 2**62, 1, 0)
 """struct flock: one byte, far behind those that SQLite locks and behind any that a file has."""
 
@@ -61,7 +63,7 @@ class WriterLock:
     renamed, or be mounted elsewhere. It belongs to its open file: SQLite's own, of the process, do not mind it.
 
     Raises:
-        StoreError: anyone may write to the store's directory, or nobody.
+        StoreError: anyone may write to the store's directory, or nobody, or it is another user's.
         StoreLockedError: another process holds it.
         UntrustedError: a link stands where the lock file goes.
     """
@@ -78,7 +80,7 @@ class WriterLock:
             path: of a file that is going to have that name, instead.
 
         Raises:
-            StoreError: it cannot be opened, or has other names by hard links.
+            StoreError: it cannot be opened, is another user's, or has other names by hard links.
             StoreLockedError: another process has it open for writing, under another name.
         """
         self._let_go()
@@ -87,6 +89,7 @@ class WriterLock:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"store {path} cannot be opened: {error.strerror}", _ELSEWHERE) from error
+        _refuse_others_file(path, self._descriptor)
         if (n_names := os.fstat(self._descriptor).st_nlink) > 1:
             raise StoreError(  # SQLite's log goes by the name: under each, the file lacks what the others' logs hold
                 f"store {path} is one file with {n_names} names (hard links)",
@@ -120,8 +123,8 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
         may_set_aside: move a damaged file to another name.
 
     Raises:
-        StoreError: the directory cannot be written, or anyone may write there; or the file is another application's,
-            or has several names; or it is corrupt and may not be set aside.
+        StoreError: the directory cannot be written, or anyone may write there; or it or the file is another user's; or
+            the file is another application's, or has several names, or is corrupt and may not be set aside.
         UntrustedError: a link stands where the lock file goes.
         StoreLockedError: another process has the store open for writing.
         StoreVersionError: a newer zerotune wrote it.
@@ -306,7 +309,8 @@ def held(path: Path) -> Iterator[WriterLock]:
     """The lock of a store, for a block that no other writer may disturb.
 
     Raises:
-        StoreError: the directory cannot be written, or anyone may write there, or the file has several names.
+        StoreError: the directory cannot be written, or anyone may write there, or it or the file is another user's, or
+            the file has several names.
         UntrustedError: a link stands where the lock file goes.
         StoreLockedError: another process has the store open for writing.
     """
@@ -350,10 +354,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
 def _lock(path: Path) -> LockFile:
     try:
         make_private(path.parent)
-        if path.parent.stat().st_mode & stat.S_IWOTH:
-            raise StoreError(
-                f"any user may put files beside store {path}", f"run `chmod o-w {path.parent}`, or {_ELSEWHERE}"
-            )
+        _refuse_others_folder(path)
         return LockFile(path.with_name(path.name + ".lock"))
     except LockHeld as held:
         raise StoreLockedError(
@@ -361,6 +362,27 @@ def _lock(path: Path) -> LockFile:
         ) from held
     except OSError as error:
         raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", _ELSEWHERE) from error
+
+
+def _refuse_others_folder(path: Path) -> None:
+    folder = path.parent.stat()
+    if folder.st_uid not in (os.getuid(), 0):
+        problem = f"the folder of store {path} belongs to user {folder.st_uid}"
+        raise StoreError(problem, f"be that user, or {_ELSEWHERE}")
+    if folder.st_mode & stat.S_IWOTH:
+        is_for_all = folder.st_mode & stat.S_ISVTX or folder.st_uid != os.getuid()  # as /tmp: it must stay as it is
+        remedy = _ELSEWHERE if is_for_all else f"run `chmod o-w {path.parent}`, or {_ELSEWHERE}"
+        raise StoreError(f"any user may put files beside store {path}", remedy)
+
+
+def _refuse_others_file(path: Path, descriptor: int) -> None:
+    """Raise StoreError where it is another user's; close it to those who are not of its group."""
+    file = os.fstat(descriptor)
+    if file.st_uid != os.getuid():
+        raise StoreError(f"store {path} belongs to user {file.st_uid}", f"be that user, or {_ELSEWHERE}")
+    mode = stat.S_IMODE(file.st_mode)
+    if mode & ~_MOST_MODE:
+        os.fchmod(descriptor, mode & _MOST_MODE)
 
 
 def _checked(path: Path) -> sqlite3.Connection:

@@ -310,10 +310,32 @@ def test_a_store_of_before_decisions_had_steps_is_read_and_brought_up(path):
 def test_no_store_is_written_where_anyone_may_put_links(path, mode):
     Store.open(path).close()
     path.parent.chmod(mode)
-    with pytest.raises(StoreError, match="chmod o-w"):
+    with pytest.raises(StoreError) as refused:
         Store.open(path)
+    assert ("chmod" in refused.value.remedy) == (mode == 0o777), "a sticky folder, as /tmp, stays as it is"
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
     Store.open(path, read_only=True).close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("given_away", ["store.db", "."])
+def test_no_store_is_written_that_is_another_users(path, given_away):
+    Store.open(path).close()
+    os.chown(path.parent / given_away, 65534, -1)
+    before = path.read_bytes()
+    with pytest.raises(StoreError):
+        Store.open(path)
+    assert path.read_bytes() == before
+    Store.open(path, read_only=True).close()
+
+
+def test_a_store_that_was_open_to_others_is_closed_to_them(path):
+    Store.open(path).close()
+    path.chmod(0o666)
+    with Store.open(path, read_only=True):
+        assert path.stat().st_mode & 0o777 == 0o666
+    with Store.open(path):
+        assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_whatever_the_umask_a_store_is_closed_to_others(path, tmp_path, block):
