@@ -122,7 +122,7 @@ def _collect(path: Path, summary: Summary) -> _Events:
             for event in value:
                 if isinstance(event, _Event):
                     if _may_matter(event.name, event.cat):
-                        _take({**msgspec.structs.asdict(event), "args": _decoded(event.args)}, events)
+                        _take({**msgspec.structs.asdict(event), "args": _decoded(event.args, summary)}, events)
                 elif isinstance(event, dict):
                     _take(event, events)
         elif key == "distributedInfo" and isinstance(value, Mapping):
@@ -144,8 +144,12 @@ def _may_matter(name: Any, category: Any) -> bool:
     )
 
 
-def _decoded(raw: msgspec.Raw) -> Any:
-    return msgspec.json.decode(raw)
+def _decoded(raw: msgspec.Raw, summary: Summary) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:  # a number out of any range, for example
+        summary.skip(LeftOut.no_entry)
+        return None
 
 
 def _take(event: dict[str, Any], events: _Events) -> None:
