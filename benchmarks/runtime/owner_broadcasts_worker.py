@@ -1,4 +1,7 @@
-"""One rank of `owner_broadcasts`: trains two copies of a model, which gather in two ways, one step each in turn."""
+"""One rank of `owner_broadcasts`: trains two copies of a model, which gather in two ways, one step each in turn.
+
+Processor time is that of all ranks together.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +46,18 @@ def main() -> None:
     for n in range(WARM_UP + n_steps):
         for way, (model, optimizer) in steps.items():
             dist.barrier()
-            before = (*gathered(), clock.now_us(), time.perf_counter() * 1e3)
+            before = (*gathered(), clock.now_us(), time.process_time() * 1e3)
             model(rows[:, :-1], rows[:, 1:]).backward()
             optimizer.step()
             dist.barrier()
-            after = (*gathered(), clock.now_us(), time.perf_counter() * 1e3)
+            after = (*gathered(), clock.now_us(), time.process_time() * 1e3)
             if n >= WARM_UP:
-                for name, a, b in zip(("bytes", "calls", "virtual_us", "step_ms"), before, after, strict=True):
+                for name, a, b in zip(("bytes", "calls", "virtual_us", "cpu_ms"), before, after, strict=True):
                     seen[way].setdefault(name, []).append(b - a)
+    for found in seen.values():
+        cpu_ms = torch.tensor(found["cpu_ms"], dtype=torch.float64)
+        dist.all_reduce(cpu_ms)
+        found["cpu_ms"] = cpu_ms.tolist()
     if dist.get_rank() == 0:
         medians = {way: {name: statistics.median(all_) for name, all_ in found.items()} for way, found in seen.items()}
         print(f"figures {json.dumps(medians)}", flush=True)

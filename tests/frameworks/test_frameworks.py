@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from framework_job import (
@@ -96,6 +97,16 @@ CASES = {
         "lightning_trainer.py", "--sharded", {**ROOT_KEPT, **LIGHTNING}, "zero3", 150, "lightning"
     ),
     "hf-trainer": Case("hf_trainer.py", "", {**ONE_BUCKET, **TRAINER}, "ddp", 200, "transformers accelerate"),
+    "hf-trainer-fsdp": Case(
+        "hf_trainer.py", "--fsdp",
+        {
+            "all_gather forward_gather": 6,  # three blocks, the embedding, the root, and the number of labels
+            "all_gather backward_gather": 3,
+            "reduce_scatter gradient_scatter": 5,
+            "all_reduce gradient_scatter": 1,
+        },
+        "zero3", 100, "transformers accelerate",
+    ),
     "hf-trainer-zero3": Case(
         "hf_trainer.py", "--zero3",
         {
@@ -181,6 +192,21 @@ def test_gloo_without_us_gives_the_same_losses(start, name):
     plain = start("gloo", [*TORCHRUN, *case.command], launch=None)
     job = start("on", [*TORCHRUN, *case.command])
     assert job.finish(500).losses == plain.finish(500).losses
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_deepspeeds_own_launcher(start):
+    """It counts no GPUs here: it is told how many ranks there are, and to name them as torchrun does."""
+    case = CASES["deepspeed-2"]
+    case.skip_if_not_installed()
+    launcher = [str(Path(sys.executable).with_name("deepspeed")), "--num_gpus", str(N_RANKS), "--no_local_rank"]
+    reference = start("off", [*TORCHRUN, *case.command], agent=False).finish(500)
+    job = start("on", [*launcher, *case.command]).finish(500)
+    assert job.losses == reference.losses
+    assert check_all_seen(job) > 0
+    assert check_agreed(job) > 0
+    assert job.stage == case.stage
 
 
 @pytest.mark.slow
