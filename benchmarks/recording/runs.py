@@ -72,7 +72,7 @@ RUNS: Final = (
     Run("stage_fingerprint", "stage_fingerprint --shipped-only"),
     Run("advise_error", "advise_error --torch", shown=("memory_error_median", "memory_error_median_torch")),
     Run("zero_paper", "zero_paper"),
-    Run("owner_broadcasts", "owner_broadcasts"),
+    Run("owner_broadcasts", "owner_broadcasts --quick"),
     Run("advise_emulated", "advise_emulated", timeout_s=4 * 3600.0, shown=("autotuned_steps_most",)),
     Run(
         "late_ranks",

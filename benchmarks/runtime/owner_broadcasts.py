@@ -38,7 +38,7 @@ def measure(backend: str, n_ranks: int, n_steps: int) -> dict[str, dict[str, flo
         **os.environ, "ZEROTUNE_FABRIC": "h100_node", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
         "ZEROTUNE_NCCL_HOST": "model", "PYTHONPATH": str(Path(__file__).parents[2]),
     }  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
     for line in done.stdout.splitlines():
         if line.startswith("figures "):
             found: dict[str, dict[str, float]] = json.loads(line.partition(" ")[2])
