@@ -4,7 +4,7 @@ import tempfile
 
 import torch
 import toy
-from accelerate import DistributedType, PartialState
+from accelerate import DistributedType
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 parser = toy.parser()
@@ -38,7 +38,7 @@ settings = TrainingArguments(
 )
 if options.fsdp and not torch.cuda.is_available():
     # Accelerate shards for no CPU, although FSDP2 does; this is all that it asks.
-    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    settings.distributed_state.distributed_type = DistributedType.MULTI_GPU
 log = toy.LossLog(options.losses, settings.process_index)
 torch.manual_seed(1)
 shape = GPT2Config(vocab_size=256, n_positions=32, n_embd=64, n_layer=3, n_head=4, bos_token_id=None, eos_token_id=None)
