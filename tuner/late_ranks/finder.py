@@ -61,6 +61,8 @@ class LateRankFinder:
         self._own: tuple[LateRank, ...] = ()
         self._freed, self._is_freed = ExcessWindow(), False
         self._open: dict[int, _Step] = {}
+        self._n_calls: dict[int, float] = {}
+        """By communicator: how many in the newest step that is closed."""
         self._closed: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)
         self._past: deque[LateRank] = deque(maxlen=MAX_NAMED)
         self._known = Lateness()
@@ -137,7 +139,9 @@ class LateRankFinder:
             nodes, at = np.unique(sender[last], return_inverse=True)
             later_us = np.array([self._later_us(node) for node in nodes.tolist()])
             if later_us.any():
-                _compare(self._freed, *of_node, later_us[at])
+                # Lateness is of a step, in all of its calls together.
+                n_calls = np.array([self._n_calls.get(one, 1.0) for one in of_call[last].tolist()])
+                _compare(self._freed, *of_node, later_us[at] / n_calls)
                 self._is_freed = True
             elif self._is_freed:
                 self._freed, self._is_freed = ExcessWindow(), False
@@ -173,6 +177,7 @@ class LateRankFinder:
             if newest - OPEN_STEPS < number <= newest + BEGUN_ANEW_STEPS:
                 continue
             step = self._open.pop(number)
+            self._n_calls |= step.n_calls
             self._closed.append((step.wait_us, step.transfer_us))
             self._n_steps += 1
             for siblings in step.siblings():
@@ -267,6 +272,11 @@ class _Step:
             _, known = self._of.setdefault(communicator, (shape, [0.0, 0.0, 0.0]))
             for place, more in enumerate(sums):
                 known[place] += more
+
+    @property
+    def n_calls(self) -> dict[int, float]:
+        """By communicator."""
+        return {communicator: sums[0] for communicator, (_, sums) in self._of.items()}
 
     def siblings(self) -> Iterable[list[tuple[int, float]]]:
         """Groups of communicators of one kind with the same calls: (number, shortest times)."""

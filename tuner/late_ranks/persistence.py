@@ -110,7 +110,7 @@ class ExcessWindow:
         return [one for one in self.going_on(limit_us) if one.is_proven]
 
     def going_on(self, limit_us: float) -> list[Excess]:
-        """Columns that exceed `limit_us` in the recent steps, by chance or not, the largest excess first."""
+        """Those, and columns that exceed it in more than half of the recent steps, be it by chance; sorted likewise."""
         order = np.argsort(self._steps)
         order = order[self._steps[order] >= 0][:-OPEN_STEPS]
         if not len(order):
@@ -149,6 +149,8 @@ class ExcessWindow:
                 self._named[column] = since, window
             else:
                 self._named.pop(column, None)
+                if late_recent[place] <= 0.5 * n_recent[place]:
+                    continue
             excess_us = float(np.median(values[at, place]))
             found.append(Excess(column, excess_us, share, since, int(steps[at[-1]]), is_proven))
         return sorted(found, key=lambda one: -one.excess_us)
