@@ -19,7 +19,7 @@ with all that was written, with only what was synced, with sectors of 512 bytes 
 * unexpected_errors: what came up and is no refusal in one sentence, and refusals that did not end with the fault.
 * worst_stall_ms: the longest that a call which records took: none may wait for a disk.
 
-With --quick, or --minutes, as many faults as that time allows are taken, evenly among all of them.
+With --quick, or --minutes, as many faults as that time allows are taken, the kinds in turns.
 
 Run: python -m benchmarks store_faults [--quick] [--json] [--minutes N]
 """
@@ -42,6 +42,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,18 +171,27 @@ def name_of(job: dict[str, Any]) -> str:
     return f"{job['scenario']}: {job['kind']} {job['at']}, {errno.errorcode[job['errno']]}{how}"
 
 
-def gathered(jobs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def gathered(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Power cuts of one scenario a few at a time, since each job reads the log from its beginning."""
-    waiting: dict[str, dict[str, Any]] = {}
+    by_scenario: dict[str, list[int]] = {}
+    cuts = {job["scenario"]: job for job in jobs if job["do"] == "cut"}
     for job in jobs:
-        if job["do"] != "cut":
-            yield job
-            continue
-        one = waiting.setdefault(job["scenario"], {**job, "at": []})
-        one["at"] = [*one["at"], *job["at"]]
-        if len(one["at"]) == CUTS_AT_ONCE:
-            yield waiting.pop(job["scenario"])
-    yield from waiting.values()
+        if job["do"] == "cut":
+            by_scenario.setdefault(job["scenario"], []).extend(job["at"])
+    found = [job for job in jobs if job["do"] != "cut"]
+    for scenario, places in by_scenario.items():
+        starts = range(0, len(places), CUTS_AT_ONCE)
+        found += ({**cuts[scenario], "at": places[at : at + CUTS_AT_ONCE]} for at in starts)
+    return found
+
+
+def in_turns(jobs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One of each kind of call after the other, power cuts among them: each has its share whenever it ends."""
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        by_kind.setdefault(job.get("kind", "power cut"), []).append(job)
+    for some in zip_longest(*by_kind.values()):
+        yield from (job for job in some if job is not None)
 
 
 def wait_for(threads: Sequence[threading.Thread], most_s: float | None, tell: Callable[[], None]) -> None:
@@ -219,7 +229,7 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
         everything = jobs_of(workers[0], scratch)
         random.Random(1).shuffle(everything)
         waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        for job in gathered(everything):
+        for job in in_turns(gathered(everything)):
             waiting.put(job)
         n_jobs, has_ended = waiting.qsize(), threading.Event()
 
@@ -253,7 +263,7 @@ def measure(most_s: float | None, n_workers: int) -> tuple[Tally, int]:
 def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="an even sample; ends within 60 s")
+    parser.add_argument("--quick", action="store_true", help="a sample of each kind; ends within 60 s")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     parser.add_argument(
         "--minutes", type=positive, help="a sample, for so long; default: all, half an hour; Ctrl-C tells what it found"
