@@ -16,6 +16,8 @@ from two_ranks import COUNT, TwoRanks
 from zerotune.agent.nccl.libnccl import BFLOAT16
 from zerotune.store.records import Collective
 
+SEEN_US, UNSEEN_US = 25.0, 400.0
+
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
@@ -31,13 +33,20 @@ def main() -> None:
             send(buffers[0], COUNT, BFLOAT16, 1 - rank, ranks.communicators[rank], None)
             receive(buffers[1], COUNT, BFLOAT16, 1 - rank, ranks.communicators[rank], None)
 
-    plugin.set_observing(True)
-    ranks.call(Collective.all_gather)
-    ranks.on_both(exchange)
+    for _ in range(2):  # what ran unseen must not lend its times, nor shift some channels more than others
+        plugin.set_observing(False)
+        ranks.mock.set_duration_us(UNSEEN_US)
+        ranks.call(Collective.all_gather)
+        ranks.call(Collective.all_gather, count=2)
+        ranks.on_both(exchange)
+        plugin.set_observing(True)
+        ranks.mock.set_duration_us(SEEN_US)
+        ranks.call(Collective.all_gather)
+        ranks.on_both(exchange)
     ranks.mock.set_device(0)
     alone = nccl.init_rank(1, nccl.unique_id(), 0)
     nccl.call(Collective.all_gather, alone, buffers, COUNT, BFLOAT16)
-    ranks.wait_for(2)
+    ranks.wait_for(4)
     passages = plugin.passages()
     seen = {each.kind.name: [each.n_calls, each.message_bytes, each.n_timed, each.kernel_us] for each in passages.kinds}
     found = {

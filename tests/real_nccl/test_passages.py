@@ -37,7 +37,7 @@ def test_what_was_decided_is_told_from_what_was_not(ran):
     version, found = ran
     if version < (2, 27):
         pytest.skip("kernels tell no times, and sends are not told of")
-    expected = {"decided": [2, 4 * COUNT_BYTES, 2, 50.0], "point_to_point": [2, 2 * COUNT_BYTES, 0, 0.0]}
+    expected = {"decided": [4, 8 * COUNT_BYTES, 4, 100.0], "point_to_point": [4, 4 * COUNT_BYTES, 0, 0.0]}
     assert found["seen"] == {name: pytest.approx(each, abs=0.1) for name, each in expected.items()}
 
 
