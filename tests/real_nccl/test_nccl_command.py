@@ -50,6 +50,15 @@ def test_choices_and_a_picture(newest, tmp_path):
     assert all(1 <= choice["n_channels"] <= found["max_channels"] for choice in gathers)
 
 
+def test_what_nccl_lists_but_never_chooses_is_no_offer(newest):
+    _, library = newest
+    options = ("--nodes", 2, "--ranks-per-node", 2, "--library", library, "--min-bytes", "1M", "--max-bytes", "1M")
+    done = nccl("dgx_h100", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    for choice in json.loads(done.stdout)["choices"]:
+        assert all(offer["estimate_us"] < 1e6 for offer in choice["offers"])
+
+
 def test_rows_of_a_plan_that_do_nothing_are_told(newest, tmp_path):
     _, library = newest
     elsewhere = row(Algorithm.ring, Protocol.ll, communicator=CommunicatorClass(16, 2))

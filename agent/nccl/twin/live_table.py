@@ -20,8 +20,6 @@ WORST_RELATIVE_ERROR: Final = 1e-3
 """A cell that differs more is not the one that NCCL computes."""
 _NO_TIME_GBS: Final = 1e9
 _Cell = tuple[Collective, Algorithm, Protocol]
-_NEVER_US: Final = 1e30
-"""2.32 offers PAT over several ranks of a node at such a price."""
 
 
 class Difference(NamedTuple):
@@ -47,7 +45,7 @@ def differences(answers: Sequence[Answer], model: Topology) -> Iterator[Differen
     for answer in answers:
         question = answer.question
         table = cost_model.cost_table(model, question.collective, question.message_bytes)
-        nccl = {(cell.algorithm, cell.protocol): cell.cost_us for cell in answer.cells if cell.cost_us < _NEVER_US}
+        nccl = {(cell.algorithm, cell.protocol): cell.cost_us for cell in answer.cells}
         for algorithm in Algorithm:
             for protocol in Protocol:
                 theirs, cost_us = nccl.get((algorithm, protocol)), float(table[algorithm, protocol])

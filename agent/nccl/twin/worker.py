@@ -36,6 +36,8 @@ from zerotune.agent.nccl.twin.search import LOG, read_search
 from zerotune.store.errors import UserError, ZerotuneError
 from zerotune.store.records import Algorithm, Plan, Protocol
 
+NEVER_US: Final = 1e30
+"""NCCL 2.32 lists what it never chooses, PAT over several ranks of a node, at such a cost."""
 _UNKNOWN: Final = 255
 _MATCHED, _TIMED = 1, 2
 """Flags of a record."""
@@ -177,7 +179,7 @@ def _cells(costs: NDArray[np.void]) -> Iterator[Cell]:
         for algorithm in Algorithm:
             for protocol in Protocol:
                 cost_us = float(record["cost_us"][int(algorithm)][int(protocol)])
-                if cost_us >= 0:
+                if 0 <= cost_us < NEVER_US:
                     yield Cell(algorithm, protocol, cost_us)
 
 
