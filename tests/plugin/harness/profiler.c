@@ -25,7 +25,7 @@ static void times_what_ran(int version) {
   const zt_plan_row row = {.min_bytes = 1, .max_bytes = 1 << 20, .n_ranks = 16, .n_nodes = 2, .collective = 2,
                            .phase = 2, .algorithm = NCCL_RING, .protocol = NCCL_LL, .n_channels = 4};
   adopt(&row, 1, 11, 0);
-  CHECK_EQUAL(event_mask, beside.mask);
+  CHECK_EQUAL(event_mask, (version < 7 ? 0 : 64) | beside.mask); /* NCCL counts wrongly what is not asked for */
   the.set_observing(1);
   CHECK_EQUAL(event_mask, (version < 3 ? 2 : version < 6 ? 66 : 66 + 4096) | beside.mask);
   the.set_phase(17);

@@ -13,6 +13,7 @@ static struct {
   int *mask;
   const int *last_mask;
   int events;
+  int always; /* of those, what stays on while not observing */
   int theirs; /* another profiler's, which may write it at any time */
   int n_users;
 } masks[N_MASKS];
@@ -23,7 +24,7 @@ static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 static void write_mask(int *mask, int events) { __atomic_store_n(mask, events, __ATOMIC_RELAXED); }
 
 static void write_joined(int i) {
-  const int ours = zt_read(&zt_shared.observing) ? masks[i].events : 0;
+  const int ours = zt_read(&zt_shared.observing) ? masks[i].events : masks[i].always;
   write_mask(masks[i].mask, ours | __atomic_load_n(&masks[i].theirs, __ATOMIC_RELAXED));
 }
 
@@ -37,7 +38,7 @@ static int entry_for(const int *mask) {
   return chosen;
 }
 
-void zt_mask_add(int *mask, int events) {
+void zt_mask_add(int *mask, int events, int always) {
   pthread_mutex_lock(&changing);
   const int chosen = entry_for(mask);
   if (chosen >= 0) {
@@ -45,6 +46,7 @@ void zt_mask_add(int *mask, int events) {
     masks[chosen].last_mask = mask;
     masks[chosen].n_users++;
     masks[chosen].events = events;
+    masks[chosen].always = always;
     masks[chosen].mask = mask;
   }
   if (chosen >= 0)
@@ -58,7 +60,10 @@ void zt_mask_remove(int *mask) {
   pthread_mutex_lock(&changing);
   for (int i = 0; i < N_MASKS; i++)
     if (masks[i].n_users > 0 && masks[i].mask == mask) {
-      if (--masks[i].n_users == 0) masks[i].mask = NULL;
+      if (--masks[i].n_users == 0) {
+        __atomic_fetch_and(mask, ~masks[i].always, __ATOMIC_RELAXED);
+        masks[i].mask = NULL;
+      }
       break;
     }
   pthread_mutex_unlock(&changing);

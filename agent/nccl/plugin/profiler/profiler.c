@@ -277,7 +277,18 @@ static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) 
   return NCCL_SUCCESS;
 }
 
+/* What another profiler asks for, or NCCL must count, comes when ours is not observing, too. Channels follow their
+ * collective to its end. */
+static bool is_ours_to_follow(uint64_t type, const void *parent) {
+  if (type == NCCL_PROFILE_KERNEL_CHANNEL) return parent != NULL;
+  if (!zt_read(&zt_shared.observing)) return false;
+  return type == NCCL_PROFILE_COLL || type == NCCL_PROFILE_COLL_API || type == NCCL_PROFILE_P2P ||
+         type == NCCL_PROFILE_CE_COLL || type == NCCL_PROFILE_GROUP;
+}
+
 static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) {
+  *handle = NULL;
+  if (!is_ours_to_follow(event->type, event->parent)) return NCCL_SUCCESS;
   if (context == NULL || event->type != NCCL_PROFILE_COLL)
     return start_v5(context, handle, event);
   const nccl_coll_v7 *coll = &event->coll_v7;
@@ -288,14 +299,6 @@ static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) 
 /* ---- beside another profiler ---- */
 
 typedef nccl_result (*start_function)(void *context, void **handle, void *event);
-
-/* What the other asks for comes when ours is not observing, too. Channels follow their collective to its end. */
-static bool is_ours_to_follow(uint64_t type, const void *parent) {
-  if (type == NCCL_PROFILE_KERNEL_CHANNEL) return parent != NULL;
-  if (!zt_read(&zt_shared.observing)) return false;
-  return type == NCCL_PROFILE_COLL || type == NCCL_PROFILE_COLL_API || type == NCCL_PROFILE_P2P ||
-         type == NCCL_PROFILE_CE_COLL || type == NCCL_PROFILE_GROUP;
-}
 
 /* An API call of which ours knows nothing was long ago: a graph's capture. */
 static void *parent_for_ours(int abi, uint64_t type, void *given) {
@@ -384,8 +387,11 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   *context = communicator;
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = start->mask;
+  /* From 2.31 on NCCL's host counts only the calls whose kernel channels are asked for, and its kernels count all:
+   * after one call that was not asked for, each channel's times would be those of some earlier call. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | (start->abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |
-                               (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0));
+                               (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0),
+              start->abi >= 7 ? NCCL_PROFILE_KERNEL_CHANNEL : 0);
   *context = zt_next_profiler_init(communicator, start);
   if (*context == NULL) {
     zt_mask_remove(start->mask);
