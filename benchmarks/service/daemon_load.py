@@ -47,6 +47,8 @@ from zerotune.tuner.join import OBSERVATION
 N_JOBS, N_RANKS = 8, 8
 RECORDS_PER_MESSAGE = 128
 LOAD_PER_S = 150_000
+PACED_PER_S = 1.01 * LOAD_PER_S
+"""A sender can only fall behind its pace."""
 SIZES_BYTES = np.array([1 << 20, 1 << 22, 5 << 20, 1 << 24, 25 << 20, 1 << 26], np.uint64)
 PROBE_EVERY_S = 0.01
 ROUNDS_IN_FLIGHT = 4
@@ -318,7 +320,7 @@ def latency(
     def send() -> None:
         os.nice(5)  # of this thread: what the probe waits for is the daemon, not a turn on this core
         load.n_unread = [1] * N_JOBS
-        round_s = N_JOBS * N_RANKS * RECORDS_PER_MESSAGE / LOAD_PER_S
+        round_s = N_JOBS * N_RANKS * RECORDS_PER_MESSAGE / PACED_PER_S
         start_s, n_rounds = time.monotonic(), 0
         while not stop.is_set():
             n_rounds += 1
