@@ -2,7 +2,10 @@
 
 Derived from src/include/device.h of each release's tag (ncclDevComm, later ncclKernelComm; ncclDevChannel;
 ncclDevWorkColl; ncclConnFifo); 2.31 and later, whose sources were not at hand, by what the library wrote and by its own
-debugging information (`gdb -batch -ex "ptype /o struct ncclConnFifo" libnccl.so.2`).
+debugging information (`gdb -batch -ex "ptype /o struct ncclConnFifo" libnccl.so.2`). That the host counts only
+works whose kernel-channel events a profiler asked for is in their ncclProfilerPostPlanWork (`disassemble`). Their
+kernels count all (`cuobjdump -sass`, 2.32.3), so on GPUs a call without events shifts the times of those behind it; the
+mock counts as the host does, so that emulated times are right.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ class Layout(NamedTuple):
     function_mask: int
     fifo_slot_bytes: int
     fifo_size: int
+    counts_watched_only: int
 
 
 class LayoutFields(ctypes.Structure):
@@ -38,16 +42,16 @@ class LayoutFields(ctypes.Structure):
 
 
 _LAYOUTS: Final[tuple[tuple[tuple[int, int, int], Layout], ...]] = (
-    ((2, 21, 0), Layout(4, 56, -1, -1, 368, -1, 0, -1, 0, 0, 0, 24, 8)),
-    ((2, 22, 0), Layout(4, 56, -1, -1, 368, -1, 0, 24, 64, 1, 0x7FFF, 24, 8)),
-    ((2, 23, 0), Layout(4, 64, -1, -1, 368, -1, 0, 56, 96, 1, 0x7FFF, 24, 8)),
-    ((2, 25, 0), Layout(4, 64, -1, -1, 352, -1, 0, 56, 96, 1, 0x7FFF, 24, 8)),
-    ((2, 26, 0), Layout(4, 64, 80, 88, 368, 352, 0, 56, 96, 1, 0x7FFF, 24, 8)),
-    ((2, 27, 0), Layout(4, 56, 72, 80, 368, 352, 1, 56, 96, 1, 0x7FFF, 24, 8)),
-    ((2, 29, 0), Layout(4, 56, 72, 80, 368, 360, 1, 56, 96, 1, 0x7FFF, 24, 8)),
-    ((2, 30, 0), Layout(4, 56, 72, 80, 368, 360, 1, 80, 128, 1, 0x7FFF, 24, 8)),
-    ((2, 31, 0), Layout(4, 56, 72, 80, 368, 360, 1, 80, 128, 1, 0x7FF, 32, 16)),
-    ((2, 32, 0), Layout(4, 56, 72, 80, 368, 360, 1, 56, 96, 1, 0x7FF, 32, 16)),
+    ((2, 21, 0), Layout(4, 56, -1, -1, 368, -1, 0, -1, 0, 0, 0, 24, 8, 0)),
+    ((2, 22, 0), Layout(4, 56, -1, -1, 368, -1, 0, 24, 64, 1, 0x7FFF, 24, 8, 0)),
+    ((2, 23, 0), Layout(4, 64, -1, -1, 368, -1, 0, 56, 96, 1, 0x7FFF, 24, 8, 0)),
+    ((2, 25, 0), Layout(4, 64, -1, -1, 352, -1, 0, 56, 96, 1, 0x7FFF, 24, 8, 0)),
+    ((2, 26, 0), Layout(4, 64, 80, 88, 368, 352, 0, 56, 96, 1, 0x7FFF, 24, 8, 0)),
+    ((2, 27, 0), Layout(4, 56, 72, 80, 368, 352, 1, 56, 96, 1, 0x7FFF, 24, 8, 0)),
+    ((2, 29, 0), Layout(4, 56, 72, 80, 368, 360, 1, 56, 96, 1, 0x7FFF, 24, 8, 0)),
+    ((2, 30, 0), Layout(4, 56, 72, 80, 368, 360, 1, 80, 128, 1, 0x7FFF, 24, 8, 0)),
+    ((2, 31, 0), Layout(4, 56, 72, 80, 368, 360, 1, 80, 128, 1, 0x7FF, 32, 16, 1)),
+    ((2, 32, 0), Layout(4, 56, 72, 80, 368, 360, 1, 56, 96, 1, 0x7FF, 32, 16, 1)),
 )
 """By the first release that has it."""
 NEWEST_KNOWN: Final = (2, 32)

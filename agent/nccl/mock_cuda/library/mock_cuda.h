@@ -54,6 +54,7 @@ typedef struct {
   int32_t batches;                                         /* launches carry batches (2.22 and newer) */
   int32_t function_mask;                                   /* of a batch's function, whose upper bits may mean more */
   int32_t fifo_slot_bytes, fifo_size;                      /* ncclConnFifo, and where its `size` is */
+  int32_t counts_watched_only; /* works whose channels no profiler follows are not counted (2.31 and newer) */
 } mock_layout;
 
 /* One collective of one kernel launch. */

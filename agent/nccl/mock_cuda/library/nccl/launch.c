@@ -22,9 +22,13 @@
 /* ncclDevKernelArgs */
 enum { ARGS_MASK = 8, ARGS_STORAGE = 16, ARGS_WORK_MASK = 20, ARGS_WORK_BUFFER = 24, ARGS_BATCHES = 32, BATCH_BYTES = 16 };
 enum { STORAGE_ARGS = 0 };
-enum { WORK_COLLECTIVE = 1 };
+enum { WORK_P2P = 0, WORK_COLLECTIVE = 1, WORK_REGISTERED = 2 };
 /* ncclDevWorkColl begins with its channels, one byte each */
 enum { WORK_FIRST_CHANNEL = 0, WORK_LAST_CHANNEL = 1 };
+/* profilerEnabled, of collectives and of ncclDevWorkP2p: byte and bit */
+enum { COLLECTIVE_WATCHED = 3, COLLECTIVE_WATCHED_BIT = 0x80, P2P_WATCHED = 46, P2P_WATCHED_BIT = 0x40 };
+/* ncclDevWorkP2p and ncclDevWorkBcast; what ncclDevWorkCollReg has behind a collective's work */
+enum { OTHER_WORK_BYTES = 48, REGISTERED_BYTES = 192 };
 
 /* One work on one channel: the unit in which NCCL's profiler counts. */
 typedef struct {
@@ -152,6 +156,20 @@ static uint32_t number_of(const uint64_t *places, uint32_t n, uint64_t place, ui
   return NO_WORK;
 }
 
+static uint32_t work_bytes(uint32_t type) {
+  const uint32_t of_collective = (uint32_t)mock_the_layout.work_bytes;
+  if (type == WORK_COLLECTIVE) return of_collective;
+  return type == WORK_REGISTERED ? of_collective + REGISTERED_BYTES : OTHER_WORK_BYTES;
+}
+
+/* Whether host and device count it, which they must do alike: a device ahead of the host tells it the times of earlier
+ * works. Grouped broadcasts have no such mark, and the host counts none where marks count. */
+static bool is_counted(const char *work, uint32_t type) {
+  if (!mock_the_layout.counts_watched_only) return true;
+  if (type == WORK_P2P) return work[P2P_WATCHED] & P2P_WATCHED_BIT;
+  return (type == WORK_COLLECTIVE || type == WORK_REGISTERED) && work[COLLECTIVE_WATCHED] & COLLECTIVE_WATCHED_BIT;
+}
+
 typedef struct {
   uint64_t places[OWN_WORKS];
   uint32_t latest;
@@ -165,7 +183,7 @@ static void read_batch(const char *args, const batch *one, uint32_t channel, ker
   uint32_t index = 0;
   for (uint64_t works = one->works; works != 0; works >>= 1, index++) {
     if (!(works & 1)) continue;
-    const uint64_t place = (one->offset + index * (uint32_t)mock_the_layout.work_bytes) & mask;
+    const uint64_t place = (one->offset + index * work_bytes(one->type)) & mask;
     const char *at = buffer + place;
     const uint8_t first = (uint8_t)at[WORK_FIRST_CHANNEL], last = (uint8_t)at[WORK_LAST_CHANNEL];
     uint32_t number = NO_WORK;
@@ -183,7 +201,7 @@ static void read_batch(const char *args, const batch *one, uint32_t channel, ker
       }
       if (number != NO_WORK) known->latest = number;
     }
-    add_step(launch, channel, number);
+    if (is_counted(at, one->type)) add_step(launch, channel, number);
   }
 }
 
