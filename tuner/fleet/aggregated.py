@@ -16,25 +16,12 @@ import pyarrow.parquet
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.fleet.merging import BATCH_ROWS, PLAUSIBLE_SETTING, Merged, Progress
-from zerotune.tuner.fleet.objects import MAX_OBJECT_BYTES, Fabric, NotOurs, fabric_folder, unpack
+from zerotune.tuner.fleet.objects import COLUMNS, MAX_OBJECT_BYTES, Fabric, NotOurs, fabric_folder, unpack
 from zerotune.tuner.fleet.storage import Storage, shown
 
 UNIT: Final = pyarrow.schema(
     [
-        ("contributor", pyarrow.string()),
-        ("job_id", pyarrow.string()),
-        ("fabric_id", pyarrow.string()),
-        ("nccl_version", pyarrow.int32()),
-        ("tuner_abi", pyarrow.int16()),
-        ("n_ranks", pyarrow.int32()),
-        ("n_nodes", pyarrow.int32()),
-        ("collective", pyarrow.int16()),
-        ("phase", pyarrow.int16()),
-        ("message_bytes", pyarrow.int64()),
-        ("algorithm", pyarrow.int16()),
-        ("protocol", pyarrow.int16()),
-        ("n_channels", pyarrow.int16()),
-        ("is_default", pyarrow.bool_()),
+        *(COLUMNS.field(name) for name in COLUMNS.names[: COLUMNS.names.index("timing_source")]),
         ("block", pyarrow.int64()),
         ("n_calls", pyarrow.int64()),
         ("log_us", pyarrow.float64()),

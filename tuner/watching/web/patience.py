@@ -30,6 +30,7 @@ class Connection(H11Protocol):
         """Whether it has no request that is being answered."""
         return self.cycle is None or bool(self.cycle.response_complete)
 
+    # uvicorn's narrower type, as it only meets streams
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It is there, and the longest idle one goes where there are too many."""
         super().connection_made(transport)
