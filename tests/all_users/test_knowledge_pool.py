@@ -129,6 +129,7 @@ def test_what_is_not_theirs_or_impossible_is_left_out(folder, monkeypatch):
         {"median_us": 0.0},
         {"median_us": float("nan")},
         {"min_us": float("inf")},
+        {"median_us": 1e-300},
         {"count": 10**12},
         {"count": 1e30},
         {"count": 0},
