@@ -1,7 +1,4 @@
-"""The commands of docs/operate/worked-example.md, from an empty Slurm cluster to the report, in a real Slurm.
-
-On a machine that is busy with much else, the second job may be at its fourteenth step before the book has been read.
-"""
+"""The commands of docs/operate/worked-example.md, from an empty Slurm cluster to the report, in a real Slurm."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from zerotune.store.records import Algorithm, Candidate, Protocol
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("cryptography")
+from zerotune.tuner.fleet import shelf as shelf_module
 from zerotune.tuner.fleet.building import build
 from zerotune.tuner.fleet.objects import Fabric, pack
 from zerotune.tuner.fleet.shelf import Shelf
@@ -72,6 +73,20 @@ def test_what_the_book_says_of_this_fabric(made, shelf_of) -> None:
     assert shelf.n_winners == 2
     assert shelf.error == ""
     assert shelf.told("another") == {}
+
+
+def test_who_asks_while_the_book_is_being_read_hears_what_it_says(made, shelf_of, monkeypatch) -> None:
+    may_read, at_once = threading.Event(), shelf_module.read_book
+
+    def read_later(url: str, verifier: Verifier | None) -> object:
+        assert may_read.wait(WAIT_S)
+        return at_once(url, verifier)
+
+    monkeypatch.setattr(shelf_module, "read_book", read_later)
+    shelf = shelf_of(made[0], made[1])
+    shelf.start()
+    threading.Timer(0.2, may_read.set).start()
+    assert len(shelf.told("fabric")) == 2
 
 
 @pytest.mark.parametrize("kind", ["other key", "unsigned", "cut", "missing"])

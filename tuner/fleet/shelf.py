@@ -17,6 +17,8 @@ from zerotune.tuner.fleet.storage import shown
 _log = logging.getLogger("zerotune.fleet")
 
 READ_EVERY_S: Final = 600.0
+FIRST_READ_S: Final = 5.0
+"""So long what is known of a fabric is not told without the book: else a job tries other settings before the book's."""
 
 Told = dict[DecisionKey, tuple[Candidate, float, float]]
 """By key the setting that won elsewhere, its gain (log), and the standard deviation of that."""
@@ -39,15 +41,18 @@ class Shelf:
         """Called on this thread when another book is there."""
         self._url, self._verifier, self._read_every_s = url, verifier, read_every_s
         self._book: Book | None = None
-        self._closing = threading.Event()
+        self._closing, self._was_read = threading.Event(), threading.Event()
+        self._was_read.set()
 
     def start(self) -> None:
         """Begin to read."""
+        self._was_read.clear()
         threading.Thread(target=self._run, name="zerotune-book", daemon=True).start()
 
     def close(self) -> None:
         """Read no more; a URL that does not answer is not waited for."""
         self._closing.set()
+        self._was_read.set()
 
     @property
     def n_winners(self) -> int:
@@ -55,7 +60,11 @@ class Shelf:
         return 0 if self._book is None else sum(1 for _ in self._book.winners())
 
     def told(self, fabric_id: str) -> Told:
-        """What the book says of a fabric; empty as long as none was believed."""
+        """What the book says of a fabric; empty as long as none was believed.
+
+        Waits for the first reading, but no longer than FIRST_READ_S.
+        """
+        self._was_read.wait(FIRST_READ_S)
         if self._book is None:
             return {}
         return {
@@ -67,6 +76,7 @@ class Shelf:
     def _run(self) -> None:
         while not self._closing.is_set():
             self._read()
+            self._was_read.set()
             self._closing.wait(self._read_every_s)
 
     def _read(self) -> None:
