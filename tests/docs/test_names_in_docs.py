@@ -26,6 +26,7 @@ FOLDERS = {str(parent) for name in TRACKED for parent in Path(name).parents}
 OF_OTHERS = {"train.py", "agent.py", "plugin.c", "init.cc", "net.cc", "nvls.cc", "p2p.cc", "transport/generic.cc"}
 """Files of users and of NCCL that the documentation mentions by name."""
 OURS = [ROOT / name for name in TRACKED if re.fullmatch(r"(agent|store|tuner)/.*\.py", name)]
+TYPED = get_command(app)
 SOURCES = "\n".join(path.read_text() for path in OURS)
 
 pages = pytest.mark.parametrize("page", [pytest.param(path, id=str(path.relative_to(ROOT))) for path in sorted(PAGES)])
@@ -123,7 +124,7 @@ def _calls(page: Path, program: str) -> Iterator[list[str]]:
 
 
 def _is_command(words: list[str]) -> bool:
-    command = get_command(app)
+    command = TYPED
     rest = list(words)
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
         if rest[0] not in command.commands:

@@ -60,8 +60,7 @@ def environment(built, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("packages", [True, False])
-@pytest.mark.parametrize("kind", ["wheel", "editable"])
+@pytest.mark.parametrize(("kind", "packages"), [("wheel", True), ("editable", False)])
 def test_a_project_keeps_its_modules_after_the_install(environment, tmp_path, kind, packages):
     run(environment(kind).python, project(tmp_path, packages=packages) / "train.py")
 

@@ -14,7 +14,7 @@ print(dist.get_backend())
 """
 
 
-@pytest.fixture(scope="module", params=["wheel", "pure"])
+@pytest.fixture(scope="module", params=[pytest.param("wheel", marks=pytest.mark.slow), "pure"])
 def installed(request, built, tmp_path_factory):
     environment = Environment(tmp_path_factory.mktemp("e"))
     environment.install(built(request.param))

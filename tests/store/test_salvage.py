@@ -31,7 +31,7 @@ def written(path: Path, block) -> Path:
 def test_one_damaged_page_costs_no_more_than_what_is_on_it(written):
     whole = written.read_bytes()
     n_set_aside = 0
-    for at in range(0, len(whole), PAGE_BYTES * 3):
+    for at in range(0, len(whole), PAGE_BYTES * 7):
         written.write_bytes(whole[:at] + bytes([0xA5]) * PAGE_BYTES + whole[at + PAGE_BYTES :])
         with Store.open(written) as store:
             state = store.writing
