@@ -271,3 +271,27 @@ def test_megatrons_activations_are_no_parameters(
     assert fingerprint.shown.tensor_parallel is not False
     if sequence_parallel:
         assert fingerprint.shown.tensor_parallel
+
+
+def megatron_records(step: list[tuple[Collective, int]], *, has_experts: bool = False) -> np.ndarray:
+    """Records of a step: activations and the loss go to ranks that hold parts of a layer, buckets to replicas."""
+    kinds, n_bytes = calls(*step, *([(Collective.all_to_all, ACTIVATION)] * 4 if has_experts else []))
+    block = np.zeros(len(kinds), np.dtype(OBSERVATION_FIELDS))
+    block["collective"], block["message_bytes"] = kinds, n_bytes
+    block["comm_id"] = np.where(n_bytes <= ACTIVATION, 7, 8)
+    return block
+
+
+@pytest.mark.parametrize("n_micro", [1, 8])
+@pytest.mark.parametrize("n_layers", [2, 12])
+def test_all_reduces_among_other_ranks_than_the_buckets_are_activations(n_layers: int, n_micro: int) -> None:
+    """In the middle of a pipeline nothing but the ranks tells one row of activations from one of buckets."""
+    step = [*[(AR, ACTIVATION)] * 4 * n_layers * n_micro, *[(AR, BUCKET)] * 5, (AR, 66 << 20), (AR, 4)]
+    block = megatron_records(step)
+    of_one_group, exchanging = block.copy(), megatron_records(step, has_experts=True)
+    of_one_group["comm_id"] = 7
+    for records, wanted in (block, True), (of_one_group, None), (exchanging, None):
+        fingerprint = StageFingerprint()
+        for _ in range(4):
+            fingerprint.add_records(records)
+        assert (fingerprint.stage, fingerprint.shown.tensor_parallel) == (Stage.ddp, wanted)

@@ -6,6 +6,8 @@ that none of them is claimed. docs/design/stage-fingerprint.md lists them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -24,9 +26,22 @@ SUMS_PER_BUCKET: Final = 1
 """Least sums of activations per bucket: a unit sums in forward and in backward before gradients leave, but buckets may
 be smaller than a unit, and a pipeline's first and last stage send the embedding's gradients besides."""
 
+Groups = Mapping[int, Set[int]]
+"""Ids of the communicators that each call of a step was enqueued on, by code."""
+NO_GROUPS: Final[Groups] = MappingProxyType({})
 
-def unambiguous(shown: Shown, codes: Ints) -> Shown:
-    """What remains of `shown`, given what other kinds of training enqueue the calls `codes` of one step."""
+
+def unambiguous(shown: Shown, codes: Ints, groups: Groups = NO_GROUPS) -> Shown:
+    """What remains of `shown`, given what other kinds of training enqueue.
+
+    Args:
+        shown: what is recognised.
+        codes: the calls of one step, as `anatomy.encode` writes them, [n].
+        groups: where the calls are known to have gone; empty: the bare sequence.
+
+    Returns:
+        The same, or less.
+    """
     calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # a flag is a flag
     calls = calls[(calls > 0) | (np.roll(calls, 1) > 0)]
     calls = calls[: _period(calls)]  # what repeats within a step is all that is seen of it
@@ -35,7 +50,7 @@ def unambiguous(shown: Shown, codes: Ints) -> Shown:
         return UNKNOWN
     kinds = large & 15
     if (kinds == Collective.all_reduce).all():
-        return _all_reduces(shown, large)
+        return _all_reduces(shown, large, groups)
     returns = (kinds == Collective.all_gather) | (kinds == Collective.broadcast)
     if returns.all():
         return UNKNOWN  # nothing is ever reduced
@@ -44,12 +59,12 @@ def unambiguous(shown: Shown, codes: Ints) -> Shown:
     return _sent_and_returned(shown, large[~returns], large[returns])
 
 
-def _all_reduces(shown: Shown, large: Ints) -> Shown:
+def _all_reduces(shown: Shown, large: Ints, groups: Groups) -> Shown:
     """Only all-reduces: equal buckets and activations cannot be told apart if all equal calls stand in one row.
 
-    Any number of them may be activations: units sum as often in backward as in forward, and a third time where forward
-    is recomputed, but embeddings sum in forward only, and the first unit not in backward where its inputs need no
-    gradient.
+    Unless they go to other ranks: all buckets of a model are reduced among its replicas. Any number of them may be
+    activations: units sum as often in backward as in forward, and a third time where forward is recomputed, but
+    embeddings sum in forward only, and the first unit not in backward where its inputs need no gradient.
     """
     round_ = large[: _period(large)]
     if len(round_) == 1:
@@ -64,8 +79,16 @@ def _all_reduces(shown: Shown, large: Ints) -> Shown:
     others = round_[(round_ >> 4) * MUCH_SMALLER > commonest >> 4]
     is_broken_by_small = _n_rows(others == commonest) == 1
     if is_enough and (in_a_row or (is_broken_by_small and shown.tensor_parallel is False)):
-        return msgspec.structs.replace(shown, tensor_parallel=None)
+        beside = set(others.tolist()) - {int(commonest)}
+        return msgspec.structs.replace(shown, tensor_parallel=_are_apart(int(commonest), beside, groups) or None)
     return shown
+
+
+def _are_apart(code: int, others: Set[int], groups: Groups) -> bool:
+    """Whether none of the other calls was enqueued on a communicator of the first."""
+    first = groups.get(code, frozenset())
+    found = [groups.get(other, frozenset()) for other in others]
+    return bool(first and found) and all(one and first.isdisjoint(one) for one in found)
 
 
 def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:

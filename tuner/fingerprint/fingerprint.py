@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import MissingEvidence, Stage
+from zerotune.store.records import Collective, MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint import rules
-from zerotune.tuner.fingerprint.ambiguity import unambiguous
+from zerotune.tuner.fingerprint.ambiguity import NO_GROUPS, Groups, unambiguous
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder, decide
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.missing import missing_evidence
 from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
-from zerotune.tuner.fingerprint.steps.cutting import StepCutter
+from zerotune.tuner.fingerprint.steps.cutting import MAX_CALLS, StepCutter
 from zerotune.tuner.fingerprint.steps.interruptions import Interruptions
 
 _log = logging.getLogger("zerotune.stage")
@@ -53,6 +53,7 @@ class StageFingerprint:
         """Calls that repeated the step up to now, and since which of the job's steps."""
         self._last_start_us = 0.0
         self._judged_uncut_at = UNCUT_CALLS
+        self._groups = _Communicators()
         self._n_untimed: int | None = None
         """Decisions since the last timed record; None: there are no times, decisions are the sequence."""
         self.n_calls = 0
@@ -104,9 +105,17 @@ class StageFingerprint:
             block["message_bytes"].astype(np.int64),
             block["start_ns"] / 1e3,
             int(block["step"][-1]) if len(block) else 0,
+            block["comm_id"],
         )
 
-    def add(self, collectives: Ints, message_bytes: Ints, start_us: Floats, step: int = 0) -> bool:
+    def add(
+        self,
+        collectives: Ints,
+        message_bytes: Ints,
+        start_us: Floats,
+        step: int = 0,
+        comm_ids: npt.NDArray[np.uint64] | None = None,
+    ) -> bool:
         """Take in collectives in order.
 
         Args:
@@ -114,10 +123,13 @@ class StageFingerprint:
             message_bytes: their sizes, [n].
             start_us: when they began, [n]; 0 = unknown.
             step: number of the job's step that the last of them is in; it does not rise where nobody counts.
+            comm_ids: their communicators, [n]; None: unknown.
 
         Returns:
             True when what is shown has changed.
         """
+        if comm_ids is not None:
+            self._groups.add(collectives, message_bytes, comm_ids)
         seen = IS_SEEN[collectives & 15]
         if not seen.all():
             collectives, message_bytes, start_us = collectives[seen], message_bytes[seen], start_us[seen]
@@ -140,7 +152,8 @@ class StageFingerprint:
         if is_another or (has_held and not self._interruptions.is_watching):
             self._interruptions.expect(self._cutter.window[0] if has_held else NOTHING)
         if is_another:
-            self._judged = unambiguous(self._judge(Step(*self._cutter.window)), self._cutter.window[0])
+            codes = self._cutter.window[0]
+            self._judged = unambiguous(self._judge(Step(*self._cutter.window)), codes, self._groups.of(codes))
         elif not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
             self._judged_uncut_at = 2 * len(self._cutter.codes)
             self._judged = self._judge(Step(self._cutter.codes, np.zeros(len(self._cutter.codes))))
@@ -159,3 +172,27 @@ class StageFingerprint:
         _log.info("the collectives show: %s (before: %s)", shown, self.shown)
         self.shown = shown
         return True
+
+
+class _Communicators:
+    """Which communicators calls were enqueued on: as many of the last ones as steps are cut from."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[tuple[Ints, npt.NDArray[np.uint64]]] = deque()
+        self._n_calls = 0
+        self._exchanges = False
+
+    def add(self, collectives: Ints, message_bytes: Ints, comm_ids: npt.NDArray[np.uint64]) -> None:
+        """Keep them, in place of the oldest."""
+        self._exchanges |= bool((collectives == Collective.all_to_all).any())
+        self._blocks.append((encode(collectives, message_bytes), comm_ids.copy()))  # not the whole frame
+        self._n_calls += len(collectives)
+        while self._n_calls - len(self._blocks[0][0]) >= MAX_CALLS:
+            self._n_calls -= len(self._blocks.popleft()[0])
+
+    def of(self, codes: Ints) -> Groups:
+        """The communicators of each of these calls; none where experts may have one of their own for gradients."""
+        if self._exchanges or not self._blocks:
+            return NO_GROUPS
+        known, comm_ids = (np.concatenate(parts) for parts in zip(*self._blocks, strict=True))
+        return {code: set(comm_ids[known == code].tolist()) for code in np.unique(codes).tolist()}
