@@ -125,6 +125,7 @@ class Brain(Inspection):
         self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
         self._step = 0
         self._urgent = True
+        self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
         self._offered_by = 0
         """The revision of the cost tables that offered all settings in force."""
         self._overlay: Mapping[int, Candidate] = {}
@@ -255,14 +256,13 @@ class Brain(Inspection):
         self._policy.price.connection_us = self._attribution.connections.typical_us
         self._policy.price.traffic = self._keys.traffic(self._step)
         self._policy.may_promote = not self._attribution.is_suspicious
-        self._policy.options.canaries_only = self._step_feedback.is_new
+        is_new = self._step_feedback.is_new
+        self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
+        self._asks_book &= is_new
         evidence = self._regimes.evidence
+        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.leads_rest_at
         changes = self._policy.next_window(
-            self._states,
-            evidence,
-            self._step,
-            may_start=not self._step_feedback.is_busy,
-            leads_rest_at=self._step_feedback.leads_rest_at,
+            self._states, evidence, self._step, may_start=may_start, leads_rest_at=leads_rest_at
         )
         if self.settings.explore:
             self._step_feedback.consider_variants(self._states, evidence, self._step)

@@ -113,12 +113,13 @@ class Knowledge:
                     known[candidate] = entry
         self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
         self._gains = _gains_by_key(by_job)
-        self._told: Mapping[DecisionKey, tuple[Candidate, float, float]] = {}
+        self.told: Mapping[DecisionKey, tuple[Candidate, float, float]] = {}
+        """By a book of the fleet."""
 
     def with_book(self, told: Mapping[DecisionKey, tuple[Candidate, float, float]]) -> Knowledge:
         """The same, and below it what a book of the fleet says: by key a setting, its gain (log) and its doubt."""
         both = copy.copy(self)
-        both._told = told
+        both.told = told
         return both
 
     @classmethod
@@ -325,7 +326,7 @@ class Knowledge:
 
     def canary(self, key: DecisionKey) -> Canary | None:
         """What the fleet's book says of a key, where no earlier job of this node has anything to say."""
-        told = self._told.get(key)
+        told = self.told.get(key)
         if told is None or self.decided(key) is not None or self.open_lead(key) is not None:
             return None
         known = self._by_key.get(key, {}).get(told[0])

@@ -68,6 +68,32 @@ def test_what_is_tried_first_is_what_the_book_says() -> None:
     assert explored[0].step <= 5
 
 
+def test_the_first_plan_is_the_books_however_late_it_comes() -> None:
+    """Own guesses that promise more begin after it, though enough steps are known for them by then."""
+    two = fabric.load("ethernet_boxes").communicator(range(2))
+    calls = [
+        Call(collective, phase, n_bytes)
+        for n_bytes in (100_000, 200_000)
+        for collective, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.all_gather, Phase.backward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+    ]
+    world = World("ethernet_boxes", two, calls, seed=1, compute_us=20_000.0)
+    won = Candidate(Algorithm.ring, Protocol.simple, 2)
+    told = {
+        DecisionKey(two, call.collective, call.phase, size_class(call.message_bytes)): (won, 0.3, 0.01)
+        for call in calls
+    }
+    brain = make_brain(world, Knowledge.empty().with_book(told))
+    play(world, brain, 60, looks_every=30)
+    explored = [one for one in brain.decisions() if one.kind == "explore"]
+    first = [one for one in explored if one.epoch == explored[0].epoch]
+    assert {one.candidate for one in first} == {won}
+    assert {one.candidate for one in explored} > {won}
+
+
 def _slowest(world: World, call: Call, offered: tuple[Candidate, ...]) -> tuple[Candidate, float, float]:
     return max(offered, key=lambda one: world.truth(call, one)[0]), math.log(50.0), 0.0
 
