@@ -57,6 +57,8 @@ class Passages(msgspec.Struct, frozen=True):
     n_one_rank_communicators: Count = 0
     """What these run is a copy that NCCL tells no plugin of."""
     others: Annotated[tuple[OtherPlugin, ...], msgspec.Meta(max_length=MAX_OTHERS)] = ()
+    n_impossible_times: Count = 0
+    """Kernels' times that NCCL 2.31 or newer told, and that cannot be those of the collective: left out."""
 
 
 def summed(ranks: Iterable[Passages]) -> Passages:
@@ -72,4 +74,9 @@ def summed(ranks: Iterable[Passages]) -> Passages:
     for other in (other for rank in ranks for other in rank.others):
         faults[other.role, other.name] = min(faults.get((other.role, other.name), 0) + other.n_faults, MOST)
     others = tuple(OtherPlugin(role, name, n) for (role, name), n in faults.items())[:MAX_OTHERS]
-    return Passages(tuple(kinds), min(sum(rank.n_one_rank_communicators for rank in ranks), MOST), others)
+    counts = (
+        min(sum(getattr(rank, name) for rank in ranks), MOST)
+        for name in ("n_one_rank_communicators", "n_impossible_times")
+    )
+    n_one_rank_communicators, n_impossible_times = counts
+    return Passages(tuple(kinds), n_one_rank_communicators, others, n_impossible_times)

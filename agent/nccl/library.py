@@ -71,6 +71,7 @@ class Counters:
     n_estimates: int
     n_next_tuner_faults: int
     n_next_profiler_faults: int
+    n_impossible_times: int
 
 
 class _CounterFields(ctypes.Structure):
@@ -241,10 +242,11 @@ class Plugin:
             n_calls, message_bytes, n_timed, kernel_ns = sums[4 * kind : 4 * kind + 4]
             if n_calls:
                 kinds.append(Passage(kind, n_calls, message_bytes, n_timed, kernel_ns / 1e3))
-        return Passages(tuple(kinds), int(self._one_rank_communicators()), self._others())
-
-    def _others(self) -> tuple[OtherPlugin, ...]:
         counts = self.counters()
+        n_one_rank = int(self._one_rank_communicators())
+        return Passages(tuple(kinds), n_one_rank, self._others(counts), counts.n_impossible_times)
+
+    def _others(self, counts: Counters) -> tuple[OtherPlugin, ...]:
         tuner = OtherPlugin("tuner", _printable(self.next_tuner()), counts.n_next_tuner_faults)
         profiler = OtherPlugin("profiler", _printable(self.next_profiler()), counts.n_next_profiler_faults)
         return tuple(each for each in (tuner, profiler) if each.name or each.n_faults)

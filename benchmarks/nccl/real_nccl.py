@@ -2,9 +2,10 @@
 
 Host side of one all-gather, two ranks on a mock H100 node: nothing loaded, our plugin without a plan, with plans of 10,
 1,000 and 4,096 rows whose row asks for NCCL's own setting, with decision records, and observed. The null profiler, with
-our tuner, asks for the events that ours asks for and drops them: what NCCL itself takes to tell of them. A process
-each, turn by turn in each round, calls in bursts as a step makes them; figures are medians over rounds of what a round
-adds. The mock's launch is part of every variant. Cells, times and cost tables are checked on all clusters of
+our tuner, asks for the events that ours asks for and drops them: what NCCL itself takes to tell of them. Unobserved is
+our profiler while it does not observe, over our tuner alone: from 2.31 on NCCL tells of kernel channels then, too. A
+process each, turn by turn in each round, calls in bursts as a step makes them; figures are medians over rounds of what
+a round adds. The mock's launch is part of every variant. Cells, times and cost tables are checked on all clusters of
 tests/real_nccl.
 
 Needs a libnccl: NCCL_LIBRARY, or `python -m benchmarks.lib.nccl_releases`.
@@ -38,8 +39,8 @@ from zerotune.store.records import Collective
 LOOP = Path(__file__).with_name("real_nccl_loop.c")
 NULL_PROFILER = Path(__file__).with_name("null_profiler.c")
 VARIANTS = {
-    "none": 0, "no_plan": 0, "10_rows": 10, "1000_rows": 1000, "4096_rows": 4096, "records": 0, "null_profiler": 0,
-    "observing": 0,
+    "none": 0, "tuner_alone": 0, "no_plan": 0, "10_rows": 10, "1000_rows": 1000, "4096_rows": 4096, "records": 0,
+    "null_profiler": 0, "observing": 0,
 }  # fmt: skip
 """Rows of the plan, by what a worker is asked for."""
 ARRIVES_WITHIN_US = 0.01
@@ -110,6 +111,7 @@ def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
     return [
         Result("enqueue_ns_none", median(each["none"] for each in rounds), "ns"),
         Result("enqueue_ratio_no_plan", median(each["no_plan"] / each["none"] for each in rounds), "ratio", "<= 1.06"),
+        compared("enqueue_added_ns_unobserved", "no_plan", "tuner_alone", "", "no profiler"),
         result("10_rows"),
         result("1000_rows", "<= 100"),
         result("4096_rows"),

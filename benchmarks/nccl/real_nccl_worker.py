@@ -53,7 +53,7 @@ def main() -> None:
         mock.lend(read_machine(topology), "node")
         plugin = library.load()
         ours = "none" if variant == "none" else str(plugin.path)
-        profiler = str(built / "null_profiler.so") if variant == "null_profiler" else ours
+        profiler = {"null_profiler": str(built / "null_profiler.so"), "tuner_alone": "none"}.get(variant, ours)
         os.environ.update(NCCL_TUNER_PLUGIN=ours, NCCL_PROFILER_PLUGIN=profiler)
         nccl = Libnccl(path)
         base = mock.attach(path, nccl.library, nccl.version)

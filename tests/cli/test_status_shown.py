@@ -130,3 +130,11 @@ def test_communicators_of_one_rank_and_copies_have_no_times():
     words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, (job,)))
     assert "100.0 %" in words
     assert "2 communicators" in words
+
+
+@pytest.mark.parametrize("n_impossible", [0, 1234])
+def test_times_that_were_of_other_calls_are_counted(n_impossible):
+    seen = Passages(n_impossible_times=n_impossible)
+    job = JobStatus("job", "fabric", Stage.zero3, 1, 1, 0, 10, 0, 0, 0, 0.0, 0.0, 0.0, passages=seen)
+    words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, (job,)))
+    assert ("1,234" in words, "2.31" in words) == 2 * (n_impossible > 0,)

@@ -63,11 +63,11 @@ def test_what_passed_the_tuner_by_is_summed_over_ranks_and_kept(bench, records):
 
     def saw(rank, n_calls):
         sends = Passage(PassageKind.point_to_point, n_calls, 1000 * n_calls)
-        bench.send(rank, wire.Observations("job", rank, 0, passages=Passages((sends,), 1)), records(n=0))
+        bench.send(rank, wire.Observations("job", rank, 0, passages=Passages((sends,), 1, (), 2)), records(n=0))
 
     for rank, n_calls in ((0, 1), (1, 5), (0, 2)):  # a rank's later word is of all that it saw
         saw(rank, n_calls)
-    expected = Passages((Passage(PassageKind.point_to_point, 7, 7000),), 2)
+    expected = Passages((Passage(PassageKind.point_to_point, 7, 7000),), 2, (), 4)
     assert bench.service.jobs()[0].passages == expected
     bench.tick(NEWS_EVERY_S)
     assert bench.store.jobs["job"]["passages"] == expected

@@ -22,7 +22,7 @@ PATIENCE_S = 5.0
 class TwoRanks:
     """Both ranks on one node with our plugin in both places, and a communicator of theirs."""
 
-    def __init__(self, libnccl: Path, folder: Path, kernel_us: float = 25.0) -> None:
+    def __init__(self, libnccl: Path, folder: Path, kernel_us: float = 25.0, *, counts_unwatched: bool = False) -> None:
         topology = folder / "topology.xml"
         topology.write_text(MACHINES["dgx_h100"].topology())
         self.mock = MockCuda()
@@ -31,7 +31,7 @@ class TwoRanks:
         name = self.plugin.path.name
         os.environ.update(NCCL_TUNER_PLUGIN=name, NCCL_PROFILER_PLUGIN=name)
         self.nccl = Libnccl(libnccl)
-        self.mock.attach(libnccl, self.nccl.library, self.nccl.version)
+        self.mock.attach(libnccl, self.nccl.library, self.nccl.version, counts_unwatched=counts_unwatched)
         self.mock.set_duration_us(kernel_us)
         self.buffers = (self.mock.malloc(4 * COUNT), self.mock.malloc(4 * COUNT))
         self.communicators = [0, 0]

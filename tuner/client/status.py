@@ -16,6 +16,7 @@ from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.holders import Holder
 from zerotune.tuner.client.late import late
 from zerotune.tuner.client.misaligned import to_be_padded
+from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.passed_by import passed_by
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
             show(f"  passed the tuner by: {words}")
         if words := beside(job.passages):
             show(f"  beside ours: {words}")
-        for words in (*late(job.lateness), *to_be_padded(job.misaligned)):
+        for words in (*late(job.lateness), *to_be_padded(job.misaligned), *mistimed(job.passages)):
             show(f"  {words}", "yellow")
         for line in job.last_decisions:
             show(f"  {line}", "dim")

@@ -12,6 +12,7 @@ from zerotune.store.job_names import titled
 from zerotune.store.records import Decision, size_class_range
 from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.late import late, who
+from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.passed_by import passed_by
 from zerotune.tuner.client.status import fleet_text, may_try, store_text, workload
 from zerotune.tuner.offline.size_ranges import rounded_range
@@ -168,7 +169,7 @@ def _job_since(job: JobView, before: JobView) -> JobView:
 
 
 def _job(job: wire.JobStatus, history: JobHistory | None) -> JobView:
-    notices = [Notice(words) for words in late(job.lateness)]
+    notices = [Notice(words) for words in (*late(job.lateness), *mistimed(job.passages))]
     for what, words in (("passed the tuner by", passed_by(job.passages)), ("beside ours", beside(job.passages))):
         if words:
             notices.append(Notice(f"{what}: {words}"))

@@ -171,13 +171,17 @@ class MockCuda:
             )
         self._set_machine(ctypes.byref(fields))
 
-    def attach(self, path: Path, library: ctypes.CDLL, version: tuple[int, ...]) -> int:
+    def attach(
+        self, path: Path, library: ctypes.CDLL, version: tuple[int, ...], *, counts_unwatched: bool = False
+    ) -> int:
         """Put the mock in place of the CUDA runtime within a loaded libnccl.
 
         Args:
             path: the library's file.
             library: the same, opened.
             version: its release, (major, minor, patch).
+            counts_unwatched: count works that no profiler follows, as real kernels do and NCCL's host from 2.31 on does
+                not: times shift.
 
         Returns:
             Where it is loaded.
@@ -187,6 +191,8 @@ class MockCuda:
             PluginError: the library's code cannot be replaced.
         """
         layout = layout_of(version)
+        if counts_unwatched:
+            layout = layout._replace(counts_watched_only=0)
         found = functions(path)
         origin = next((each.address for each in found if each.name == "ncclGetVersion"), None)
         cuda = [each for each in found if _is_of(each.name, "cuda")]

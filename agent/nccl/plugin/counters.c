@@ -3,6 +3,7 @@
 #include "plan/shared_state.h"
 #include "profiler/events.h"
 #include "profiler/passages.h"
+#include "profiler/shifts.h"
 #include "records/records.h"
 #include "tuner/communicator.h"
 
@@ -19,5 +20,6 @@ void zerotune_reset(void) {
   zt_communicators_reset();
   zt_events_reset();
   zt_passages_reset();
+  zt_shifts_reset();
   zt_records_reset();
 }

@@ -116,6 +116,7 @@ typedef struct {
   uint64_t n_estimates;        /* getCollInfo calls that settle nothing: left untouched */
   uint64_t n_next_tuner_faults; /* errors and unusable answers of the tuner that is asked before ours */
   uint64_t n_next_profiler_faults; /* errors of the profiler beside ours */
+  uint64_t n_impossible_times; /* by the GPU's clock, and not the collective's own: profiler/shifts.h */
 } zt_counters;
 
 /* A decision record (recording on) says what was asked: `sequence` counts decisions of its

@@ -107,6 +107,7 @@ void test_tuner(void);
 void test_costs_and_records(void);
 void test_profiler(void);
 void test_passages(void);
+void test_shifts(void);
 void test_lifetimes(void);
 void test_groups(void);
 void test_impossible_numbers(void);

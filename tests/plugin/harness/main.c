@@ -218,6 +218,7 @@ int main(int argc, char **argv) {
                {"lifetimes", test_lifetimes},
                {"groups", test_groups},
                {"passages", test_passages},
+               {"shifts", test_shifts},
                {"impossible_numbers", test_impossible_numbers},
                {"next_tuner", test_next_tuner},
                {"next_profiler", test_next_profiler},

@@ -1,6 +1,7 @@
 #include "nccl_profiling.h"
 
 #include <dlfcn.h>
+#include <time.h>
 
 int event_mask;
 other_profiler beside;
@@ -126,9 +127,10 @@ static void *start_coll_v5(profiled profiler, void *group, const launched *coll)
                                          .count = coll->count,
                                          .datatype = "ncclBfloat16",
                                          .graph_captured = coll->graph_captured != 0};
-    START(5, NCCL_PROFILE_COLL_API);
-    stop_event(profiler, handle);
-    api = handle;
+    event->type = NCCL_PROFILE_COLL_API;
+    api = start_event(profiler, event);
+    (void)handle;
+    stop_event(profiler, api);
   }
   DESCRIPTOR(5);
   (void)handle;
@@ -257,6 +259,13 @@ void run_collective(profiled profiler, const launched *coll, int n_run, uint64_t
   stop_event(profiler, handle);
   stop_event(profiler, group);
   if (profiler.version < 3) return;
+  if (profiler.version >= 7 && start_ns != 0) { /* no kernel starts before its call */
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    const uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    start_ns += now_ns;
+    stop_ns += now_ns;
+  }
   for (int i = 0; i < n_run; i++) channels[i] = start_kernel_channel(profiler, handle, i, start_ns + (uint64_t)i * 10);
   for (int i = 0; i < n_run; i++) stop_kernel_channel(profiler, channels[i], stop_ns - (uint64_t)i * 10);
 }

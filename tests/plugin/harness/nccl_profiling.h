@@ -44,7 +44,7 @@ void *start_kernel_channel(profiled profiler, void *coll, int channel, uint64_t 
 void stop_kernel_channel(profiled profiler, void *handle, uint64_t stop_ns);
 void stop_event(profiled profiler, void *handle);
 
-/* Group, collective, channels [0, n_run) from start_ns to stop_ns, each channel a little inside. */
+/* Group, collective, channels [0, n_run) from start_ns to stop_ns, each channel a little inside; v7: from now on. */
 void run_collective(profiled profiler, const launched *coll, int n_run, uint64_t start_ns, uint64_t stop_ns);
 
 #endif

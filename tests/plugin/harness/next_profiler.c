@@ -148,6 +148,8 @@ static void ours_is_as_without_it(other_profiler other) {
   the.reset();
   test_passages();
   the.reset();
+  test_shifts();
+  the.reset();
   test_groups();
 }
 

@@ -25,6 +25,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
 from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.late import late, was_late
+from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.passed_by import passed_by
 from zerotune.tuner.modeling.medians import Medians, medians
 from zerotune.tuner.offline.comparison import Comparison, compare
@@ -243,6 +244,7 @@ def trust(facts: Facts) -> list[tuple[str, str]]:
         lines.append(("Passed the tuner by", f"{words[0].upper()}{words[1:]}."))
     if words := beside(facts.job.passages):
         lines.append(("Beside ours", f"{words[0].upper()}{words[1:]}."))
+    lines += [("Left out", f"{words}.") for words in mistimed(facts.job.passages)]
     found = [*late(facts.job.lateness), *was_late(facts.job.lateness)]
     lines += [("Late ranks", f"{words[0].upper()}{words[1:]}.") for words in found]
     lines += [("Of the whole job", f"{news}.") for news in news_of(facts.decisions)]

@@ -7,6 +7,7 @@
 #include "../plan/shared_state.h"
 #include "../records/records.h"
 #include "passages.h"
+#include "shifts.h"
 
 #define N_EVENTS 1024u
 #define N_CHANNELS 128u /* RCCL's; NCCL has 64 */
@@ -41,12 +42,12 @@ typedef struct {
 static event pool[N_EVENTS];
 static _Atomic uint64_t free_list;   /* uses << 32 | 1 + index of the first free event that was used before */
 static _Atomic uint32_t n_ever_used; /* events beyond were never used */
-static _Atomic uint64_t n_timed, n_lost, n_abandoned;
+static _Atomic uint64_t n_timed, n_lost, n_abandoned, n_impossible;
 
 #define READ(word) atomic_load_explicit(&(word), memory_order_acquire)
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_release)
 
-static uint64_t cpu_ns(void) {
+uint64_t zt_cpu_ns(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -107,10 +108,9 @@ static void give_back(event *its) {
 
 /* ---- the end of an event ---- */
 
-/* First start to last stop over the channels, when all are timed by one clock. */
-static bool kernel_times(event *its, uint32_t generation, uint64_t *start_ns, uint64_t *stop_ns, uint8_t *source) {
-  *start_ns = UINT64_MAX;
-  *stop_ns = 0;
+/* True where all channels are timed, and by one clock. */
+static bool kernel_times(event *its, uint32_t generation, zt_channel_times *times, uint8_t *source) {
+  *times = (zt_channel_times){.first_start_ns = UINT64_MAX, .first_stop_ns = UINT64_MAX};
   const bool is_certain = its->start.channels_are_certain;
   const uint32_t n_over = (uint32_t)READ(its->n_stopped);
   const uint32_t n_used = is_certain ? n_over : (uint32_t)READ(its->n_started);
@@ -125,26 +125,37 @@ static bool kernel_times(event *its, uint32_t generation, uint64_t *start_ns, ui
     n_cpu += state == STOPPED_BY_CPU;
     n_untimed += state != STOPPED_BY_GPU && state != STOPPED_BY_CPU;
     const uint64_t start = READ(slot->start_ns), stop = READ(slot->stop_ns);
-    if (start < *start_ns) *start_ns = start;
-    if (stop > *stop_ns) *stop_ns = stop;
+    if (start < times->first_start_ns) times->first_start_ns = start;
+    if (start > times->last_start_ns) times->last_start_ns = start;
+    if (stop < times->first_stop_ns) times->first_stop_ns = stop;
+    if (stop > times->last_stop_ns) times->last_stop_ns = stop;
   }
   const uint32_t override = zt_read(&zt_shared.timing_source_override);
   *source = n_cpu > 0 ? TIMING_CPU_KERNEL : override != 0 ? (uint8_t)override : TIMING_GPU_KERNEL;
-  return n_untimed == 0 && (n_gpu == 0) != (n_cpu == 0) && *stop_ns >= *start_ns;
+  return n_untimed == 0 && (n_gpu == 0) != (n_cpu == 0) && times->last_stop_ns >= times->first_start_ns;
+}
+
+static bool is_impossible(const event *its, const zt_channel_times *times, uint8_t source) {
+  if (its->start.judged == NULL || source != TIMING_GPU_KERNEL) return false;
+  if (!zt_shifts_are_impossible(its->start.judged, times, its->start.called_us)) return false;
+  atomic_fetch_add_explicit(&n_impossible, 1, memory_order_relaxed);
+  return true;
 }
 
 /* Both parts are over, or the communicator is gone: the caller alone owns the event. */
 static void finish(event *its, uint32_t generation) {
   zt_record *record = &its->start.record;
-  uint64_t start_ns, stop_ns;
+  zt_channel_times times;
   const bool host_is_over = READ(its->host_part) == ((uint64_t)generation << 8 | 1);
-  if (kernel_times(its, generation, &start_ns, &stop_ns, &record->timing_source)) {
+  const bool has_kernel_times = kernel_times(its, generation, &times, &record->timing_source) &&
+                                !is_impossible(its, &times, record->timing_source);
+  const uint64_t start_ns = has_kernel_times ? times.first_start_ns : its->host_start_ns;
+  const uint64_t stop_ns = has_kernel_times ? times.last_stop_ns : its->host_stop_ns;
+  if (has_kernel_times) {
     if (!its->start.channels_are_certain) record->n_channels = (uint8_t)READ(its->n_stopped);
     if (its->start.its_class != NULL) zt_class_saw_channels(its->start.its_class, record->n_channels);
     if (host_is_over) zt_passage_timed(its->start.passage, stop_ns - start_ns);
   } else {
-    start_ns = its->host_start_ns;
-    stop_ns = its->host_stop_ns;
     record->timing_source = TIMING_CPU_COLLECTIVE;
   }
   if (host_is_over) {
@@ -181,7 +192,7 @@ zt_handle zt_event_begin(const zt_event_start *start) {
   }
   const uint32_t generation = (uint32_t)(READ(its->pending) >> 32) + 1;
   its->start = *start;
-  its->host_start_ns = cpu_ns();
+  its->host_start_ns = zt_cpu_ns();
   WRITE(its->n_started, (uint64_t)generation << 32);
   WRITE(its->n_stopped, (uint64_t)generation << 32);
   WRITE(its->group, start->group);
@@ -197,7 +208,7 @@ zt_handle zt_event_begin(const zt_event_start *start) {
 static void host_stop(zt_handle handle) {
   event *its = event_of(handle);
   if (its == NULL || READ(its->host_part) != (uint64_t)generation_of(handle) << 8) return;
-  its->host_stop_ns = cpu_ns();
+  its->host_stop_ns = zt_cpu_ns();
   part_is_over(its, &its->host_part, generation_of(handle));
 }
 
@@ -209,7 +220,7 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
   uint64_t tag = READ(slot->tag);
   const uint64_t started = (uint64_t)generation << 8 | (has_gpu_time ? STARTED_BY_GPU : STARTED_BY_CPU);
   if (tag >> 8 == generation || !atomic_compare_exchange_strong(&slot->tag, &tag, started)) return 0;
-  WRITE(slot->start_ns, has_gpu_time ? gpu_ns : cpu_ns());
+  WRITE(slot->start_ns, has_gpu_time ? gpu_ns : zt_cpu_ns());
   WRITE(slot->stop_ns, NO_TIME);
   if (!READ(its->is_certain)) count_up(&its->n_started, generation);
   return handle_of(its, generation, channel + 1);
@@ -230,7 +241,7 @@ static void channel_stop(zt_handle handle) {
   uint64_t tag = READ(slot->tag);
   const uint32_t state = tag & 0xFFu;
   if (tag >> 8 != generation || state >= STOPPED_BY_CPU) return;
-  if (state == STARTED_BY_CPU) WRITE(slot->stop_ns, cpu_ns());
+  if (state == STARTED_BY_CPU) WRITE(slot->stop_ns, zt_cpu_ns());
   const uint32_t stopped = state == STARTED_BY_CPU           ? STOPPED_BY_CPU
                            : READ(slot->stop_ns) != NO_TIME ? STOPPED_BY_GPU
                                                              : NOT_TIMED;
@@ -274,10 +285,12 @@ void zt_events_count(zt_counters *out) {
   out->n_timed = READ(n_timed);
   out->n_lost_events = READ(n_lost);
   out->n_abandoned_events = READ(n_abandoned);
+  out->n_impossible_times = READ(n_impossible);
 }
 
 void zt_events_reset(void) {
   WRITE(n_timed, 0);
   WRITE(n_lost, 0);
   WRITE(n_abandoned, 0);
+  WRITE(n_impossible, 0);
 }

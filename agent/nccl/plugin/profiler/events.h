@@ -25,6 +25,8 @@ typedef struct {
   uint32_t n_channels;       /* kernel-channel events to expect; 0 = none will come */
   bool channels_are_certain; /* false: fewer than n_channels may come (profiler v3) */
   enum zt_passage passage;
+  const void *judged; /* communicator whose GPU's times may be those of other works: shifts.h; NULL = they are not */
+  uint64_t called_us; /* when the call was made, by the CPU's clock; 0 = not known */
 } zt_event_start;
 
 zt_handle zt_event_begin(const zt_event_start *start); /* 0 when the pool is exhausted (counted) */
@@ -40,6 +42,8 @@ void zt_channel_gpu_stop(zt_handle channel, uint64_t gpu_ns);
 bool zt_event_settle(zt_handle event, zt_handle running);
 /* A communicator goes away: what is timed is reported, the rest abandoned and counted. */
 void zt_events_end(uint64_t owner);
+
+uint64_t zt_cpu_ns(void); /* the monotonic clock */
 
 void zt_events_count(zt_counters *out);
 void zt_events_reset(void);

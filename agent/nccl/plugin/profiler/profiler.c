@@ -15,6 +15,7 @@
 #include "names.h"
 #include "observing.h"
 #include "passages.h"
+#include "shifts.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -22,6 +23,7 @@
 #define UNTRACKED ((zt_handle)0xFFFF)
 #define CAPTURED ((zt_handle)0xFFFE) /* an API call under CUDA-graph capture: v5 and newer tell */
 #define GROUP_MARK 0xFFFDu           /* below a running number: v1-v3 tell groups apart by it */
+#define CALL_MARK 0xFFFCu            /* below the microsecond of an API call: v7 */
 
 /* ---- one collective, whatever the version ---- */
 
@@ -36,6 +38,8 @@ typedef struct {
   uint64_t group;
   bool tells_capture; /* v5 and newer: then `flags` has ZT_FLAG_CAPTURED where it is one */
   bool is_symmetric;
+  bool is_judged;
+  uint64_t called_us; /* 0 = not known */
   uint8_t flags;
 } seen;
 
@@ -109,6 +113,8 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
       .n_channels = coll->has_kernel_events ? coll->n_channels : 0,
       .channels_are_certain = coll->channels_are_certain,
       .passage = passage,
+      .judged = coll->is_judged ? communicator : NULL,
+      .called_us = coll->called_us,
   };
   const zt_handle handle = zt_event_begin(&start);
   return handle != 0 ? handle : UNTRACKED;
@@ -211,9 +217,14 @@ static nccl_result start_v3(void *context, void **handle, nccl_event_v3 *event) 
   return NCCL_SUCCESS;
 }
 
+static zt_handle call_now(void) { return zt_cpu_ns() / 1000u << 16 | CALL_MARK; }
+
+static bool is_call(zt_handle handle) { return (handle & 0xFFFFu) == CALL_MARK; }
+
 /* v4 and newer: one collective, its channel count certain, timed by the GPU; `parent` NULL = v4 */
 static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *coll, int rank, const void *parent,
-                          bool tells_capture, bool is_symmetric) {
+                          bool tells_capture, bool is_judged, bool is_symmetric) {
+  const zt_handle call = handle_in(parent);
   return begin(communicator, &(seen){.sequence = coll->sequence,
                                      .count = coll->count,
                                      .collective = zt_collective_named(coll->collective),
@@ -226,7 +237,9 @@ static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *col
                                      .channels_are_certain = true,
                                      .tells_capture = tells_capture,
                                      .is_symmetric = is_symmetric,
-                                     .flags = handle_in(parent) == CAPTURED ? ZT_FLAG_CAPTURED : 0});
+                                     .is_judged = is_judged,
+                                     .called_us = is_call(call) ? call >> 16 : 0,
+                                     .flags = call == CAPTURED ? ZT_FLAG_CAPTURED : 0});
 }
 
 /* What a rank sends is counted: what it receives another has sent. */
@@ -252,7 +265,7 @@ static zt_handle begin_channel_v4(const void *parent, const nccl_kernel_channel_
 static nccl_result start_v4(void *context, void **handle, nccl_event_v4 *event) {
   zt_handle made = UNTRACKED;
   if (context != NULL && event->type == NCCL_PROFILE_COLL)
-    made = begin_v4(context, &event->coll, event->rank, NULL, false, false);
+    made = begin_v4(context, &event->coll, event->rank, NULL, false, false, false);
   else if (event->type == NCCL_PROFILE_P2P)
     count_send(&event->p2p);
   else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
@@ -266,7 +279,7 @@ static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) 
   if (event->type == NCCL_PROFILE_COLL_API && event->coll_api.graph_captured)
     made = CAPTURED;
   else if (context != NULL && event->type == NCCL_PROFILE_COLL)
-    made = begin_v4(context, &event->coll.coll, event->rank, event->parent, true, false);
+    made = begin_v4(context, &event->coll.coll, event->rank, event->parent, true, false, false);
   else if (event->type == NCCL_PROFILE_P2P)
     count_send(&event->p2p);
   else if (context != NULL && event->type == NCCL_PROFILE_CE_COLL)
@@ -288,11 +301,17 @@ static bool is_ours_to_follow(uint64_t type, const void *parent) {
 
 static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) {
   *handle = NULL;
+  if (event->type == NCCL_PROFILE_KERNEL_CHANNEL && event->kernel_channel.start_ns != 0)
+    zt_shifts_heard(context, event->kernel_channel.start_ns);
   if (!is_ours_to_follow(event->type, event->parent)) return NCCL_SUCCESS;
+  if (event->type == NCCL_PROFILE_COLL_API && !event->coll_api.graph_captured) {
+    *handle = pointer(call_now());
+    return NCCL_SUCCESS;
+  }
   if (context == NULL || event->type != NCCL_PROFILE_COLL)
     return start_v5(context, handle, event);
   const nccl_coll_v7 *coll = &event->coll_v7;
-  *handle = pointer(begin_v4(context, &coll->coll.coll, event->rank, event->parent, true, coll->is_symmetric));
+  *handle = pointer(begin_v4(context, &coll->coll.coll, event->rank, event->parent, true, true, coll->is_symmetric));
   return NCCL_SUCCESS;
 }
 
@@ -311,14 +330,14 @@ static zt_handle start_ours(int abi, zt_both *both, void *event, uint64_t type, 
   void *const given = *parent;
   void *made = NULL;
   *parent = parent_for_ours(abi, type, given);
-  if (is_ours_to_follow(type, *parent)) (void)start(both->communicator, &made, event);
+  if (abi >= 7 || is_ours_to_follow(type, *parent)) (void)start(both->communicator, &made, event);
   *parent = given;
   return handle_in(made);
 }
 
 /* A group needs some handle. That an API call has one of ours tells that it is no capture, which may be of long ago. */
 static bool is_worth_a_handle(zt_handle ours, uint64_t type, const void *theirs) {
-  if (type == NCCL_PROFILE_COLL_API) return ours == UNTRACKED || theirs == NULL;
+  if (type == NCCL_PROFILE_COLL_API) return ours == UNTRACKED || is_call(ours) || theirs == NULL;
   return ours != UNTRACKED || (type == NCCL_PROFILE_GROUP && theirs == NULL);
 }
 
@@ -387,6 +406,7 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   *context = communicator;
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = start->mask;
+  if (start->abi >= 7) zt_shifts_watch(communicator);
   /* From 2.31 on NCCL's host counts only the calls whose kernel channels are asked for, and its kernels count all:
    * after one call that was not asked for, each channel's times would be those of some earlier call. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | (start->abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |
@@ -395,6 +415,7 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   *context = zt_next_profiler_init(communicator, start);
   if (*context == NULL) {
     zt_mask_remove(start->mask);
+    zt_shifts_forget(communicator);
     zt_detach(communicator, ZT_PROFILER);
   }
   return NCCL_SUCCESS;
@@ -432,6 +453,7 @@ static nccl_result finalize(void *context) {
   if (communicator == NULL) return NCCL_SUCCESS;
   zt_mask_remove(communicator->mask);
   zt_events_end(communicator->owner);
+  zt_shifts_forget(communicator);
   zt_detach(communicator, ZT_PROFILER);
   return NCCL_SUCCESS;
 }

@@ -1,0 +1,75 @@
+#include "shifts.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#include "events.h"
+
+#define N_WATCHED 64u         /* communicators beyond are not judged */
+#define DRIFT_SHIFT 10u       /* clocks drift apart by less than 2^-10, slewed by NTP */
+#define SLACK_NS 100000       /* far above the steps of the GPU's clock */
+#define NOT_HEARD INT64_MAX
+
+static struct {
+  _Atomic(const void *) communicator; /* NULL = free */
+  _Atomic int64_t lead_ns;            /* of the CPU's clock over the GPU's: at most this */
+  _Atomic uint64_t heard_ns;          /* when that was known */
+  _Atomic bool is_shifted;
+} watched[N_WATCHED];
+
+#define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
+#define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
+
+static int entry_of(const void *communicator) {
+  for (uint32_t i = 0; i < N_WATCHED; i++)
+    if (READ(watched[i].communicator) == communicator) return (int)i;
+  return -1;
+}
+
+static void forget_history(int i) {
+  WRITE(watched[i].lead_ns, NOT_HEARD);
+  WRITE(watched[i].is_shifted, false);
+}
+
+void zt_shifts_watch(const void *communicator) {
+  for (uint32_t i = 0; i < N_WATCHED; i++) {
+    const void *nobody = NULL;
+    if (!atomic_compare_exchange_strong(&watched[i].communicator, &nobody, communicator)) continue;
+    forget_history((int)i);
+    return;
+  }
+}
+
+void zt_shifts_forget(const void *communicator) {
+  const int i = entry_of(communicator);
+  if (i >= 0) WRITE(watched[i].communicator, NULL);
+}
+
+static int64_t lead_at(int i, uint64_t cpu_ns) {
+  const int64_t lead_ns = READ(watched[i].lead_ns);
+  return lead_ns == NOT_HEARD ? NOT_HEARD : lead_ns + (int64_t)((cpu_ns - READ(watched[i].heard_ns)) >> DRIFT_SHIFT);
+}
+
+void zt_shifts_heard(const void *communicator, uint64_t gpu_ns) {
+  const int i = entry_of(communicator);
+  if (i < 0) return;
+  const uint64_t cpu_ns = zt_cpu_ns();
+  const int64_t known_ns = lead_at(i, cpu_ns), told_ns = (int64_t)(cpu_ns - gpu_ns);
+  WRITE(watched[i].lead_ns, told_ns < known_ns ? told_ns : known_ns);
+  WRITE(watched[i].heard_ns, cpu_ns);
+}
+
+bool zt_shifts_are_impossible(const void *communicator, const zt_channel_times *times, uint64_t called_us) {
+  const int i = entry_of(communicator);
+  if (i < 0) return false;
+  const int64_t lead_ns = lead_at(i, zt_cpu_ns());
+  if (called_us != 0 && lead_ns != NOT_HEARD) {
+    const uint64_t at_latest_ns = times->first_start_ns + (uint64_t)lead_ns + SLACK_NS;
+    if ((int64_t)(at_latest_ns - called_us * 1000u) < 0) WRITE(watched[i].is_shifted, true);
+  }
+  return READ(watched[i].is_shifted) || times->last_start_ns > times->first_stop_ns;
+}
+
+void zt_shifts_reset(void) {
+  for (int i = 0; i < (int)N_WATCHED; i++) forget_history(i);
+}

@@ -1,0 +1,32 @@
+/* Times that cannot be a collective's own.
+ *
+ * From 2.31 on NCCL's host counts only works whose kernel channels are asked for, and its kernels count all: behind one
+ * that was not, each of its channels is told the times of an earlier work, for as long as the communicator lives.
+ * A start before the call was made proves it. Where the GPU's clock stands is known from what was told, also of kernels
+ * that nobody observes: when NCCL tells of a start, the kernel has started.
+ */
+#ifndef ZEROTUNE_SHIFTS_H
+#define ZEROTUNE_SHIFTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* From now on the times of this communicator are judged. Its address is a name here, and never followed. */
+void zt_shifts_watch(const void *communicator);
+void zt_shifts_forget(const void *communicator);
+
+/* NCCL tells now that a channel started at `gpu_ns`. */
+void zt_shifts_heard(const void *communicator, uint64_t gpu_ns);
+
+/* Over the channels of one collective, by the GPU's clock. */
+typedef struct {
+  uint64_t first_start_ns, last_start_ns, first_stop_ns, last_stop_ns;
+} zt_channel_times;
+
+/* Whether they cannot be those of a call made at `called_us` (the CPU's clock; 0 = not known): not all channels ran at one
+ * time, or one started before the call, now or in an earlier call. */
+bool zt_shifts_are_impossible(const void *communicator, const zt_channel_times *times, uint64_t called_us);
+
+void zt_shifts_reset(void);
+
+#endif
