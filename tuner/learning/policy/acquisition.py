@@ -144,22 +144,16 @@ class Options:
         options = self._surrogate.fields.of(state).options
         log_now = evidence.log_us(incumbent if usual is None else usual)
         canary = self._canary(state, options, opinion, log_now, evidence, room_us)
-        if canary is not None or self.canaries_only:
+        if canary is not None or self.canaries_only or self._awaits_canary(state):
             return canary
 
         def ask(is_paid: bool) -> Option | None:
+            stakes = self._price.stakes(state, room_us, 0.0 if is_paid else self._unpaid_odds())
             return best_option(
-                options,
-                opinion,
-                state.usual,
-                log_now,
-                self._price.stakes(state, room_us, 0.0 if is_paid else self._unpaid_odds()),
-                self._settings,
-                lambda candidate: self.may_try(state, candidate),
-                {*state.ties, *state.retired},
-                self._memory.least_gain(options, state.n_channels),
-                self._connections_us(state, options),
-            )
+                options, opinion, state.usual, log_now, stakes, self._settings,
+                lambda candidate: self.may_try(state, candidate), {*state.ties, *state.retired},
+                self._memory.least_gain(options, state.n_channels), self._connections_us(state, options),
+            )  # fmt: skip
 
         found = ask(self._budget.is_paid)
         if self._budget.is_paid and found is not None and found.risk_us > self._budget.gained_us:
@@ -200,6 +194,12 @@ class Options:
             hope=(min(told.gain, CANARY_HOPE), max(told.gain_std, CANARY_HOPE)),
             reason=f"the fleet's book: {saved(told.gain)} faster on other nodes, tried first here",
         )
+
+    def _awaits_canary(self, state: KeyState) -> bool:
+        """What the book says here is not tried yet, and what it says elsewhere is: no guess of ours comes before."""
+        told, expected = self._surrogate.fields.knowledge.canary(state.key), self._price.traffic.is_expected
+        is_open = told is not None and self._surrogate.fields.named(state, told.candidate) not in state.numbers
+        return is_open and any(expected[one.index] for one, _ in self._canaries.waiting)
 
     def may_try(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether a trial of it may begin at all."""
