@@ -70,12 +70,11 @@ def after_the_first_step(data: DataSet) -> Floats:
     keys.learn_defaults(block, called, costs)
     slots = np.array([evidence.slot(key, BASELINE) for key in called.tolist()])
     evidence.add(evidence.calls(slots, keys.logs(block, called)), np.zeros(len(block), np.int64))
-    surrogate.follow(keys.states, evidence)
     problems, scores = {problem.key: problem for problem in data.problems}, []
     for state in keys.states:
         problem = problems[state.key]
         true_us = dict(zip(problem.candidates, problem.truth_us, strict=True))
-        mean, std = surrogate.posterior(state, keys.states, evidence)
+        mean, std = surrogate.posterior(state, evidence)
         for at, option in enumerate(surrogate.fields.of(state).options):
             if not option.is_baseline and option in true_us and math.isfinite(mean[at]):
                 scores.append((math.log(true_us[option]) - float(mean[at])) / float(std[at]))

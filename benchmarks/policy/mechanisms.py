@@ -15,6 +15,7 @@ from zerotune.tuner.learning.policy.acquisition import TrialVerdict
 from zerotune.tuner.learning.policy.observations import CallEvidence, NoiseModel
 from zerotune.tuner.learning.policy.risk import PendingTrials
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
+from zerotune.tuner.learning.policy.surrogate import Kernel
 
 _judge = acquisition.judge
 
@@ -26,7 +27,7 @@ def _without_leads(*arguments: Any, **named: Any) -> Any:
 
 
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
-    "channel_fill": ((surrogate, "FILL_ALL", 0.0), (surrogate, "FILL_CELL", 0.0)),
+    "channel_fill": ((surrogate, "KERNEL", Kernel(fill=0.0)),),
     "agreement": ((CallEvidence, "agrees_nearby", lambda *_: True),),
     "shared_noise": ((NoiseModel, "ask", lambda *_: None),),
     "twins": ((PendingTrials, "has_twin", lambda *_: False),),
@@ -39,8 +40,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "odds_but_a_half": ((acquisition, "UNPAID_ODDS", 0.5),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),
     "kernel_structure": (
-        *((surrogate, f"SHARE_{name}", 0.0) for name in ("ALL", "PROTOCOL", "CELL", "NEAR")),
-        (surrogate, "SHARE_OWN", 1.0),
+        (surrogate, "KERNEL", Kernel(by_all=0.0, by_protocol=0.0, by_cell=0.0, by_near_channels=0.0, own=1.0)),
     ),
 }
 """By name: (object or module, attribute, what stands in for it)."""

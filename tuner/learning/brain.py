@@ -426,7 +426,7 @@ class Brain(Inspection):
 
     def _new_evidence(self, left: CallEvidence, label: int, reason: str) -> None:
         """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
-        self._surrogate.leave(self._states, left)
+        self._surrogate.leave(left)
         self._plans.forget_slots()
         self._attribution.reset()
         self._step_feedback.reset()

@@ -5,14 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotune.tuner.learning.policy.surrogate import (
-    Guess,
-    Known,
-    SettingPoints,
-    condition,
-    covariance,
-    variance_of,
-)
+from zerotune.tuner.learning.policy.keys import Column
+from zerotune.tuner.learning.policy.surrogate import Known, condition, covariance, variance_of
 
 OCTAVES_OF_ALL = 5.0
 """32 channels."""
@@ -20,26 +14,22 @@ OCTAVES_OF_ALL = 5.0
 
 def _place(
     *, log2_bytes: float = 27.0, octaves_fewer: float = 0.0, share: float = 1.0, cell: int = 1, collective: int = 0
-) -> SettingPoints:
-    one = np.array([1], np.int64)
-    return SettingPoints(
-        np.array([log2_bytes]),
-        np.array([OCTAVES_OF_ALL - octaves_fewer]),
-        cell * one,
-        cell * one,
-        collective * one,
-        np.array([int(log2_bytes) + 100 * collective], np.int64),
-        np.array([share]),
-        np.array([octaves_fewer]),
-    )
+) -> np.ndarray:
+    row = np.zeros((1, len(Column)))
+    row[0, Column.log2_bytes], row[0, Column.log2_channels] = log2_bytes, OCTAVES_OF_ALL - octaves_fewer
+    row[0, Column.algorithm], row[0, Column.protocol], row[0, Column.std] = cell, cell, 0.5
+    row[0, Column.transfer_share], row[0, Column.octaves_fewer] = share, octaves_fewer
+    row[0, Column.collective], row[0, Column.key] = collective, int(log2_bytes) + 100 * collective
+    return row
 
 
-def _shift(target: SettingPoints, measured: SettingPoints) -> float:
+def _known(measured: np.ndarray, regime: int = 0, off_by: float = 1.0) -> Known:
+    return Known(measured, np.array([regime]), np.array([off_by]), np.array([1e-4]))
+
+
+def _shift(target: np.ndarray, measured: np.ndarray) -> float:
     """How far a guess follows another one that was off by 1 (log)."""
-    one = np.ones(1)
-    guess, known = Guess(target, np.zeros(1), 0.5 * one), Known(measured, 0.5 * one, one, 1e-4 * one)
-    mean, _ = condition(guess, known, 0.0)
-    return float(mean[0])
+    return float(condition(target, _known(measured), 0.0)[0][0])
 
 
 @pytest.mark.parametrize("octaves_fewer", [0.0, 1.0, 4.0])
@@ -64,8 +54,16 @@ def test_near_sizes_say_more_than_far_ones() -> None:
 
 
 def test_a_cell_that_is_slow_in_one_collective_is_not_surely_slow_in_another() -> None:
-    one = np.ones(1)
-    guess, known = Guess(_place(), np.zeros(1), 0.5 * one), Known(_place(collective=1), 0.5 * one, one, 1e-4 * one)
-    mean, std = condition(guess, known, 0.0)
+    mean, std = condition(_place(), _known(_place(collective=1)), 0.0)
     assert mean[0] < 0.8
     assert std[0] > 0.3
+
+
+def test_how_far_another_network_is_from_the_first_is_not_what_a_setting_takes() -> None:
+    """All that ran in the second network took three times as long: so will others there, and only there."""
+    slow = [_place(cell=cell, log2_bytes=size) for cell in (1, 2, 3) for size in (26.0, 27.0)]
+    known = [_known(place, regime=1, off_by=1.1) for place in slow]
+    both = Known(*(np.concatenate(parts) for parts in zip(*known, strict=True)))
+    there, before = (condition(_place(cell=4), both, 0.0, regime)[0][0] for regime in (1, 0))
+    assert there > 0.7
+    assert before < 0.5 * there

@@ -124,19 +124,18 @@ class Options:
         self.canaries_only = False
         """For now no trial begins but what the fleet's book says."""
 
-    def best(self, state: KeyState, states: list[KeyState], evidence: CallEvidence, room_us: float) -> Option | None:
+    def best(self, state: KeyState, evidence: CallEvidence, room_us: float) -> Option | None:
         """The best trial of one key that fits.
 
         Args:
             state: the key.
-            states: of all keys, by key index.
             evidence: of the regime in force.
             room_us: what is left of the budget.
 
         Returns:
             The trial; None if there is none.
         """
-        opinion = self._surrogate.posterior(state, states, evidence)
+        opinion = self._surrogate.posterior(state, evidence)
         incumbent = evidence.find(state.index, state.incumbent)
         if incumbent is None:
             return None

@@ -238,8 +238,6 @@ class Regimes:
     def __init__(self, max_regimes: int = MAX_REGIMES) -> None:
         self._noise = NoiseModel()
         self._all = [CallEvidence(self._noise)]
-        self._labels = [0]
-        self._next_label = 1
         self._max = max_regimes
         self.n_changes = 0
         self._settling = False
@@ -253,18 +251,16 @@ class Regimes:
     @property
     def label(self) -> int:
         """Label of the regime in force; 0 is the one the job began with."""
-        return self._labels[-1]
+        return self.evidence.regime
 
     def begin(self, shift: float) -> None:
         """The network changed by `shift` (log): start afresh, keep what was known."""
         self._shift = shift
-        self._all.append(CallEvidence(self._noise))
-        self._labels.append(self._next_label)
-        self._next_label += 1
         self.n_changes += 1
+        self._all.append(CallEvidence(self._noise, self.n_changes))
         self._settling = True
         if len(self._all) > self._max:
-            del self._all[0], self._labels[0]
+            del self._all[0]
 
     def recognise(self) -> bool:
         """Whether what was measured since `begin` fits an older regime, which then is in force again."""
@@ -297,8 +293,6 @@ class Regimes:
             ):
                 self._all[-1], self._all[index] = older, current
                 del self._all[index]
-                label = self._labels.pop(index)
-                self._labels[-1] = label
                 self._settling = False
                 return True
         return False

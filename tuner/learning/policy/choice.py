@@ -268,7 +268,7 @@ class Policy:
         self.has_settled = False
         for state in self._pending.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
             self.end_trial(state)
-        self.surrogate.follow(states, evidence)
+        self.surrogate.fields.follow()
         self.budget.save(self.price.saved_us(states, evidence))
         evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
         room_us = self.budget.remaining_us - self._pending.reserved_us
@@ -514,7 +514,7 @@ class Policy:
             if canaries_only and self.surrogate.fields.knowledge.canary(state.key) is None:
                 continue
             n_looked_at += 1
-            found = self.options.best(state, states, evidence, room_us)
+            found = self.options.best(state, evidence, room_us)
             if found is not None:
                 picked.append((state, found))
             elif not canaries_only:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,17 +32,29 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints, cell_of, key_codes, key_of, size_classes
 
-N_COLUMNS: Final = 8
-"""Of `Field.table`."""
+
+class Column(IntEnum):
+    """Of `Field.table`."""
+
+    log2_bytes = 0
+    log2_channels = 1
+    algorithm = 2
+    protocol = 3
+    guess = 4
+    """Log microseconds; NaN: not available."""
+    std = 5
+    """Of the guess."""
+    transfer_share = 6
+    """Part of the guess that goes with the bytes."""
+    octaves_fewer = 7
+    """By how many octaves its channels are fewer than the communicator has."""
+    collective = 8
+    key = 9
+    """Index."""
 
 
 class Field:
-    """The options of one key, the baseline first, and where each lies.
-
-    `table` has a row per option: log2 bytes, log2 channels, algorithm, protocol, and the starting guess's
-    log microseconds (NaN = not available) and standard deviation, the share of it that goes with the bytes, and by how
-    many octaves its channels are fewer than the communicator has.
-    """
+    """The options of one key, the baseline first; `table` has a row for each, of `Column`s, that says where it lies."""
 
     __slots__ = ("options", "place", "table")
 
@@ -376,7 +388,8 @@ class FieldBook:
         self._cells: dict[Family, set[tuple[int, int]]] = {}
         self._n_exchanged = 0
         self._made_for = (0, costs.revision)
-        self._states: list[KeyState] = []
+        self.states: list[KeyState] = []
+        """Of all keys, by key index."""
         self._sizes: dict[Family, dict[int, None]] = {}
         """Message sizes met, in the order they were met."""
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
@@ -406,7 +419,7 @@ class FieldBook:
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
         self._sizes.setdefault(state.family, {})[int(state.message_bytes)] = None
-        self._states.append(state)
+        self.states.append(state)
 
     def follow(self) -> tuple[int, int]:
         """If costs or knowledge have changed, everything is worked out anew when it is asked for next.
@@ -421,7 +434,7 @@ class FieldBook:
             self._options.clear()
             self._doubts.clear()
             self._cells.clear()
-            for state in self._states:
+            for state in self.states:
                 state.field = None
                 state.quiet_until = 0
         return now
@@ -475,12 +488,13 @@ class FieldBook:
             state.default_setting if option.algorithm is None and state.default_setting is not None else option
             for option in options
         ]
-        table = np.empty((len(options), N_COLUMNS))
-        table[:, 0] = log2_bytes
-        table[:, 1:4] = [(math.log2(one.n_channels or n_available), *cell_of(one)) for one in shown]
-        table[:, 4], table[:, 5], table[:, 6] = mean, std, share[at]
-        np.maximum(0.0, math.log2(n_available) - table[:, 1], out=table[:, 7])
-        return Field(options, table)
+        channels, algorithm, protocol = np.transpose(
+            [(math.log2(one.n_channels or n_available), *cell_of(one)) for one in shown]
+        )
+        fewer = np.maximum(0.0, math.log2(n_available) - channels)
+        place = np.full(len(options), log2_bytes), channels, algorithm, protocol
+        of_key = np.full(len(options), float(family[1])), np.full(len(options), float(state.index))
+        return Field(options, np.column_stack([*place, mean, std, share[at], fewer, *of_key]))
 
     def _guess_of_default(self, state: KeyState) -> float:
         """Log microseconds of NCCL's own choice where its costs are not known.

@@ -296,8 +296,10 @@ class Calls(NamedTuple):
 class CallEvidence:
     """Running statistics of all slots of one regime; what its steps share is the same in all regimes."""
 
-    def __init__(self, noise: NoiseModel | None = None) -> None:
+    def __init__(self, noise: NoiseModel | None = None, regime: int = 0) -> None:
         self.noise = noise or NoiseModel()
+        self.regime = regime
+        """Its label; 0 is the one that the job began with."""
         self.history = UnitHistory()
         self._newest_step = 0
         self._index: dict[tuple[int, Candidate], int] = {}

@@ -314,7 +314,7 @@ class Variants:
         if incumbent is None or not math.isfinite(evidence.log_us(incumbent)):
             return
         options = self._policy.surrogate.fields.of(state).options
-        mean, spread = state.opinion or self._policy.surrogate.posterior(state, states, evidence)
+        mean, spread = state.opinion or self._policy.surrogate.posterior(state, evidence)
         channels = np.array([state.channels_of(option) for option in options])
         now_us = math.exp(evidence.log_us(incumbent))
         # What takes so long passes for a catastrophe.
