@@ -86,8 +86,10 @@ def load(folder: Path) -> list[Grid]:
             say(f"{path}: left out, it cannot be read ({error})")
             continue
         for collective, n_ranks, n_nodes, size, setting, time_us in rows:
-            # Logs of one setting each form a grid together; a document is a grid of its own.
-            name = path.parent.name if path.suffix == ".gz" else f"{path.parent.name}/{path.stem}"
+            # Packed logs of one setting each form a grid together; a document is a grid of its own.
+            stem = path.name.removesuffix(".gz").rpartition(".")[0]
+            is_part = path.suffix == ".gz" and ".md" not in path.suffixes
+            name = path.parent.name if is_part else f"{path.parent.name}/{stem}"
             grid = grids.setdefault((name, collective, n_ranks), Grid(name, collective, n_ranks, n_nodes))
             grid.times_us.setdefault(size, {}).setdefault(setting, []).append(time_us)
     return [grid for grid in grids.values() if len(grid.places()) >= MIN_PLACES]

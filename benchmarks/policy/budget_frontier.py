@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--draws", type=positive, metavar="N", help="of noise (3)")
     arguments = parser.parse_args()
     arguments.store, arguments.generated, arguments.seed = None, 0, 0
-    arguments.undescribed = arguments.sealed = False
+    arguments.undescribed = arguments.recorded_only = False
     check_sources(parser, None, arguments.data)
     check_only(parser, arguments)
     percents = arguments.percent or (PERCENTS[1:3] if arguments.quick else PERCENTS)

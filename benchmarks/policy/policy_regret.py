@@ -2,7 +2,7 @@
 
     python -m benchmarks policy_regret [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
                                        [--draws N] [--calls N] [--looks-every N] [--undescribed] [--ours-only]
-                                       [--sealed]
+                                       [--recorded-only] [--sealed]
 
 Data sets: every shipped fabric, `--generated` random ones, every fabric of a store (`--store`), and everything measured
 below `--data`: tuner CSVs and published nccl-tests grids; each also with nothing to gain (A/A, NCCL best). A training
@@ -21,8 +21,8 @@ the daemon is where steps are short; it is adopted at the next step. Figures, pe
 
 Peers and ours meet one draw of noise; `--draws N` plays ours under N others, and tells the mean and the worst of each
 figure. Recordings (`--data`) are also judged together: `recorded_*`, `budget_worst_window`. One in three of them, and
-a range of seeds, are kept aside: `--sealed` judges on those and on no others. `--curves FILE` writes regret by call of
-every policy, which `learning_pictures.py` draws.
+a range of seeds, are kept aside: `--sealed` judges on those, too, with `sealed_` before each figure; that is done once
+per release of the policy. `--curves FILE` writes regret by call of every policy, which `learning_pictures.py` draws.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ ONE_IN_TEN_WRONG = 1.282
 """Standard deviations (normal, one-sided)."""
 FIRST_GENERATED_SEED = 1000
 """Generated fabrics below this seed were looked at while the policy was made."""
+QUICK_S = 45
+"""With --quick no data set is begun after so many seconds."""
 BEST_BY = 0.97
 """What NCCL's own choice takes of the time of the best other setting, where nothing is to be gained."""
 
@@ -318,21 +320,21 @@ def regret_by_call(
     return found
 
 
-def recordings(arguments: argparse.Namespace) -> Iterator[DataSet]:
+def recordings(arguments: argparse.Namespace, *, sealed: bool) -> Iterator[DataSet]:
     """Grids that somebody measured, those that are kept aside or the others."""
     if arguments.data is not None:
-        yield from (one for one in of_folder(arguments.data) if is_kept_aside(one.name) == arguments.sealed)
+        yield from (one for one in of_folder(arguments.data) if is_kept_aside(one.name) == sealed)
 
 
-def all_data_sets(arguments: argparse.Namespace) -> Iterator[DataSet]:
-    """What the arguments ask for."""
-    sealed, n_generated = arguments.sealed, arguments.generated
+def all_data_sets(arguments: argparse.Namespace, *, sealed: bool = False) -> Iterator[DataSet]:
+    """What the arguments ask for: of what is kept aside, or of the others."""
+    n_generated = arguments.generated
     seeds = SEALED_SEEDS[:n_generated] if sealed else range(arguments.seed, arguments.seed + n_generated)
     parts = [
-        shipped(0.5 if arguments.quick else 1.0) if not sealed else iter(()),
+        shipped(0.5 if arguments.quick else 1.0) if not (sealed or arguments.recorded_only) else iter(()),
         generated(seeds),
         of_store(arguments.store) if arguments.store is not None and not sealed else iter(()),
-        recordings(arguments),
+        recordings(arguments, sealed=sealed),
     ]
     found = (one for one in chain(*parts) if arguments.only in one.name)
     return (as_undescribed(one) for one in found) if arguments.undescribed else found
@@ -402,14 +404,66 @@ def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int, looks_every:
     yield Result(f"budget_spent_where_nccl_is_best@{data.name}:ours_cold", spent, "% of step time", "<= 1")
 
 
-def judge_recordings(arguments: argparse.Namespace, looks_every: int) -> Iterator[Recorded]:
-    """Our policy on each recording, for longer than elsewhere."""
-    for data in recordings(arguments):
+def judge_recordings(arguments: argparse.Namespace, looks_every: int, *, sealed: bool) -> Iterator[Recorded]:
+    """Our policy on each recording, for longer than elsewhere.
+
+    Args:
+        arguments: of the command line.
+        looks_every: steps between two questions for a plan.
+        sealed: on what is kept aside, or on the others.
+
+    Yields:
+        Each recording's figures.
+    """
+    for data in recordings(arguments, sealed=sealed):
         if arguments.only in data.name:
             print(f"{data.name}: together with the other recordings", file=sys.stderr, flush=True)
             ours = Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every)
             (arms,) = play(data.problems, [ours], N_CALLS, seed=0)
             yield recorded(data.problems, arms, COMM_SHARE_OF_STEP)
+
+
+def judge_all(
+    arguments: argparse.Namespace, curves: dict[str, dict[str, list[float]]], *, sealed: bool
+) -> Iterator[Result]:
+    """All figures on what the arguments ask for: on what is kept aside, or on the others.
+
+    Args:
+        arguments: of the command line.
+        curves: regret by call of each data set and policy; is filled.
+        sealed: which of the two.
+
+    Yields:
+        The figures of each data set, then those of all recordings and of all keys together.
+    """
+    n_calls, looks_every = arguments.calls or (100 if arguments.quick else 200), arguments.looks_every
+    n_keys = n_promoted = 0
+    started = time.monotonic()
+    for data in all_data_sets(arguments, sealed=sealed):
+        if arguments.quick and time.monotonic() - started > QUICK_S / (1 + arguments.sealed):
+            break
+        print(f"{data.name}: {len(data.problems)} keys", file=sys.stderr, flush=True)
+        known = warm_knowledge(data.problems, data.facts, n_calls, looks_every=looks_every)
+        ours = [
+            Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every),
+            Ours("ours_warm", data.problems, data.facts, known, looks_every),
+        ]
+        policies = [*(() if arguments.ours_only else peers(data.problems, np.random.default_rng(0))), *ours]
+        arms = play(data.problems, policies, n_calls, seed=0)
+        yield from judge(data.name, data.problems, policies, arms)
+        for policy in ours:
+            spent = policy.brain.spent_percent
+            yield Result(f"budget_spent@{data.name}:{policy.name}", spent, "% of step time", "<= 1")
+        yield from least_calls(data)
+        yield from over_draws(data, n_calls, arguments.draws, looks_every) if arguments.draws else ()
+        curves[data.name] = regret_by_call(data.problems, policies, arms)
+        yield from loss_where_nccl_is_best(data, n_calls, 5, looks_every)
+        same = false_promotions(data, n_calls, 1 if arguments.quick else 3, looks_every)
+        n_keys, n_promoted = n_keys + same[0], n_promoted + same[1]
+    if found := list(judge_recordings(arguments, looks_every, sealed=sealed)):
+        yield from together(found)
+    yield Result("aa_keys", n_keys, "keys")
+    yield Result("aa_false_promotion_rate", 100 * n_promoted / max(1, n_keys), "% of keys", "<= 1")
 
 
 def main() -> None:
@@ -424,43 +478,21 @@ def main() -> None:
     parser.add_argument("--ours-only", action="store_true", help="no peers, which take most of the time")
     parser.add_argument("--calls", type=positive, metavar="N", help="of each key (200; with --quick 100)")
     parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans of ours")
-    parser.add_argument("--sealed", action="store_true", help="on what is kept aside, and on nothing else")
+    parser.add_argument("--recorded-only", action="store_true", help="leave the shipped fabrics out")
+    parser.add_argument("--sealed", action="store_true", help="beside them, on what is kept aside")
     parser.add_argument("--curves", type=a_file_to_write, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
     if arguments.sealed and arguments.data is None and not arguments.generated:
-        parser.error("--sealed judges on nothing by itself; add --data DIR or --generated N")
+        parser.error("--sealed: nothing shipped is kept aside; add --data DIR or --generated N")
+    if arguments.recorded_only and arguments.data is None:
+        parser.error("--recorded-only without --data leaves nothing to judge on")
     check_only(parser, arguments)
-    n_calls, looks_every = arguments.calls or (100 if arguments.quick else 200), arguments.looks_every
-    results: list[Result] = []
     curves: dict[str, dict[str, list[float]]] = {}
-    n_keys = n_promoted = 0
-    started = time.monotonic()
-    for data in all_data_sets(arguments):
-        if arguments.quick and time.monotonic() - started > 45:
-            break
-        print(f"{data.name}: {len(data.problems)} keys", file=sys.stderr, flush=True)
-        known = warm_knowledge(data.problems, data.facts, n_calls, looks_every=looks_every)
-        ours = [
-            Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every),
-            Ours("ours_warm", data.problems, data.facts, known, looks_every),
-        ]
-        policies = [*(() if arguments.ours_only else peers(data.problems, np.random.default_rng(0))), *ours]
-        arms = play(data.problems, policies, n_calls, seed=0)
-        results += judge(data.name, data.problems, policies, arms)
-        for policy in ours:
-            spent = policy.brain.spent_percent
-            results.append(Result(f"budget_spent@{data.name}:{policy.name}", spent, "% of step time", "<= 1"))
-        results += least_calls(data)
-        results += over_draws(data, n_calls, arguments.draws, looks_every) if arguments.draws else ()
-        curves[data.name] = regret_by_call(data.problems, policies, arms)
-        results += loss_where_nccl_is_best(data, n_calls, 5, looks_every)
-        same = false_promotions(data, n_calls, 1 if arguments.quick else 3, looks_every)
-        n_keys, n_promoted = n_keys + same[0], n_promoted + same[1]
-    if found := list(judge_recordings(arguments, looks_every)):
-        results += together(found, "sealed_" if arguments.sealed else "")
-    results.append(Result("aa_keys", n_keys, "keys"))
-    results.append(Result("aa_false_promotion_rate", 100 * n_promoted / max(1, n_keys), "% of keys", "<= 1"))
+    results = list(judge_all(arguments, curves, sealed=False))
+    if arguments.sealed:
+        kept_aside = judge_all(arguments, curves, sealed=True)
+        results += [replace(one, metric=f"sealed_{one.metric}") for one in kept_aside]
     if arguments.curves is not None:
         arguments.curves.write_text(json.dumps(curves))
     report("policy_regret", results, as_json=arguments.json)

@@ -82,21 +82,20 @@ def recorded(problems: Sequence[Problem], arms: NDArray[np.int64], comm_share_of
     )
 
 
-def together(found: Sequence[Recorded], prefix: str) -> Iterator[Result]:
+def together(found: Sequence[Recorded]) -> Iterator[Result]:
     """All recordings' figures.
 
     Args:
         found: of one policy, one entry per recording.
-        prefix: "sealed_" for those that are kept aside, else empty.
 
     Yields:
         Shares of recordings and of time.
     """
     promising = [one for one in found if one.gain >= LEAST_GAIN]
-    yield Result(f"{prefix}recorded_grids", len(found), "recordings")
+    yield Result("recorded_grids", len(found), "recordings")
     if promising:
         share = sum(one.has_reached_95 for one in promising) / len(promising)
-        yield Result(f"{prefix}recorded_reached_95_share", share, "share", ">= 0.9")
-    yield Result(f"{prefix}recorded_loss_worst", max(one.loss for one in found), "share", "<= 0.005")
-    yield Result(f"{prefix}recorded_regret_mean", float(np.mean([one.regret for one in found])), "share", "<= 0.003")
-    yield Result(f"{prefix}budget_worst_window", max(one.worst_window for one in found), "share", "<= 0.01")
+        yield Result("recorded_reached_95_share", share, "share", ">= 0.9")
+    yield Result("recorded_loss_worst", max(one.loss for one in found), "share", "<= 0.005")
+    yield Result("recorded_regret_mean", float(np.mean([one.regret for one in found])), "share", "<= 0.003")
+    yield Result("budget_worst_window", max(one.worst_window for one in found), "share", "<= 0.01")

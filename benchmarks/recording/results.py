@@ -19,13 +19,15 @@ from benchmarks.recording.runs import README_FIGURES, ROOT, RUNS, Recorded, Run
 
 PAGE, README = ROOT / "docs" / "results.md", ROOT / "README.md"
 BEGIN, END = "<!-- figures: made by python -m benchmarks results -->", "<!-- end of figures -->"
+SEALED = "sealed_"
 INTRODUCTION = """\
 # Results
 
 No GPU was at hand: nothing here says how fast NCCL is. Times of training and of collectives are those of an
 [emulated NCCL](design/emulated.md)'s virtual clock. What our own code costs was timed on the machine named above each
 table; *load* is how many other processes wanted its cores. **Bold** misses its target. Where a figure was taken on
-several fabrics or machines, the worst is shown. `benchmarks/results` has them all, with those without a target.
+several fabrics or machines, the worst is shown. `sealed_` stands before figures of what is kept aside while the policy
+is worked on. `benchmarks/results` has them all, with those without a target.
 
 `python -m benchmarks record` runs the commands, `record --timed` those that need a quiet machine, and
 `python -m benchmarks results` makes this page of what they leave. Each benchmark's `--help` explains its figures.
@@ -69,13 +71,15 @@ def _section(run: Run, recorded: Recorded) -> str:
 
 
 def _groups(results: Sequence[Result]) -> list[list[Result]]:
-    """Figures that differ only in what they were taken on."""
+    """Figures that differ only in what they were taken on; those of what was kept aside follow those beside them."""
     groups: dict[tuple[str, ...], list[Result]] = {}
     for one in results:
         name, at, which = one.metric.partition("@")
         policy = which.rpartition(":")[2] if ":" in which else ""
         groups.setdefault((name, at, policy, one.target, one.unit), []).append(one)
-    return list(groups.values())
+    places = {key: place for place, key in enumerate(groups)}
+    tuned = {key: (key[0].removeprefix(SEALED), *key[1:]) for key in groups}
+    return [groups[key] for key in sorted(groups, key=lambda key: places.get(tuned[key], places[key]))]
 
 
 def worst(group: Sequence[Result]) -> Result:

@@ -58,12 +58,15 @@ FAULTS: Final = (
 STALLS: Final = ("worst_step_ms", "worst_step_beyond_twin_ms")
 """Of chaos: what the worst stall of ours is read beside."""
 
+RECORDINGS: Final = "--data benchmarks/recordings --recorded-only"
+
 RUNS: Final = (
     Run("demo", "demo --picture docs/pictures/demo.svg"),
     Run("soak", "soak", shown=("n_collectives_per_rank", "n_epochs")),
     Run("brain_safety", "brain_safety --quick"),
     Run("policy_regret", "policy_regret --ours-only", shown=("calls_to_95_percent_of_all_gain",)),
     Run("policy_regret_generated", "policy_regret --ours-only --calls 100 --generated 12 --only generated"),
+    Run("policy_regret_recorded", f"policy_regret --ours-only {RECORDINGS} --sealed", shown=("recorded_grids",)),
     Run("training_reward", "training_reward --quick", shown=("share_of_gain",)),
     Run("varying_steps", "varying_steps --quick", shown=("share_of_gain",)),
     Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),
@@ -81,6 +84,7 @@ RUNS: Final = (
         shown=("blamed_wrongly_at_any_time", "steps_to_name_median", "steps_to_name_p99"),
     ),
     Run("replay", "replay_speed --check-only --seed 3"),
+    Run("sweep_recorded", f"sweep_speed {RECORDINGS}", timeout_s=6 * 3600.0),
     Run("store_faults", "store_faults", timeout_s=2 * 3600.0, shown=FAULTS),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
     Run("chaos", "chaos", is_timed=True, shown=STALLS),

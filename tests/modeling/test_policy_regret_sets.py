@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.lib import generated_csvs
-from benchmarks.policy import policy_regret
+from benchmarks.policy import policy_regret, recorded_figures
 from zerotune.agent.nccl import fabric
 
 
@@ -57,3 +58,35 @@ def test_a_machine_may_be_measured_at_few_keys(tmp_path: Path) -> None:
     assert len(written[2]) == 2
     assert len(written[None]) == len(generated_csvs.NAMES) * len(generated_csvs.SIZES)
     assert written[2] < written[None]
+
+
+def test_what_is_kept_aside_is_judged_beside_the_others_where_asked_for_and_never_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(policy_regret, "is_kept_aside", lambda name: name == "aside")
+    monkeypatch.setattr(policy_regret, "N_CALLS", recorded_figures.JUDGED_CALLS + recorded_figures.WINDOW_STEPS)
+    for seed, name in enumerate(("aside", "other")):
+        generated_csvs.write(tmp_path / f"{name}.csv", seed, 0.03, (4,), 1)
+    metrics = {}
+    for option in [], ["--sealed"]:
+        words = [
+            "policy_regret.py",
+            "--data",
+            str(tmp_path),
+            "--recorded-only",
+            "--ours-only",
+            "--calls",
+            "8",
+            "--json",
+        ]
+        monkeypatch.setattr(sys, "argv", [*words, *option])
+        policy_regret.main()
+        document = json.loads(capsys.readouterr().out.splitlines()[-1])
+        metrics[bool(option)] = {one["metric"] for one in document["results"]}
+    assert not any(name.startswith("sealed_") or "aside" in name for name in metrics[False])
+    assert "recorded_regret_mean" in metrics[False]
+    of_aside = metrics[True] - metrics[False]
+    assert {"sealed_recorded_regret_mean", "sealed_budget_worst_window"} <= of_aside
+    assert {name.replace("other", "aside") for name in metrics[False] if "@" in name} == {
+        name.removeprefix("sealed_") for name in of_aside if "@" in name
+    }
