@@ -10,6 +10,7 @@ import importlib.metadata
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -370,7 +371,7 @@ class Session:
                 self._watch.close()
             if self._channel is not None:
                 job_id = self._agreed_id.likely() if self._agreed_id is not None else self._job_id
-                self._channel.close(wire.Goodbye(job_id, self._rank))
+                self._channel.close(wire.Goodbye(job_id, self._rank, _failure()))
             if self._agreement is not None:
                 self._agreement.close()
             self._end_trace()
@@ -413,6 +414,12 @@ class Session:
         self.n_errors += 1
         if self.n_errors == 1:
             logger.warning("zerotune: the agent met an error, training goes on: %s", error, exc_info=True)
+
+
+def _failure() -> str:
+    """Type of the exception that ended the script; empty: none did. Of `sys.exit(1)` Python tells nobody."""
+    name: str = getattr(getattr(sys, "last_type", None), "__name__", "")
+    return name.encode("ascii", "replace").decode()[: wire.MAX_ID_LENGTH]
 
 
 def _fingerprint(plugin: Plugin) -> str:

@@ -460,6 +460,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     """What was seen to pass the tuner by, and what it decided."""
     lateness: Lateness = Lateness()
     """Which of its ranks collectives waited for."""
+    failure: str = ""
+    """The first rank whose script ended by an exception, and that exception's type; empty: none is known of."""
 
     @property
     def title(self) -> str:

@@ -172,10 +172,12 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
-    """The rank leaves in good order."""
+    """The rank leaves."""
 
     job_id: Id
     rank: Rank
+    failure: Name = ""
+    """Type of the exception that ended its script; empty: none did."""
 
 
 class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
@@ -344,6 +346,15 @@ class EndedJob(msgspec.Struct, frozen=True):
     ended_s_ago: float = 0.0
     name: str = ""
     """What people call it."""
+    failure: str = ""
+    """The first rank whose script ended by an exception, and that exception's type; empty: none is known of."""
+
+    def describe(self) -> str:
+        """How it ended, in words that follow its name."""
+        how = "its ranks fell silent" if self.fell_silent else "ended"
+        if self.failure:
+            how = f"failed ({self.failure})"
+        return f"{how} {self.ended_s_ago:.0f} s ago, after step {self.step:,}"
 
 
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):

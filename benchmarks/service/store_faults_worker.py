@@ -272,6 +272,7 @@ def _to_first_schema(path: Path) -> None:
     database = Database(path)
     for table, column in (
         ("measurements", "checksum"),
+        ("jobs", "failure"),
         ("jobs", "lateness"),
         ("jobs", "passages"),
         ("jobs", "name"),

@@ -241,7 +241,7 @@ class Store:
             if fabric:
                 connection.execute("UPDATE fabrics SET description = ? WHERE id = ?", (description, row))
             connection.execute(
-                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL, is_lost = 0,"
+                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL, is_lost = 0, failure = '',"
                 " name = CASE ? WHEN '' THEN name ELSE ? END,"
                 " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END WHERE id = ?",
                 (n_ranks, name, name, now_s, job_row(connection, job_id, row)),
@@ -256,6 +256,7 @@ class Store:
         stage: Stage | None = None,
         ended_at_s: float | None = None,
         is_lost: bool | None = None,
+        failure: str | None = None,
         name: str | None = None,
         passages: Passages | None = None,
         lateness: Lateness | None = None,
@@ -268,7 +269,8 @@ class Store:
             job_id: which one.
             stage: the kind of training that it was recognised as.
             ended_at_s: when its last rank left or was heard, in seconds since the epoch.
-            is_lost: whether its ranks fell silent.
+            is_lost: whether one of its ranks fell silent.
+            failure: the rank whose script an exception ended, and which.
             name: what people call it.
             passages: what passed the tuner by in it.
             lateness: which of its ranks collectives wait for.
@@ -279,8 +281,8 @@ class Store:
             lambda connection: connection.execute(
                 "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s),"
                 " is_lost = coalesce(?, is_lost), name = coalesce(?, name), passages = coalesce(?, passages),"
-                " lateness = coalesce(?, lateness) WHERE job_id = ?",
-                (stage, ended_at_s, is_lost, name, seen, late, job_id),
+                " lateness = coalesce(?, lateness), failure = coalesce(?, failure) WHERE job_id = ?",
+                (stage, ended_at_s, is_lost, name, seen, late, failure, job_id),
             ),
             is_essential=True,
         )
@@ -527,6 +529,7 @@ class Store:
         newer = "name, is_lost" if "name" in columns else "'', 0"
         newer += ", passages" if "passages" in columns else ", '{}'"
         newer += ", lateness" if "lateness" in columns else ", '{}'"
+        newer += ", failure" if "failure" in columns else ", ''"
         rows = self._reader().execute(
             f"SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s, {newer}"
             " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
@@ -534,9 +537,9 @@ class Store:
         return [
             JobRecord(
                 job, fabric, n, Stage(stage), start, end, name, bool(is_lost),
-                _read(seen, Passages), _read(late, Lateness),
+                _read(seen, Passages), _read(late, Lateness), failure,
             )
-            for job, fabric, n, stage, start, end, name, is_lost, seen, late in rows
+            for job, fabric, n, stage, start, end, name, is_lost, seen, late, failure in rows
         ]
 
     def shapes(self) -> dict[str, set[tuple[int, int, int, int]]]:

@@ -101,9 +101,15 @@ def m006_who_was_late(db: Database) -> None:
     db.execute("ALTER TABLE jobs ADD COLUMN lateness TEXT NOT NULL DEFAULT '{}'")
 
 
+@MIGRATIONS()
+def m007_failures(db: Database) -> None:
+    """The rank of a job whose script ended by an exception, and that exception's type."""
+    db.execute("ALTER TABLE jobs ADD COLUMN failure TEXT NOT NULL DEFAULT ''")
+
+
 READABLE_WITHOUT: Final = {
     "m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by", "m005_what_was_written",
-    "m006_who_was_late",
+    "m006_who_was_late", "m007_failures",
 }  # fmt: skip
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 

@@ -62,6 +62,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "is_lost": _one_of((0, 1)),
         "passages": _json("object", "array", "integer"),
         "lateness": _json("object", "array", "integer", "real"),
+        "failure": _TEXT,
     },
     "series": {
         "fabric": _ID,

@@ -91,13 +91,16 @@ def test_a_job_whose_plan_came_at_once_is_compared_with_one_of_its_pace(path: Pa
 
 def test_how_jobs_end(path: Path) -> None:
     with Store.open(path) as store:
-        store.record_job("trains", "fabric", {}, 2)
         store.record_job("silent", "fabric", {}, 2)
         store.update_job("silent", ended_at_s=3000.0, is_lost=True)
+        store.record_job("raises", "fabric", {}, 2)
+        store.update_job("raises", ended_at_s=3000.0, is_lost=True, failure="rank 1: RuntimeError")
+        store.record_job("trains", "fabric", {}, 2)
         store.flush()
         assert {one.job_id: one.end for one in list_jobs(path, limit=1)} == {"trains": JobEnd.running}
         ends = {one.job_id: one.end for one in list_jobs(path, limit=99, all_kinds=True)}
         assert (ends["silent"], ends["job-faster"], ends["sweep-1"]) == (JobEnd.lost, JobEnd.ended, JobEnd.ended)
+        assert ends["raises"] is JobEnd.failed
     # Its daemon is gone, and nobody will see its end.
     (trains,) = (one for one in list_jobs(path, limit=99, all_kinds=True) if one.job_id == "trains")
     assert trains.end is JobEnd.lost

@@ -598,6 +598,47 @@ def test_jobs_that_ended_are_told_of_until_they_are_back(bench):
     assert [one[0] for one in ended()] == ["c4", "c3", "c2"]
 
 
+@pytest.mark.parametrize("others_are_killed", [False, True])
+def test_a_job_of_which_one_rank_raised_has_failed(bench, others_are_killed):
+    bench.join_all(3)
+    bench.send(0, steps(7))
+    bench.send(1, wire.Goodbye("job", 1, "RuntimeError"))
+    bench.tick(0.5)
+    (status,) = bench.service.jobs()
+    assert "RuntimeError" in status.health
+    if others_are_killed:  # by torchrun, as a rule
+        bench.tick(RANK_TIMEOUT_S + 1)
+    else:
+        for rank in (0, 2):
+            bench.send(rank, wire.Goodbye("job", rank, "DistBackendError" if rank else ""))
+    (ended,) = bench.service.absent_jobs.ended(())
+    assert (ended.step, ended.failure, ended.fell_silent) == (7, "rank 1: RuntimeError", others_are_killed)
+    assert bench.store.jobs["job"]["failure"] == ended.failure
+
+
+def test_a_job_of_which_one_rank_was_killed_is_lost_though_the_others_left_in_good_order(bench):
+    bench.join_all(2)
+    for _ in range(int(RANK_TIMEOUT_S) + 2):
+        bench.hello(0, n_ranks=2)
+        bench.tick(1.0)
+    bench.send(0, wire.Goodbye("job", 0))
+    (ended,) = bench.service.absent_jobs.ended(())
+    assert (ended.failure, ended.fell_silent, bench.store.jobs["job"]["is_lost"]) == ("", True, True)
+
+
+def test_a_rank_that_greets_when_the_others_have_left_makes_no_job_of_its_own(bench):
+    bench.hello(0, n_ranks=2)
+    bench.send(0, steps(39))
+    bench.send(0, wire.Goodbye("job", 0))
+    bench.now_s += 4
+    bench.hello(1, n_ranks=2)
+    bench.send(1, wire.Goodbye("job", 1, "no type's name"))
+    (ended,) = bench.service.absent_jobs.ended(())
+    assert (ended.job_id, ended.step, ended.ended_s_ago) == ("job", 39, 4.0)
+    assert "no type" not in ended.failure
+    assert bench.store.jobs["job"]["failure"] == ended.failure.strip() != ""
+
+
 def test_a_late_rank_is_in_the_status_and_in_the_store(bench, records):
     bench.join_all()
     n_steps, step_us = 80, 4000.0

@@ -20,13 +20,15 @@ for _ in range(120):
 if sys.argv[1] == "killed":
     zerotune.training_ended()
     os._exit(0)  # nothing is done at exit, as where Ray kills its workers
+if sys.argv[1] == "raises" and dist.get_rank() == 1:
+    raise ArithmeticError("made on purpose")
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("word", ["silent", "says", "killed"])
+@pytest.mark.parametrize("word", ["silent", "says", "killed", "raises"])
 def test_a_script_without_an_optimizer_is_told_which_call_is_missing(world, word):
     script, summary = world.folder / "by_hand.py", world.folder / "summary.json"
     script.write_text(SCRIPT)
@@ -38,11 +40,12 @@ def test_a_script_without_an_optimizer_is_told_which_call_is_missing(world, word
         "--nproc-per-node=2", script, word,
     )  # fmt: skip
     returncode, output = world.finish(training, timeout_s=120)
-    assert returncode == 0, output
+    assert (returncode != 0) is (word == "raises"), output
     if word == "silent":
         assert output.count("zerotune.step_ended()") == 1
     else:
         assert "zerotune.step_ended()" not in output
         assert len(json.loads(summary.read_text())["steps"]) == 119
         (ended,) = world.wait_for(lambda: world.status().ended, "the job's end")
-        assert (ended.step, ended.fell_silent) == (119, False)
+        assert (ended.step, ended.failure) == (119, "rank 1: ArithmeticError" if word == "raises" else "")
+        assert not ended.fell_silent or word == "raises", "torchrun kills the other rank if it is still there"

@@ -58,7 +58,7 @@ agent_messages = st.one_of(
     st.builds(wire.Hello, ids, ranks, ranks, ranks, names, u32, names, facts, u32, u32, epochs),
     st.builds(wire.Steps, ids, ranks, st.lists(steps, max_size=3).map(tuple)),
     st.builds(wire.Adopted, ids, epochs, ordinals),
-    st.builds(wire.Goodbye, ids, ranks),
+    st.builds(wire.Goodbye, ids, ranks, st.text(max_size=wire.MAX_ID_LENGTH)),
     st.builds(wire.NoSteps, ids, ranks, u32, st.floats(0, 1e12)),
     st.just(wire.StatusRequest()),
 )

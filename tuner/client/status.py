@@ -161,10 +161,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
     for untuned in reply.without_steps:
         show(f"\n{untuned.job_id}: {untuned.describe()}", "bold red")
     for ended in reply.ended:
-        how = "its ranks fell silent" if ended.fell_silent else "ended"
-        show(
-            f"{titled(ended.job_id, ended.name)}: {how} {ended.ended_s_ago:.0f} s ago, after step {ended.step:,}", "dim"
-        )
+        show(f"{titled(ended.job_id, ended.name)}: {ended.describe()}", "yellow" if ended.failure else "dim")
     for job in reply.jobs:
         is_well = job.health == "ok" or job.health.startswith("forwards to ")
         exposed = "" if job.exposed_us is None else f", communication exposed {job.exposed_us / 1000:.2f} ms"

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Container
 from typing import Final
 
+import msgspec
+
 from zerotune.store.wire import EndedJob, NoSteps
 
 FORGOTTEN_S: Final = 10.0
@@ -38,23 +40,39 @@ class AbsentJobs:
         }
         return tuple({said.job_id: said for _, said in self._without_steps.values()}.values())
 
-    def has_ended(self, job_id: str, name: str, step: int, *, silent_since_s: float | None = None) -> None:
+    def has_ended(
+        self, job_id: str, name: str, step: int, *, silent_since_s: float | None = None, failure: str = ""
+    ) -> EndedJob:
         """The last rank of a job has left, or nothing has been heard of it for too long.
+
+        A rank may greet only after the others have left, and leave at once: what was known of its job stays so.
 
         Args:
             job_id: which one.
             name: what people call it, if anything.
             step: its last.
-            silent_since_s: when a rank was heard last, on the clock; None where all said goodbye.
+            silent_since_s: when the first rank that fell silent was heard last, on the clock; None where all said
+                goodbye.
+            failure: the rank whose script an exception ended, and which.
+
+        Returns:
+            All that is known of its end.
         """
         ended_at_s = self._clock() if silent_since_s is None else silent_since_s
-        self._ended.append((ended_at_s, EndedJob(job_id, step, silent_since_s is not None, name=name)))
+        job = EndedJob(job_id, step, silent_since_s is not None, name=name, failure=failure)
+        for earlier in [one for one in self._ended if one[1].job_id == job_id]:
+            self._ended.remove(earlier)
+            if not step:
+                ended_at_s = earlier[0]
+                job = msgspec.structs.replace(earlier[1], failure=earlier[1].failure or failure)
+        self._ended.append((ended_at_s, job))
+        return job
 
     def ended(self, connected: Container[str]) -> tuple[EndedJob, ...]:
         """The jobs that ended last, the newest first; jobs that are connected again are left out."""
         now_s = self._clock()
         return tuple(
-            EndedJob(job.job_id, job.step, job.fell_silent, now_s - at_s, job.name)
+            msgspec.structs.replace(job, ended_s_ago=now_s - at_s)
             for at_s, job in reversed(self._ended)
             if job.job_id not in connected
         )

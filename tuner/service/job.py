@@ -135,6 +135,8 @@ class Job:
         self.n_observations = 0
         self.n_gone_drops = 0
         self.trouble = ""
+        self.failure = ""
+        """The first rank whose script ended by an exception, and that exception's type."""
         self._passages: dict[int, Passages] = {}
         """Of each rank that ever reported here: all it saw."""
         self._told: tuple[Passages, Lateness] = Passages(), Lateness()
@@ -318,6 +320,11 @@ class Job:
         self.name = name
         return True
 
+    def rank_failed(self, rank: int, failure: str) -> None:
+        """A rank left by an exception of type `failure`; empty: it left in good order."""
+        if failure and not self.failure:
+            self.failure = f"rank {rank}: {failure if failure.isidentifier() else 'an exception'}"
+
     def measure_rate(self, now_s: float) -> None:
         """Update the rate of observations, every RATE_PERIOD_S."""
         elapsed_s = now_s - self._rate_at_s
@@ -330,7 +337,8 @@ class Job:
         heard_at_s = [(rank, session.heard_at_s) for rank, (_, session) in self.ranks.items()]
         heard_at_s += [(node.rank, node.heard_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
         silent = self.silent_ranks.describe(heard_at_s, now_s)
-        health = self.trouble or silent or self._forwards(now_s) or self._missing(now_s) or "ok"
+        failed = self.failure and f"failed ({self.failure})"
+        health = failed or self.trouble or silent or self._forwards(now_s) or self._missing(now_s) or "ok"
         return JobStatus(
             job_id=self.job_id,
             fabric_id=self.fabric_id,

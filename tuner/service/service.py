@@ -76,6 +76,7 @@ class StoreLike(Protocol):
         stage: Stage | None = None,
         ended_at_s: float | None = None,
         is_lost: bool | None = None,
+        failure: str | None = None,
         name: str | None = None,
         passages: Passages | None = None,
         lateness: Lateness | None = None,
@@ -86,7 +87,8 @@ class StoreLike(Protocol):
             job_id: the job.
             stage: kind of training that was recognised.
             ended_at_s: when its last rank left or was heard, in seconds since the epoch.
-            is_lost: whether its ranks fell silent.
+            is_lost: whether one of its ranks fell silent.
+            failure: the rank whose script an exception ended, and which.
             name: what people call it.
             passages: what passed the tuner by in it.
             lateness: which of its ranks collectives wait for.
@@ -211,6 +213,7 @@ class Service:
         elif isinstance(message, Adopted) and rank == job.lead_rank:
             job.adopt(message.epoch, message.step)
         elif isinstance(message, Goodbye):
+            job.rank_failed(rank, message.failure)
             self._leave(sender)
         return []
 
@@ -296,7 +299,7 @@ class Service:
             if now_s - session.heard_at_s > RANK_TIMEOUT_S:
                 _log.info("rank %d of job %s is silent: taken as gone", rank, job.job_id)
                 job.silent_ranks.rank_gone(rank, session.heard_at_s)
-                self._leave(sender, fell_silent=True)
+                self._leave(sender)
         yield replies
 
     def _use(self, job: Job, observed: NDArray[np.void]) -> Iterator[list[Reply]]:
@@ -437,7 +440,7 @@ class Service:
             self._share(job.fabric_id, job.fabric, job.job_id, block)
         self.learning.measured(job.fabric_id, len(block))
 
-    def _leave(self, sender: bytes, *, fell_silent: bool = False) -> None:
+    def _leave(self, sender: bytes) -> None:
         job_id, rank = self._senders.pop(sender)
         job = self._jobs[job_id]
         _, session = job.ranks.pop(rank)
@@ -449,20 +452,22 @@ class Service:
         self._think(job)
         job.uplink.end(rank)
         passages, lateness = job.news(self._clock(), at_once=True) or (None, None)
+        end = self.absent_jobs.has_ended(
+            job_id, job.name, job.step, silent_since_s=job.silent_ranks.heard_at_s, failure=job.failure
+        )
         self._store.update_job(
             job_id,
             stage=job.stage,
             ended_at_s=self._clock(),
-            is_lost=fell_silent,
+            is_lost=end.fell_silent,
+            failure=end.failure,
             passages=passages,
             lateness=lateness,
         )
         del self._jobs[job_id]
         self.n_ended += 1
-        silent_since_s = session.heard_at_s if fell_silent else None
-        self.absent_jobs.has_ended(job_id, job.name, job.step, silent_since_s=silent_since_s)
         self.learning.job_ended(job.fabric_id)
-        _log.info("job %s ended", job_id)
+        _log.info("job %s %s", job_id, f"failed ({end.failure})" if end.failure else "ended")
 
     def _refuse(self, sender: bytes, code: str, text: str) -> list[Reply]:
         self.n_refused += 1

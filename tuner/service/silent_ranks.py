@@ -32,6 +32,11 @@ class SilentRanks:
         """The daemon of that rank's node forwards, or has said goodbye."""
         self._nodes.pop(rank, None)
 
+    @property
+    def heard_at_s(self) -> float | None:
+        """When the first rank of this node that is gone was heard last; None: none is gone."""
+        return min(self._ranks.values(), default=None)
+
     def oldest_s(self, now_s: float) -> float:
         """How long the first of those that are gone has been silent; 0: none is gone."""
         return max((now_s - at_s for at_s in (*self._ranks.values(), *self._nodes.values())), default=0.0)

@@ -130,9 +130,7 @@ def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], hi
     notices = [Notice(words, style == "bold red") for words, style in (*store_text(reply), *fleet_text(reply.fleet))]
     notices += [Notice(f"{one.job_id}: {one.describe()}", is_bad=True) for one in reply.without_steps]
     for ended in reply.ended[:MAX_ENDED]:
-        how = "its ranks fell silent" if ended.fell_silent else "ended"
-        title = titled(ended.job_id, ended.name)
-        notices.append(Notice(f"{title}: {how} {ended.ended_s_ago:.0f} s ago, after step {ended.step:,}"))
+        notices.append(Notice(f"{titled(ended.job_id, ended.name)}: {ended.describe()}"))
     if history_problem and reply.jobs:
         notices.append(Notice(f"steps, decisions and winners are not shown: {history_problem}"))
     return Snapshot(

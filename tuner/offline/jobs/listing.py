@@ -19,8 +19,10 @@ class JobEnd(enum.Enum):
 
     running = "running"
     ended = "ended"
+    failed = "failed"
+    """An exception ended the script of one of its ranks."""
     lost = "lost"
-    """Its ranks fell silent, or no daemon ran when it ended."""
+    """One of its ranks fell silent, or no daemon ran when it ended."""
 
 
 class GainKind(enum.Enum):
@@ -63,6 +65,8 @@ class JobLine(msgspec.Struct, frozen=True):
     emulated: str
     """Name of the emulated fabric; empty where the NCCL was real."""
     gain: Gain
+    failure: str = ""
+    """The first rank whose script ended by an exception, and that exception's type."""
 
 
 def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLine]:
@@ -107,6 +111,8 @@ def last_line(path: Path) -> JobLine | None:
 
 def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:
     """How a job ended; `is_written` says whether a process has its store open for writing."""
+    if job.failure:
+        return JobEnd.failed
     if job.is_lost:
         return JobEnd.lost
     if job.ended_at_s is not None:
@@ -150,6 +156,7 @@ def _line(store: Store, jobs: JobsRead, job: JobRecord, n_steps: int, *, is_writ
         fabric_id=job.fabric_id,
         emulated=str(store.fabrics().get(job.fabric_id, {}).get("emulated", "")),
         gain=gain_of(jobs, job),
+        failure=job.failure,
     )
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from zerotune.store.job_names import titled
 from zerotune.tuner.offline.jobs.listing import Gain, GainKind, JobEnd, JobLine
 
-STYLES = {JobEnd.running: "green", JobEnd.ended: "none", JobEnd.lost: "yellow"}
+STYLES = {JobEnd.running: "green", JobEnd.ended: "none", JobEnd.failed: "red", JobEnd.lost: "yellow"}
 
 
 def render(lines: Sequence[JobLine], console: Console) -> None:
