@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import time
 from pathlib import Path
@@ -45,6 +46,12 @@ class Damage(msgspec.Struct, frozen=True):
         """In words."""
         lost = "an unknown number" if self.n_missing is None else f"{self.n_missing:,}"
         return f"{self.n_recovered:,} measurements recovered, {lost} lost"
+
+
+def remedy(path: Path | None = None) -> str:
+    """What the user of a damaged store does; None: its path is not known."""
+    named = "PATH" if path is None else shlex.quote(str(path))
+    return f"`zerotune store repair {named}` keeps what is sound of it; end a daemon that has it open first"
 
 
 def is_damage(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionErro
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.private_folders import make_private
 from zerotune.store.sqlite.checksums import mark_wrong_rows
-from zerotune.store.sqlite.damage import Damage, check_pages
+from zerotune.store.sqlite.damage import Damage, check_pages, is_damage, remedy
 from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
 from zerotune.store.sqlite.replacement import (
     clear,
@@ -39,7 +39,6 @@ _log = logging.getLogger("zerotune.store")
 
 BUSY_TIMEOUT_S: Final = 10.0
 _ELSEWHERE: Final = "name another store, in the command or with ZEROTUNE_STORE"
-_RESTART: Final = "start `zerotune daemon` anew: it keeps the damaged file under another name; or " + _ELSEWHERE
 _TRIES: Final = 3
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
@@ -143,7 +142,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
             if isinstance(error, (sqlite3.OperationalError, MemoryError)):
                 raise cannot_be_opened(path, error) from error
             if not may_set_aside:
-                raise StoreError(f"store {path} is damaged: {_in_one_line(error)}", _RESTART) from error
+                raise StoreError(f"store {path} is damaged: {_in_one_line(error)}", remedy(path)) from error
             try:
                 connection, damage = begin_anew(path, error, lock)
             except (sqlite3.Error, OSError, MemoryError) as failure:
@@ -276,10 +275,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             warn_of_damage(connection, path, [table for table in CELLS if table != "measurements"])  # may be millions
         return reader(path)
     except StoreDamage as error:
-        raise StoreError(f"store {path} is damaged: {error}", _RESTART) from error
+        raise StoreError(f"store {path} is damaged: {error}", remedy(path)) from error
     except (sqlite3.DatabaseError, MemoryError) as error:
-        remedy = _RESTART if "malformed" in str(error) else _ELSEWHERE
-        raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", remedy) from error
+        what_to_do = remedy(path) if is_damage(error) else _ELSEWHERE
+        raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", what_to_do) from error
 
 
 def open_unchecked(path: Path) -> sqlite3.Connection:

@@ -248,8 +248,16 @@ MISTAKES = {
         ["/dev/null", "--store", "{store}", "--overwrite"],
         [],
     ],
-    "store check": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"]],
-    "store repair": [["{none}"], ["{empty}"], ["{junk}"], ["{huge}"], ["{folder}"]],
+    "store check": [
+        *[[path] for path in ("{none}", "{empty}", "{junk}", "{huge}", "{folder}")],
+        ["--store", "{none}"],
+        ["{store}", "--store", "{store}"],
+    ],
+    "store repair": [
+        *[[path] for path in ("{none}", "{empty}", "{junk}", "{huge}", "{folder}")],
+        ["--store", "{junk}"],
+        ["{store}", "--store", "{store}"],
+    ],
 }
 
 AS_JSON = {
@@ -277,7 +285,7 @@ AS_JSON = {
     "models compare": ["--store", "{store}"],
     "models release": ["--store", "{store}"],
     "store backup": ["{copy}", "--store", "{store}", "--overwrite"],
-    "store check": ["{store}"],
+    "store check": ["--store", "{store}"],
     "store repair": ["{store}"],
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -50,6 +52,17 @@ def names(path: Path) -> set[str]:
 def zerotune(*words: str) -> tuple[int, str, str]:
     done = subprocess.run([sys.executable, "-m", "zerotune.tuner.cli", *words], capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
+
+
+def test_the_remedy_that_readers_of_a_truncated_copy_name_is_one(written):
+    whole = written.read_bytes()
+    half = written.with_name("half copy.db")
+    half.write_bytes(whole[: len(whole) // 2 // PAGE_BYTES * PAGE_BYTES])
+    code, _, said = zerotune("explain", "--store", str(half))
+    assert code == 2
+    (remedy,) = re.findall("`zerotune (store repair .*?)`", said)
+    assert zerotune(*shlex.split(remedy))[0] == 0
+    assert zerotune("store", "check", "--store", str(half))[0] == 0
 
 
 def test_a_sound_store_is_sound_and_left_alone(written):

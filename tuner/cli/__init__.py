@@ -52,12 +52,14 @@ def _run() -> None:
     except ZerotuneError as error:
         code = _failed(str(error), 1)
     except sqlite3.DatabaseError as error:
+        from zerotune.store.sqlite.damage import remedy
+
         reason = " ".join(str(error).split())
-        is_damaged = not isinstance(error, sqlite3.OperationalError)
-        remedy = "start `zerotune daemon` anew: it keeps the damaged file under another name and begins a new one"
-        if not is_damaged:
-            remedy = "look whether its disk is full or cannot be read, and what else has it open"
-        code = _failed(f"the store {'is damaged' if is_damaged else 'cannot be used'} ({reason}); {remedy}", 2)
+        words = f"the store is damaged ({reason}); {remedy()}"
+        if isinstance(error, sqlite3.OperationalError):
+            what_to_do = "look whether its disk is full or cannot be read, and what else has it open"
+            words = f"the store cannot be used ({reason}); {what_to_do}"
+        code = _failed(words, 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has left
         code = 0

@@ -13,6 +13,7 @@ from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import UserError
 from zerotune.store.paths import runtime_dir
 from zerotune.store.private_folders import open_socket_folder
+from zerotune.store.sqlite.damage import remedy
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status, no_answer
@@ -71,7 +72,7 @@ def store(machine: Machine) -> Finding:
     except UserError as error:
         return of_error("store", error)
     except sqlite3.Error as error:
-        return problem("store", f"{path}: {error}", "start `zerotune daemon` anew: it keeps a damaged file aside")
+        return problem("store", f"{path}: {error}", remedy(path))
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         return problem("store", f"{path} or its folder cannot be written", "name another with --store")
     n_bytes = sum(side.stat().st_size for side in (path, path.with_name(path.name + "-wal")) if side.exists())

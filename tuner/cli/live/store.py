@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerotune.store.errors import UserError
 from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
 from zerotune.tuner.cli.paths import output_file, store_path
 
@@ -25,8 +26,8 @@ Checked = Annotated[
     Path | None,
     typer.Argument(
         metavar="PATH",
-        help="The store's file, or a damaged one that was set aside; default: below the XDG data directory.",
-        envvar="ZEROTUNE_STORE",
+        help="The store's file, or a damaged one that was set aside; default: that of --store.",
+        show_default=False,
     ),
 ]
 
@@ -56,7 +57,7 @@ def backup(
 
 
 @store.command()
-def check(path: Checked = None, as_json: AsJson = False) -> None:
+def check(context: typer.Context, path: Checked = None, named: StorePath = None, as_json: AsJson = False) -> None:
     """Read all of the store, while a daemon runs or not: how many pages and rows are sound, and how many damaged.
 
     Every page is read, every cell must hold what it may, and measurements must fit their checksums. Nothing is changed.
@@ -66,7 +67,7 @@ def check(path: Checked = None, as_json: AsJson = False) -> None:
     """
     from zerotune.store.sqlite import soundness
 
-    chosen = store_path(path, "")
+    chosen = _chosen(context, path, named)
     found = soundness.check(chosen)
     if as_json:
         print_json({"store": str(chosen), "is_sound": found.is_sound, **_asdict(found)})
@@ -79,7 +80,7 @@ def check(path: Checked = None, as_json: AsJson = False) -> None:
 
 
 @store.command()
-def repair(path: Checked = None, as_json: AsJson = False) -> None:
+def repair(context: typer.Context, path: Checked = None, named: StorePath = None, as_json: AsJson = False) -> None:
     """Write what is sound of a damaged store into a fresh one, which takes its place; the damaged one is kept.
 
     Until the fresh one is complete the damaged one stays as it is; a sound store is left alone. No daemon may have the
@@ -89,7 +90,7 @@ def repair(path: Checked = None, as_json: AsJson = False) -> None:
     """
     from zerotune.store.sqlite import soundness
 
-    chosen = store_path(path, "")
+    chosen = _chosen(context, path, named)
     done = soundness.repair(chosen)
     if as_json:
         print_json({"store": str(chosen), "kept": None if done.kept is None else str(done.kept), **_asdict(done.found)})
@@ -99,6 +100,15 @@ def repair(path: Checked = None, as_json: AsJson = False) -> None:
         print("nothing is damaged, nothing was changed")
     else:
         print(f"{chosen} is a fresh store with what is sound; the damaged one is kept as {done.kept}")
+
+
+def _chosen(context: typer.Context, path: Path | None, named: Path | None) -> Path:
+    """The store that is meant; what the environment says holds for other commands, too."""
+    source = context.get_parameter_source("named")
+    # By its name: the type is click's, or typer's own.
+    if path is not None and source is not None and source.name == "COMMANDLINE":
+        raise UserError(f"both {path} and --store {named} are given", "name one store")
+    return store_path(path or named, "" if path else "--store ")
 
 
 def _asdict(found: Soundness) -> dict[str, Any]:
