@@ -112,7 +112,7 @@ def test_changing_models_leaves_a_damaged_store_as_it_is(path: Path):
     content = bytearray(path.read_bytes())
     content[4096:8192] = bytes(4096)
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"is damaged: .*; `zerotune store repair "):
+    with pytest.raises(StoreError, match=r"is damaged: .*; `.* repair "):
         kept_models.open_for_change(path)
     assert path.read_bytes() == content
     assert not [one for one in path.parent.iterdir() if "corrupt" in one.name]
