@@ -1,12 +1,13 @@
 """Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
     python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--nodes 2 | --daemons N] [--jobs J ...]
-        [--events E ...] [--deaths N] [--seed S] [--json]
+        [--events E ...] [--deaths N] [--seed S] [--afresh] [--json]
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
 torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
 befalls the same two jobs without the agent, for as long or until they came as far: what steps stall by there is the
-machine's own doing. Figures:
+machine's own doing. Each five minutes of it are a round, kept in build/chaos.jsonl until the last: a run that was
+interrupted goes on with the next (--afresh starts over). Figures:
 
     events, daemon_deaths     injected
     ..._while_recording       of daemons that had written measurements
@@ -25,6 +26,9 @@ With `--nodes 2` each job spans two network namespaces, each with a daemon, and 
 through a line that delays, holds, loses, halves and drops it: benchmarks/lib/bad_line_worker.py, a process of ours,
 since not every kernel has `tc netem`.
 
+`--quick` ends within a minute: if not told otherwise, only our runtime trains and no rank dies; the jobs without the
+agent run at the same time.
+
 `--events` and `--jobs` choose among them. Calendars jump by a day to ten years, ahead or back: the daemon's or that of
 all ranks, never the machine's own (benchmarks/lib/shifted_clock.py).
 """
@@ -33,6 +37,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import math
 import os
 import random
@@ -41,6 +46,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -52,17 +58,29 @@ import psutil
 import zmq
 
 from benchmarks.agent.chaos_node import HANG_S, ZEROTUNE, Job, Node, wait_for
+from benchmarks.agent.chaos_rounds import Rounds, together
 from benchmarks.lib.argument_types import positive
 from benchmarks.lib.bad_line_worker import HARMS, PASS
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.lib.shifted_clock import ShiftedClock
 from benchmarks.lib.two_namespaces import LEADER, LINK, Namespace, two_namespaces
+from benchmarks.recording.record import commit_now
 from zerotune.store.errors import UserError
 
 RUNTIMES: Final = ("fsdp2", "zero_runtime")
 EVENTS: Final = (
     "kill_daemon", "stop_daemon", "send_garbage", "imitate_daemon", "fill_disk", "jump_clock", "kill_rank", "harm_line",
 )  # fmt: skip
+QUICK_JOBS: Final = ("zero_runtime",)
+QUICK_EVENTS: Final = tuple(name for name in EVENTS if name != "kill_rank")
+"""To begin a job again takes torch too long."""
+QUICK_S: Final = 30.0
+"""Of chaos, at most."""
+QUICK_ENDS_S: Final = 35.0
+"""Chaos ends so long after the run began: what it left takes ten seconds to end."""
+LEAST_S: Final = 8.0
+"""Of chaos, however late it began."""
+ROUND_S: Final = 300.0
 RANK_LIVES_S: Final = 45.0
 """From one death of a rank to the next, so that a job trains between its restarts."""
 REFERENCE_S: Final = 120.0
@@ -91,6 +109,7 @@ class Chaos:
         self.chance = random.Random(arguments.seed)
         self.events: Counter[str] = Counter()
         self.n_hangs = 0
+        self.is_over = threading.Event()
         (folder / "clock").mkdir()
         self.clock = ShiftedClock(folder / "clock")
         """Of all ranks."""
@@ -128,11 +147,16 @@ class Chaos:
         """Any of them."""
         return self.chance.choice(self.nodes)
 
+    @property
+    def records_within_s(self) -> float:
+        """How long a daemon's death waits for what it writes."""
+        return RECORDS_WITHIN_S if self.arguments.with_agent and not self.arguments.quick else 1.0
+
     def _kill_daemon(self, node: Node) -> None:
         """Every other time however young it is, else once it has written what it measured."""
         waits_s = 0.0
         if self.chance.random() < 0.5:
-            waits_s = RECORDS_WITHIN_S if self.arguments.with_agent else 1.0
+            waits_s = self.records_within_s
         node.kill_daemon(waits_s)
 
     def kill_daemon(self) -> None:
@@ -217,20 +241,24 @@ class Chaos:
         """Daemons that were killed."""
         return sum(node.n_deaths for node in self.nodes)
 
-    def run(self, seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf) -> None:
+    def run(
+        self, seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf, by_s: float = math.inf
+    ) -> None:
         """Let things happen, then end the jobs in order.
 
         Args:
             seconds: how long at most.
             n_deaths: enough daemons that were killed.
             n_steps: enough of them in one start of each job, from REFERENCE_S on.
+            by_s: when to end, after LEAST_S at least, by the monotonic clock.
         """
         common = [getattr(self, name) for name in self.arguments.events if name != "kill_rank"]
-        wait_for(lambda: all(job.steps() for job in self.jobs), 120.0)
+        wait_for(lambda: self.is_over.is_set() or all(job.steps() for job in self.jobs), 120.0)
         until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * RANK_LIVES_S
+        until_s = max(min(until_s, by_s), time.monotonic() + min(seconds, LEAST_S))
         enough_s, told_at_s = time.monotonic() + REFERENCE_S, 0.0
         while time.monotonic() < until_s and not self.n_hangs and all(job.runs for job in self.jobs):
-            if self.n_deaths >= n_deaths:
+            if self.n_deaths >= n_deaths or self.is_over.is_set():
                 break
             event = self.chance.choice(common)
             is_long_enough = n_steps < math.inf and time.monotonic() > enough_s  # but for steps, which a death ends
@@ -248,7 +276,9 @@ class Chaos:
                     break
         for job in self.jobs:
             job.stop()
-        wait_for(lambda: all(job.has_ended for job in self.jobs), 2 * HANG_S)
+        wait_for(lambda: self.is_over.is_set() or all(job.has_ended for job in self.jobs), 2 * HANG_S)
+        if self.is_over.is_set():
+            return
         self.n_hangs += sum(not job.has_ended for job in self.jobs) if not self.n_hangs else 0
         time.sleep(1.0)  # the last records are on their way
         for node in self.nodes:
@@ -294,7 +324,13 @@ def runs(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> It
         yield begun
 
 
-def at_once(begun: Sequence[Chaos], seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf) -> None:
+def at_once(
+    begun: Sequence[Chaos],
+    seconds: float,
+    n_deaths: float = math.inf,
+    n_steps: float = math.inf,
+    by_s: float = math.inf,
+) -> None:
     """Let all of them run, each in a thread.
 
     Args:
@@ -302,9 +338,15 @@ def at_once(begun: Sequence[Chaos], seconds: float, n_deaths: float = math.inf, 
         seconds: how long each lasts at most.
         n_deaths: enough daemons that were killed, in all of them.
         n_steps: enough of them in one start of each job, from REFERENCE_S on.
+        by_s: when to end, after LEAST_S at least, by the monotonic clock.
     """
     with ThreadPoolExecutor(len(begun)) as pool:
-        list(pool.map(lambda chaos: chaos.run(seconds, n_deaths / len(begun), n_steps), begun))
+        try:
+            list(pool.map(lambda chaos: chaos.run(seconds, n_deaths / len(begun), n_steps, by_s), begun))
+        except BaseException:
+            for chaos in begun:
+                chaos.is_over.set()
+            raise
 
 
 def worst_ms(begun: Sequence[Chaos], name: str) -> float:
@@ -319,25 +361,6 @@ def worst_ms(begun: Sequence[Chaos], name: str) -> float:
     """
     starts = [lines for chaos in begun for job in chaos.jobs for lines in job.steps("*").values()]
     return max((one[name] for lines in starts for one in lines[WARM_UP_STEPS:]), default=0.0)
-
-
-def stalls(tuned: Sequence[Chaos], untuned: Sequence[Chaos]) -> list[Result]:
-    """How long training stood still: by our doing, and by whosever.
-
-    Args:
-        tuned: the runs with the agent.
-        untuned: those without.
-
-    Returns:
-        Figures.
-    """
-
-    worst, twin = worst_ms(tuned, "wall"), worst_ms(untuned, "wall")
-    return [
-        Result("worst_step_ms", worst, "ms", peer="untuned", ratio=worst / twin),
-        Result("worst_step_beyond_twin_ms", max(0.0, worst - twin), "ms"),
-        Result("worst_stall_ms", worst_ms(tuned, "ours"), "ms", "<= 50"),
-    ]
 
 
 def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[object, object]]:
@@ -362,78 +385,148 @@ def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[obj
     return found
 
 
-def play(arguments: argparse.Namespace, seconds: float) -> list[Result]:
-    """The figures of both runs, with the agent and without.
+def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict[str, float]:
+    """One round, with the agent and without.
 
     Args:
         arguments: of the command line.
         seconds: of chaos in each.
+        n_deaths: enough daemons that were killed.
 
     Returns:
-        Figures in the table's order.
+        Figures, for `together`.
 
     Raises:
         UserError: two nodes cannot be had.
     """
+    began_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True)))
         tuned = stack.enter_context(runs(folder / "tuned", arguments, with_agent=True))
-        at_once(tuned, seconds, arguments.deaths)
         nodes = [node for chaos in tuned for node in chaos.nodes]
-        rows = [node.rows() for node in nodes]
         jobs = [job for chaos in tuned for job in chaos.jobs]
-        untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
-        at_once(untuned, seconds, n_steps=max(job.n_steps_at_most() for job in jobs))
+        if arguments.quick:  # both beside each other, at once
+            untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
+            at_once([*tuned, *untuned], seconds, by_s=began_s + QUICK_ENDS_S)
+        else:
+            at_once(tuned, seconds, n_deaths)
+            untuned = stack.enter_context(runs(folder / "untuned", arguments, with_agent=False))
+            at_once(untuned, seconds, n_steps=max(job.n_steps_at_most() for job in jobs))
+        rows = [node.rows() for node in nodes]
         compared = losses(tuned, untuned)
-        n_steps = sum(len(lines) for job in jobs for lines in job.steps().values())
-        n_rows_lost = sum(len(node.acknowledged - found) for node, found in zip(nodes, rows, strict=True))
         logs = "".join(job.log.read_text(errors="replace") for job in jobs)
         events = sum((chaos.events for chaos in tuned), Counter[str]())
-        n_recording = sum(node.n_deaths_while_recording for node in nodes)
-        return [
-            *(Result(f"events@{name}", n, "events") for name, n in sorted(events.items())),
-            Result("events", events.total(), "events", "> 0"),
-            Result("daemon_deaths", sum(chaos.n_deaths for chaos in tuned), "deaths", "> 0"),
-            Result("daemon_deaths_while_recording", n_recording, "deaths", "> 0"),
-            Result("steps", n_steps, "steps", "> 0"),
-            Result("steps_under_a_plan", sum(one.n_steps_under_a_plan() for one in nodes), "steps in the store", "> 0"),
-            Result("hangs", sum(chaos.n_hangs for chaos in tuned), "jobs", "0"),
-            Result("disagreements", logs.count("RankDisagreement"), "lines", "0"),
-            Result("failed_jobs", sum(job.has_failed for job in jobs), "jobs", "0"),
-            Result("losses_compared", len(compared), "steps", "> 0"),
-            Result("losses_that_differ", sum(one != there for one, there in compared), "steps", "0"),
-            Result("rows", sum(map(len, rows)), "rows", "> 0"),
-            Result("acknowledged_rows_lost", n_rows_lost, "rows", "0"),
-            *stalls(tuned, untuned),
-        ]
+        return {
+            **{f"events@{name}": n for name, n in events.items()},
+            "seconds": seconds,
+            "events": events.total(),
+            "daemon_deaths": sum(chaos.n_deaths for chaos in tuned),
+            "daemon_deaths_while_recording": sum(node.n_deaths_while_recording for node in nodes),
+            "steps": sum(len(lines) for job in jobs for lines in job.steps().values()),
+            "steps_under_a_plan": sum(one.n_steps_under_a_plan() for one in nodes),
+            "hangs": sum(chaos.n_hangs for chaos in tuned),
+            "disagreements": logs.count("RankDisagreement"),
+            "failed_jobs": sum(job.has_failed for job in jobs),
+            "losses_compared": len(compared),
+            "losses_that_differ": sum(one != there for one, there in compared),
+            "rows": sum(map(len, rows)),
+            "acknowledged_rows_lost": sum(
+                len(node.acknowledged - kept) for node, kept in zip(nodes, rows, strict=True)
+            ),
+            "worst_step_ms": worst_ms(tuned, "wall"),
+            "worst_untuned_step_ms": worst_ms(untuned, "wall"),
+            "worst_stall_ms": worst_ms(tuned, "ours"),
+        }
+
+
+def results(figures: dict[str, float]) -> list[Result]:
+    """The table.
+
+    Args:
+        figures: of all rounds.
+
+    Returns:
+        In the table's order.
+    """
+    worst, twin = figures["worst_step_ms"], figures["worst_untuned_step_ms"]
+    return [
+        *(Result(name, figures[name], "events") for name in sorted(figures) if name.startswith("events@")),
+        Result("events", figures["events"], "events", "> 0"),
+        Result("daemon_deaths", figures["daemon_deaths"], "deaths", "> 0"),
+        Result("daemon_deaths_while_recording", figures["daemon_deaths_while_recording"], "deaths", "> 0"),
+        Result("steps", figures["steps"], "steps", "> 0"),
+        Result("steps_under_a_plan", figures["steps_under_a_plan"], "steps in the store", "> 0"),
+        Result("hangs", figures["hangs"], "jobs", "0"),
+        Result("disagreements", figures["disagreements"], "lines", "0"),
+        Result("failed_jobs", figures["failed_jobs"], "jobs", "0"),
+        Result("losses_compared", figures["losses_compared"], "steps", "> 0"),
+        Result("losses_that_differ", figures["losses_that_differ"], "steps", "0"),
+        Result("rows", figures["rows"], "rows", "> 0"),
+        Result("acknowledged_rows_lost", figures["acknowledged_rows_lost"], "rows", "0"),
+        Result("worst_step_ms", worst, "ms", peer="untuned", ratio=worst / twin if twin else None),
+        Result("worst_step_beyond_twin_ms", max(0.0, worst - twin), "ms"),
+        Result("worst_stall_ms", figures["worst_stall_ms"], "ms", "<= 50"),
+    ]
+
+
+def go_on(arguments: argparse.Namespace, rounds: Rounds) -> dict[str, float]:
+    """Rounds, until there were minutes or deaths enough.
+
+    Args:
+        arguments: of the command line.
+        rounds: those that have ended; is added to.
+
+    Returns:
+        Figures of all.
+
+    Raises:
+        UserError: two nodes cannot be had.
+    """
+    while True:
+        done = together(rounds.figures)
+        left_s = 60.0 * arguments.minutes - done.get("seconds", 0.0)
+        n_left = arguments.deaths - done.get("daemon_deaths", 0)
+        if done and (left_s <= 0.0 or n_left <= 0 or done["hangs"] or arguments.quick):
+            return done
+        n_rounds = max(1, math.ceil(left_s / ROUND_S))
+        if not arguments.quick:
+            say(f"{len(rounds.figures)} rounds have ended, {n_rounds} are left at most")
+        seeded = {**vars(arguments), "seed": arguments.seed + 1000 * len(rounds.figures)}
+        rounds.add(play(argparse.Namespace(**seeded), QUICK_S if arguments.quick else left_s / n_rounds, n_left))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of chaos, with the agent")
-    parser.add_argument("--quick", action="store_true", help="40 seconds of it")
+    parser.add_argument("--quick", action="store_true", help="as much as fits into a minute")
     parser.add_argument("--ranks", type=positive, default=2, metavar="N", help="of each job")
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1, help="that each job spans; 2 needs root")
     parser.add_argument("--daemons", type=positive, default=1, metavar="N", help="at once, each with all jobs")
-    parser.add_argument(
-        "--jobs", nargs="+", choices=RUNTIMES, default=RUNTIMES, metavar="JOB", help=", ".join(RUNTIMES)
-    )
-    parser.add_argument("--events", nargs="+", choices=EVENTS, default=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
+    parser.add_argument("--jobs", nargs="+", choices=RUNTIMES, metavar="JOB", help=", ".join(RUNTIMES))
+    parser.add_argument("--events", nargs="+", choices=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
     parser.add_argument("--deaths", type=positive, default=math.inf, metavar="N", help="end once so many daemons died")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--afresh", action="store_true", help="forget the rounds of a run that was interrupted")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
+    arguments.jobs = arguments.jobs or (QUICK_JOBS if arguments.quick else RUNTIMES)
+    arguments.events = arguments.events or (QUICK_EVENTS if arguments.quick else EVENTS)
     if arguments.nodes == 1:
         arguments.events = [name for name in arguments.events if name != "harm_line"]
     elif arguments.daemons > 1:
         parser.error(f"--daemons {arguments.daemons}: with --nodes 2 there are two already; leave it out")
     if not set(arguments.events) - {"kill_rank"}:
         parser.error(f"--events {' '.join(arguments.events)}: name another one of one node, or use --nodes 2")
+    plan = {name: value for name, value in vars(arguments).items() if name not in ("json", "afresh")}
+    rounds = Rounds(json.dumps([commit_now(), plan]))
+    if arguments.afresh or arguments.quick:
+        rounds.forget()
     try:
-        results = play(arguments, 40.0 if arguments.quick else 60.0 * arguments.minutes)
+        figures = go_on(arguments, rounds)
     except UserError as error:
         parser.error(str(error))
-    report("chaos", results, as_json=arguments.json)
+    rounds.forget()
+    report("chaos", results(figures), as_json=arguments.json)
 
 
 if __name__ == "__main__":
