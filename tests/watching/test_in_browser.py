@@ -16,7 +16,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="pip install 'zer
 RANKS = Path(__file__).parents[1] / "e2e" / "ranks.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EXAMPLE = "zerotune.zero_runtime.examples.train"
-TRAIN = ["-m", EXAMPLE, "--stage", "3", "--batch", "2", "--layers", "2", "--steps", "400"]
+TRAIN = ["-m", EXAMPLE, "--stage", "3", "--batch", "2", "--layers", "2", "--steps", "100000"]
 
 
 @pytest.mark.slow
