@@ -16,16 +16,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Outcome
+from zerotune.tuner.modeling.features import Floats, Ints
+from zerotune.tuner.modeling.matern import matern
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 SHARED_STD: Final = 2.0
 SHARED_OCTAVES: Final = 6.0
@@ -91,53 +90,70 @@ class Surrogate:
     def opinions(self) -> dict[Place, Opinion]:
         """The opinion of every place, given all samples so far."""
         measured = np.array([i for i, point in enumerate(self._points) if _is_usable(point)], np.int64)
-        if not len(measured):
-            shape, lower, weights = USUAL, None, np.zeros(0)
-        else:
+        mean, shape = self._prior, USUAL
+        whitened = np.zeros((0, len(self._points)))
+        if len(measured):
             medians = np.array([math.log(self._points[i].median_us) for i in measured])
             noise = sample_noise([self._points[i] for i in measured])
             counts = np.array([len(self._points[i].duration_us) for i in measured])
             variance = np.where(counts > 2, MEDIAN_EFFICIENCY, 1.0) * noise**2 / counts
             residual = medians - self._prior[measured]
             shape, lower = self._fitted(measured, residual, variance)
-            weights = np.linalg.solve(lower, residual)
+            shared = self._parts(measured, np.arange(len(self._points)), shape.octaves).covariance(shape)
+            whitened = _solve(lower, shared)
+            mean = mean + whitened.T @ _solve(lower, residual)
         found = {}
         for place, indices in self._at.items():
             here = np.array(indices)
-            mean, covariance = self._prior[here], self._covariance(here, here, shape)
-            if lower is not None:
-                whitened = np.linalg.solve(lower, self._covariance(measured, here, shape))
-                mean = mean + whitened.T @ weights
-                covariance = covariance - whitened.T @ whitened
-            found[place] = Opinion(mean, covariance)
+            prior = self._parts(here, here, shape.octaves).covariance(shape)
+            found[place] = Opinion(mean[here], prior - whitened[:, here].T @ whitened[:, here])
         return found
 
     def _fitted(self, measured: Ints, residual: Floats, variance: Floats) -> tuple[Hyperparameters, Floats]:
         """The likeliest shape, and the Cholesky factor of the measurements' covariance under it."""
         shapes = SHAPES if len(measured) >= MIN_FIT_POINTS else (USUAL,)
+        parts = {octaves: self._parts(measured, measured, octaves) for octaves in {shape.octaves for shape in shapes}}
         best: tuple[float, Hyperparameters, Floats] | None = None
         for shape in shapes:
-            inner = self._covariance(measured, measured, shape)
+            inner = parts[shape.octaves].covariance(shape)
             inner[np.diag_indices_from(inner)] += variance + 1e-9
             lower: Floats = np.asarray(np.linalg.cholesky(inner), np.float64)
-            likelihood = -0.5 * float(np.sum(np.linalg.solve(lower, residual) ** 2)) - float(
-                np.sum(np.log(np.diag(lower)))
-            )
+            likelihood = -0.5 * float(np.sum(_solve(lower, residual) ** 2)) - float(np.sum(np.log(np.diag(lower))))
             if best is None or likelihood > best[0]:
                 best = (likelihood, shape, lower)
         assert best is not None
         return best[1], best[2]
 
-    def _covariance(self, first: Ints, second: Ints, shape: Hyperparameters) -> Floats:
-        octaves = np.abs(self._log2_bytes[first][:, None] - self._log2_bytes[second][None, :])
-        beside = np.abs(self._log2_channels[first][:, None] - self._log2_channels[second][None, :])
-        same_kind = self._kind[first][:, None] == self._kind[second][None, :]
-        same_place = self._place[first][:, None] == self._place[second][None, :]
-        near = _matern(octaves / shape.octaves) * _matern(beside / CHANNEL_OCTAVES)
-        result: Floats = SHARED_STD**2 * _matern(octaves / SHARED_OCTAVES)
-        result = result + same_kind * (KIND_STD**2 + shape.smooth_std**2 * near)
-        result = result + same_kind * same_place * (beside == 0) * shape.own_std**2
+    def _parts(self, first: Ints, second: Ints, reach_octaves: float) -> _Parts:
+        octaves = np.abs(np.subtract.outer(self._log2_bytes[first], self._log2_bytes[second]))
+        beside = np.abs(np.subtract.outer(self._log2_channels[first], self._log2_channels[second]))
+        same_kind = np.equal.outer(self._kind[first], self._kind[second])
+        same_place = np.equal.outer(self._place[first], self._place[second])
+        return _Parts(
+            fixed=SHARED_STD**2 * matern(octaves / SHARED_OCTAVES) + KIND_STD**2 * same_kind,
+            smooth=same_kind * matern(octaves / reach_octaves) * matern(beside / CHANNEL_OCTAVES),
+            own=same_kind & same_place & (beside == 0),
+        )
+
+
+class _Parts(NamedTuple):
+    """Of a covariance (n, m), apart from the spreads that are fitted."""
+
+    fixed: Floats
+    smooth: Floats
+    own: npt.NDArray[np.bool_]
+
+    def covariance(self, shape: Hyperparameters) -> Floats:
+        result: Floats = self.fixed + shape.smooth_std**2 * self.smooth + shape.own_std**2 * self.own
         return result
+
+
+def _solve(lower: Floats, right: Floats) -> Floats:
+    """`lower` (triangular) to the power of -1, times `right`."""
+    from scipy.linalg import solve_triangular  # late: commands that sweep nothing do without
+
+    solved: Floats = solve_triangular(lower, right, lower=True, check_finite=False)
+    return solved
 
 
 def sample_noise(points: Sequence[GridPoint]) -> float:
@@ -170,9 +186,3 @@ def _pooled_squares(points: Sequence[GridPoint]) -> tuple[float, int]:
 
 def _is_usable(point: GridPoint) -> bool:
     return bool(point.duration_us) and point.outcome is Outcome.ok
-
-
-def _matern(distance: Any) -> Floats:
-    scaled = math.sqrt(3.0) * distance
-    result: Floats = (1.0 + scaled) * np.exp(-scaled)
-    return result
