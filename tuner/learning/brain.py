@@ -184,9 +184,9 @@ class Brain(Inspection):
             for epoch in np.unique(epochs).tolist():
                 here = epochs == epoch
                 self._take_in(epoch, block[here], keys[here], logs[here])
-        left = self._regimes.evidence
+        left, label = self._regimes.evidence, self._regimes.label
         if self._regimes.recognise():
-            self._new_evidence(left, f"the network is as it was in regime {self._regimes.label}")
+            self._new_evidence(left, label, f"the network is as it was in regime {self._regimes.label}")
 
     def cost_tables(self, block: npt.NDArray[np.void]) -> None:
         """Take in live cost tables (COST_FIELDS)."""
@@ -260,13 +260,13 @@ class Brain(Inspection):
         self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
         evidence = self._regimes.evidence
-        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.leads_rest_at
+        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
         changes = self._policy.next_window(
             self._states, evidence, self._step, may_start=may_start, leads_rest_at=leads_rest_at
         )
         if self.settings.explore:
             self._step_feedback.consider_variants(self._states, evidence, self._step)
-        variant = self._step_feedback.variant
+        variant = self._step_feedback.variants.running
         overlay = variant.changes if variant is not None else {}
         for index in {*self._overlay, *overlay} if overlay is not self._overlay else ():
             changes[index] = self._policy.runs(self._states[index])
@@ -324,10 +324,10 @@ class Brain(Inspection):
             has_trial=self._has_trial(is_trial),
             first=[state.index for state in looks],
         )
-        return PlanInForce(candidates, is_trial, plan, self._step_feedback.variant, self._ahead.rows)
+        return PlanInForce(candidates, is_trial, plan, self._step_feedback.variants.running, self._ahead.rows)
 
     def _has_trial(self, is_trial: npt.NDArray[np.bool_]) -> bool:
-        return self._step_feedback.variant is not None or bool(is_trial.any())
+        return self._step_feedback.variants.running is not None or bool(is_trial.any())
 
     def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
         is_trial = self._policy.explored(n_keys)
@@ -337,7 +337,8 @@ class Brain(Inspection):
     def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
         """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
         is_trial = is_trial[: len(latest.candidates)]
-        self._plans.add(latest._replace(is_trial=is_trial, variant=self._step_feedback.variant), self._epochs.active)
+        entry = latest._replace(is_trial=is_trial, variant=self._step_feedback.variants.running)
+        self._plans.add(entry, self._epochs.active)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
@@ -375,9 +376,8 @@ class Brain(Inspection):
         self._keys.learn_defaults(block, keys, self._costs)
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
-        differs = self._refusals.ran_something_else(block, slots, evidence)
+        differs = self._refusals.ran_something_else(block, slots, self._states, evidence, self._costs)
         if differs.any():
-            self._refusals.learn(slots[differs], self._states, evidence, self._costs)
             keys, logs, slots = keys[~differs], logs[~differs], slots[~differs]
             steps, connects = steps[~differs], connects[~differs]
             if not len(keys):
@@ -388,8 +388,9 @@ class Brain(Inspection):
         calls = evidence.calls(slots, logs)
         shift = self._attribution.shift(calls, steps, is_trial, evidence)
         if shift is not None:
+            label = self._regimes.label
             self._regimes.begin(shift)
-            self._new_evidence(evidence, f"calls take {math.exp(shift):.2f} times as long as before")
+            self._new_evidence(evidence, label, f"calls take {math.exp(shift):.2f} times as long as before")
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
@@ -411,19 +412,19 @@ class Brain(Inspection):
                 kept[tried] &= says
         variant = in_force.variant
         if variant is not None:
-            calls_of = slots[~connects], logs[~connects]
+            calls_of = slots[~connects], logs[~connects], steps[~connects]
             slow = self._attribution.catastrophes(variant.changes, self._states, *calls_of, evidence)
             for one in slow:
                 self._stop_catastrophe(*one)
             if slow:
-                self._step_feedback.give_up(variant, max(ratio for _, _, ratio in slow), self._states, self._step)
+                self._step_feedback.variants.give_up(variant, max(one.ratio for one in slow), self._states, self._step)
         if not kept.all():
             if not kept.any():
                 return
             calls, steps = evidence.calls(slots[kept], logs[kept]), steps[kept]
         evidence.add(calls, steps)
 
-    def _new_evidence(self, left: CallEvidence, reason: str) -> None:
+    def _new_evidence(self, left: CallEvidence, label: int, reason: str) -> None:
         """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
         self._surrogate.leave(left)
         self._plans.forget_slots()
@@ -432,7 +433,7 @@ class Brain(Inspection):
         if self._states:
             state = self._states[0]
             self._note(Event(state, state.incumbent, "regime", reason))
-        self._policy.reopen(self._states)
+        self._policy.reopen(self._states, label, self._regimes.label)
         self._urgent = True
 
 

@@ -52,6 +52,8 @@ class KeyView(NamedTuple):
     """Not tried again while the network is as it is."""
     retired: Reasons
     """Tried again after all others."""
+    ties: Reasons
+    """Neither better nor worse so far."""
     n_withdrawn: int
     """How often steps spoke against what was promoted here."""
     rests_until_step: int
@@ -146,7 +148,7 @@ class Inspection:
     @property
     def variant(self) -> VariantView | None:
         """The variant of the plan that is on trial."""
-        variant = self._step_feedback.on_trial
+        variant = self._step_feedback.variants.on_trial
         return None if variant is None else VariantView(variant.name, self._by_key(variant.changes))
 
     @property
@@ -211,6 +213,7 @@ def _key_view(state: KeyState, *, is_watched: bool) -> KeyView:
         tuple(sorted(state.numbers, key=lambda one: state.numbers[one])),
         MappingProxyType({**state.banned}),
         MappingProxyType({**state.retired}),
+        MappingProxyType({**state.ties}),
         state.n_withdrawn,
         state.quiet_until,
         is_watched,

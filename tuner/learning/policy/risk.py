@@ -31,8 +31,9 @@ class Budget:
         self.training_us = 0.0
         self.spent_us = 0.0
         self.n_steps = 0
-        self._saved_us = self._saves_us = 0.0
-        """So far, and per step."""
+        self._saved_us = 0.0
+        self.saves_us = 0.0
+        """What steps are shorter by with what usually runs, according to calls."""
         self._saved_until = 0
 
     def earn(self, step_us: float) -> None:
@@ -47,12 +48,12 @@ class Budget:
     def save(self, per_step_us: float) -> None:
         """Steps since the last time were `per_step_us` shorter than with NCCL's own choices, according to calls."""
         self._saved_us += per_step_us * (self.n_steps - self._saved_until)
-        self._saved_until, self._saves_us = self.n_steps, per_step_us
+        self._saved_until, self.saves_us = self.n_steps, per_step_us
 
     @property
     def gained_us(self) -> float:
         """What exploration has gained, or soon will have, beside what it cost."""
-        return self._saved_us + PAID_WITHIN * self._saves_us - self.spent_us
+        return self._saved_us + PAID_WITHIN * self.saves_us - self.spent_us
 
     @property
     def is_paid(self) -> bool:
@@ -142,9 +143,7 @@ class Stakes(NamedTuple):
     charged_calls: float
     """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
     least_odds: float = 0.0
-    """A trial must be as likely as that to be faster, if it risks more than `gained_us`."""
-    gained_us: float = 0.0
-    """What exploring has gained, less what it cost."""
+    """A trial must be as likely as that to be faster."""
 
 
 class Price:
@@ -180,10 +179,19 @@ class Price:
         here = len(self.traffic.per_step)
         return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
 
-    def stakes(self, state: KeyState, room_us: float) -> Stakes:
-        """What a trial at one key puts at risk, of what is left of the budget."""
+    def stakes(self, state: KeyState, room_us: float, least_odds: float) -> Stakes:
+        """What a trial at one key puts at risk.
+
+        Args:
+            state: the key.
+            room_us: what is left of the budget.
+            least_odds: a trial must be as likely as this to be faster.
+
+        Returns:
+            As `best_option` takes it.
+        """
         n_calls = self.traffic.calls_in(state.index, self.first_steps_at_risk)
-        return Stakes(room_us, float(self.traffic.per_step[state.index]), n_calls * self.charged_share)
+        return Stakes(room_us, float(self.traffic.per_step[state.index]), n_calls * self.charged_share, least_odds)
 
     def saved_us(self, states: Sequence[KeyState], evidence: CallEvidence) -> float:
         """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
