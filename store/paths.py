@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import socket
 import stat
-import tempfile
 from pathlib import Path
 
 import platformdirs
@@ -15,6 +17,8 @@ import platformdirs
 APP_NAME = "zerotune"
 SESSION_DIRS = "/run/user"
 """Where systemd makes each user's runtime directory, which cron and batch jobs are not told of."""
+MAX_HOST_BYTES = 32
+"""Of a host's name in a path: those of sockets are short, and end in 107 bytes."""
 SERVICE_RUNTIME_DIR = "/run/zerotune"
 """Where root's `zerotune daemon --all-users` makes a folder for the socket of each user, named by their number."""
 SERVICE_DOOR = "door.sock"
@@ -24,7 +28,10 @@ SERVICE_STATE_DIR = "/var/lib/zerotune"
 
 
 def runtime_dir() -> Path:
-    """The directory of sockets and locks; neither made nor checked here (`open_socket_folder` checks it)."""
+    """The directory of sockets and locks; neither made nor checked here (`open_socket_folder` checks it).
+
+    Where nothing fits, it is one below /run/user that only root can make.
+    """
     override = os.environ.get("ZEROTUNE_RUNTIME_DIR")
     if override:
         return Path(override)
@@ -34,8 +41,9 @@ def runtime_dir() -> Path:
     for session_dir in (os.environ.get("XDG_RUNTIME_DIR"), f"{SESSION_DIRS}/{os.getuid()}"):
         if session_dir and _is_private(Path(session_dir)):
             return Path(session_dir) / APP_NAME
-    # Containers and batch jobs have no login session.
-    return Path(tempfile.gettempdir()) / f"{APP_NAME}-{os.getuid()}"
+    # Containers and batch jobs have no login session. Nodes may share a home.
+    of_node = Path(platformdirs.user_state_dir(APP_NAME, appauthor=False)) / "run" / _host()
+    return of_node if _is_out_of_reach(of_node) else Path(SESSION_DIRS) / str(os.getuid()) / APP_NAME
 
 
 def default_endpoint() -> str:
@@ -65,6 +73,32 @@ def _is_private(folder: Path) -> bool:
         return False
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     return folder.is_absolute() and is_own and not stat.S_IMODE(found.st_mode) & 0o077
+
+
+def _is_out_of_reach(folder: Path) -> bool:
+    """Whether what is made there is made in a folder of this user's, and others can put nothing in its place."""
+    nearest = None
+    for above in folder.parents if folder.is_absolute() else ():  # it is not where there is no home
+        try:
+            found = above.stat()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+        nearest = nearest or found
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return False
+    if nearest is None:
+        return False
+    return stat.S_ISDIR(nearest.st_mode) and nearest.st_uid == os.getuid() and not nearest.st_mode & stat.S_IWOTH
+
+
+def _host() -> str:
+    name = socket.gethostname()
+    if re.fullmatch(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_HOST_BYTES - 1}}}", name):
+        return name
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:8]
+    return re.sub("[^A-Za-z0-9_-]", "_", name)[: MAX_HOST_BYTES - len(digest) - 1] + f"-{digest}"
 
 
 def _data_dir() -> Path:

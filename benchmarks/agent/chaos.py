@@ -76,7 +76,7 @@ QUICK_EVENTS: Final = tuple(name for name in EVENTS if name != "kill_rank")
 """To begin a job again takes torch too long."""
 QUICK_S: Final = 30.0
 """Of chaos, at most."""
-QUICK_ENDS_S: Final = 35.0
+QUICK_ENDS_S: Final = 30.0
 """Chaos ends so long after the run began: what it left takes ten seconds to end."""
 LEAST_S: Final = 8.0
 """Of chaos, however late it began."""

@@ -50,7 +50,7 @@ def test_what_is_shown_is_a_copy() -> None:
     brain = make_brain(world)
     play(world, brain, 3)
     before = brain.keys
-    for some in (before[0].banned, before[0].ties, brain.predicted(before[0].key)):
+    for some in (before[0].banned, before[0].retired, brain.predicted(before[0].key)):
         with pytest.raises(TypeError):
             some[BASELINE] = ""  # type: ignore[index]  # that is what must fail
     play(world, brain, 60)

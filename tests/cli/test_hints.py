@@ -6,7 +6,6 @@ import io
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,6 @@ from zerotune.tuner.demo import demo
 from zerotune.tuner.demo import progress as demo_progress
 from zerotune.tuner.fingerprint.encoding.weights import record, shipped_blob
 from zerotune.tuner.modeling.medians import MeasuredSetting
-from zerotune.tuner.service.endpoint import temporary_folder_note
 
 
 def said(monkeypatch, capsys, *words: object) -> str:
@@ -97,20 +95,6 @@ def test_the_list_of_pictures_says_what_is_missing(run: Path, monkeypatch, capsy
     missing = {line.split()[0]: line for line in lines if "(" in line}
     assert "`launch --log-trace`: --trace" in missing["timeline"]
     assert "steps" in missing
-
-
-def test_a_temporary_folder_that_is_not_used_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("ZEROTUNE_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    assert f"TMPDIR {tmp_path / 'none'} " in temporary_folder_note()
-    monkeypatch.setenv("ZEROTUNE_RUNTIME_DIR", "/run/zerotune")
-    assert temporary_folder_note() == "", "TMPDIR has no part in it"
-    monkeypatch.delenv("ZEROTUNE_RUNTIME_DIR")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    assert temporary_folder_note() == ""
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from zerotune.store.atomic_file import sync_folder
 from zerotune.store.records import StepRecord
-from zerotune.store.sqlite import checksums, damage, recent
+from zerotune.store.sqlite import checksums, damage, recent, replacement
 from zerotune.store.sqlite.database import Store
 
 PAGE_BYTES = 4096
@@ -97,6 +98,24 @@ def test_damage_is_noticed_though_nothing_fails(written, block, monkeypatch):
         assert store.writing.n_recovered + (store.writing.n_missing or 0) == 50 * 200
         fill(store, block, range(100, 110))
         assert (store.measurements()["step"] >= 100).sum() == 10 * 200
+
+
+def test_a_damaged_file_is_not_said_to_be_removed_while_another_takes_its_place(written, monkeypatch):
+    monkeypatch.setattr(damage, "EVERY_S", 0.05)
+    seen = set()
+    with Store.open(written) as store:
+
+        def look(folder: Path) -> None:
+            seen.add((written.exists(), store.writing.is_gone))
+            sync_folder(folder)
+
+        monkeypatch.setattr(replacement, "sync_folder", look)
+        overwrite(written, 20, 2)
+        wait_for_damage(store)
+        assert (False, False) in seen, "there was a moment without a file"
+        assert not any(is_gone for _, is_gone in seen)
+        written.unlink()
+        assert store.writing.is_gone, "by others than this process"
 
 
 def test_rows_wait_while_there_is_no_room_for_a_new_file(written, block, monkeypatch):

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-import tempfile
 import warnings
 from pathlib import Path
 
 import pytest
+import zmq
 
 from zerotune.store import paths
-from zerotune.store.errors import UntrustedError
+from zerotune.store.errors import UntrustedError, UserError
 from zerotune.store.private_folders import make_private, open_socket_folder
+from zerotune.tuner.service.endpoint import BoundEndpoint
 
 
 def test_the_environment_overrides_every_place(monkeypatch, tmp_path):
@@ -45,18 +47,19 @@ def test_the_defaults_are_the_users_own_and_found_without_a_word(monkeypatch, tm
 
 @pytest.fixture
 def batch_job(monkeypatch, tmp_path):
-    """Nothing is set, and the temporary folder is one that the test may write to."""
-    for name in ("ZEROTUNE_RUNTIME_DIR", "XDG_RUNTIME_DIR"):
+    """Nothing is set but a home; how each node of a cluster finds its runtime directory below it."""
+    for name in ("ZEROTUNE_RUNTIME_DIR", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make_private(tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(paths, "SESSION_DIRS", str(tmp_path / "sessions"))
+    monkeypatch.setattr(paths.socket, "gethostname", lambda: "node7.cluster")
+    return tmp_path / "home/.local/state/zerotune/run/node7.cluster"
 
 
-@pytest.mark.usefixtures("batch_job")
-def test_the_runtime_directory_is_that_of_the_session_where_it_is_private(monkeypatch, tmp_path):
+def test_the_runtime_directory_is_that_of_the_session_where_it_is_private(batch_job, monkeypatch, tmp_path):
     of_system, of_session = tmp_path / "sessions" / str(os.getuid()), tmp_path / "session"
-    in_temporary = tmp_path / f"zerotune-{os.getuid()}"
-    assert paths.runtime_dir() == in_temporary
+    assert paths.runtime_dir() == batch_job
     make_private(of_system)
     assert paths.runtime_dir() == of_system / "zerotune"
     make_private(of_session)
@@ -65,18 +68,58 @@ def test_the_runtime_directory_is_that_of_the_session_where_it_is_private(monkey
     of_session.chmod(0o750)
     assert paths.runtime_dir() == of_system / "zerotune"
     of_system.chmod(0o1777)
-    assert paths.runtime_dir() == in_temporary
+    assert paths.runtime_dir() == batch_job
     monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
-    assert paths.runtime_dir() == in_temporary
+    assert paths.runtime_dir() == batch_job
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home/state"))
+    assert paths.runtime_dir() == tmp_path / "home/state/zerotune/run/node7.cluster"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives a folder away")
-@pytest.mark.usefixtures("batch_job")
-def test_another_users_session_is_not_ours(monkeypatch, tmp_path):
+def test_another_users_session_is_not_ours(batch_job, monkeypatch, tmp_path):
     make_private(tmp_path / "session")
     os.chown(tmp_path / "session", 65534, 65534)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "session"))
-    assert paths.runtime_dir() == tmp_path / f"zerotune-{os.getuid()}"
+    assert paths.runtime_dir() == batch_job
+
+
+@pytest.fixture(params=["shared", "sticky", "movable", "nobodys", "a file"])
+def unfit_home(request, batch_job, monkeypatch, tmp_path):
+    home = tmp_path / "home"
+    if request.param == "nobodys":
+        if os.getuid() != 0:
+            pytest.skip("gives a folder away")
+        os.chown(home, 65534, 65534)
+    if request.param == "movable":
+        monkeypatch.setenv("HOME", str(home / "mine"))
+        make_private(home / "mine")
+    if request.param == "a file":
+        (home / ".local").write_text("")
+    home.chmod({"shared": 0o777, "sticky": 0o1777, "movable": 0o777}.get(request.param, 0o700))
+
+
+@pytest.mark.usefixtures("unfit_home")
+def test_what_others_can_write_to_is_never_the_runtime_directory(tmp_path):
+    assert paths.runtime_dir() == tmp_path / "sessions" / str(os.getuid()) / "zerotune"
+
+
+def test_where_nothing_fits_the_daemon_refuses_in_a_line(batch_job, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/proc")
+    (tmp_path / "sessions").write_text("")  # as for a user who may make nothing there
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket, pytest.raises(UserError) as refused:
+        BoundEndpoint(socket, paths.default_endpoint(), None)
+    assert "ZEROTUNE_RUNTIME_DIR" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["n" * 33, "n" * 64, "../up", "", "knoten-ü", ".hidden"])
+def test_any_host_has_a_short_name_of_its_own(batch_job, monkeypatch, name):
+    monkeypatch.setattr(paths.socket, "gethostname", lambda: name)
+    found = paths.runtime_dir()
+    assert found.parent == batch_job.parent
+    assert re.fullmatch("[A-Za-z0-9_-]{1,32}", found.name)
+    monkeypatch.setattr(paths.socket, "gethostname", lambda: f"{name}2")
+    assert paths.runtime_dir() != found
 
 
 def may_have_a_socket(folder: Path) -> bool:
@@ -91,7 +134,7 @@ def may_have_a_socket(folder: Path) -> bool:
 def test_only_what_others_cannot_write_to_may_have_a_socket(tmp_path):
     own, named = paths.runtime_dir(), tmp_path / "named"
     for folder in (own, named):
-        folder.mkdir()
+        make_private(folder)
     modes = (0o700, 0o750, 0o755, 0o770, 0o777, 0o1777)
     allowed = {}
     for folder in (own, named):

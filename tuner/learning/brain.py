@@ -184,9 +184,9 @@ class Brain(Inspection):
             for epoch in np.unique(epochs).tolist():
                 here = epochs == epoch
                 self._take_in(epoch, block[here], keys[here], logs[here])
-        left, label = self._regimes.evidence, self._regimes.label
+        left = self._regimes.evidence
         if self._regimes.recognise():
-            self._new_evidence(left, label, f"the network is as it was in regime {self._regimes.label}")
+            self._new_evidence(left, f"the network is as it was in regime {self._regimes.label}")
 
     def cost_tables(self, block: npt.NDArray[np.void]) -> None:
         """Take in live cost tables (COST_FIELDS)."""
@@ -388,9 +388,8 @@ class Brain(Inspection):
         calls = evidence.calls(slots, logs)
         shift = self._attribution.shift(calls, steps, is_trial, evidence)
         if shift is not None:
-            label = self._regimes.label
             self._regimes.begin(shift)
-            self._new_evidence(evidence, label, f"calls take {math.exp(shift):.2f} times as long as before")
+            self._new_evidence(evidence, f"calls take {math.exp(shift):.2f} times as long as before")
             evidence = self._regimes.evidence
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
@@ -424,7 +423,7 @@ class Brain(Inspection):
             calls, steps = evidence.calls(slots[kept], logs[kept]), steps[kept]
         evidence.add(calls, steps)
 
-    def _new_evidence(self, left: CallEvidence, label: int, reason: str) -> None:
+    def _new_evidence(self, left: CallEvidence, reason: str) -> None:
         """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
         self._surrogate.leave(left)
         self._plans.forget_slots()
@@ -433,7 +432,7 @@ class Brain(Inspection):
         if self._states:
             state = self._states[0]
             self._note(Event(state, state.incumbent, "regime", reason))
-        self._policy.reopen(self._states, label, self._regimes.label)
+        self._policy.reopen(self._states)
         self._urgent = True
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -80,21 +79,6 @@ class BoundEndpoint:
             self._lock.release()
 
 
-def temporary_folder_note() -> str:
-    """A hint for the user where the socket is not below the requested TMPDIR; else empty.
-
-    Training that is started with a TMPDIR of its own would look for the daemon elsewhere.
-    """
-    wanted = os.environ.get("TMPDIR")
-    below = Path(tempfile.gettempdir())
-    if not wanted or Path(wanted).absolute() == below or not runtime_dir().is_relative_to(below):
-        return ""
-    return (
-        f"TMPDIR {wanted} cannot be written: the socket is below {below}. Where training finds no daemon, tell it"
-        " --endpoint or ZEROTUNE_ENDPOINT"
-    )
-
-
 def make_keys(folder: Path) -> None:
     """Write a new set of keys into `folder`: of one server, and of one client that may connect to it.
 
@@ -136,7 +120,8 @@ def _lock(path: Path) -> LockFile:
             f"a daemon is running at ipc://{path} already: `{held.command}` (pid {held.pid})", f"stop it, or {_REMEDY}"
         ) from held
     except OSError as error:
-        raise UserError(f"socket directory {folder} cannot be written: {error.strerror}", _REMEDY) from error
+        remedy = "name one of your own in ZEROTUNE_RUNTIME_DIR" if folder == runtime_dir() else _REMEDY
+        raise UserError(f"socket directory {folder} cannot be written: {error.strerror}", remedy) from error
 
 
 def _serve_curve(socket: zmq.Socket[bytes], endpoint: str, curve_dir: Path | None) -> AdmittedClients:

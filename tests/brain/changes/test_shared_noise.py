@@ -1,4 +1,4 @@
-"""Noise that neighbouring steps share: what it is like is told, and it promotes nothing."""
+"""Noise that neighbouring steps share promotes nothing."""
 
 from __future__ import annotations
 
@@ -10,30 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.lib.brain_world import Call, Unsteady, make_brain, play, zero3_step
-from zerotune.store.records import Collective, CommunicatorClass, Phase
-from zerotune.tuner.learning.policy.observations import (
-    DEPTH,
-    NONE,
-    UNKNOWN,
-    NoiseModel,
-    SharedNoise,
-    UnitHistory,
-)
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Phase, Protocol
+from zerotune.tuner.learning.policy.observations import DEPTH, CallEvidence, UnitHistory, compared_as_neighbours
 
 NODE = CommunicatorClass(8, 1)
 
 
-def _history(values: np.ndarray, slots: np.ndarray) -> UnitHistory:
-    return _history_of([(values, slots)])
-
-
-def _history_of(keys: list[tuple[np.ndarray, np.ndarray]]) -> UnitHistory:
-    """What each step measured at each key, and of which slot."""
-    history = UnitHistory()
-    for key, (values, slots) in enumerate(keys):
-        for step, (value, slot) in enumerate(zip(values, slots, strict=True)):
-            history.add(np.array([key]), np.array([slot]), step, np.array([1]), np.array([value]))
-    return history
+def _evidence(values: np.ndarray, runs: np.ndarray) -> CallEvidence:
+    """What each step measured at a key, and whether the candidate ran in it; slot 0 is NCCL's own choice."""
+    evidence = CallEvidence()
+    slots = np.array([evidence.slot(0, BASELINE), evidence.slot(0, Candidate(Algorithm.ring, Protocol.ll, 4))])
+    for step, (value, at) in enumerate(zip(values, runs, strict=True)):
+        evidence.add(evidence.calls(slots[[at]], np.array([value])), np.array([step]))
+    return evidence
 
 
 def _load(rng: np.random.Generator, n: int, reach: float, sigma: float) -> np.ndarray:
@@ -45,65 +34,37 @@ def _load(rng: np.random.Generator, n: int, reach: float, sigma: float) -> np.nd
     return np.array(loads)
 
 
-def _told(reach: float, sigma: float, seed: int, n_keys: int = 4) -> SharedNoise:
-    rng = np.random.default_rng(seed)
-    model = NoiseModel()
-    history = _history_of(
-        [
-            (_load(rng, 40, reach, sigma) + rng.normal(0.0, 0.02, 40), rng.integers(0, 2, 40))
-            for _ in range(n_keys)
-        ]
-    )
-    for _ in range(n_keys):
-        model.ask(history, range(n_keys))
-    return model.noise
-
-
-def test_noise_of_steps_alone_is_told_from_noise_that_they_share() -> None:
-    assert sum(_told(0.0, 0.0, seed) != NONE for seed in range(20)) <= 1
-    found = [_told(0.95, 0.05, seed) for seed in range(20)]
-    assert NONE not in found
-    assert np.median([one.reach for one in found]) >= 0.9
-
-
-def test_without_shared_noise_it_is_the_difference_of_means() -> None:
-    rng = np.random.default_rng(1)
-    values, slots = rng.normal(0.0, 0.02, 30), rng.integers(0, 3, 30)
-    found = NoiseModel().contrast(_history(values, slots), 0, 0, 2, NONE)
-    n_first, n_second = int((slots == 0).sum()), int((slots == 2).sum())
-    assert found.gain == pytest.approx(values[slots == 0].mean() - values[slots == 2].mean())
-    assert found.pairs == pytest.approx(n_first * n_second / (n_first + n_second))
-
-
-def test_what_ran_at_another_time_says_less_than_what_took_turns() -> None:
-    model, noise = NoiseModel(), SharedNoise(10.0, 0.95)
-    rng = np.random.default_rng(2)
-    values = _load(rng, 40, 0.95, 0.05)
-    apart = model.contrast(_history(values, np.repeat([0, 1], 20)), 0, 0, 1, noise)
-    in_turn = model.contrast(_history(values, np.tile([0, 1], 20)), 0, 0, 1, noise)
-    assert apart.pairs < 1.0
-    assert in_turn.pairs > 5.0
+def test_neighbours_tell_a_gain_from_what_the_network_did() -> None:
+    """Of a gain of 5 %, beside a load of 5 % that fades within twenty steps; the trial takes turns at the end."""
+    runs = np.where(np.arange(40) >= 20, np.arange(40) % 2, 0)
+    errors, of_means = [], []
+    for seed in range(30):
+        values = _load(np.random.default_rng(seed), 40, 0.95, 0.05) - 0.05 * runs
+        evidence = _evidence(values, runs)
+        errors.append(evidence.nearby(0, 1).gain - 0.05)
+        of_means.append(evidence.contrast(0, 1).gain - 0.05)
+    assert np.std(errors) < 0.6 * np.std(of_means)
+    assert abs(float(np.mean(errors))) < 0.01
 
 
 def test_a_network_that_changes_when_a_trial_begins_is_no_gain() -> None:
     """Steps from the 20th on take 5 % less; the trial runs then, the incumbent at first only before, then beside it."""
     rng = np.random.default_rng(3)
     values = rng.normal(0.0, 0.01, 30) - 0.05 * (np.arange(30) >= 20)
-    slots = np.array([0] * 20 + [1] * 10)
-    history, model = _history(values, slots), NoiseModel()
-    assert model.contrast(history, 0, 0, 1, NONE).gain > 0.04
-    assert not model.agrees(history, 0, 0, 1, 0.05), "the incumbent has not run since"
-    slots[[22, 25, 28]] = 0
-    assert not model.agrees(_history(values, slots), 0, 0, 1, 0.05)
-    steady = np.where(slots == 1, -0.05, 0.0) + rng.normal(0.0, 0.01, 30)
-    assert model.agrees(_history(steady, slots), 0, 0, 1, 0.05)
+    runs = np.array([0] * 20 + [1] * 10)
+    evidence = _evidence(values, runs)
+    assert evidence.contrast(0, 1).gain > 0.04
+    assert not evidence.nearby(0, 1).pairs, "the incumbent has not run since"
+    runs[[22, 25, 28]] = 0
+    assert _evidence(values, runs).nearby(0, 1).gain < 0.025
+    steady = np.where(runs == 1, -0.05, 0.0) + rng.normal(0.0, 0.01, 30)
+    assert _evidence(steady, runs).nearby(0, 1).gain > 0.025
 
 
 def test_of_what_was_not_measured_nothing_is_known() -> None:
-    model, noise = NoiseModel(), SharedNoise(1.0, 0.5)
-    history = _history(np.zeros(5), np.zeros(5, np.int64))
-    assert model.contrast(history, 0, 0, 7, noise) == UNKNOWN
-    assert model.contrast(history, 99, 0, 1, noise) == UNKNOWN
+    evidence = _evidence(np.zeros(5), np.zeros(5, np.int64))
+    assert not compared_as_neighbours(evidence.history.of(0), 0, 7, 0.02).pairs
+    assert not compared_as_neighbours(evidence.history.of(99), 0, 1, 0.02).pairs
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=200))

@@ -22,7 +22,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.acquisition import Option, PolicySettings, best_option
+from zerotune.tuner.learning.policy.acquisition import Case, Option, PolicySettings, best_option
 from zerotune.tuner.learning.policy.risk import Stakes
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
@@ -38,16 +38,9 @@ def _option(
     room_us: float = 1e9,
 ) -> Option | None:
     """What may begin where the only candidate is believed to be slower by so much (log), give or take `doubt`."""
-    return best_option(
-        (BASELINE, TRIED),
-        (np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])),
-        BASELINE,
-        math.log(100.0),
-        Stakes(room_us, 1.0, STEPS_AT_RISK),
-        PolicySettings(),
-        lambda candidate: candidate == TRIED,
-        (),
-    )
+    opinion = np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])
+    case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), Stakes(room_us, 1.0, STEPS_AT_RISK))
+    return best_option(case, PolicySettings(), lambda candidate: candidate == TRIED, ())
 
 
 @pytest.mark.parametrize("of_its_risk", [0.99, 1.01])
@@ -130,17 +123,10 @@ def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
     """NCCL's own choice takes 100 us, what is tried should take 80, and connecting it 5 ms."""
 
     def begins(once_us: float, room_us: float) -> Option | None:
-        return best_option(
-            (BASELINE, TRIED),
-            (np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])),
-            BASELINE,
-            math.log(100.0),
-            Stakes(room_us, 1.0, 1.0),
-            PolicySettings(),
-            lambda candidate: candidate == TRIED,
-            (),
-            once_us=np.array([0.0, once_us]),
-        )
+        opinion = np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])
+        stakes, once = Stakes(room_us, 1.0, 1.0), np.array([0.0, once_us])
+        case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), stakes, once)
+        return best_option(case, PolicySettings(), lambda candidate: candidate == TRIED, ())
 
     assert begins(0.0, 1e3) is not None
     assert begins(5e3, 1e3) is None

@@ -13,7 +13,7 @@ from benchmarks.lib.earlier_jobs import key_of
 from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
-from zerotune.tuner.learning.policy.acquisition import UNPAID_ODDS, PolicySettings, best_option, unpaid_odds
+from zerotune.tuner.learning.policy.acquisition import UNPAID_ODDS, Case, PolicySettings, best_option, unpaid_odds
 from zerotune.tuner.learning.policy.risk import Budget, Stakes
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
@@ -22,16 +22,14 @@ RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tre
 def _first(least_odds: float, given_up: tuple[Candidate, ...] = ()) -> Candidate | None:
     """Of one that may gain 16 % and may be much slower, and one that gains 9 % and is hardly ever slower."""
     means = math.log(100.0) + np.array([0.0, 0.0, -0.1])
-    found = best_option(
+    case = Case(
         (BASELINE, RISKY, SAFE),
         (means, np.array([1e-3, 0.4, 0.05])),
         BASELINE,
         math.log(100.0),
         Stakes(1e9, 1.0, 3.0, least_odds),
-        PolicySettings(),
-        lambda candidate: not candidate.is_baseline,
-        given_up,
     )
+    found = best_option(case, PolicySettings(), lambda candidate: not candidate.is_baseline, given_up)
     return found.candidate if found is not None else None
 
 

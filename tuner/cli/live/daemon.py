@@ -92,7 +92,6 @@ def daemon(
     from zerotune.store.paths import default_endpoint
     from zerotune.store.sqlite.database import Retention
     from zerotune.tuner.service.daemon import run_daemon
-    from zerotune.tuner.service.endpoint import temporary_folder_note
     from zerotune.tuner.service.readiness import end_with, tell_ready
 
     if ready_fd is not None:
@@ -122,9 +121,6 @@ def daemon(
         tell_ready(ready_fd)
         if end_with_pid is not None:
             end_with(end_with_pid)
-        note = temporary_folder_note()
-        if note and where == default_endpoint():
-            print(f"zerotune: {note}", file=sys.stderr)
         there = "" if where == default_endpoint() else f" --endpoint {where}"
         print(
             f"zerotune: daemon {os.getpid()} listens at {' and '.join(addresses)}{metrics_at}, store {opened};"

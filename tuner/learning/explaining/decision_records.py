@@ -173,7 +173,7 @@ def _alternative(
         "measured_us": found.us,
         "n_measurements": found.n_calls,
         "spent_us": found.spent_us,
-        "note": state.banned.get(option) or state.retired.get(option) or state.ties.get(option) or "",
+        "note": state.banned.get(option) or state.retired.get(option) or "",
     }
 
 

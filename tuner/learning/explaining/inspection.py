@@ -52,8 +52,6 @@ class KeyView(NamedTuple):
     """Not tried again while the network is as it is."""
     retired: Reasons
     """Tried again after all others."""
-    ties: Reasons
-    """Neither better nor worse so far."""
     n_withdrawn: int
     """How often steps spoke against what was promoted here."""
     rests_until_step: int
@@ -213,7 +211,6 @@ def _key_view(state: KeyState, *, is_watched: bool) -> KeyView:
         tuple(sorted(state.numbers, key=lambda one: state.numbers[one])),
         MappingProxyType({**state.banned}),
         MappingProxyType({**state.retired}),
-        MappingProxyType({**state.ties}),
         state.n_withdrawn,
         state.quiet_until,
         is_watched,

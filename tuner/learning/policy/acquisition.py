@@ -17,7 +17,7 @@ import numpy as np
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import CallEvidence, radius_of_pairs
+from zerotune.tuner.learning.policy.observations import CallEvidence, radius
 from zerotune.tuner.learning.policy.risk import Budget, Price, Stakes
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement, odds_above
 from zerotune.tuner.modeling.features import Floats, cell_of
@@ -70,6 +70,34 @@ class Option(NamedTuple):
     reason: str
 
 
+class Case(NamedTuple):
+    """What a key's trial is chosen by; arrays have the shape of `options`."""
+
+    options: Sequence[Candidate]
+    opinion: tuple[Floats, Floats]
+    """Mean (log us) and standard deviation (log) of each."""
+    usual: Candidate
+    """What mostly runs at the key."""
+    log_now: float
+    """Its log duration."""
+    stakes: Stakes
+    once_us: Floats | float = 0.0
+    """What each option costs besides, once: to be connected."""
+    least_gain: Floats | float = 0.0
+    """What each must gain (log) besides what is asked of all."""
+
+    @property
+    def usual_us(self) -> float:
+        """Duration of what mostly runs."""
+        return math.exp(self.log_now)
+
+    @property
+    def risk_us(self) -> Floats:
+        """What a trial of each costs on average until it can be withdrawn; nothing where it turns out faster."""
+        mean, spread = self.opinion
+        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.stakes.charged_calls + self.once_us
+
+
 CANARY_HOPE: Final = 0.1
 """What is hoped for of a canary (log) at most, and its doubt at least: one call measured here weighs more."""
 
@@ -80,7 +108,7 @@ they CANARY_RATIO times slower, what so many steps earn the budget at most: at s
 """
 
 
-class Canaries:
+class _Canaries:
     """How far a book of the fleet is trusted in this job: one key first, then twice as many as went well.
 
     One setting of it that proves to be a catastrophe, and nothing more is taken from it.
@@ -120,7 +148,7 @@ class Options:
         self._budget = budget
         self._memory = memory
         self._price = price
-        self._canaries = Canaries()
+        self._canaries = _Canaries()
         self.canaries_only = False
         """For now no trial begins but what the fleet's book says."""
 
@@ -136,58 +164,42 @@ class Options:
             The trial; None if there is none.
         """
         opinion = self._surrogate.posterior(state, evidence)
-        incumbent = evidence.find(state.index, state.incumbent)
-        if incumbent is None:
+        slots = [evidence.find(state.index, one) for one in (state.usual, state.incumbent)]
+        slot = slots[0] if slots[0] is not None else slots[1]
+        if slot is None:
             return None
-        usual = evidence.find(state.index, state.usual)
-        options = self._surrogate.fields.of(state).options
-        log_now = evidence.log_us(incumbent if usual is None else usual)
-        canary = self._canary(state, options, opinion, log_now, evidence, room_us)
+        options, stakes = self._surrogate.fields.of(state).options, self._price.stakes(state, room_us)
+        case = Case(
+            options,
+            opinion,
+            state.usual,
+            evidence.log_us(slot),
+            stakes._replace(least_odds=self._unpaid_odds(), gained_us=self._budget.gained_us),
+            self._connections_us(state, options),
+            self._memory.least_gain(options, state.n_channels),
+        )
+        canary = self._canary(state, case, evidence)
         if canary is not None or self.canaries_only or self._awaits_canary(state):
             return canary
+        return best_option(case, self._settings, lambda one: self.may_try(state, one), state.retired)
 
-        def ask(is_paid: bool) -> Option | None:
-            stakes = self._price.stakes(state, room_us, 0.0 if is_paid else self._unpaid_odds())
-            return best_option(
-                options, opinion, state.usual, log_now, stakes, self._settings,
-                lambda candidate: self.may_try(state, candidate), {*state.ties, *state.retired},
-                self._memory.least_gain(options, state.n_channels), self._connections_us(state, options),
-            )  # fmt: skip
-
-        found = ask(self._budget.is_paid)
-        if self._budget.is_paid and found is not None and found.risk_us > self._budget.gained_us:
-            found = ask(is_paid=False)  # gains pay for what was tried so far, not for this
-        return found
-
-    def _canary(
-        self,
-        state: KeyState,
-        options: Sequence[Candidate],
-        opinion: tuple[Floats, Floats],
-        log_now: float,
-        evidence: CallEvidence,
-        room_us: float,
-    ) -> Option | None:
+    def _canary(self, state: KeyState, case: Case, evidence: CallEvidence) -> Option | None:
         """What the fleet's book says wins here, once. What it may cost is not the book's to say."""
-        told = self._surrogate.fields.knowledge.canary(state.key)
+        told, stakes = self._surrogate.fields.knowledge.canary(state.key), case.stakes
         if told is None or state.lead is not None or not self._canaries.may_begin(state, evidence):
             return None
         candidate = self._surrogate.fields.named(state, told.candidate)
-        if candidate not in options or candidate in state.numbers or not self.may_try(state, candidate):
+        if candidate not in case.options or candidate in state.numbers or not self.may_try(state, candidate):
             return None
-        at, stakes = options.index(candidate), self._price.stakes(state, room_us, 0.0)
-        once_us = np.broadcast_to(self._connections_us(state, options), len(options))
-        duration_us, (mean, spread) = math.exp(log_now), opinion
-        excess = expected_excess(mean - log_now, spread)[at]
-        risk_us = float(excess * duration_us * stakes.charged_calls + once_us[at])
+        risk_us = float(case.risk_us[case.options.index(candidate)])
         lent_us = CANARY_STEPS * self._budget.fraction * self._budget.training_us / max(1, self._budget.n_steps)
         went_well = (*state.family, *cell_of(candidate)) in self._canaries.went_well
-        worst_us = 0.0 if went_well else CANARY_RATIO * duration_us * stakes.charged_calls
-        if worst_us > max(lent_us, room_us) or not risk_us <= room_us:
+        worst_us = 0.0 if went_well else CANARY_RATIO * case.usual_us * stakes.charged_calls
+        if worst_us > max(lent_us, stakes.room_us) or not risk_us <= stakes.room_us:
             return None
         self._canaries.waiting.append((state, candidate))
         return Option(
-            worth_us=told.gain * duration_us * stakes.calls_per_step,
+            worth_us=told.gain * case.usual_us * stakes.calls_per_step,
             risk_us=risk_us,
             candidate=candidate,
             hope=(min(told.gain, CANARY_HOPE), max(told.gain_std, CANARY_HOPE)),
@@ -239,58 +251,39 @@ class Options:
 
 
 def best_option(
-    options: Sequence[Candidate],
-    opinion: tuple[Floats, Floats],
-    usual: Candidate,
-    log_now: float,
-    stakes: Stakes,
-    settings: PolicySettings,
-    may_try: Callable[[Candidate], bool],
-    ties: Container[Candidate],
-    least_gain: Floats | float = 0.0,
-    once_us: Floats | float = 0.0,
+    case: Case, settings: PolicySettings, may_try: Callable[[Candidate], bool], last: Container[Candidate]
 ) -> Option | None:
     """The best trial that fits, if any.
 
     Args:
-        options: candidates, shape [n].
-        opinion: mean (log us) and standard deviation (log) of each, shape [n].
-        usual: what mostly runs at the key.
-        log_now: its log duration.
-        stakes: what a trial at the key puts at risk.
+        case: the key.
         settings: of the policy.
         may_try: whether a candidate is allowed at all.
-        ties: candidates that were on trial without a verdict; others go first.
-        least_gain: what each option must gain (log) besides what the settings ask of all.
-        once_us: what each option costs besides, once: to be connected.
+        last: candidates before which others go.
 
     Returns:
         The trial; None if there is none.
     """
-    mean, spread = opinion
-    duration_us = math.exp(log_now)
-    log_catastrophe = math.log(settings.catastrophic_ratio)
-    improvement = expected_improvement(log_now - mean - settings.min_gain - least_gain, spread)
-    risk_us = expected_excess(mean - log_now, spread) * duration_us * stakes.charged_calls + once_us
+    (mean, spread), stakes, log_now, risk_us = case.opinion, case.stakes, case.log_now, case.risk_us
+    improvement = expected_improvement(log_now - mean - settings.min_gain - case.least_gain, spread)
+    # What gains pay for may be a long shot; nothing else may.
+    is_likely = (odds_above(log_now - mean, spread) >= stakes.least_odds) | (risk_us < stakes.gained_us)
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
-    surely_slow = mean - spread - log_now > log_catastrophe
-    is_worth_it = (improvement >= settings.worthwhile) & (odds_above(log_now - mean, spread) >= stakes.least_odds)
-    order = [int(index) for index in np.argsort(-improvement) if is_worth_it[index]]
-    for index in sorted(order, key=lambda index: options[index] in ties):
-        if surely_slow[index] or not may_try(options[index]):
-            continue
-        if risk_us[index] > stakes.room_us:
-            continue
-        log_us, std = float(mean[index]), float(spread[index])
-        low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
-        return Option(
-            worth_us=float(improvement[index]) * duration_us * stakes.calls_per_step,
-            risk_us=float(risk_us[index]),
-            candidate=options[index],
-            hope=(log_now - log_us, std),
-            reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
-            f" against {duration_us:.1f} us of {usual}",
-        )
+    is_sane = mean - spread - log_now <= math.log(settings.catastrophic_ratio)
+    fits = (improvement >= settings.worthwhile) & is_likely & is_sane & (risk_us <= stakes.room_us)
+    order = [int(index) for index in np.argsort(-improvement) if fits[index]]
+    for index in sorted(order, key=lambda index: case.options[index] in last):
+        if may_try(case.options[index]):
+            log_us, std = float(mean[index]), float(spread[index])
+            low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
+            return Option(
+                worth_us=float(improvement[index]) * case.usual_us * stakes.calls_per_step,
+                risk_us=float(risk_us[index]),
+                candidate=case.options[index],
+                hope=(log_now - log_us, std),
+                reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
+                f" against {case.usual_us:.1f} us of {case.usual}",
+            )
     return None
 
 
@@ -315,7 +308,7 @@ MAX_TRIAL_UNITS: Final = 8
 faster leads from then on and so goes on being measured; what is not is tried again once it looks better.
 """
 VERIFIED: Final = 0.2
-"""Probability of a wrong promotion of what earlier jobs proved."""
+"""Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""
 WORTH_GOING_ON: Final = 0.001
 """A trial ends when what it may still gain (log, expected) is less."""
 
@@ -353,10 +346,11 @@ def judge(
     gain, pairs, sigma = evidence.contrast(incumbent, slot)
     n_th = state.numbers.get(candidate, 1)
     alpha = VERIFIED if leads and state.lead_is_proven else settings.false_promotion / (n_th * (n_th + 1))
-    alpha /= evidence.n_th_window(incumbent) ** 2
-    half = radius_of_pairs(pairs, sigma, alpha)
-    if gain > max(half, settings.min_gain) and evidence.agrees_nearby(incumbent, slot, gain):
-        return TrialVerdict.better, gain, half
+    half = radius(pairs, sigma, alpha)
+    if gain > max(half, settings.min_gain):
+        shown, pairs, sigma = evidence.nearby(incumbent, slot)
+        if shown > radius(pairs, sigma, max(alpha, VERIFIED)):
+            return TrialVerdict.better, gain, half
     if leads:
         believed, _ = weighed(state.lead_hope, evidence, incumbent, slot)
         return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half

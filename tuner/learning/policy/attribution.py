@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
-from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT, ChangeDetector, StepMeans, Together
+from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
 from zerotune.tuner.learning.policy.observations import CallEvidence, Calls, grouped
 from zerotune.tuner.learning.policy.risk import MOST_OPEN, Budget
@@ -150,7 +150,6 @@ class Attribution:
         self._log_catastrophe = math.log(catastrophic_ratio)
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
-        self._together = Together()
         self._means = StepMeans()
         self._absurd: dict[int, _Absurd] = {}
         """By slot."""
@@ -169,8 +168,8 @@ class Attribution:
 
     def reset(self) -> None:
         """A new regime began: deviations are counted afresh."""
-        for one in (self._changes, self._together, self._means):
-            one.reset()
+        self._changes.reset()
+        self._means.reset()
         self._absurd.clear()
         self.doubted.clear()
         self.is_suspicious = False
@@ -227,13 +226,10 @@ class Attribution:
             at = steps == step
             units = self._means.add(keys[of[at]], clipped[at], step, sigma)
             fired = self._changes.update(*units)
-            if self._together.has_changed(units) and not len(fired):
-                fired = units.keys
             if not len(fired):
                 continue
             shift = self._changes.shift(fired)
             self._changes.reset()
-            self._together.reset()
             if abs(shift) >= MIN_SHIFT:
                 self._means.reset()
                 return shift

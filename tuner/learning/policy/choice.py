@@ -152,8 +152,6 @@ class Allocation:
 
 
 MIN_BASELINE_UNITS: Final = 2
-MAX_REGIMES: Final = 8
-"""Networks that are remembered, the one in force included."""
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 MAX_JUDGED: Final = 48
@@ -207,8 +205,6 @@ class Policy:
         """Keys that have a trial, by index, those judged longest ago first."""
         self.leads: dict[int, KeyState] = {}
         """Keys that have a lead, by index, those judged longest ago first."""
-        self._leads_of: dict[int, dict[int, tuple[Candidate, tuple[float, float]]]] = {}
-        """By label what led when that regime was left, by key index."""
         self._allocation = Allocation()
         self._shown: Mapping[int, Candidate] = {}
         """What runs at some keys in this window, whosever turn it is, while it is found out what steps make of it."""
@@ -270,7 +266,6 @@ class Policy:
             self.end_trial(state)
         self.surrogate.fields.follow()
         self.budget.save(self.price.saved_us(states, evidence))
-        evidence.noise.ask(evidence.history, [*self.trials, *self.leads] or range(len(states)))
         room_us = self.budget.remaining_us - self._pending.reserved_us
         if may_start and room_us > 0:
             self._start_trials(states, evidence, step, room_us)
@@ -369,7 +364,7 @@ class Policy:
             is_proven: earlier jobs proved it.
         """
         state.numbers.setdefault(candidate, state.n_tried + 1)
-        state.ties[candidate] = reason or state.ties.get(candidate, "")
+        state.lead_reason = state.retired[candidate] = reason
         state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
         self.memory.promise(candidate, state.key.communicator)
         self.leads[state.index] = state
@@ -394,33 +389,12 @@ class Policy:
         state.incumbent_kind, state.incumbent_reason = kind, reason
         self.end_lead(state)
 
-    def reopen(self, states: list[KeyState], leaving: int, entering: int) -> None:
-        """The regime changed: every verdict is open again. What led in a regime that comes back leads again.
-
-        Args:
-            states: of all keys, by key index.
-            leaving: label of the regime before.
-            entering: label of the regime from now on.
-        """
-        ended = self._leads_of[leaving] = {
-            index: (state.lead, state.lead_hope) for index, state in self.leads.items() if state.lead is not None
-        }
-        if len(self._leads_of) > MAX_REGIMES:
-            del self._leads_of[min(self._leads_of)]
+    def reopen(self, states: list[KeyState]) -> None:
+        """The regime changed: every verdict is open again. What runs stays until measurements speak against it."""
         for state in states:
             if state.trial is not None:
                 self.end_trial(state)
-            if state.lead is not None:
-                self.end_lead(state)
             state.reopen()
-        for index, (candidate, hope) in self._leads_of.pop(entering, {}).items():
-            if self.options.may_try(states[index], candidate):
-                self.begin_lead(states[index], candidate, hope)
-                if ended.get(index, (BASELINE,))[0] != candidate:
-                    self._report(Event(states[index], candidate, "lead", "it led while the network was so" + LEADS))
-        for index, (candidate, _) in ended.items():
-            if states[index].lead is None:
-                self._lead_ended(states[index], candidate, "the network is another")
 
     def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
         """End a trial or a lead.

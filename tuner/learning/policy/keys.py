@@ -100,33 +100,6 @@ class KeyStatus(Enum):
 class KeyState:
     """Everything the policy remembers about one decision key; mutable, one per key and regime."""
 
-    __slots__ = (
-        "banned",
-        "default_setting",
-        "family",
-        "field",
-        "hope",
-        "incumbent",
-        "incumbent_kind",
-        "incumbent_reason",
-        "index",
-        "key",
-        "lead",
-        "lead_hope",
-        "lead_is_proven",
-        "max_channels",
-        "message_bytes",
-        "n_withdrawn",
-        "numbers",
-        "opinion",
-        "quiet_until",
-        "retired",
-        "ties",
-        "trial",
-        "trial_reason",
-        "trial_until_units",
-    )
-
     def __init__(self, index: int, key: DecisionKey, message_bytes: float) -> None:
         self.index = index
         self.key = key
@@ -139,6 +112,7 @@ class KeyState:
         self.trial_reason = ""
         self.lead: Candidate | None = None
         """Believed to be faster than the incumbent, but not beyond doubt: runs while that is being found out."""
+        self.lead_reason = ""
         self.lead_hope = NO_HOPE
         """By how much (log) earlier jobs measured the lead to be faster than the incumbent, and the standard
         deviation of that.
@@ -159,8 +133,7 @@ class KeyState:
         """More were found to slow training down."""
         self.banned: dict[Candidate, str] = {}
         self.retired: dict[Candidate, str] = {}
-        self.ties: dict[Candidate, str] = {}
-        """Neither better nor worse so far: on trial again when nothing else is worth one."""
+        """What was on trial and not proven faster: on trial again when nothing else is worth one."""
         self.field: Field | None = None
         """Its options with their starting guesses; None until they are asked for."""
         self.opinion: tuple[Floats, Floats] | None = None
@@ -197,13 +170,12 @@ class KeyState:
 
     def reopen(self) -> None:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
-        self.trial = self.lead = None
+        self.lead_hope = NO_HOPE
         self.n_withdrawn = 0
         self.max_channels = MOST_CHANNELS
         self.banned.clear()
         self.retired.clear()
-        self.ties.clear()
-        self.numbers.clear()
+        self.numbers = {} if self.lead is None else {self.lead: 1}
         self.opinion = None
         self.quiet_until = 0
 

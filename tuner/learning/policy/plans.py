@@ -188,7 +188,7 @@ def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:
     if candidate == state.trial:
         reason = state.trial_reason
     elif candidate == state.lead:
-        reason = state.ties.get(candidate, reason)
+        reason = state.lead_reason
     return PlanRow(
         state.key.communicator,
         state.key.collective,

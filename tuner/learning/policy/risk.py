@@ -143,7 +143,9 @@ class Stakes(NamedTuple):
     charged_calls: float
     """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
     least_odds: float = 0.0
-    """A trial must be as likely as that to be faster."""
+    """A trial must be as likely as that to be faster, if it risks more than `gained_us`."""
+    gained_us: float = 0.0
+    """What exploring has gained, less what it cost."""
 
 
 class Price:
@@ -179,19 +181,10 @@ class Price:
         here = len(self.traffic.per_step)
         return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
 
-    def stakes(self, state: KeyState, room_us: float, least_odds: float) -> Stakes:
-        """What a trial at one key puts at risk.
-
-        Args:
-            state: the key.
-            room_us: what is left of the budget.
-            least_odds: a trial must be as likely as this to be faster.
-
-        Returns:
-            As `best_option` takes it.
-        """
+    def stakes(self, state: KeyState, room_us: float) -> Stakes:
+        """What a trial at one key puts at risk, of what is left of the budget."""
         n_calls = self.traffic.calls_in(state.index, self.first_steps_at_risk)
-        return Stakes(room_us, float(self.traffic.per_step[state.index]), n_calls * self.charged_share, least_odds)
+        return Stakes(room_us, float(self.traffic.per_step[state.index]), n_calls * self.charged_share)
 
     def saved_us(self, states: Sequence[KeyState], evidence: CallEvidence) -> float:
         """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
