@@ -8,6 +8,9 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from zerotune.tuner import cli
 from zerotune.tuner.advice.configuration import ZeroConfiguration
@@ -66,3 +69,44 @@ def test_every_configuration_can_be_written(stage, shard_ranks):
         Settings(**{word.arg: ast.literal_eval(word.value) for word in calls[0].keywords})
     document = json.loads(snippet("deepspeed", one, shape, 16, "bf16"))
     assert ("mics_shard_size" in document["zero_optimization"]) == (stage == 3 and shard_ranks == 8)
+
+
+@pytest.fixture
+def sixteen_ranks():
+    """A process group whose other fifteen ranks are not there."""
+    dist.init_process_group("fake", rank=0, world_size=16, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+PASTED = {
+    "stage 0": ZeroConfiguration(stage=0, micro_batch=1),
+    "stage 0, model parallel": ZeroConfiguration(stage=0, micro_batch=1, n_model_parallel=8, bucket_bytes=1 << 25),
+    "stage 2": ZeroConfiguration(stage=2, micro_batch=1, recompute="half", bucket_bytes=1 << 20),
+    "stage 3": ZeroConfiguration(stage=3, micro_batch=1, recompute="full", prefetch=2),
+    "hybrid": ZeroConfiguration(stage=3, micro_batch=1, shard_ranks=8),
+    "hybrid, model parallel": ZeroConfiguration(stage=3, micro_batch=1, shard_ranks=2, n_model_parallel=4),
+    "model parallel": ZeroConfiguration(stage=3, micro_batch=1, n_model_parallel=4),
+}
+
+
+@pytest.mark.parametrize("name", PASTED)
+def test_fsdp2_takes_what_is_pasted(name, sixteen_ranks):
+    one = PASTED[name]
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
+    n_groups = 16 // one.n_model_parallel
+    text = snippet("fsdp2", one, from_parameters(1e9), n_groups, "bf16").replace('"cuda"', '"cpu"')
+    pasted = {"model": model}
+    exec(text, pasted)
+    placed = pasted["model"]
+    assert isinstance(
+        placed, torch.distributed.fsdp.FSDPModule if one.stage else torch.nn.parallel.DistributedDataParallel
+    )
+    if one.stage:
+        mesh = placed.layers[0].get_parameter("weight" if one.recompute == "none" else WRAPPED).device_mesh
+        assert mesh.size() == n_groups
+        assert mesh.shape[-1] == (one.shard_ranks or n_groups)
+
+
+WRAPPED = "_checkpoint_wrapped_module.weight"

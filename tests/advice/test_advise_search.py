@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import msgspec
 import pytest
@@ -65,6 +66,34 @@ def test_what_fits_nowhere_says_the_least_that_would(parameters, nodes):
     assert search(problem(parameters, nodes=nodes, memory_gb=memory_gb + 1))
     with pytest.raises(UserError):
         search(problem(parameters, nodes=nodes, memory_gb=0.95 * memory_gb))
+
+
+@pytest.mark.parametrize("wanted", [Wanted(stages=(0,), model_parallel=(1,)), Wanted(stages=(1,), model_parallel=(1,))])
+def test_what_the_user_forbade_is_offered_where_it_would_fit(wanted):
+    large = problem(30e9, nodes=1)
+    with pytest.raises(UserError) as caught:
+        search(large, wanted)
+    offered = dict(re.findall(r"--([\w-]+) (\w+)", caught.value.remedy))
+    assert search(large, Wanted(stages=(int(offered["stage"]),)))
+
+
+def test_a_shorter_sequence_is_offered_where_it_would_fit():
+    endless = problem(1e9)
+    endless = msgspec.structs.replace(endless, shape=msgspec.structs.replace(endless.shape, n_context=100_000_000))
+    with pytest.raises(UserError) as caught:
+        search(endless)
+    (n_tokens,) = re.findall(r"(\d+) tokens", caught.value.remedy)
+    shorter = msgspec.structs.replace(endless.shape, n_context=int(n_tokens))
+    assert search(msgspec.structs.replace(endless, shape=shorter))
+
+
+@pytest.mark.parametrize(
+    "wanted", [Wanted(stages=(3,), model_parallel=(8,)), Wanted(model_parallel=(3,)), Wanted(model_parallel=(16,))]
+)
+def test_fixed_numbers_that_leave_nothing_to_try_are_refused(wanted):
+    with pytest.raises(UserError) as caught:
+        search(problem(1e9, nodes=1), wanted)
+    assert " GB" not in caught.value.remedy  # no GPU is large enough for these
 
 
 def test_beyond_a_fabrics_nodes_is_marked_and_less_sure():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Final
@@ -12,7 +13,7 @@ import msgspec
 from zerotune.store.errors import UserError
 from zerotune.tuner.advice.configuration import Recompute, ZeroConfiguration
 from zerotune.tuner.advice.hardware.cluster import Cluster
-from zerotune.tuner.advice.models.model_shape import divisors
+from zerotune.tuner.advice.models.model_shape import divisors, in_words
 from zerotune.tuner.advice.prediction.memory import MemoryParts, largest_batch, memory_parts
 from zerotune.tuner.advice.prediction.step import StepEstimate, estimate, step_parts
 from zerotune.tuner.advice.problem import Problem
@@ -190,32 +191,69 @@ def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
     """What is missing, and the least that would do."""
     cluster, gpu = problem.cluster, problem.cluster.gpu
     kinds = list(_kinds(problem, wanted))
-    size = f"{problem.shape.n_parameters / 1e9:.3g} billion parameters"
+    if not kinds:
+        return _nothing_to_try(problem, wanted)
+    gpus = f"{cluster.n_gpus} GPU{'s' * (cluster.n_gpus > 1)}"
     if wanted.global_batch is not None and any(batch_that_fits(problem, kind) for kind in kinds):
         return UserError(
-            f"a batch of {wanted.global_batch} sequences cannot be divided among {cluster.n_gpus} GPUs",
+            f"a batch of {wanted.global_batch} sequences cannot be divided among {gpus}",
             "give a multiple of the GPUs, or of a divisor of them with --model-parallel",
         )
-    if not kinds:
-        return UserError(
-            f"no model parallelism of {wanted.model_parallel} divides {problem.shape.n_heads} heads and "
-            f"{cluster.n_gpus} GPUs",
-            "give divisors of both",
-        )
     needed = min(memory_of(problem, kind).total_bytes for kind in kinds) / problem.constants.usable_memory
-    remedy = f"take GPUs of {needed / 1e9:.0f} GB"
-    n_nodes = 2 * cluster.n_nodes
+    needed_gb = f"{math.ceil(needed / 1e9):,} GB"
+    return UserError(
+        f"{in_words(problem.shape.n_parameters)} parameters fit {gpus} of {gpu.memory_bytes / 1e9:.3g} GB in no way: "
+        f"the thriftiest takes {needed_gb} of each",
+        ", or ".join([f"take GPUs of {needed_gb}", *_what_would_fit(problem, wanted)]),
+    )
+
+
+def _nothing_to_try(problem: Problem, wanted: Wanted) -> UserError:
+    """Why what the user fixed leaves no configuration, however large a GPU is."""
+    n_gpus, n_heads = problem.cluster.n_gpus, problem.shape.n_heads
+    possible = [split for split in wanted.model_parallel or (1,) if n_gpus % split == n_heads % split == 0]
+    if not possible:
+        splits = " or ".join(map(str, wanted.model_parallel))
+        return UserError(
+            f"model parallelism of {splits} does not divide {n_heads} heads and {n_gpus} GPUs", "give a divisor of both"
+        )
+    return UserError(
+        f"stage {' or '.join(map(str, wanted.stages))} has nobody to share with: all {n_gpus} GPUs hold one model"
+        if n_gpus > 1
+        else f"stage {' or '.join(map(str, wanted.stages))} has nobody to share with on 1 GPU",
+        "take more GPUs, or stage 0",
+    )
+
+
+def _what_would_fit(problem: Problem, wanted: Wanted) -> Iterator[str]:
+    """The least of each other thing that would make a configuration fit."""
+    n_nodes = 2 * problem.cluster.n_nodes
     while n_nodes <= _MOST_NODES:
-        larger = msgspec.structs.replace(problem, cluster=_with_nodes(cluster, n_nodes))
-        if any(batch_that_fits(larger, kind) for kind in _kinds(larger, wanted)):
-            remedy += f", or {n_nodes} such nodes"
+        larger = msgspec.structs.replace(problem, cluster=_with_nodes(problem.cluster, n_nodes))
+        if _fitting(larger, wanted):
+            yield f"{n_nodes} such nodes"
             break
         n_nodes *= 2
-    return UserError(
-        f"{size} fit {cluster.n_gpus} GPUs of {gpu.memory_bytes / 1e9:.0f} GB in no way: "
-        f"the thriftiest takes {needed / 1e9:.0f} GB of each",
-        remedy,
-    )
+    freed = _fitting(problem, Wanted())
+    if freed:
+        fixed = (
+            ("stage", freed.stage, wanted.stages),
+            ("recompute", freed.recompute, wanted.recompute),
+            ("model-parallel", freed.n_model_parallel, wanted.model_parallel),
+        )
+        yield "allow " + " ".join(f"--{name} {value}" for name, value, allowed in fixed if value not in allowed)
+    n_context = problem.shape.n_context // 2
+    while n_context >= 1:
+        shape = msgspec.structs.replace(problem.shape, n_context=n_context)
+        if _fitting(msgspec.structs.replace(problem, shape=shape), wanted):
+            yield f"sequences of {n_context} tokens"
+            break
+        n_context //= 2
+
+
+def _fitting(problem: Problem, wanted: Wanted) -> ZeroConfiguration | None:
+    """The first kind of configuration that fits."""
+    return next((kind for kind in _kinds(problem, wanted) if batch_that_fits(problem, kind)), None)
 
 
 def _with_nodes(cluster: Cluster, n_nodes: int) -> Cluster:

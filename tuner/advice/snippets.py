@@ -42,10 +42,12 @@ def snippet(framework: str, configuration: ZeroConfiguration, shape: ModelShape,
 
 
 def _fsdp2(configuration: ZeroConfiguration, n_groups: int, precision: str) -> list[str]:
-    shards = configuration.shard_ranks or n_groups
-    lines = ["import torch", "from torch.distributed.device_mesh import init_device_mesh"]
-    if configuration.n_model_parallel > 1:
-        lines.append(_SPLIT.format(configuration.n_model_parallel))
+    split = configuration.n_model_parallel
+    lines = ["import torch"]
+    if split > 1 or configuration.stage > 0:
+        lines += ["from torch.distributed.device_mesh import init_device_mesh", _mesh(configuration, n_groups)]
+    if split > 1:
+        lines.append(f'{_SPLIT.format(split)} Its mesh is mesh["tensor"].')
     if configuration.recompute != "none":
         every = "" if configuration.recompute == "full" else "[::2]"
         lines += [
@@ -55,25 +57,30 @@ def _fsdp2(configuration: ZeroConfiguration, n_groups: int, precision: str) -> l
             "    if block in kept:",
             "        model.layers[index] = checkpoint_wrapper(block)",
         ]
+    batches = (
+        f"# {configuration.micro_batch} sequences per micro-batch, "
+        f"{configuration.accumulation} micro-batches per optimizer step"
+    )
     if configuration.stage == 0:
-        return [*lines, "model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb="
-                f"{(configuration.bucket_bytes or 0) >> 20})"]  # fmt: skip
-    hybrid = shards < n_groups
-    mesh = f'({n_groups // shards}, {shards}), mesh_dim_names=("replicate", "shard")' if hybrid else f"({shards},)"
+        group = ', process_group=mesh["replicate"].get_group()' if split > 1 else ""
+        bucket_mb = (configuration.bucket_bytes or 0) >> 20
+        return [
+            *lines,
+            f"model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb={bucket_mb}{group})",
+            batches,
+        ]
+    data_mesh = 'mesh["replicate", "shard"]' if 0 < configuration.shard_ranks < n_groups else 'mesh["shard"]'
     lines += [
         "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard",
-        f'mesh = init_device_mesh("cuda", {mesh})',
         f"policy = MixedPrecisionPolicy(param_dtype={_DTYPES[precision]}, reduce_dtype=torch.float32)",
-        f"options = dict(mesh=mesh, mp_policy=policy, reshard_after_forward={configuration.stage == 3})",
+        f"options = dict(mesh={data_mesh}, mp_policy=policy, reshard_after_forward={configuration.stage == 3})",
         "blocks = list(model.layers)",
         "for block in blocks:",
         "    fully_shard(block, **options)",
         "fully_shard(model, **options)",
     ]
     if configuration.stage == 1:
-        lines.insert(
-            0, "# FSDP2 shards gradients wherever it shards optimizer states: stage 2 is nearest."
-        )
+        lines.insert(0, "# FSDP2 shards gradients wherever it shards optimizer states: stage 2 is nearest.")
     if configuration.stage == 3 and configuration.prefetch > 1:
         depth = configuration.prefetch
         lines += [
@@ -81,8 +88,20 @@ def _fsdp2(configuration: ZeroConfiguration, n_groups: int, precision: str) -> l
             f"    block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + {depth}])",
             f"    block.set_modules_to_backward_prefetch(blocks[max(0, index - {depth}) : index][::-1])",
         ]
-    return [*lines, f"# {configuration.micro_batch} sequences per micro-batch, "
-            f"{configuration.accumulation} micro-batches per optimizer step"]  # fmt: skip
+    return [*lines, batches]
+
+
+def _mesh(configuration: ZeroConfiguration, n_groups: int) -> str:
+    """All ranks, by what they share; those that split one model are neighbours."""
+    is_sharded = configuration.stage > 0
+    shards = (configuration.shard_ranks or n_groups) if is_sharded else 1
+    sizes = {
+        "replicate": n_groups // shards if shards < n_groups or not is_sharded else 0,
+        "shard": shards if is_sharded else 0,
+        "tensor": configuration.n_model_parallel if configuration.n_model_parallel > 1 else 0,
+    }
+    names = [name for name, size in sizes.items() if size]
+    return f'mesh = init_device_mesh("cuda", {[sizes[name] for name in names]}, mesh_dim_names={json.dumps(names)})'
 
 
 def _deepspeed(configuration: ZeroConfiguration, shape: ModelShape, n_groups: int, precision: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from zerotune.tuner.advice.hardware.gpus import Gpu, gpu, usual
 from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork, links_of
 
 MAX_NODES: Final = 8192
+_MAX_GB: Final = 1e6
+_MAX_TFLOPS: Final = 1e6
 _MB: Final = 1e6
 
 
@@ -51,9 +53,12 @@ def cluster(
         raise UserError(f"{n_nodes} nodes are no cluster", f"give 1 to {MAX_NODES}")
     if gpus_per_node is not None and gpus_per_node < 1:
         raise UserError(f"{gpus_per_node} GPUs train nothing", "give one GPU or more")
-    for what, value in (("memory", memory_gb), ("peak", peak_tflops)):
-        if value is not None and not value > 0:
-            raise UserError(f"a GPU's {what} of {value} is none", "give a positive number")
+    for what, value, unit, most in (
+        ("memory", memory_gb, "GB", _MAX_GB),
+        ("peak", peak_tflops, "TFLOP/s", _MAX_TFLOPS),
+    ):
+        if value is not None and not 0 < value <= most:
+            raise UserError(f"a GPU's {what} of {value:g} {unit} is none", f"give more than 0 and at most {most:,.0f}")
     is_fabric = machine not in MACHINES and (
         machine.endswith(".toml") or machine in (*fabric.names(), *fabric.user_names())
     )

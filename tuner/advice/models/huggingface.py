@@ -43,6 +43,10 @@ def _decoder(fields: _Fields, **more: Any) -> ModelShape:
     """Most of them: the names that Llama's configuration made usual."""
     width = fields.count("hidden_size", "n_embd", "d_model", "n_embed")
     heads = fields.count("num_attention_heads", "n_head", "n_heads")
+    if width % heads and fields.raw.get("head_dim") is None:
+        raise UserError(
+            f"{fields.where}: a width of {width} cannot be divided among {heads} heads", "correct one, or give head_dim"
+        )
     given: dict[str, Any] = {
         "n_layers": fields.count("num_hidden_layers", "n_layer", "n_layers"),
         "width": width,
@@ -178,7 +182,7 @@ def from_config(raw: object, where: str) -> ModelShape:
     """
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(raw, dict) or not isinstance(kind, str):
-        raise UserError(f"{where} names no model_type", "give a model's config.json")
+        raise UserError(f"{where} names no model_type", "give a model's config.json, or --layers and --hidden")
     if kind not in READERS:
         raise UserError(
             f"{where} is of the architecture {kind!r}, which is not known here",

@@ -52,7 +52,11 @@ def shape_of(spec: str) -> ModelShape:
             return checked(msgspec.json.decode(line.removeprefix(_MARK), type=ModelShape))
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     said = lines[-1] if lines else "it said nothing"
-    raise UserError(f"{spec} cannot be made: {said}", "name a callable without arguments, as package.module:callable")
+    raise UserError(
+        f"{spec} cannot be made: {said}",
+        "name a callable without arguments that makes a torch.nn.Module, as package.module:callable, or give --layers "
+        "and --hidden",
+    )
 
 
 def inspect(model: Any) -> ModelShape:
@@ -112,7 +116,10 @@ def _make(spec: str) -> Any:
     import torch
 
     with torch.device("meta"):
-        return made() if callable(made) and not isinstance(made, torch.nn.Module) else made
+        model = made() if callable(made) and not isinstance(made, torch.nn.Module) else made
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"it is of type {type(model).__name__}, no torch.nn.Module")
+    return model
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ _WIDTH_STEP: Final = 1024
 VOCABULARY: Final = 50257
 """GPT-2's."""
 CONTEXT: Final = 2048
+MAX_PARAMETERS: Final = 1e18
+_WORDS: Final = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 _TOLERANCE: Final = 0.1
 """Up to which share the stated number of parameters may differ from the one that the shape has."""
 
@@ -115,8 +117,19 @@ def checked(shape: ModelShape) -> ModelShape:
             f"{shape.n_heads} heads cannot share {shape.n_kv_heads} key-value heads", "give a divisor of the heads"
         )
     if not 1 <= shape.n_active_experts <= shape.n_experts:
-        raise UserError(f"{shape.n_active_experts} of {shape.n_experts} experts cannot be active", "exchange them")
+        raise UserError(f"{shape.n_active_experts} of {shape.n_experts} experts cannot be active", "give 1 to all")
+    if shape.n_parameters > MAX_PARAMETERS:
+        raise UserError(
+            f"{shape.n_layers} layers of width {shape.width} have {in_words(shape.n_parameters)} parameters",
+            f"give a model of {MAX_PARAMETERS:g} at most",
+        )
     return shape
+
+
+def in_words(n_parameters: float) -> str:
+    """As people say it: 7.5 billion."""
+    factor, word = next((one for one in _WORDS if n_parameters >= one[0]), (1.0, ""))
+    return f"{n_parameters / factor:,.3g} {word}".rstrip()
 
 
 def from_dimensions(
@@ -169,8 +182,8 @@ def from_dimensions(
     )
     if n_parameters is not None and abs(shape.n_parameters / n_parameters - 1) > _TOLERANCE:
         raise UserError(
-            f"{n_layers} layers of width {width} have {shape.n_parameters / 1e9:.3g} billion parameters, "
-            f"not {n_parameters / 1e9:.3g} billion",
+            f"{n_layers} layers of width {width} have {in_words(shape.n_parameters)} parameters, "
+            f"not {in_words(n_parameters)}",
             "give the layers and the width, or the number of parameters",
         )
     return shape

@@ -108,6 +108,8 @@ def advise(
 
     if config is not None and (as_json or picture is not None):
         raise UserError("--config prints what is to be pasted and nothing else", "leave out --json and --picture")
+    if fabric_id is not None and (measured is None or not _is_book(measured)):
+        raise UserError("--fabric-id names a fabric of a book", "name the book with --measured, or leave it out")
     if config is not None and config not in FRAMEWORKS:
         raise UserError(f"{config!r} is no framework that is known here", f"name one of {', '.join(FRAMEWORKS)}")
     problem = Problem(
@@ -131,7 +133,9 @@ def advise(
     )
     sentences: tuple[str, ...] = ()
     if watch:
-        if ran is None or config is not None or picture is not None:
+        if config is not None or picture is not None:
+            raise UserError("--watch says what would pay and writes nothing else", "leave out --config and --picture")
+        if ran is None:
             raise UserError("--watch compares a running job with what else it could run", "say with --ran what it runs")
         _watch(problem, store_path(measured, "--measured "), job, ran, as_json)
         return

@@ -70,6 +70,8 @@ def model_shape(
         shape = read_config(Path(model)) if is_path else meta_module.shape_of(model)
         changes = {"n_context": n_context, "vocabulary": vocabulary}
         return msgspec.structs.replace(shape, **{name: value for name, value in changes.items() if value is not None})
+    if n_heads is not None and n_layers is None:
+        raise UserError("--heads describes a model together with --layers and --hidden", "give all three")
     n_parameters = parse_parameters(model) if model is not None else None
     if n_layers is not None and width is not None:
         return from_dimensions(n_layers, width, n_heads, n_context, vocabulary, n_parameters)
