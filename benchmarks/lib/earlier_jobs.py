@@ -33,13 +33,14 @@ def key_of(world: World, call: Call) -> DecisionKey:
     return DecisionKey(world.communicator, call.collective, call.phase, size_class(call.message_bytes))
 
 
-def lines(world: World, gains: Gains, count: int = 100) -> list[Line]:
+def lines(world: World, gains: Gains, count: int = 100, doubt: float = 0.0) -> list[Line]:
     """Statistics in which settings take that much less time than NCCL's own choice takes here.
 
     Args:
         world: the job to come.
         gains: of the settings.
         count: calls of each that were measured.
+        doubt: share of each gain by which it may be off.
 
     Returns:
         A line for each setting, and for NCCL's own choice at each call.
@@ -50,7 +51,8 @@ def lines(world: World, gains: Gains, count: int = 100) -> list[Line]:
         found.append(Line(key_of(world, call), BASELINE, True, us, count, 0.02 * us))
         ours = [(candidate, gain) for (one, candidate), gain in gains.items() if one == call]
         found += [
-            Line(key_of(world, call), candidate, False, (1.0 - gain) * us, count, 0.02 * us) for candidate, gain in ours
+            Line(key_of(world, call), candidate, False, (1.0 - gain) * us, count, 0.02 * us, doubt * abs(gain))
+            for candidate, gain in ours
         ]
     return found
 
@@ -69,7 +71,8 @@ def knowledge(world: World, *, proven: Gains = {}, leading: Gains = {}, promisin
         The knowledge.
     """
     known = [*lines(world, proven), *lines(world, promising, count=3)]
-    return Knowledge(known, by_job=[lines(world, {**proven, **leading})])
+    unsure = lines(world, leading, doubt=0.5)
+    return Knowledge(known, by_job=[[*lines(world, proven), *unsure]])
 
 
 class OnlyThese(CostPrior):

@@ -10,8 +10,6 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.counted import counted
-
 EVERY_S: Final = 60.0
 """How often a store that is written is looked through, at most."""
 MOST_OF_TIME: Final = 0.01
@@ -47,7 +45,7 @@ class Damage(msgspec.Struct, frozen=True):
     def losses(self) -> str:
         """In words."""
         lost = "an unknown number" if self.n_missing is None else f"{self.n_missing:,}"
-        return f"{counted(self.n_recovered, 'measurement')} recovered, {lost} lost"
+        return f"{self.n_recovered:,} measurements recovered, {lost} lost"
 
 
 def remedy(path: Path | None = None) -> str:
@@ -84,9 +82,9 @@ def check_pages(connection: sqlite3.Connection) -> None:
     Raises:
         sqlite3.DatabaseError: one of them cannot be what SQLite wrote.
     """
-    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        error = sqlite3.DatabaseError(found)
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        error = sqlite3.DatabaseError(verdict)
         # What SQLite itself would have set; typeshed knows it from Python 3.11 on only.
         error.sqlite_errorcode = _CORRUPT  # type: ignore[attr-defined,unused-ignore]
         raise error

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from zerotune.store.errors import reason
 from zerotune.store.sqlite.checkpoints import IDLE_S, Checkpoints
 from zerotune.store.sqlite.checksums import ChecksumWatch
 from zerotune.store.sqlite.damage import DamageWatch, is_damage
@@ -232,7 +231,7 @@ class Writer:
             left = self._write(batch[:half])
             return left + batch[half:] if left else self._write(batch[half:])
         if _is_outage(error):
-            self._say_it_began(reason(error))
+            self._say_it_began(str(error) or "out of memory")
             return batch
         with self._changed:
             self._lose(batch[0][1], str(error))

@@ -252,8 +252,8 @@ def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short(b
 
 def test_what_fits_alone_may_not_fit_as_a_whole() -> None:
     gate = _gate(device_mb=1700.0)  # tree takes 0.127, PAT 0.339
-    for step, (pressure, fits) in enumerate(((0.4, True), (0.5, False)), start=1):
-        gate.heard(pressure, step)
+    for pressure, fits in ((0.4, True), (0.5, False)):
+        gate.heard(pressure)
         assert gate.allows_all({(TREE, BOXES)})
         assert gate.allows_all({(PAT, BOXES)})
         assert gate.allows_all({(TREE, BOXES), (PAT, BOXES)}) == fits
@@ -265,7 +265,7 @@ def test_what_fits_alone_may_not_fit_as_a_whole() -> None:
 def _gate(**facts: float) -> MemoryGate:
     gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0, **facts})
     gate.ran(_calls(0, 0.3))
-    gate.heard(0.3, 0)
+    gate.heard(0.3)
     return gate
 
 
@@ -279,17 +279,17 @@ def _calls(step: int, pressure: float) -> np.ndarray:
 
 def test_what_fits_alone_does_not_fit_beside_what_is_to_be_connected() -> None:
     gate = _gate()
-    gate.heard(0.5, 1)  # tree takes 0.216, PAT 0.576
+    gate.heard(0.5)  # tree takes 0.216, PAT 0.576
     assert gate.allows(TREE, BOXES)
     gate = _gate(device_mb=1700.0)  # 0.127 and 0.339
-    gate.heard(0.5, 1)
+    gate.heard(0.5)
     assert gate.allows(TREE, BOXES)
     assert gate.allows(PAT, BOXES)
     gate.promise(TREE, BOXES)
     assert gate.allows(TREE, BOXES)
     assert not gate.allows(PAT, BOXES)
-    for step in range(PROMISE_READINGS):
-        gate.heard(0.5, 2 + step)
+    for _ in range(PROMISE_READINGS):
+        gate.heard(0.5)
     assert gate.allows(PAT, BOXES), "the trial ended before it ran"
     gate.promise(TREE, BOXES)
     connected = _calls(200, 0.5)
@@ -299,32 +299,24 @@ def test_what_fits_alone_does_not_fit_beside_what_is_to_be_connected() -> None:
 
 
 def test_the_fullest_device_counts() -> None:
+    """As calls last told it: they tell of all ranks, steps of the first."""
     gate = _gate()
     gate.ran(_calls(1, 0.95))
-    gate.heard(0.5, 1)
+    gate.heard(0.5)
     assert gate.is_short
     assert gate.pressure == pytest.approx(0.95)
-    gate.heard(0.4, 2)  # as much less on the other
-    assert gate.pressure == pytest.approx(0.85)
-    assert gate.is_falling
     gate.ran(_calls(2, np.nan))
-    gate.heard(0.4, 3)
-    assert gate.pressure == pytest.approx(0.85)
-
-
-def test_calls_that_are_told_late_are_held_against_the_step_that_they_were_part_of() -> None:
-    gate = _gate()
-    gate.heard(0.95, 1)
-    gate.heard(0.5, 2)
-    gate.ran(_calls(1, 0.95))
-    gate.heard(0.5, 3)
-    assert gate.pressure == pytest.approx(0.5)
-    assert not gate.is_short
+    gate.heard(0.4)
+    assert gate.is_short
+    gate.ran(_calls(3, 0.8))
+    gate.heard(0.4)
+    assert gate.pressure == pytest.approx(0.8)
+    assert gate.is_falling
 
 
 def test_more_channels_must_gain_more_while_memory_is_short() -> None:
     options = tuple(Candidate(Algorithm.ring, Protocol.simple, n) for n in (2, 4, 8))
     gate = _gate()
     assert gate.least_gain(options, 4).tolist() == [0.0, 0.0, 0.0]
-    gate.heard(0.95, 1)
+    gate.heard(0.95)
     assert gate.least_gain(options, 4).tolist() == [0.0, 0.0, MORE_CHANNELS_GAIN]

@@ -41,7 +41,7 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.acquisition import PolicySettings
 from zerotune.tuner.learning.policy.attribution import Attribution, Refusals
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
+from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.observations import CallEvidence
@@ -211,7 +211,7 @@ class Brain(Inspection):
             self.budget.earn(step.duration_us)
         if step.memory_pressure is not None and math.isfinite(step.memory_pressure):
             before = self.memory.is_short, self.memory.is_falling
-            self.memory.heard(step.memory_pressure, step.step)
+            self.memory.heard(step.memory_pressure)
             if self.memory.is_overbooked or (self.memory.is_short and not before[0]):
                 self._policy.connect_nothing()
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
@@ -260,13 +260,13 @@ class Brain(Inspection):
         self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
         evidence = self._regimes.evidence
-        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
+        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.leads_rest_at
         changes = self._policy.next_window(
             self._states, evidence, self._step, may_start=may_start, leads_rest_at=leads_rest_at
         )
         if self.settings.explore:
             self._step_feedback.consider_variants(self._states, evidence, self._step)
-        variant = self._step_feedback.variants.running
+        variant = self._step_feedback.variant
         overlay = variant.changes if variant is not None else {}
         for index in {*self._overlay, *overlay} if overlay is not self._overlay else ():
             changes[index] = self._policy.runs(self._states[index])
@@ -324,10 +324,10 @@ class Brain(Inspection):
             has_trial=self._has_trial(is_trial),
             first=[state.index for state in looks],
         )
-        return PlanInForce(candidates, is_trial, plan, self._step_feedback.variants.running, self._ahead.rows)
+        return PlanInForce(candidates, is_trial, plan, self._step_feedback.variant, self._ahead.rows)
 
     def _has_trial(self, is_trial: npt.NDArray[np.bool_]) -> bool:
-        return self._step_feedback.variants.running is not None or bool(is_trial.any())
+        return self._step_feedback.variant is not None or bool(is_trial.any())
 
     def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
         is_trial = self._policy.explored(n_keys)
@@ -337,8 +337,7 @@ class Brain(Inspection):
     def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
         """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
         is_trial = is_trial[: len(latest.candidates)]
-        entry = latest._replace(is_trial=is_trial, variant=self._step_feedback.variants.running)
-        self._plans.add(entry, self._epochs.active)
+        self._plans.add(latest._replace(is_trial=is_trial, variant=self._step_feedback.variant), self._epochs.active)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
@@ -354,8 +353,7 @@ class Brain(Inspection):
             self._policy.set_incumbent(state, row.candidate, "prior", row.reason)
             self._note(Event(state, row.candidate, "prior", row.reason))
         elif row is not None and state.lead is None and not row.candidate.is_baseline:
-            self._policy.begin_lead(state, row.candidate, PROVEN_HOPE, reason=row.reason, is_proven=True)
-            self._note(Event(state, row.candidate, "prior", row.reason))
+            self._policy.lead_as_proven(state, (row.candidate, row.reason))
         self._urgent |= row is not None or state.lead_is_proven
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
@@ -376,8 +374,9 @@ class Brain(Inspection):
         self._keys.learn_defaults(block, keys, self._costs)
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
-        differs = self._refusals.ran_something_else(block, slots, self._states, evidence, self._costs)
+        differs = self._refusals.ran_something_else(block, slots, evidence)
         if differs.any():
+            self._refusals.learn(slots[differs], self._states, evidence, self._costs)
             keys, logs, slots = keys[~differs], logs[~differs], slots[~differs]
             steps, connects = steps[~differs], connects[~differs]
             if not len(keys):
@@ -411,12 +410,12 @@ class Brain(Inspection):
                 kept[tried] &= says
         variant = in_force.variant
         if variant is not None:
-            calls_of = slots[~connects], logs[~connects], steps[~connects]
+            calls_of = slots[~connects], logs[~connects]
             slow = self._attribution.catastrophes(variant.changes, self._states, *calls_of, evidence)
             for one in slow:
                 self._stop_catastrophe(*one)
             if slow:
-                self._step_feedback.variants.give_up(variant, max(one.ratio for one in slow), self._states, self._step)
+                self._step_feedback.give_up(variant, max(ratio for _, _, ratio in slow), self._states, self._step)
         if not kept.all():
             if not kept.any():
                 return

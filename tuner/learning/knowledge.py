@@ -19,23 +19,20 @@ if TYPE_CHECKING:
     from zerotune.store.sqlite.database import CandidateStatistics, Store
 
 RERUN_STD: Final = 0.04
-"""How far a candidate's mean moves between two runs on one fabric."""
-OTHER_PHASE_STD: Final = 0.08
+"""How far (log) a setting's mean moves between two runs on one fabric; between two phases, twice as far."""
 LEVEL_STD: Final = 0.3
 """How far (log) all settings together may be off what earlier jobs measured: these may have shared the network with
 another job from beginning to end.
 """
 MIN_COUNT: Final = 4
-DECISIVE_Z: Final = 3.0
-MIN_PRIOR_GAIN: Final = 0.01
 JOBS_COMPARED: Final = 8
-"""Newest jobs of a fabric that are asked what leads."""
+"""Newest jobs of a fabric that are asked what is faster."""
 BETWEEN_JOBS_STD: Final = 0.003
 """How far (log) the gain of one setting over another at a key moves from one job to the next."""
+PROVEN_Z: Final = 3.0
 LEAD_Z: Final = 0.5
-MIN_LEAD_GAIN: Final = 0.002
-"""A candidate leads that earlier jobs measured faster by this much (log) and by LEAD_Z standard errors."""
-_MIDDLING_BYTES: Final = float(1 << 20)
+"""Standard errors by which earlier jobs must have measured a setting faster for it to be proven, or to lead."""
+MIDDLING_BYTES: Final = 1 << 20
 
 
 class Learned(Protocol):
@@ -112,7 +109,7 @@ class Knowledge:
                 if candidate not in known or known[candidate].n_calls < line.count:
                     known[candidate] = entry
         self._cells = {(key.collective, *cell_of(one)) for key, known in self._by_key.items() for one in known}
-        self._gains = _gains_by_key(by_job)
+        self._gains = _gains_by_key([*by_job] or [statistics])
         self.told: Mapping[DecisionKey, tuple[Candidate, float, float]] = {}
         """By a book of the fleet."""
 
@@ -253,7 +250,7 @@ class Knowledge:
         """
         if self.correction is None and not self._by_key:
             return 0.0
-        doubt = self._doubt_of_jump(communicator, collective, candidates, np.array([_MIDDLING_BYTES]), costs)
+        doubt = self._doubt_of_jump(communicator, collective, candidates, np.array([float(MIDDLING_BYTES)]), costs)
         return math.hypot(LEVEL_STD, float(np.median(doubt)))
 
     def _doubt_of_jump(
@@ -287,14 +284,14 @@ class Knowledge:
             mean: log microseconds, shape [n]; written to.
             std: standard deviation (log), shape [n]; written to.
         """
-        own, elsewhere = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
-        if not elsewhere:
+        found = self._by_key.get(key, {}), self._by_place.get(_place(key), {})
+        if not found[1]:
             return
-        own, elsewhere = (_as_asked(known, candidates, key) for known in (own, elsewhere))
+        own, elsewhere = (_as_asked(known, candidates, key) for known in found)
         for index, candidate in enumerate(candidates):
             entry, floor = own.get(candidate), RERUN_STD
             if entry is None:
-                entry, floor = elsewhere.get(candidate), OTHER_PHASE_STD
+                entry, floor = elsewhere.get(candidate), 2.0 * RERUN_STD
             if entry is not None:
                 known_std = math.hypot(floor, entry.level_std, entry.spread / math.sqrt(entry.n_calls))
                 if known_std < std[index]:
@@ -305,43 +302,31 @@ class Knowledge:
         return not self._cells or candidate.is_baseline or (collective, *cell_of(candidate)) in self._cells
 
     def decided(self, key: DecisionKey) -> tuple[Candidate, str] | None:
-        """The candidate that earlier runs showed to beat the baseline at `key`, with the evidence."""
-        known: Mapping[Candidate, _Known] = self._by_key.get(key, {})
-        base = known.get(BASELINE)
-        if base is None or base.n_calls < MIN_COUNT:
-            return None
-        best: tuple[float, Candidate] | None = None
-        for candidate, one in known.items():
-            if candidate.is_baseline or one.n_calls < MIN_COUNT:
-                continue
-            gain = base.log_us - one.log_us
-            doubt = math.sqrt(one.spread**2 / one.n_calls + base.spread**2 / base.n_calls + one.level_std**2)
-            if gain > max(MIN_PRIOR_GAIN, DECISIVE_Z * doubt) and (best is None or gain > best[0]):
-                best = (gain, candidate)
-        if best is None:
-            return None
-        saved = 100.0 * (1.0 - math.exp(-best[0]))
-        count = known[best[1]].n_calls
-        return best[1], f"measured before: {saved:.1f} % faster than the baseline in {count} calls"
-
-    def canary(self, key: DecisionKey) -> Canary | None:
-        """What the fleet's book says of a key, where no earlier job of this node has anything to say."""
-        told = self.told.get(key)
-        if told is None or self.decided(key) is not None or self.open_lead(key) is not None:
-            return None
-        known = self._by_key.get(key, {}).get(told[0])
-        return Canary(*told) if known is None or known.n_calls < MIN_COUNT else None
+        """The candidate that earlier jobs proved to gain most over the baseline at `key`, with the evidence."""
+        found = self._gaining(key, PROVEN_Z)
+        return None if found is None else (found.candidate, found.reason)
 
     def open_lead(self, key: DecisionKey) -> OpenLead | None:
-        """The candidate that earlier jobs, each compared within itself, believe to gain most, if it is any."""
+        """The candidate that earlier jobs believe to gain most, if it is any."""
+        return self._gaining(key, LEAD_Z)
+
+    def _gaining(self, key: DecisionKey, z: float) -> OpenLead | None:
         best: OpenLead | None = None
         for candidate, (weight, total) in self._gains.get(key, {}).items():
             gain, doubt = total / weight, 1.0 / math.sqrt(weight)
-            if gain > max(MIN_LEAD_GAIN, LEAD_Z * doubt, best.hope[0] if best is not None else 0.0):
+            if gain > max(z * doubt, best.hope[0] if best is not None else 0.0):
                 saved, unsure = -100.0 * math.expm1(-gain), 100.0 * doubt
                 reason = f"measured before: {saved:.1f} % faster than the baseline (give or take {unsure:.1f})"
                 best = OpenLead(candidate, (gain, doubt), reason)
         return best
+
+    def canary(self, key: DecisionKey) -> Canary | None:
+        """What the fleet's book says of a key, where no earlier job of this node has anything to say."""
+        told = self.told.get(key)
+        if told is None or self.open_lead(key) is not None:
+            return None
+        known = self._by_key.get(key, {}).get(told[0])
+        return Canary(*told) if known is None or known.n_calls < MIN_COUNT else None
 
 
 def _as_asked(

@@ -20,8 +20,7 @@ import msgspec
 
 from zerotune.agent.nccl import catalog
 from zerotune.store.atomic_file import users_file
-from zerotune.store.counted import counted
-from zerotune.store.errors import PlanError, UserError, reason
+from zerotune.store.errors import PlanError, UserError
 from zerotune.store.plan_file import MAX_FILE_BYTES
 from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
 from zerotune.store.sqlite.database import Store
@@ -65,12 +64,11 @@ def write_table(to: str, rows: Sequence[PlanRow], out: Path) -> list[str]:
     text, kept = FORMATS[to](named)
     with users_file(out) as partial:
         partial.write_text(text, encoding="ascii")
-    remarks = [f"{counted(len(kept), 'row')} written to {out}."]
+    remarks = [f"{len(kept)} rows written to {out}."]
     if n_conflicts:
         remarks.append(f"{n_conflicts} size ranges differ by phase, which the table cannot say: the first was kept.")
     if len(kept) < len(without):
-        left_out = counted(len(without) - len(kept), "row")
-        remarks.append(f"{left_out} left out, without a counterpart in {to}.")
+        remarks.append(f"{len(without) - len(kept)} rows have no counterpart in {to} and were left out.")
     return remarks
 
 
@@ -227,7 +225,7 @@ def read_ncclx(path: Path) -> list[PlanRow]:
             return list(_rows(path, enumerate(msgspec.json.decode(data, type=_Rules).rules, 1)))
         return list(_rows(path, _csv_rules(path, data.decode())))
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
-        raise PlanError(f"cannot read {path}: {reason(error)}", "name NCCLX's tuner table") from error
+        raise PlanError(f"cannot read {path}: {error}", "name NCCLX's tuner table") from error
 
 
 def _csv_rules(path: Path, text: str) -> Iterable[tuple[int, _Rule]]:

@@ -124,7 +124,7 @@ def test_what_a_trial_may_cost_is_set_aside_until_it_is_known() -> None:
     states = _states(3)
     for state in states:
         state.trial = LL
-        pending.begin(state, LL, 5.0, evidence)
+        pending.begin(state, LL, 5.0)
     assert pending.reserved_us == 15.0
     slot = np.array([evidence.slot(0, LL)])
     evidence.add(evidence.calls(slot, np.array([3.0])), np.array([1]))

@@ -267,13 +267,13 @@ class StepCutter:
                     return True
             if not voted.is_due:
                 return False
-            outcome = voted.vote(self.codes)
-            if outcome is VoteOutcome.same:
+            verdict = voted.vote(self.codes)
+            if verdict is VoteOutcome.same:
                 return False
-            if outcome is VoteOutcome.mended:
+            if verdict is VoteOutcome.mended:
                 self._known(voted.step)
                 return True
-            if outcome is VoteOutcome.whole:
+            if verdict is VoteOutcome.whole:
                 self._voted = None
                 return self._take(self.period)
         self._voted = None

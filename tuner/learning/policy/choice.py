@@ -8,7 +8,7 @@ together fits what is left of the exploration budget. Trials and leads become in
 comparison of interleaved windows only. What is decided here is a setting per key; turning it into a plan is
 the Brain's part.
 
-The work of one window is bounded whatever the number of keys: MAX_JUDGED trials are judged, MAX_NEW_TRIALS keys
+The work of one window is bounded whatever the number of keys: AT_ONCE trials are judged, MAX_NEW_TRIALS keys
 looked at for a new one; the others wait for a later window.
 """
 
@@ -34,19 +34,17 @@ from zerotune.tuner.learning.policy.acquisition import (
 )
 from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns
 from zerotune.tuner.learning.policy.risk import Budget, PendingTrials, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 
 INCUMBENT_EVERY: Final = 12
 """A lead leaves one in so many of the windows without a trial to the incumbent."""
-VERIFIED_IN: Final = 8
-"""First windows in which a lead that earlier jobs proved takes turns with the incumbent, not measured so far."""
 
 Flags = npt.NDArray[np.bool_]
 
 
-class Allocation:
+class Allocation(Columns):
     """What all keys run, by index: a trial in every other window, and at once; a lead in nearly all others."""
 
     def __init__(self) -> None:
@@ -59,13 +57,14 @@ class Allocation:
         self._was_trials = np.zeros(0, np.bool_)
         """The last window was the trial's, were it only for its first steps."""
         self._n_waited = np.zeros(0, np.int64)
-        """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent."""
+        """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent, as a trial
+        would: what earlier jobs proved is verified.
+        """
         self._changed: set[int] = set()
 
     def register(self, index: int) -> None:
         """There is such a key."""
-        if index >= len(self._has_trial):
-            self._grow(max(64, index + 1))
+        self.make_room(index + 1)
 
     def is_trials(self, index: int) -> bool:
         """This window is the trial's."""
@@ -100,14 +99,9 @@ class Allocation:
         self._runs_lead[index] = self._has_lead[index]
 
     def begin_lead(self, index: int, *, is_proven: bool) -> None:
-        """A lead from now on.
-
-        Args:
-            index: of the key.
-            is_proven: earlier jobs proved it.
-        """
+        """A lead from now on, which earlier jobs proved or not."""
         self._has_lead[index], self._is_proven[index] = True, is_proven
-        self._n_waited[index] = -VERIFIED_IN if is_proven else 0
+        self._n_waited[index] = -MAX_TRIAL_UNITS if is_proven else 0
         self._changed.add(index)
 
     def end_lead(self, index: int) -> None:
@@ -145,26 +139,14 @@ class Allocation:
         self._changed = set()
         return changed
 
-    def _grow(self, more: int) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, np.ndarray):
-                setattr(self, name, np.concatenate([value, np.zeros(more, value.dtype)]))
-
 
 MIN_BASELINE_UNITS: Final = 2
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
-MAX_JUDGED: Final = 48
-"""Trials judged in one window; with more running they take turns."""
 PROVEN_HOPE: Final = (0.03, 0.03)
 """Gain (log) of what earlier jobs proved, and its standard deviation: the network may be another by now."""
 RETRY_STEPS: Final = 8
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
-LOOK_EVERY: Final = 2
-"""With many keys a look at a quiet one is as rare as this many rounds through all of them would be."""
-SAME_SIZE: Final = 1
-NEAR_SIZES: Final = 8
-"""Size classes within which a setting is new at one key at a time: two octaves while gains do not pay for exploring."""
 LEADS: Final = "; it runs in most steps until that is known"
 NEVER_STEP: Final = 2**62
 NOT_OFFERED: Final = "NCCL does not offer it here"
@@ -219,20 +201,17 @@ class Policy:
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
-        self.surrogate.fields.register(state)
+        fields = self.surrogate.fields
+        fields.register(state)
         self._allocation.register(state.index)
-        decided = self.surrogate.fields.knowledge.decided(state.key)
+        decided, lead = fields.knowledge.decided(state.key), fields.knowledge.open_lead(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
-            candidate, reason = self.surrogate.fields.named(state, decided[0]), decided[1]
-            self.begin_lead(state, candidate, PROVEN_HOPE, reason=reason, is_proven=True)
-            self._report(Event(state, candidate, "prior", reason))
-            return
-        open_lead = self.surrogate.fields.knowledge.open_lead(state.key)
-        if open_lead is not None:
-            open_lead = open_lead._replace(candidate=self.surrogate.fields.named(state, open_lead.candidate))
-        if open_lead is not None and self.budget.fraction > 0 and self.options.may_try(state, open_lead.candidate):
-            self.begin_lead(state, open_lead.candidate, open_lead.hope, reason=open_lead.reason)
-            self._report(Event(state, open_lead.candidate, "lead", open_lead.reason + LEADS))
+            self.lead_as_proven(state, (fields.named(state, decided[0]), decided[1]))
+        elif decided is None and lead is not None and self.budget.fraction > 0:
+            candidate = fields.named(state, lead.candidate)
+            if self.options.may_try(state, candidate):
+                self.begin_lead(state, candidate, lead.reason, lead.hope)
+                self._report(Event(state, candidate, "lead", lead.reason + LEADS))
 
     # ---- one window ---------------------------------------------------------------------------------
 
@@ -258,7 +237,7 @@ class Policy:
             Settings that differ from the last window's, by key index.
         """
         for running, leads in ((self.trials, False), (self.leads, True)):
-            for state in list(islice(running.values(), MAX_JUDGED)):
+            for state in list(islice(running.values(), AT_ONCE)):
                 running[state.index] = running.pop(state.index)
                 self._settle(state, evidence, leads=leads)
         self.has_settled = False
@@ -323,21 +302,19 @@ class Policy:
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
-    def begin_trial(self, state: KeyState, candidate: Candidate, reason: str, hope: tuple[float, float]) -> None:
-        """Let `candidate` alternate with what usually runs from the next window on.
-
-        Args:
-            state: the key.
-            candidate: to try.
-            reason: why, for the decision.
-            hope: expected gain (log) and its standard deviation.
-        """
+    def _begin_trial(self, state: KeyState, option: Option, evidence: CallEvidence) -> None:
+        """Let a candidate alternate with what usually runs from the next window on."""
+        candidate, slot = option.candidate, evidence.find(state.index, option.candidate)
         state.numbers.setdefault(candidate, state.n_tried + 1)
         state.retired.pop(candidate, None)
-        state.trial, state.trial_reason, state.hope = candidate, reason, hope
+        state.trial, state.trial_reason, state.hope = candidate, option.reason, option.hope
+        state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
         self._allocation.begin_trial(state.index)
+        if not evidence.has_measured(state.index, candidate):
+            self._pending.begin(state, candidate, option.risk_us)
+        self._report(Event(state, candidate, "explore", option.reason))
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
@@ -345,13 +322,19 @@ class Policy:
         self.trials.pop(state.index, None)
         self._allocation.end_trial(state.index)
 
+    def lead_as_proven(self, state: KeyState, proven: tuple[Candidate, str]) -> None:
+        """What earlier jobs proved, or smaller messages, with the reason: runs at once, and is verified on the side."""
+        candidate, reason = proven
+        self.begin_lead(state, candidate, reason, PROVEN_HOPE, is_proven=True)
+        self._report(Event(state, candidate, "prior", reason))
+
     def begin_lead(
         self,
         state: KeyState,
         candidate: Candidate,
+        reason: str,
         hope: tuple[float, float] = NO_HOPE,
         *,
-        reason: str = "",
         is_proven: bool = False,
     ) -> None:
         """Let `candidate` run in nearly all windows without a trial; the incumbent runs in the others.
@@ -359,8 +342,8 @@ class Policy:
         Args:
             state: the key.
             candidate: that leads.
-            hope: gain (log) that earlier jobs measured, and its standard deviation.
             reason: why, for its rows.
+            hope: gain (log) that earlier jobs measured, and its standard deviation.
             is_proven: earlier jobs proved it.
         """
         state.numbers.setdefault(candidate, state.n_tried + 1)
@@ -421,12 +404,9 @@ class Policy:
             reason: why, for the decision.
             quiet_until: step before which nothing is tried at the key.
         """
-        state.banned[candidate] = reason
         state.quiet_until = quiet_until
         self.end_trial(state)
-        if candidate == state.lead:
-            self.end_lead(state)
-        self._report(Event(state, state.usual, "rollback", f"{candidate}: {reason}"))
+        self.drop(state, candidate, reason, ban=True)
 
     def withdraw_what_is_not_offered(self, states: Sequence[KeyState]) -> None:
         """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
@@ -466,7 +446,7 @@ class Policy:
         elif verdict is TrialVerdict.tie:
             reason = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
-            self.begin_lead(state, candidate, reason=reason)  # it is not slower than the lead so far, if there was one
+            self.begin_lead(state, candidate, reason)  # it is not slower than the lead so far, if there was one
             self._report(Event(state, candidate, "lead", reason + LEADS))
 
     def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
@@ -475,43 +455,34 @@ class Policy:
     def _start_trials(self, states: list[KeyState], evidence: CallEvidence, step: int, room_us: float) -> None:
         """Begin the most promising trials whose risks together fit `room_us`."""
         picked: list[tuple[KeyState, Option]] = []
-        n_looked_at, n_quiet, canaries_only = 0, 0, self.options.canaries_only
-        retry_at = step + max(RETRY_STEPS, LOOK_EVERY * len(states) // MAX_NEW_TRIALS)
-        for offset in range(len(states)):
-            state = states[(self._next_key + offset) % len(states)]
-            if state.trial is not None or step < state.quiet_until or not self.price.traffic.is_expected[state.index]:
-                n_quiet += 1
-                continue
-            incumbent = evidence.find(state.index, state.incumbent)
-            if incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
-                continue
-            if canaries_only and self.surrogate.fields.knowledge.canary(state.key) is None:
-                continue
-            n_looked_at += 1
-            found = self.options.best(state, evidence, room_us)
-            if found is not None:
-                picked.append((state, found))
-            elif not canaries_only:
-                state.quiet_until = retry_at
+        n_looked_at, canaries_only = 0, self.options.canaries_only
+        for _ in range(len(states)):
             if n_looked_at >= MAX_NEW_TRIALS:
-                self._next_key = (self._next_key + offset + 1) % len(states)
                 break
-        self._n_in_vain = 0 if picked or self.trials or canaries_only else self._n_in_vain + n_looked_at
-        was_all = n_looked_at < MAX_NEW_TRIALS and n_quiet + n_looked_at > 0 and not canaries_only
-        self.has_settled = not picked and not self.trials and (was_all or self._n_in_vain >= len(states))
+            state = states[self._next_key % len(states)]
+            self._next_key += 1
+            incumbent = evidence.find(state.index, state.incumbent)
+            is_quiet = step < state.quiet_until or not self.price.traffic.is_expected[state.index]
+            if state.trial is not None or is_quiet:
+                self._n_in_vain += 1
+            elif incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
+                continue
+            elif not canaries_only or self.surrogate.fields.knowledge.canary(state.key) is not None:
+                n_looked_at += 1
+                found = self.options.best(state, evidence, room_us)
+                if found is not None:
+                    picked.append((state, found))
+                elif not canaries_only:
+                    self._n_in_vain += 1
+                    state.quiet_until = step + max(RETRY_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
+        if picked or self.trials or canaries_only:
+            self._n_in_vain = 0
+        self.has_settled = self._n_in_vain >= len(states)
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
-            if found.risk_us > room_us or not self.options.may_run(state, found.candidate):
-                continue
-            if self._pending.has_twin(
-                state, found.candidate, found.hope, SAME_SIZE if self.budget.is_paid else NEAR_SIZES
-            ):
-                continue
-            room_us -= found.risk_us
-            self.begin_trial(state, found.candidate, found.reason, found.hope)
-            self._pending.begin(state, found.candidate, found.risk_us, evidence)
-            slot = evidence.find(state.index, found.candidate)
-            state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
-            self._report(Event(state, found.candidate, "explore", found.reason))
+            may_run = found.risk_us <= room_us and self.options.may_run(state, found.candidate)
+            if may_run and not self._pending.has_twin(state, found.candidate, found.hope):
+                room_us -= found.risk_us
+                self._begin_trial(state, found, evidence)
 
     def connect_nothing(self) -> None:
         """End trials and leads that would take memory that is no longer there."""

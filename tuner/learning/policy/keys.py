@@ -28,7 +28,8 @@ from zerotune.store.records import (
     Protocol,
     size_class,
 )
-from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.knowledge import MIDDLING_BYTES, Knowledge
+from zerotune.tuner.learning.policy.observations import AT_ONCE, Columns
 from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints, cell_of, key_codes, key_of, size_classes
 
@@ -182,12 +183,10 @@ class KeyState:
 
 MAX_KEYS: Final = 4000
 """Rows a plan table holds, with some to spare."""
-LOWEST_RATE: Final = 0.01
 MISSED_GAPS: Final = 3.0
 """A key that was not called for this many times as long as usual is not expected any more."""
 LEAST_IDLE_STEPS: Final = 20
-_INNER_BITS: Final = 15
-_CODES_PER_PLACE: Final = 1 << _INNER_BITS
+_CODES_PER_PLACE: Final = 1 << 15
 """Collective, phase and size class of a key's code; the rest is the communicator class."""
 
 
@@ -211,7 +210,7 @@ class Traffic(NamedTuple):
         return max(float(self.per_step[key]) * n_steps, float(self.at_once[key]))
 
 
-class KeyTable:
+class KeyTable(Columns):
     """Keys in the order they were first seen; `on_new` is told of each."""
 
     def __init__(self, on_new: Callable[[KeyState], None]) -> None:
@@ -268,7 +267,7 @@ class KeyTable:
         usual_gap = (self._last_step[here] - first) / np.maximum(n_called - 1, 1)
         idle_steps = self._newest_step - self._last_step[here]
         return Traffic(
-            per_step=np.maximum(n_calls / n_steps, LOWEST_RATE),
+            per_step=n_calls / n_steps,
             at_once=np.maximum(n_calls / n_called, 1.0),
             is_expected=idle_steps <= np.maximum(MISSED_GAPS * usual_gap, LEAST_IDLE_STEPS),
         )
@@ -288,22 +287,17 @@ class KeyTable:
         _, first = np.unique(keys[unknown], return_index=True)
         for place in unknown[first].tolist():
             row, state = block[place], self.states[keys[place]]
-            if row["algorithm"] not in _ALGORITHMS or row["protocol"] not in _PROTOCOLS:
-                continue
-            n_channels = min(int(row["n_channels"]), 64)
-            state.default_setting = Candidate(
-                Algorithm(int(row["algorithm"])), Protocol(int(row["protocol"])), n_channels
-            )
+            try:
+                cell = Algorithm(int(row["algorithm"])), Protocol(int(row["protocol"]))
+            except ValueError:
+                continue  # of a newer NCCL
+            state.default_setting = Candidate(*cell, min(int(row["n_channels"]), MOST_CHANNELS))
             state.field = None
             self._has_default[keys[place]] = True
-            costs.learn_channels(state.key.communicator, n_channels)
+            costs.learn_channels(state.key.communicator, state.default_setting.n_channels)
 
     def _find(self, codes: Ints) -> Ints:
-        places, inner = codes >> _INNER_BITS, codes & (_CODES_PER_PLACE - 1)
-        first = int(places[0])
-        if (places == first).all():
-            table = self._places.get(first)
-            return np.full(len(codes), -1, np.int64) if table is None else table[inner]
+        places, inner = np.divmod(codes, _CODES_PER_PLACE)
         found = np.full(len(codes), -1, np.int64)
         for place in np.unique(places).tolist():
             table = self._places.get(place)
@@ -314,8 +308,7 @@ class KeyTable:
 
     def _add(self, codes: Ints, rows: npt.NDArray[np.void], costs: CostPrior) -> None:
         start = len(self.states)
-        if start + len(codes) > len(self._n_calls):
-            self._grow(max(64, len(codes), start))
+        self.make_room(start + len(codes))
         self._first_step[start : start + len(codes)] = rows["step"]
         self._last_step[start : start + len(codes)] = -1
         by_family: dict[tuple[CommunicatorClass, Collective], list[KeyState]] = {}
@@ -337,19 +330,6 @@ class KeyTable:
         for state in self.states[start:]:
             self._on_new(state)
 
-    def _grow(self, more: int) -> None:
-        for name in ("_first_step", "_last_step", "_n_calls", "_n_steps", "_reference_log", "_slope", "_has_default"):
-            old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.zeros(more, old.dtype)]))
-
-
-_ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
-_PROTOCOLS: Final = frozenset(int(member) for member in Protocol)
-
-
-MAX_BATCH: Final = 64
-"""Message sizes whose guesses are worked out in one go: bounds the time of one call."""
-
 
 class FieldBook:
     """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
@@ -357,13 +337,13 @@ class FieldBook:
     def __init__(self, costs: CostPrior) -> None:
         self._costs = costs
         self._knowledge = Knowledge.empty()
-        self._cells: dict[Family, set[tuple[int, int]]] = {}
         self._n_exchanged = 0
         self._made_for = (0, costs.revision)
         self.states: list[KeyState] = []
         """Of all keys, by key index."""
         self._sizes: dict[Family, dict[int, None]] = {}
         """Message sizes met, in the order they were met."""
+        self._cells: dict[Family, set[tuple[int, int]]] = {}
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
         self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
         self._doubts: dict[Family, float] = {}
@@ -402,10 +382,8 @@ class FieldBook:
         now = self._n_exchanged, self._costs.revision
         if now != self._made_for:
             self._made_for = now
-            self._guesses.clear()
-            self._options.clear()
-            self._doubts.clear()
-            self._cells.clear()
+            for kept in (self._cells, self._guesses, self._options, self._doubts):
+                kept.clear()
             for state in self.states:
                 state.field = None
                 state.quiet_until = 0
@@ -432,7 +410,7 @@ class FieldBook:
 
     def is_guesswork(self, family: Family) -> bool:
         """Whether nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
-        return self.knowledge.correction is None and self.costs.default(*family, 1 << 20) is None
+        return self.knowledge.correction is None and self.costs.default(*family, MIDDLING_BYTES) is None
 
     def doubt_in_common(self, family: Family) -> float:
         """How far off (log) what earlier runs leave for other communicators may be for all options together."""
@@ -486,7 +464,7 @@ class FieldBook:
         known = self._guesses.setdefault(family, {})
         if nbytes not in known:
             waiting = [one for one in self._sizes.get(family, {}) if one not in known and one != nbytes]
-            batch = [nbytes, *waiting[: MAX_BATCH - 1]]
+            batch = [nbytes, *waiting[: AT_ONCE - 1]]
             classes = np.array([size_class(one) for one in batch], dtype=np.int64)
             sizes = np.array(batch, dtype=np.float64)
             offered = self.costs.candidates(*family)

@@ -20,6 +20,10 @@ import numpy as np
 from zerotune.store.records import Candidate
 from zerotune.tuner.modeling.features import Floats, Ints, cell_of
 
+AT_ONCE: Final = 48
+"""Settings, keys or sizes that one look deals with at most, as others may wait for the next: bounds its time."""
+KEPT: Final = 1024
+"""Of what waits for its counterpart, or may be asked for again: bounds memory."""
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise (log) before anything is known, and how many units that opinion weighs."""

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import BASELINE, Candidate
+from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.policy.keys import KeyState, Traffic
-from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.observations import AT_ONCE, KEPT, CallEvidence, Columns
 from zerotune.tuner.modeling.features import Floats, Ints
 
 PAID_WITHIN: Final = 20.0
@@ -31,9 +31,8 @@ class Budget:
         self.training_us = 0.0
         self.spent_us = 0.0
         self.n_steps = 0
-        self._saved_us = 0.0
-        self.saves_us = 0.0
-        """What steps are shorter by with what usually runs, according to calls."""
+        self._saved_us = self._saves_us = 0.0
+        """So far, and per step."""
         self._saved_until = 0
 
     def earn(self, step_us: float) -> None:
@@ -48,17 +47,12 @@ class Budget:
     def save(self, per_step_us: float) -> None:
         """Steps since the last time were `per_step_us` shorter than with NCCL's own choices, according to calls."""
         self._saved_us += per_step_us * (self.n_steps - self._saved_until)
-        self._saved_until, self.saves_us = self.n_steps, per_step_us
+        self._saved_until, self._saves_us = self.n_steps, per_step_us
 
     @property
     def gained_us(self) -> float:
         """What exploration has gained, or soon will have, beside what it cost."""
-        return self._saved_us + PAID_WITHIN * self.saves_us - self.spent_us
-
-    @property
-    def is_paid(self) -> bool:
-        """Exploration has gained what it cost, or soon will have."""
-        return self.gained_us > 0.0
+        return self._saved_us + PAID_WITHIN * self._saves_us - self.spent_us
 
     @property
     def remaining_us(self) -> float:
@@ -73,8 +67,6 @@ class Budget:
 
 LEARNED: Final = 0.1
 """Weight of a step against those before it."""
-MOST_OPEN: Final = 1024
-"""Steps of which only the record, or only calls, are here."""
 
 
 class ExposedShare:
@@ -117,22 +109,16 @@ class ExposedShare:
         for step in [one for one in fewer if one < self._newest_step and one in more]:
             self._take(self._exposed_us.pop(step), self._calls_us.pop(step))
         for waiting in (self._calls_us, self._exposed_us):
-            while len(waiting) > MOST_OPEN:
+            while len(waiting) > KEPT:
                 del waiting[next(iter(waiting))]
 
     def _take(self, exposed_us: float, calls_us: float) -> None:
+        exposed_before, calls_before = self._sums_us or (calls_us, calls_us)
         exposed_us = min(max(exposed_us, 0.0), calls_us)
-        if self._sums_us is None:
-            self._sums_us = calls_us, calls_us
-        exposed_before, calls_before = self._sums_us
         self._sums_us = (
             exposed_before + LEARNED * (exposed_us - exposed_before),
             calls_before + LEARNED * (calls_us - calls_before),
         )
-
-
-LOOKED_AT: Final = 48
-"""Keys at which it is worked out anew in one window what their settings save."""
 
 
 class Stakes(NamedTuple):
@@ -148,7 +134,7 @@ class Stakes(NamedTuple):
     """What exploring has gained, less what it cost."""
 
 
-class Price:
+class Price(Columns):
     """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
 
     def __init__(self, steps_per_window: float) -> None:
@@ -188,17 +174,14 @@ class Price:
 
     def saved_us(self, states: Sequence[KeyState], evidence: CallEvidence) -> float:
         """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
-        if (more := len(states) - len(self._saved_us)) > 0:
-            more = max(more, len(self._saved_us))
-            self._saved_us = np.concatenate([self._saved_us, np.zeros(more)])
-            self._usual_us = np.concatenate([self._usual_us, np.zeros(more)])
-        for offset in range(min(LOOKED_AT, len(states))):
+        self.make_room(len(states))
+        for offset in range(min(AT_ONCE, len(states))):
             state = states[(self._next + offset) % len(states)]
             slot = evidence.find(state.index, state.usual)
             usual_us = math.nan if slot is None else math.exp(evidence.log_us(slot))
             self._usual_us[state.index] = usual_us if math.isfinite(usual_us) else 0.0
             self._saved_us[state.index] = 0.0 if state.usual.is_baseline else _saved_us(state, usual_us, evidence)
-        self._next += LOOKED_AT
+        self._next += AT_ONCE
         here = len(self.traffic.per_step)
         return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed_share
 
@@ -214,70 +197,56 @@ UNLUCKY_Z: Final = 2.33
 """One trial in a hundred is slower than predicted by more standard deviations."""
 
 
-class _Waiting(NamedTuple):
-    state: KeyState
-    candidate: Candidate
-    risk_us: float
-
-
 class PendingTrials:
     """Trials that wait for their first measurement, by key index."""
 
     def __init__(self, catastrophic_ratio: float) -> None:
         self._log_catastrophe = math.log(catastrophic_ratio)
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, tuple[KeyState, Candidate, float]] = {}
 
     @property
     def reserved_us(self) -> float:
         """What all of them may cost, on average over the cases in which they are slower and those in which not."""
-        return sum(one.risk_us for one in self._waiting.values())
+        return sum(risk_us for _, _, risk_us in self._waiting.values())
 
-    def begin(self, state: KeyState, candidate: Candidate, risk_us: float, evidence: CallEvidence) -> None:
+    def begin(self, state: KeyState, candidate: Candidate, risk_us: float) -> None:
         """A trial begins.
 
         Args:
             state: the key.
-            candidate: to be tried.
+            candidate: to be tried, not measured yet.
             risk_us: what it may cost.
-            evidence: of the regime in force.
         """
-        if not evidence.has_measured(state.index, candidate):
-            self._waiting[state.index] = _Waiting(state, candidate, risk_us)
+        self._waiting[state.index] = state, candidate, risk_us
 
     def review(self, evidence: CallEvidence, is_expected: Callable[[KeyState], bool]) -> list[KeyState]:
         """Forget what is known by now; the keys whose trial is to be withdrawn."""
-        withdrawn = []
-        for one in list(self._waiting.values()):
-            is_over = one.state.trial != one.candidate or evidence.has_measured(one.state.index, one.candidate)
-            is_withdrawn = not is_over and not is_expected(one.state)
-            if is_withdrawn:
-                withdrawn.append(one.state)
-            if is_over or is_withdrawn:
-                del self._waiting[one.state.index]
+        self._waiting = {
+            index: (state, candidate, risk_us)
+            for index, (state, candidate, risk_us) in self._waiting.items()
+            if state.trial == candidate and not evidence.has_measured(index, candidate)
+        }
+        withdrawn = [state for state, _, _ in self._waiting.values() if not is_expected(state)]
+        for state in withdrawn:
+            del self._waiting[state.index]
         return withdrawn
 
-    def has_twin(
-        self, state: KeyState, candidate: Candidate, hope: tuple[float, float], within_classes: int
-    ) -> bool:
-        """Whether what might be a catastrophe is on trial already at a near size: it would be slow here, too.
+    def has_twin(self, state: KeyState, candidate: Candidate, hope: tuple[float, float]) -> bool:
+        """Whether what might be a catastrophe is on trial already at about this size: it would be slow here, too.
 
         Args:
             state: the key.
             candidate: the trial that might begin.
             hope: by how much (log) it should be faster, and the standard deviation of that.
-            within_classes: size classes that count as near.
 
         Returns:
             True if so.
         """
-        hoped, std = hope
-        if UNLUCKY_Z * std - hoped <= self._log_catastrophe:
-            return False
-        return any(
-            one.state.trial == one.candidate == candidate
-            and one.state.key.communicator == state.key.communicator
-            and abs(one.state.key.size_class - state.key.size_class) <= within_classes
-            for one in self._waiting.values()
+        return UNLUCKY_Z * hope[1] - hope[0] > self._log_catastrophe and any(
+            tried == candidate
+            and other.key.communicator == state.key.communicator
+            and abs(other.key.size_class - state.key.size_class) <= 2 * SIZE_CLASSES_PER_OCTAVE
+            for other, tried, _ in self._waiting.values()
         )
 
 

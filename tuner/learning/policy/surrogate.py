@@ -22,7 +22,7 @@ from scipy.special import ndtr
 
 from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.keys import Column, Field, FieldBook, KeyState
-from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
 
@@ -61,9 +61,6 @@ COMMON_DOUBT: Final = 1.5
 """How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
 the first calls tell it.
 """
-MAX_POINTS: Final = 48
-MAX_NEW_FIELDS: Final = 24
-"""Neighbours' fields that one call may work out; the others are left out until a later call."""
 OTHER_COLLECTIVE: Final = 2.0 * SIZE_CLASSES_PER_OCTAVE
 """So many size classes away counts what another collective measured."""
 FIRST_REGIME: Final = 0
@@ -229,11 +226,11 @@ class _Observed:
         return measured
 
     def near(self, state: KeyState, fields: FieldBook, evidence: CallEvidence) -> Known:
-        """What was measured at the nearest size classes, of MAX_POINTS settings; other collectives count as far off."""
+        """What was measured at the nearest size classes, of AT_ONCE settings; other collectives count as far off."""
         n = len(self._at)
         gaps = np.abs(self._class[:n] - state.key.size_class)
         gaps += OTHER_COLLECTIVE * (self._collective[:n] != int(state.key.collective))
-        chosen = np.argpartition(gaps, MAX_POINTS)[:MAX_POINTS] if n > MAX_POINTS else np.arange(n)
+        chosen = np.argpartition(gaps, AT_ONCE)[:AT_ONCE] if n > AT_ONCE else np.arange(n)
         at = self._with_rows(chosen, fields)
         now = at[self._is_measured(at, evidence)]
         past = at[np.isfinite(self._past_log_us[at]) & (self._past_regime[at] != evidence.regime)]
@@ -252,7 +249,7 @@ class _Observed:
             owner = fields.states[self._owner[at]]
             field = owner.field
             if field is None:
-                if n_new >= MAX_NEW_FIELDS:
+                if n_new >= AT_ONCE // 2:  # left out until a later call
                     continue
                 n_new += 1
                 field = fields.of(owner)
