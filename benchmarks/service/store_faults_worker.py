@@ -271,6 +271,8 @@ def make_templates(folder: Path) -> None:
 def _to_first_schema(path: Path) -> None:
     database = Database(path)
     for table, column in (
+        ("steps", "checksum"),
+        ("decisions", "checksum"),
         ("measurements", "checksum"),
         ("jobs", "failure"),
         ("jobs", "lateness"),

@@ -38,6 +38,7 @@ from zerotune.store.sqlite.opening import (
     reader,
 )
 from zerotune.store.sqlite.retention import Retention, retain
+from zerotune.store.sqlite.row_checksums import row_checksum
 from zerotune.store.sqlite.rows import DECISION_COLUMNS, decision_of, decision_values, fabric_row, job_row
 from zerotune.store.sqlite.writer import Writer
 from zerotune.store.wire import StoreState
@@ -321,9 +322,9 @@ class Store:
         def write(connection: sqlite3.Connection) -> None:
             job = job_row(connection, job_id, None)
             connection.executemany(
-                "INSERT OR REPLACE INTO steps (job, step, epoch, duration_us, exposed_us, memory_pressure)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                [(job, *row) for row in rows],
+                "INSERT OR REPLACE INTO steps (job, step, epoch, duration_us, exposed_us, memory_pressure, checksum)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(job, *row, row_checksum((job, *row))) for row in rows],
             )
 
         self._put(write, len(rows))
@@ -336,8 +337,10 @@ class Store:
             for decision in decisions:
                 fabric = fabric_row(connection, decision.fabric_id)
                 values = (job_row(connection, decision.job_id, fabric), fabric, *decision_values(decision))
-                columns = ",".join(("job", "fabric", *DECISION_COLUMNS))
-                connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({','.join('?' * len(values))})", values)
+                columns = ",".join(("job", "fabric", *DECISION_COLUMNS, "checksum"))
+                marks = ",".join("?" * (len(values) + 1))
+                row = (*values, row_checksum(values))
+                connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({marks})", row)
 
         self._put(write, len(decisions), is_essential=True)
 
@@ -625,12 +628,13 @@ class Store:
         self._series.forget()
         self._is_replaced = True
         try:
-            self._writing, self._damage = begin_anew(self.path, error, self._lock, redo)
+            self._writing, damage = begin_anew(self.path, error, self._lock, redo)
+            self._n_files += 1
+            self._damage = damage  # no sooner than readers open the new file
             self._file = os.stat(self.path)
         finally:
             self._is_replaced = False
         self._series.forget()  # of a redo that was undone
-        self._n_files += 1
         return self._writing
 
     def _columns(self, table: str) -> set[str]:

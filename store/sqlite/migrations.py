@@ -107,9 +107,16 @@ def m007_failures(db: Database) -> None:
     db.execute("ALTER TABLE jobs ADD COLUMN failure TEXT NOT NULL DEFAULT ''")
 
 
+@MIGRATIONS()
+def m008_steps_and_decisions_as_written(db: Database) -> None:
+    """A checksum of each step and decision (NULL: not checked)."""
+    for table in ("steps", "decisions"):
+        db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
+
+
 READABLE_WITHOUT: Final = {
     "m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by", "m005_what_was_written",
-    "m006_who_was_late", "m007_failures",
+    "m006_who_was_late", "m007_failures", "m008_steps_and_decisions_as_written",
 }  # fmt: skip
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 

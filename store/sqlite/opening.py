@@ -32,6 +32,7 @@ from zerotune.store.sqlite.replacement import (
     remove,
     unfinished,
 )
+from zerotune.store.sqlite.row_checksums import COVERED, mark_wrong_records
 from zerotune.store.sqlite.salvage import Salvaged, salvage
 from zerotune.store.sqlite.sound_rows import CELLS, columns_of, show_sound_rows, sound_condition, warn_of_damage
 
@@ -401,6 +402,8 @@ def _checked(path: Path) -> sqlite3.Connection:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             MIGRATIONS.apply(database)
         mark_wrong_rows(connection, sound_condition(connection, "measurements"))
+        for table in COVERED:
+            mark_wrong_records(connection, table, sound_condition(connection, table))
         warn_of_damage(connection, path)
     except BaseException:
         connection.close()

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from sqlite_utils import Database
 
+from zerotune.store.sqlite import row_checksums
 from zerotune.store.sqlite.checksums import COVERED, agree
 from zerotune.store.sqlite.damage import is_io_error, is_passing
 from zerotune.store.sqlite.migrations import MIGRATIONS
@@ -181,7 +182,8 @@ class _Copy:
         if not columns:
             self.has_holes = True
             return
-        if table == "measurements" and not {*COVERED}.issubset(columns):
+        covered = COVERED if table == "measurements" else row_checksums.COVERED.get(table, ())
+        if not {*covered}.issubset(columns):
             columns = [name for name in columns if name != "checksum"]  # it would be wrong
         rows = self._rows(source, table, columns, sound)
         while chunk := [*itertools.islice(rows, _CHUNK_ROWS)]:
@@ -192,6 +194,9 @@ class _Copy:
             at = [columns.index(name) for name in (*COVERED, "checksum")]
             good = agree([[row[index] for index in at] for row in rows])
             rows = [rows[index] for index in np.flatnonzero(good)]
+        elif table in row_checksums.COVERED and "checksum" in columns:
+            at = [columns.index(name) for name in (*row_checksums.COVERED[table], "checksum")]
+            rows = [row for row in rows if row_checksums.fits([row[index] for index in at])]
         marks = ",".join("?" * len(columns))
         self._target.executemany(f"INSERT OR IGNORE INTO main.{table} ({','.join(columns)}) VALUES ({marks})", rows)
 

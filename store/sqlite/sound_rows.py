@@ -46,6 +46,8 @@ def _json(kind: str, *members: str) -> str:
     return f"CASE WHEN {is_json} THEN json_type({{0}}) = '{kind}' AND NOT EXISTS {of_members} ELSE 0 END"
 
 
+_CHECKSUM: Final = _or_null(_COUNT)
+"""Below 0: the row was found to be wrong."""
 CELLS: Final[dict[str, dict[str, str]]] = {
     "fabrics": {
         "fabric_id": _TEXT,
@@ -86,7 +88,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "duration_us": _DURATION_US,
         "memory_pressure": _or_null(_NUMBER),
         "measured_at_s": _TIME_S,
-        "checksum": _or_null(_COUNT),  # below 0: it was found to be wrong
+        "checksum": _CHECKSUM,
     },
     "steps": {
         "job": _ID,
@@ -95,6 +97,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "duration_us": _DURATION_US,
         "exposed_us": _or_null(_NUMBER),
         "memory_pressure": _or_null(_NUMBER),
+        "checksum": _CHECKSUM,
     },
     "decisions": {
         "job": _ID,
@@ -119,6 +122,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "decided_at_s": _TIME_S,
         "alternatives": _json("array", "object"),
         "step": _or_null(_COUNT),
+        "checksum": _CHECKSUM,
     },
     "models": {
         "name": _TEXT,

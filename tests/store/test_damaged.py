@@ -60,8 +60,8 @@ def damage(path: Path, table: str, column: str, value: str) -> bool:
     with closing(sqlite3.connect(path)) as connection, connection:
         try:
             newest = f"{row} = (SELECT max({row}) FROM {table})"
-            if table == "measurements":  # with it, other possible values are noticed, too
-                connection.execute(f"UPDATE measurements SET checksum = NULL WHERE {newest}")
+            if "checksum" in CELLS[table]:  # with it, other possible values are noticed, too
+                connection.execute(f"UPDATE {table} SET checksum = NULL WHERE {newest}")
             connection.execute(f"UPDATE {table} SET {column} = {value} WHERE {newest}")
         except sqlite3.IntegrityError:
             return False

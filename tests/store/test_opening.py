@@ -18,7 +18,7 @@ from sqlite_utils import Database
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.lateness import Lateness, LateRank
 from zerotune.store.passages import Passage, PassageKind, Passages
-from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.opening import open_for_reading
@@ -274,6 +274,19 @@ def test_a_store_of_before_a_job_had_them_is_read_and_brought_up(path, column, s
         assert [getattr(one, column) for one in store.jobs()] == [seen]
 
 
+def test_steps_of_before_there_were_checksums_are_read(path):
+    with Store.open(path) as store:
+        store.record_steps("j", [StepRecord(1, 1, 100.0)])
+    database = Database(path)
+    for table in ("steps", "decisions"):
+        database.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
+    database["_sqlite_migrations"].delete_where("name = ?", ["m008_steps_and_decisions_as_written"])
+    database.close()
+    for read_only in (True, False, True):
+        with Store.open(path, read_only=read_only) as store:
+            assert len(store.steps("j")) == 1
+
+
 def test_a_store_of_before_jobs_had_names_is_read_and_brought_up(path):
     with Store.open(path) as store:
         store.record_job("j", "f", {}, 2)
@@ -296,8 +309,9 @@ def test_a_store_of_before_decisions_had_steps_is_read_and_brought_up(path):
     with Store.open(path) as store:
         store.record_decisions([decision])
     database = Database(path)
-    database.execute("ALTER TABLE decisions DROP COLUMN step")
-    database["_sqlite_migrations"].delete_where("name = ?", ["m002_step_of_decisions"])
+    for column in ("decisions DROP COLUMN step", "decisions DROP COLUMN checksum", "steps DROP COLUMN checksum"):
+        database.execute(f"ALTER TABLE {column}")
+    database["_sqlite_migrations"].delete_where("name LIKE 'm002%' OR name LIKE 'm008%'")
     database.close()
     with Store.open(path, read_only=True) as store:
         assert store.decisions() == [msgspec.structs.replace(decision, step=None)]

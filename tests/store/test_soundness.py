@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sqlite3
+import struct
 import subprocess
 import sys
 from contextlib import closing
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 
 from zerotune.store.errors import StoreError, StoreLockedError
-from zerotune.store.records import StepRecord
+from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from zerotune.store.sqlite import soundness
 from zerotune.store.sqlite.database import Store
 
 PAGE_BYTES = 4096
 N_ROWS = 5000
+REASON, PREDICTED_US = "faster where it was tried", 1234.5678
 
 
 @pytest.fixture
@@ -81,6 +83,7 @@ def test_a_sound_store_is_sound_and_left_alone(written):
         ("UPDATE measurements SET duration_us = duration_us + 1 WHERE id IN (7, 8)", "measurements"),
         ("DELETE FROM measurements WHERE id IN (7, 8)", "measurements"),
         ("UPDATE steps SET duration_us = 'nope' WHERE step < 2", "steps"),
+        ("UPDATE steps SET duration_us = 99 WHERE step < 2", "steps"),
     ],
 )
 def test_damaged_rows_are_counted_and_left_out_by_a_repair(written, statement, table):
@@ -94,6 +97,25 @@ def test_damaged_rows_are_counted_and_left_out_by_a_repair(written, statement, t
     assert done.kept is not None
     assert soundness.check(written).is_sound
     assert not soundness.check(done.kept).is_sound, "the damaged one is as it was"
+
+
+@pytest.mark.parametrize("bit", range(0, 64, 9))
+@pytest.mark.parametrize("what", [REASON.encode(), struct.pack(">d", PREDICTED_US)], ids=["text", "number"])
+def test_a_flipped_bit_of_a_decision_is_told(path, what, bit):
+    key = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
+    with Store.open(path) as store:
+        store.record_decisions(
+            [Decision("j", "f", key, BASELINE, 1, "keep", REASON, PREDICTED_US, step=step) for step in range(3)]
+        )
+    assert soundness.check(path).is_sound
+    content = bytearray(path.read_bytes())
+    content[content.index(what) + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    found = soundness.check(path)
+    assert {name: one.n_damaged for name, one in found.tables.items() if one.n_damaged} == {"decisions": 1}
+    with Store.open(path) as store:
+        assert len(store.decisions()) == 2
+    assert soundness.repair(path).found.tables["decisions"] == soundness.TableSoundness(2, 1)
 
 
 def test_damaged_pages_are_counted(written):
