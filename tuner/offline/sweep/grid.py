@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -55,7 +56,7 @@ class GridPoint:
     @property
     def median_us(self) -> float:
         """Median of the samples; NaN without any."""
-        return float(np.median(self.duration_us)) if self.duration_us else math.nan
+        return median(self.duration_us) if self.duration_us else math.nan
 
     @property
     def relative_half_width(self) -> float:
