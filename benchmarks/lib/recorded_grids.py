@@ -3,17 +3,21 @@
 Reads every file below a folder that holds nccl-tests rows, inside logs or Markdown. What was forced is told
 by the last heading or command line above the rows (`NCCL_PROTO=LL`, `Ring/Simple`, `DEFAULT`), else by the
 file's name (`ring-100g`). Rows under anything else that was changed are left out: those are other machines.
+
+`python -m benchmarks.lib.recorded_grids DIR > GRIDS.tsv` leaves the figures of all that; such a file is read, too.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import re
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from benchmarks.lib.reporting import say
 from zerotune.agent.nccl.catalog import find_collective
@@ -37,6 +41,8 @@ _STARTING: Final = re.compile(r"\b([a-z_]+)_perf\b")
 _MENTIONED: Final = re.compile(r"\b(all_?reduce|all_?gather|reduce_?scatter|broadcast)", re.IGNORECASE)
 _RANK: Final = re.compile(r"^#\s+Rank\s+\d+\s.*?\bon\s+(\S+)\s+device")
 _RANKS_NAMED: Final = re.compile(r"(\d)[- ]?(?:ranks?|gpu)\b", re.IGNORECASE)
+COLUMNS: Final = ["grid", "collective", "n_ranks", "n_nodes", "message_bytes", "algorithm", "protocol", "duration_us"]
+"""Of a table of grids; algorithm and protocol are empty where NCCL chose."""
 _FORCED_FILE: Final = re.compile(r"(?:^|__)(ring|tree)-")
 MIN_PLACES: Final = 3
 
@@ -78,6 +84,11 @@ def load(folder: Path) -> list[Grid]:
     """Every grid below `folder` with enough sizes to choose at."""
     grids: dict[tuple[str, Collective, int], Grid] = {}
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
+        if path.suffix == ".tsv":
+            for name, collective, n_ranks, n_nodes, size, setting, time_us in _of_table(path):
+                grid = grids.setdefault((name, collective, n_ranks), Grid(name, collective, n_ranks, n_nodes))
+                grid.times_us.setdefault(size, {}).setdefault(setting, []).append(time_us)
+            continue
         if path.suffix not in (".md", ".txt", ".log", ".gz"):
             continue
         try:
@@ -93,6 +104,27 @@ def load(folder: Path) -> list[Grid]:
             grid = grids.setdefault((name, collective, n_ranks), Grid(name, collective, n_ranks, n_nodes))
             grid.times_us.setdefault(size, {}).setdefault(setting, []).append(time_us)
     return [grid for grid in grids.values() if len(grid.places()) >= MIN_PLACES]
+
+
+def _of_table(path: Path) -> Iterator[tuple[str, Collective, int, int, int, Setting, float]]:
+    with path.open(newline="") as text:
+        reader = csv.DictReader(text, delimiter="\t")
+        if reader.fieldnames != COLUMNS:
+            return
+        for row in reader:
+            place = row["grid"], Collective[row["collective"]], int(row["n_ranks"]), int(row["n_nodes"])
+            yield *place, int(row["message_bytes"]), (row["algorithm"], row["protocol"]), float(row["duration_us"])
+
+
+def write(grids: Iterable[Grid], text: TextIO) -> None:
+    """The figures of grids, a line per time."""
+    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for grid in grids:
+        for size, settings in grid.times_us.items():
+            for setting, times_us in settings.items():
+                place = grid.name, grid.collective.name, grid.n_ranks, grid.n_nodes, size, *setting
+                writer.writerows([*place, time_us] for time_us in times_us)
 
 
 def _rows(path: Path) -> Iterator[tuple[Collective, int, int, int, Setting, float]]:
@@ -144,3 +176,7 @@ def _setting_of(line: str) -> Setting | None:
         return pair[1].lower(), pair[2].lower()
     algorithm, protocol = _ALGORITHM.search(line), _PROTOCOL.search(line)
     return (algorithm[1].lower() if algorithm else "", protocol[1].lower() if protocol else "")
+
+
+if __name__ == "__main__":
+    write(load(Path(sys.argv[1])), sys.stdout)
