@@ -93,9 +93,9 @@ class StepEffects:
     """Effects (log, positive = slower) on steps by name: 0 and above for settings, below 0 for what they share."""
 
     def __init__(self) -> None:
-        self._belief = KalmanFilter()
+        self._state = KalmanFilter()
         """The level of log step times, then the effects."""
-        self._belief.add(1.0)
+        self._state.add(1.0)
         self._places: dict[int, int] = {}
         self._ran_at: dict[int, int] = {}
         self._n_steps = 0
@@ -116,18 +116,18 @@ class StepEffects:
 
     def effect(self, shares: Mapping[int, float]) -> tuple[float, float]:
         """Mean and standard deviation of what steps take longer with all of these together."""
-        mean, variance = self._belief.expected(self._design(shares, level=0.0))
+        mean, variance = self._state.expected(self._design(shares, level=0.0))
         return mean, math.sqrt(variance)
 
     def know(self, name: int, std: float) -> None:
         """What this adds to a step is asked anew: it may be as large as `std` (log)."""
         self.forget([name])
-        self._places[name] = self._belief.add(std**2)
+        self._places[name] = self._state.add(std**2)
         self._ran_at[name] = self._n_steps
 
     def expected(self, shares: Mapping[int, float]) -> float:
         """Log duration of a step with these."""
-        return self._belief.expected(self._design(shares, level=1.0))[0]
+        return self._state.expected(self._design(shares, level=1.0))[0]
 
     def step(self, log_us: float, shares: Mapping[int, float]) -> None:
         """Take in one step.
@@ -136,23 +136,23 @@ class StepEffects:
             log_us: log duration.
             shares: how often each named effect was in the step.
         """
-        belief = self._belief
+        state = self._state
         if self._n_steps == 0:
-            belief.mean[0] = log_us
+            state.mean[0] = log_us
         self._n_steps += 1
         for name in shares:
             self._ran_at[name] = self._n_steps
             if name not in self._places and (name < 0 or len(self._places) < MOST_EFFECTS):
                 scales = OF_SETTING if name >= 0 else OF_KEY
-                self._places[name] = belief.add((scales * self.noise) ** 2)
-        belief.covariance[0, 0] += self.drift**2
+                self._places[name] = state.add((scales * self.noise) ** 2)
+        state.covariance[0, 0] += self.drift**2
         design = self._design(shares, level=1.0)
-        expected, variance = belief.expected(design)
+        expected, variance = state.expected(design)
         # What is known of faster settings counts; how slow a step may seem is measured without the slower ones.
-        fast = float(np.minimum(design[1:] * belief.mean[1:], 0.0).sum())
-        most = belief.mean[0] + fast + MOST_OF_ONE * math.sqrt(self.noise**2 + belief.covariance[0, 0])
+        fast = float(np.minimum(design[1:] * state.mean[1:], 0.0).sum())
+        most = state.mean[0] + fast + MOST_OF_ONE * math.sqrt(self.noise**2 + state.covariance[0, 0])
         value = min(log_us, max(most, expected))
-        surprise, variance = belief.observe(design, value, self.noise, clip=MOST_OF_ONE)
+        surprise, variance = state.observe(design, value, self.noise, clip=MOST_OF_ONE)
         self._squares += surprise**2 * self.noise**2 / variance
         self._weight += 1.0
         scaled = surprise / math.sqrt(variance)
@@ -166,19 +166,19 @@ class StepEffects:
 
     def became_usual(self, shares: Mapping[int, float], others: Collection[int]) -> None:
         """What runs as `shares` is an incumbent from now on; what is known of these and of `others` is asked anew."""
-        belief = self._belief
+        state = self._state
         known = [self._places[name] for name in shares if name in self._places]
         if len(known) < len(shares):
-            belief.covariance[0, 0] += CHANGED**2
-        belief.mean[0] += belief.mean[known].sum()
-        belief.covariance[0] += belief.covariance[known].sum(axis=0)
-        belief.covariance[:, 0] += belief.covariance[:, known].sum(axis=1)
+            state.covariance[0, 0] += CHANGED**2
+        state.mean[0] += state.mean[known].sum()
+        state.covariance[0] += state.covariance[known].sum(axis=0)
+        state.covariance[:, 0] += state.covariance[:, known].sum(axis=1)
         self._forget(lambda name: name in shares or name in others)
 
     def level_moved(self, shift: float = 0.0) -> None:
         """Training has another pace: what steps take without anything on trial is asked anew."""
-        self._belief.mean[0] += shift
-        self._belief.covariance[0, 0] += CHANGED**2
+        self._state.mean[0] += shift
+        self._state.covariance[0, 0] += CHANGED**2
 
     def forget(self, names: Collection[int]) -> None:
         """These do not run any more."""
@@ -187,7 +187,7 @@ class StepEffects:
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _design(self, shares: Mapping[int, float], *, level: float) -> np.ndarray:
-        design = np.zeros(len(self._belief.mean))
+        design = np.zeros(len(self._state.mean))
         design[0] = level
         for name, share in shares.items():
             if name in self._places:
@@ -197,8 +197,8 @@ class StepEffects:
     def _forget(self, is_over: Callable[[int], bool]) -> None:
         kept = [name for name in self._places if not is_over(name)]
         at = [0, *(self._places[name] for name in kept)]
-        self._belief.mean = self._belief.mean[at]
-        self._belief.covariance = self._belief.covariance[np.ix_(at, at)]
+        self._state.mean = self._state.mean[at]
+        self._state.covariance = self._state.covariance[np.ix_(at, at)]
         self._places = {name: place for place, name in enumerate(kept, start=1)}
         self._ran_at = {name: self._ran_at[name] for name in kept}
 
@@ -304,9 +304,9 @@ class TrainingModel:
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        self._belief = KalmanFilter()
+        self._state = KalmanFilter()
         """The level; the toll of all groups; then of each group its exposure and toll, as they differ from all's."""
-        self._belief.add(1.0, SHARED_TOLL**2)
+        self._state.add(1.0, SHARED_TOLL**2)
         self._n_steps = 0
 
     def know_groups(self, shares: Mapping[str, float]) -> None:
@@ -314,7 +314,7 @@ class TrainingModel:
         if all(name in self._places for name in shares):
             return
         in_all = self._design({name: Load(share) for name, share in shares.items()}, 1.0)
-        self._belief.observe(in_all, 0.0, EXPOSURE_MEASURED_TO)
+        self._state.observe(in_all, 0.0, EXPOSURE_MEASURED_TO)
 
     def step(self, duration_us: float, loads: Mapping[str, Load], exposed_share: float, noise: float) -> None:
         """Take in a step.
@@ -325,15 +325,15 @@ class TrainingModel:
             exposed_share: of all communication, between 0 and 1.
             noise: standard deviation of a step (log).
         """
-        belief = self._belief
+        state = self._state
         value = math.log(duration_us) - exposed_share * sum(load.calls_us for load in loads.values()) / duration_us
         design = self._design(loads, duration_us)
         design[0] = 1.0
         if self._n_steps == 0:
-            belief.mean[0] = value
+            state.mean[0] = value
         self._n_steps += 1
-        belief.covariance[0, 0] += DRIFT**2
-        belief.observe(design, value, noise, clip=CLIP)
+        state.covariance[0, 0] += DRIFT**2
+        state.observe(design, value, noise, clip=CLIP)
 
     def expected(self, loads: Mapping[str, Load], step_us: float, exposed_share: float) -> tuple[float, float]:
         """What a step gains by these loads.
@@ -346,20 +346,20 @@ class TrainingModel:
         Returns:
             Mean and standard deviation (log, positive = faster).
         """
-        differs, variance = self._belief.expected(self._design(loads, step_us))
+        differs, variance = self._state.expected(self._design(loads, step_us))
         as_if_all = exposed_share * sum(load.calls_us for load in loads.values()) / step_us
         return -math.log1p(max(-0.5, as_if_all)) - differs, math.sqrt(variance)
 
     def of_group(self, name: str, exposed_share: float) -> tuple[float, float, float]:
         """What a microsecond of a group's calls costs: whatever the channels; for each channel, with its doubt."""
         design = self._design({name: Load(0.0, 1.0)}, 1.0)
-        toll, variance = self._belief.expected(design)
-        exposure = exposed_share + float(self._belief.mean[self._places[name]])
+        toll, variance = self._state.expected(design)
+        exposure = exposed_share + float(self._state.mean[self._places[name]])
         return min(max(exposure, 0.0), 1.0), toll, math.sqrt(variance)
 
     def _design(self, loads: Mapping[str, Load], step_us: float) -> Floats:
         places = [self._place(name) for name in loads]
-        design = np.zeros(len(self._belief.mean))
+        design = np.zeros(len(self._state.mean))
         for place, load in zip(places, loads.values(), strict=True):
             design[1] += load.held_us / step_us
             design[place : place + 2] = load.calls_us / step_us, load.held_us / step_us
@@ -367,7 +367,7 @@ class TrainingModel:
 
     def _place(self, name: str) -> int:
         if name not in self._places:
-            self._places[name] = self._belief.add(EXPOSURE**2, OWN_TOLL**2)
+            self._places[name] = self._state.add(EXPOSURE**2, OWN_TOLL**2)
         return self._places[name]
 
 

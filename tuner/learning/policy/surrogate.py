@@ -24,6 +24,7 @@ from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, Communica
 from zerotune.tuner.learning.policy.keys import Column, Field, FieldBook, KeyState
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
+from zerotune.tuner.modeling.matern import matern
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ def covariance(first: Floats, second: Floats) -> Floats:
     channels = np.abs(np.subtract.outer(first[:, Column.log2_channels], second[:, Column.log2_channels]))
     same_protocol = equal(Column.protocol)
     same_cell = same_protocol & equal(Column.algorithm)
-    near = _matern(sizes / KERNEL.octaves)
+    near = matern(sizes / KERNEL.octaves)
     shared: Floats = (KERNEL.by_cell * same_cell + KERNEL.by_protocol * same_protocol + KERNEL.by_all) * near
-    shared += KERNEL.by_near_channels * same_cell * near * _matern(channels / KERNEL.channel_octaves)
+    shared += KERNEL.by_near_channels * same_cell * near * matern(channels / KERNEL.channel_octaves)
     fill = np.multiply.outer(first[:, Column.transfer_share], second[:, Column.transfer_share])
     fill *= np.minimum.outer(first[:, Column.octaves_fewer], second[:, Column.octaves_fewer])
-    shared += KERNEL.fill * (1.0 + same_cell) * fill * _matern(sizes / KERNEL.fill_octaves)
+    shared += KERNEL.fill * (1.0 + same_cell) * fill * matern(sizes / KERNEL.fill_octaves)
     shared *= np.where(equal(Column.collective), 1.0, KERNEL.across_collectives)
     shared += KERNEL.own * (same_cell & (channels == 0) & equal(Column.key))
     return shared
@@ -131,19 +132,12 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = FIRST
     if regimes.any():
         sizes = np.subtract.outer(every[:, Column.log2_bytes], places[:, Column.log2_bytes])
         is_same = np.equal.outer(regimes, known.regime) & (known.regime != FIRST_REGIME)
-        both += CHANGE_STD**2 * _matern(np.abs(sizes) / KERNEL.octaves) * is_same
+        both += CHANGE_STD**2 * matern(np.abs(sizes) / KERNEL.octaves) * is_same
     cross, inner = both[:n], both[n:]
     inner[np.diag_indices_from(inner)] += known.noise_variance + 1e-9
     solved = np.linalg.solve(inner, np.column_stack([known.residual, cross.T]))
     variance = own - np.einsum("ij,ji->i", cross, solved[:, 1:])
     return guess + cross @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-8))
-
-
-def _matern(distance: Floats) -> Floats:
-    scaled = distance * math.sqrt(3.0)
-    result = np.exp(-scaled)
-    result *= scaled + 1.0
-    return result
 
 
 def expected_improvement(edge: Floats, spread: Floats) -> Floats:
