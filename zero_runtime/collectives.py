@@ -1,9 +1,9 @@
 """The only place that talks to torch.distributed during a step: three small callables, chosen by backend.
 
 A backend may have a better way to do one of them. On gloo a reduce-scatter is an all-reduce inside, which
-moves 2(n−1) shards per rank; an all-to-all and a sum on the spot move n−1, and add in the order of ranks, so
-that the result does not depend on how a ring was cut. Its all-gather fills a second buffer as large as the result
-and copies it; shards that are sent straight to where they belong need none, and take less time.
+moves 2(n−1) shards per rank; parts sent straight to their owners and a sum on the spot move n−1, and add in the
+order of ranks, so that the result does not depend on how a ring was cut. Its all-gather fills a second buffer as
+large as the result and copies it; shards that are sent straight to where they belong need none, and take less time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class Collectives:
     all_gather(whole, shard, group): whole has n_ranks × shard's elements.
     reduce_scatter(shard, whole, group): SUM, never AVG, so that NCCL keeps PAT and NVLS as candidates.
     all_reduce(whole, group): SUM in place.
-    is_done(work): whether waiting for a reduce-scatter would return at once; False where asking costs, too.
     bucket_bytes: the most that one call should move: more gains no speed, and costs memory.
     coalesces: several calls at once are one launch, as in NCCL's groups.
     """
@@ -43,7 +42,6 @@ class Collectives:
     all_gather: Gather
     reduce_scatter: Gather
     all_reduce: Reduce
-    is_done: Callable[[Work], bool]
     bucket_bytes: int
     coalesces: bool = False
 
@@ -94,26 +92,39 @@ def _plain_all_reduce(whole: Tensor, group: dist.ProcessGroup) -> Work:
     return work
 
 
-class _ExchangedSum:
-    """A reduce-scatter made of an all-to-all and a sum in the order of ranks, taken when waited for."""
+class _DirectSum:
+    """A reduce-scatter made of messages and a sum in the order of ranks, taken when waited for.
+
+    Of two ranks the other's part is received where the sum goes, for a + b is b + a to the last bit.
+    """
+
+    _TAG = 0x5A46  # so that a user's own messages in the same group are not taken for parts
 
     def __init__(self, shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
+        n_ranks, rank = group.size(), group.rank()
+        parts = list(torch.split(whole, shard.numel()))
+        in_place = n_ranks == 2 and parts[rank].data_ptr() != shard.data_ptr()
+        received = [shard] if in_place else list(torch.empty((n_ranks - 1, shard.numel()), dtype=shard.dtype))
+        others = [(rank + distance) % n_ranks for distance in range(1, n_ranks)]
+        self._works: list[Work] = []
+        self._parts = {rank: parts[rank]}
+        for other, room in zip(reversed(others), received, strict=True):
+            self._parts[other] = room
+            self._works.append(group.recv([room], other, self._TAG))
+        self._works += [group.send([parts[other]], other, self._TAG) for other in others]
         self._shard = shard
-        self.parts = torch.empty_like(whole)  # one from each rank
         self._whole = whole  # gloo reads it until the work is done
-        self._work = dist.all_to_all_single(self.parts, whole, group=group, async_op=True)
-
-    def is_done(self) -> bool:
-        assert self._work is not None
-        return bool(self._work.is_completed())
 
     def wait(self) -> None:
-        assert self._work is not None
-        self._work.wait()
-        first, second, *others = torch.split(self.parts, self._shard.numel())
-        torch.add(first, second, out=self._shard)
+        for work in self._works:
+            work.wait()
+        first, second, *others = (self._parts[rank] for rank in range(len(self._parts)))
+        overwrites = any(part.data_ptr() == self._shard.data_ptr() for part in others)  # stage 1 keeps sums in buckets
+        total = torch.add(first, second, out=first if overwrites else self._shard)
         for part in others:
-            self._shard.add_(part)
+            total.add_(part)
+        if overwrites:
+            self._shard.copy_(total)
 
 
 class _DirectGather:
@@ -178,30 +189,17 @@ class _Done:
 
 def _exchange(shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> Work:
     if shard.numel() < whole.numel():
-        return _ExchangedSum(shard, whole, group)
+        return _DirectSum(shard, whole, group)
     if shard.data_ptr() != whole.data_ptr():
         shard.copy_(whole)
     return _Done()
 
 
-def _in_stream_order(_: Work) -> bool:
-    """On a stream, memory is reused in order; knowing what has ended gains nothing."""
-    return False
-
-
-def _exchanged(work: Work) -> bool:
-    if isinstance(work, _Several):
-        return all(map(_exchanged, work.works))
-    return isinstance(work, _ExchangedSum) and work.is_done()
-
-
 _COALESCED = (_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce)
 
 
-PLAIN = Collectives(
-    _plain_all_gather, _plain_reduce_scatter, _plain_all_reduce, _in_stream_order, bucket_bytes=32 * 2**20
-)
-EXCHANGED = Collectives(_DirectGather, _exchange, _plain_all_reduce, _exchanged, bucket_bytes=8 * 2**20)
+PLAIN = Collectives(_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce, bucket_bytes=32 * 2**20)
+EXCHANGED = Collectives(_DirectGather, _exchange, _plain_all_reduce, bucket_bytes=8 * 2**20)
 
 
 def for_group(group: dist.ProcessGroup, gather_by_broadcasts: bool = False) -> Collectives:

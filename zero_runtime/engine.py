@@ -157,11 +157,13 @@ class Engine:
     def _reduce_settings(self, compute: torch.dtype) -> ReduceSettings:
         dtype = self.settings.reduce_dtype(compute)
         replicas = 1 if self.replicate_group is None else dist.get_world_size(self.replicate_group)
+        divisor = dist.get_world_size(self.group) * replicas
+        is_exact = dtype == compute and dtype != torch.float16 and divisor & (divisor - 1) == 0
         return ReduceSettings(
             dtype=dtype,
             keep_local=self.settings.stage == 1,
             all_reduce=self.settings.all_reduce_gradients,
-            prescale=dtype == torch.float16,
+            prescale=is_exact or dtype == torch.float16,
             n_replicas=replicas,
             replicate_group=self.replicate_group,
         )

@@ -1,8 +1,6 @@
-"""The collectives made for gloo give what torch's own would, beside a user's messages, and free their memory early."""
+"""The collectives made for gloo give what torch's own would, beside a user's messages."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from zero_world import World, group_of
 
 from zerotune.zero_runtime import collectives
 from zerotune.zero_runtime.collectives import EXCHANGED, PLAIN
-from zerotune.zero_runtime.stages.gradients import Flights, InFlight, Sum
 
 N_ELEMENTS = [1, 7, 4096]
 
@@ -62,24 +59,31 @@ def test_direct_gather_does_not_take_a_users_message_for_a_shard(world: World) -
         assert wholes == [1.0] * 3 + [2.0] * 3 + [11.0] * 3 + [12.0] * 3
 
 
-def done_before_waited_for() -> list[bool]:
-    group = group_of(2)
-    shard, whole = torch.zeros(2), torch.arange(4.0)
-    work = EXCHANGED.reduce_scatter(shard, whole, group)
-    deadline = time.monotonic() + 20
-    while not EXCHANGED.is_done(work) and time.monotonic() < deadline:
-        time.sleep(0.001)
-    done = EXCHANGED.is_done(work)
-    work.wait()
+def summed(n_ranks: int, in_place: bool) -> list[bool]:
+    """Whether the sum is, to the last bit, that in the order of ranks; two are under way at once."""
+    group = group_of(n_ranks)
     rank = dist.get_rank(group)
-    plain = PLAIN.all_reduce(torch.zeros(1), group)
-    plain.wait()
-    return [done, torch.equal(shard, 2 * whole[2 * rank : 2 * rank + 2]), PLAIN.is_done(plain)]
+    equal = []
+    for n in N_ELEMENTS:
+        wholes = [
+            torch.randn(n * n_ranks, generator=torch.Generator().manual_seed(r)).bfloat16() for r in range(n_ranks)
+        ]
+        expected = sum((whole[rank * n : (rank + 1) * n] for whole in wholes[1:]), wholes[0][rank * n : (rank + 1) * n])
+        works, shards = [], []
+        for whole in (wholes[rank].clone(), -wholes[rank]):
+            shards.append(whole[rank * n : (rank + 1) * n] if in_place else torch.full((n,), float("nan")).bfloat16())
+            works.append(EXCHANGED.reduce_scatter(shards[-1], whole, group))
+        for work in works:
+            work.wait()
+        equal.append(torch.equal(shards[0], expected) and torch.equal(shards[1], -expected))
+    return equal
 
 
-def test_a_sum_that_arrived_is_known_to_be_done(world: World) -> None:
-    for answer in world.run(2, done_before_waited_for):
-        assert answer == [True, True, False]  # where a stream keeps order, nobody asks
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_direct_sum_adds_in_the_order_of_ranks(world: World, n_ranks: int, in_place: bool) -> None:
+    for equal in world.run(n_ranks, summed, n_ranks, in_place):
+        assert equal == [True] * len(N_ELEMENTS)
 
 
 def test_gloo_has_the_direct_ones(world: World) -> None:
@@ -88,35 +92,3 @@ def test_gloo_has_the_direct_ones(world: World) -> None:
 
 def backend_of_two() -> bool:
     return collectives.for_group(group_of(2)) is EXCHANGED
-
-
-class Arriving:
-    """Work of a flight, and who it belongs to: writes down when it is landed."""
-
-    def __init__(self, name: str, landed: list[str]) -> None:
-        self.name, self.landed, self.arrived = name, landed, False
-
-    def wait(self) -> None:
-        pass
-
-    def is_done(self, _: object) -> bool:
-        return self.arrived
-
-    def land(self, _: object) -> None:
-        self.landed.append(self.name)
-
-
-def test_only_what_arrived_lands_early_and_in_order() -> None:
-    landed: list[str] = []
-    works = [Arriving(name, landed) for name in "abc"]
-    flights = Flights(limit=3)
-    for work in works:
-        flights.push(InFlight(work, work, (Sum(0, torch.zeros(1), torch.zeros(1), first=True),)))
-    works[1].arrived = works[2].arrived = True
-    flights.land_done()
-    assert landed == []  # the first is under way
-    works[0].arrived, works[2].arrived = True, False
-    flights.land_done()
-    assert landed == ["a", "b"]
-    flights.land_all()
-    assert landed == ["a", "b", "c"]

@@ -19,6 +19,7 @@ from torch import Tensor
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.collectives import Collectives, Work
 from zerotune.zero_runtime.layout.flat_buffer import Flat
+from zerotune.zero_runtime.layout.flat_layout import Slot
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,6 @@ class Flights:
         flight.work.wait()
         flight.flat.land(flight)
 
-    def land_done(self) -> None:
-        """Adds finished sums without waiting, which frees their memory.
-
-        Ranks do this at different times, so sums that another collective follows are left.
-        """
-        while self.queue and self.queue[0].flat.is_done(self.queue[0]):
-            self.land_one()
-
     def land_all(self) -> None:
         """Waits for all."""
         while self.queue:
@@ -81,7 +74,8 @@ class ReduceSettings:
     dtype: of buckets, of the collective, and of the accumulated shard.
     keep_local: True in stage 1: a buffer of the model's length stays.
     all_reduce: the stage-1 variant of the articles: every rank gets every sum, and uses its own slice.
-    prescale: divide before the sum, so that fp16 cannot overflow in it, instead of after.
+    prescale: divide before the sum instead of after, as gradients are moved into buckets: for fp16, which could
+        overflow in the sum, and where that changes no bit.
     """
 
     dtype: torch.dtype
@@ -103,10 +97,10 @@ class FlatGradients:
         self._settings = settings
         self._scale = 1.0 / (self.layout.n_ranks * settings.n_replicas)
         slots, chunks = self.layout.slots, self.layout.chunks
-        self._chunks_of = [self.layout.chunks_of(slot) for slot in slots]
+        self._parts_of = [[self._part(slot, chunk) for chunk in self.layout.chunks_of(slot)] for slot in slots]
         self.slots_of: list[list[int]] = [[] for _ in chunks]
-        for index, held in enumerate(self._chunks_of):
-            for chunk in held:
+        for index, parts in enumerate(self._parts_of):
+            for chunk, _, _ in parts:
                 self.slots_of[chunk].append(index)
         self._missing = [len(members) for members in self.slots_of]
         self._arrived: list[set[int]] = [set() for _ in chunks]
@@ -117,6 +111,14 @@ class FlatGradients:
         self.changed = False  # since the shard was last turned into the optimizer's gradients
         self.is_handed_over = False  # earlier sums are in those gradients only
         self._fresh = [True] * len(chunks)  # nothing was sent towards the shard's slice yet
+
+    def _part(self, slot: Slot, chunk: int) -> tuple[int, slice, slice | None]:
+        """(chunk, where in its bucket, which of the parameter's elements lie there; None: all)."""
+        plan = self.layout.chunks[chunk]
+        low, high = max(slot.offset, plan.start), min(slot.end, plan.end)
+        is_whole = (low, high) == (slot.offset, slot.end)
+        elements = None if is_whole else slice(low - slot.offset, high - slot.offset)
+        return chunk, slice(low - plan.start, high - plan.start), elements
 
     def _bucket(self, chunk: int) -> Tensor:
         bucket = self.buckets[chunk]
@@ -129,7 +131,6 @@ class FlatGradients:
             if self._local is not None:
                 bucket = self._local[plan.start : plan.end]
             else:
-                self._flights.land_done()
                 bucket = torch.empty(plan.numel, dtype=self._settings.dtype, device=self.flat.device)
             self.buckets[chunk] = bucket
         return bucket
@@ -151,17 +152,14 @@ class FlatGradients:
             gradient: of the parameter's shape, dense or sparse.
             final: no more is to come for this parameter before its bucket is summed.
         """
-        slot = self.layout.slots[slot_index]
         self.seen.add(slot_index)
         if gradient.is_sparse:
             gradient = gradient.to_dense()
         values = gradient.reshape(-1)
         prescale = self._settings.prescale
-        for chunk in self._chunks_of[slot_index]:
-            plan = self.layout.chunks[chunk]
-            low, high = max(slot.offset, plan.start), min(slot.end, plan.end)
-            target = self._bucket(chunk)[low - plan.start : high - plan.start]
-            part = values[low - slot.offset : high - slot.offset]
+        for chunk, place, elements in self._parts_of[slot_index]:
+            target = self._bucket(chunk)[place]
+            part = values if elements is None else values[elements]
             if slot_index in self._arrived[chunk]:
                 target.add_(part, alpha=self._scale if prescale else 1)
             elif prescale:
@@ -222,10 +220,6 @@ class FlatGradients:
             low, high = max(start, plan.start), min(end, plan.end)
             if low < high:
                 bucket[low - plan.start : high - plan.start].zero_()
-
-    def is_done(self, flight: InFlight) -> bool:
-        """Whether adding the sum neither waits nor sends anything."""
-        return self._settings.replicate_group is None and self._collectives.is_done(flight.work)
 
     @torch.no_grad()
     def land(self, flight: InFlight) -> None:
