@@ -61,7 +61,7 @@ def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
     exchange.add(all_key(world_size))
     exchange.wait_until(lambda: exchange.add(all_key(world_size), 0) >= world_size)
     is_alike = exchange.add(member_key(fingerprint), 0) == world_size
-    exchange.set(verdict_key(world_size), ALIKE if is_alike else DIFFERENT)
+    exchange.set(answer_key(world_size), ALIKE if is_alike else DIFFERENT)
     return is_alike
 
 
@@ -85,9 +85,9 @@ def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bo
         exchange.enter(str(number))
         exchange.add(member_key(fingerprint))
         is_full = exchange.add(all_key(world_size)) > world_size
-        verdict = None if is_full else _await_verdict(exchange, world_size, number)
-        if verdict is not None:
-            return number, verdict == ALIKE
+        answer = None if is_full else _await_answer(exchange, world_size, number)
+        if answer is not None:
+            return number, answer == ALIKE
 
 
 def announce_promise(exchange: Exchange, rank: int, boundary: int) -> None:
@@ -130,7 +130,7 @@ def all_key(world_size: int) -> str:
     return f"muster/{world_size}/all"
 
 
-def verdict_key(world_size: int) -> str:
+def answer_key(world_size: int) -> str:
     """Where rank 0 says whether all are alike."""
     return f"muster/{world_size}/verdict"
 
@@ -156,11 +156,11 @@ def _read_number(exchange: Exchange, above: int) -> int:
     return int(exchange.get(INCARNATION_KEY))  # written before the key that was waited for
 
 
-def _await_verdict(exchange: Exchange, world_size: int, number: int) -> bytes | None:
-    """Rank 0's verdict; None when a newer incarnation has begun instead."""
+def _await_answer(exchange: Exchange, world_size: int, number: int) -> bytes | None:
+    """Rank 0's answer; None when a newer incarnation has begun instead."""
 
     def is_over() -> bool:
         return exchange.has(_begun_key(number + 1), everywhere=True)
 
-    exchange.wait_until(lambda: exchange.has(verdict_key(world_size)) or is_over())
-    return None if is_over() else exchange.get(verdict_key(world_size))
+    exchange.wait_until(lambda: exchange.has(answer_key(world_size)) or is_over())
+    return None if is_over() else exchange.get(answer_key(world_size))

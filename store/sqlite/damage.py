@@ -82,9 +82,9 @@ def check_pages(connection: sqlite3.Connection) -> None:
     Raises:
         sqlite3.DatabaseError: one of them cannot be what SQLite wrote.
     """
-    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        error = sqlite3.DatabaseError(verdict)
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        error = sqlite3.DatabaseError(found)
         # What SQLite itself would have set; typeshed knows it from Python 3.11 on only.
         error.sqlite_errorcode = _CORRUPT  # type: ignore[attr-defined,unused-ignore]
         raise error

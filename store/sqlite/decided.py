@@ -32,12 +32,12 @@ def proven_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decisio
     found: dict[DecisionKey, Decision] = {}
     leads: dict[DecisionKey, Candidate] = {}
     for one in filter(_is_word, decisions):
-        is_verdict = one.kind in ("promote", "prior")
+        is_proven = one.kind in ("promote", "prior")
         if one.kind == "lead":
             leads[one.key] = one.candidate
-        elif is_verdict or one.candidate != leads.get(one.key):
+        elif is_proven or one.candidate != leads.get(one.key):
             leads.pop(one.key, None)
-            if is_verdict or one.key not in found or found[one.key].candidate != one.candidate:
+            if is_proven or one.key not in found or found[one.key].candidate != one.candidate:
                 found[one.key] = one
     return found
 

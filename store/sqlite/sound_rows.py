@@ -2,7 +2,7 @@
 
 All reads go through these views: a row with a damaged cell is missing from every query and join, so no reader needs
 to expect one. Nothing is deleted. Only models are shown whatever their cells hold,
-each with the verdict on them: people look for models by name.
+each with whether it is sound: people look for models by name.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ def show_sound_rows(connection: sqlite3.Connection) -> None:
             condition = f"{condition} AND NOT ({_CANNOT_RUN})"
         if table in _JOINED:
             condition = f"id NOT IN (SELECT id FROM main.{table} WHERE NOT ifnull({condition}, 0))"
-        verdict = f", ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0) AS is_sound"
+        is_sound = f", ifnull({_condition(connection, table, tuple(CELLS[table]))}, 0) AS is_sound"
         connection.execute(
-            f"CREATE TEMP VIEW {table} AS SELECT *{verdict if table in _NAMED_BY else ''} FROM main.{table}"
+            f"CREATE TEMP VIEW {table} AS SELECT *{is_sound if table in _NAMED_BY else ''} FROM main.{table}"
             f" WHERE {condition}"
         )
 

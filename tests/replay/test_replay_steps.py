@@ -23,7 +23,7 @@ from zerotune.tuner.offline.replay.timeline.program import (
     steady_step,
     undisturbed,
 )
-from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer, latest_run
+from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer, latest_in_a_row
 from zerotune.tuner.offline.replay.timeline.steps import correction, step_facts
 from zerotune.tuner.offline.replay.whatif.reshape import stage_of, with_buckets, with_ranks, with_stage
 
@@ -280,7 +280,7 @@ def test_exposed_communication_is_no_longer_than_the_step_however_slow_it_gets(s
 @given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 12))
 def test_the_program_is_made_of_the_latest_steps_in_a_row(numbers: set[int], n_wanted: int) -> None:
     """A job's first steps ran before anything was tuned."""
-    found = latest_run([*numbers], n_wanted)
+    found = latest_in_a_row([*numbers], n_wanted)
     assert found == [*range(found[0], found[0] + len(found))]
     assert {*found} <= numbers
     runs = [

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 WINDOWS: Final = (64, 128, 256, 512)
 """Observed steps that are judged together: short ones see a change soon, long ones what is late less often."""
 LEAST_STEPS: Final = 64
-RUN_STEPS: Final = 8
+CHANCE_STEPS: Final = 8
 """Steps that a chance event lasts, such as another process that computes: so many count as one sample."""
 Z: Final = 4.0
 """Standard deviations beyond chance: there are many ranks, and this is asked many times."""
@@ -127,7 +127,7 @@ class ExcessWindow:
             n, k, n_any = (of[-n_window:].sum(0) for of in (seen, late, any_late & seen))
             n_steps, n_any = np.maximum(n, 1), np.maximum(n_any, 1)
             share = k / n_steps
-            spread = np.sqrt(by_chance * (1.0 - by_chance) * RUN_STEPS / n_any)
+            spread = np.sqrt(by_chance * (1.0 - by_chance) * CHANCE_STEPS / n_any)
             stands_out = (n >= LEAST_STEPS) & goes_on & (k / n_any > by_chance + Z * spread)
             stands_out &= share > 0.5 + Z * np.sqrt(0.25 / n_steps)
             in_most[n_window] = share > 0.5

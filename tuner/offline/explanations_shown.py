@@ -169,9 +169,9 @@ def _render_one(explained: Explanation, console: Console) -> None:
         since = " since another daemon took over" if explained.decided_at_s is not None else " yet"
         _indented(console, f"nothing has been decided here{since}")
     if explained.on_trial:
-        verdict = "" if decision is not None else "; there is no verdict of it, nor of another setting"
+        unjudged = "" if decision is not None else "; there is no verdict of it, nor of another setting"
         to_come = ", but no step is recorded under a plan with it" if explained.is_trial_to_come else ""
-        _indented(console, f"the last decision put {explained.on_trial} on trial{to_come}{verdict}")
+        _indented(console, f"the last decision put {explained.on_trial} on trial{to_come}{unjudged}")
     guesses = f"model {explained.model_id}" if explained.model_id else "NCCL's cost, no model yet"
     n_tried = explained.n_explored
     tried = "no candidate had a trial of its own here" if decision is not None else ""

@@ -30,7 +30,7 @@ def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
         return
     order = np.lexsort([records[name] for name in ("rank", "sequence", "collective", "comm_id")])
     records = records[order]
-    repeat = _place_in_run(_begins(records, ("comm_id", "collective", "sequence", "rank")))
+    repeat = _place_in_row(_begins(records, ("comm_id", "collective", "sequence", "rank")))
     order = np.lexsort([repeat, *(records[name] for name in ("sequence", "collective", "comm_id"))])
     records, repeat = records[order], repeat[order]
     is_first = _begins(records, ("comm_id", "collective", "sequence"))
@@ -61,7 +61,7 @@ def _begins(records: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:
     return begins
 
 
-def _place_in_run(begins: NDArray[np.bool_]) -> NDArray[np.intp]:
+def _place_in_row(begins: NDArray[np.bool_]) -> NDArray[np.intp]:
     """Counts 0, 1, 2 ... that begin again at each True."""
     places = np.arange(len(begins))
     runs: NDArray[np.intp] = places - np.maximum.accumulate(np.where(begins, places, 0))

@@ -27,12 +27,12 @@ def doctor(
 
     machine = Machine(endpoint_or_default(endpoint), store_path(store), curve_keys, dict(os.environ))
     findings = examine(machine)
-    verdict = worst(findings)
+    status = worst(findings)
     if as_json:
-        print_json({"status": verdict, "checks": findings})
+        print_json({"status": status, "checks": findings})
     else:
         from zerotune.tuner.doctor.shown import render
 
         render(findings, console())
-    if verdict is Status.problem:
+    if status is Status.problem:
         raise typer.Exit(1)

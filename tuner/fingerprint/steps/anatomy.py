@@ -129,7 +129,7 @@ class Rounds:
         best, found = MIN_ROUNDS, None
         n, around = len(codes), np.concatenate([codes, codes])
         for lag in _inner_lags(codes):
-            start, matched = _longest_run(around[lag:] == around[:-lag])
+            start, matched = _longest_row(around[lag:] == around[:-lag])
             if matched < lag:
                 continue
             unit = np.arange(start, start + lag) % n
@@ -155,7 +155,7 @@ def _inner_lags(codes: Ints) -> list[int]:
     return [lag for lag in sorted(lags) if 2 * lag <= len(codes)]
 
 
-def _longest_run(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
+def _longest_row(same: npt.NDArray[np.bool_]) -> tuple[int, int]:
     """(start, length) of the longest stretch of True."""
     ends = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
     if not len(ends):

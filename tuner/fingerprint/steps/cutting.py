@@ -267,13 +267,13 @@ class StepCutter:
                     return True
             if not voted.is_due:
                 return False
-            verdict = voted.vote(self.codes)
-            if verdict is VoteOutcome.same:
+            outcome = voted.vote(self.codes)
+            if outcome is VoteOutcome.same:
                 return False
-            if verdict is VoteOutcome.mended:
+            if outcome is VoteOutcome.mended:
                 self._known(voted.step)
                 return True
-            if verdict is VoteOutcome.whole:
+            if outcome is VoteOutcome.whole:
                 self._voted = None
                 return self._take(self.period)
         self._voted = None

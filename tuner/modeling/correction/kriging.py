@@ -106,7 +106,7 @@ class Kriging:
         self.process.fit(design, points.residual)
         inverse = np.linalg.inv(self.process.L_)
         self._precision, self._alpha = inverse.T @ inverse, np.asarray(self.process.alpha_).reshape(-1)
-        self._beliefs = self._precision @ _beliefs(points)
+        self._quirks = self._precision @ _quirks(points)
         all_known, owner = log2_bytes_per_rank(points), np.zeros(len(points), dtype=np.int64)
         self._known_bytes, self._all_bytes = {}, (float(all_known.min()), float(all_known.max()))
         for at, kind in enumerate(self._cells):
@@ -123,11 +123,11 @@ class Kriging:
 
     def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
         """Posterior mean and calibrated spread."""
-        design, beliefs = self.design(points), _beliefs(points)
+        design, quirks = self.design(points), _quirks(points)
         mean, std, disbelief = np.zeros((3, len(points)))
         for start in range(0, len(design), 8192):
             part = slice(start, start + 8192)
-            mean[part], std[part], disbelief[part] = self._ask(design[part], beliefs[part])
+            mean[part], std[part], disbelief[part] = self._ask(design[part], quirks[part])
         is_elsewhere = ~np.isin(communicator_codes(points), communicator_codes(self._points))
         scale = np.where(is_elsewhere, self._scale_elsewhere, self._scale)
         octaves = self._octaves_beyond(points)
@@ -137,7 +137,7 @@ class Kriging:
         spread = np.sqrt(np.sum(np.square(parts), axis=0))
         return mean, np.maximum(spread, 0.003)
 
-    def _ask(self, design: Floats, beliefs: Floats) -> tuple[Floats, Floats, Floats]:
+    def _ask(self, design: Floats, quirks: Floats) -> tuple[Floats, Floats, Floats]:
         """Mean and spread of the process, and the doubt about what is peculiar to the cost where it is asked."""
         from scipy.linalg import solve_triangular
 
@@ -145,7 +145,7 @@ class Kriging:
         shared = kernel(design, self.process.X_train_)
         explained = solve_triangular(self.process.L_, shared.T, lower=True, check_finite=False)
         variance = kernel.diag(design) - np.einsum("ij,ij->j", explained, explained)
-        peculiar = beliefs - shared @ self._beliefs
+        peculiar = quirks - shared @ self._quirks
         return shared @ self._alpha, np.sqrt(np.maximum(variance, 0.0)), DISBELIEF * np.linalg.norm(peculiar, axis=1)
 
     def left_out(self, index: Ints) -> Floats:
@@ -156,7 +156,7 @@ class Kriging:
         """`left_out`, the spread that the process would have had, and the doubt about what is peculiar to the cost."""
         block = np.linalg.inv(self._precision[np.ix_(index, index)])
         errors: Floats = block @ self._alpha[index]
-        peculiar = block @ self._beliefs[index]
+        peculiar = block @ self._quirks[index]
         spread = np.sqrt(np.maximum(np.diag(block), 1e-12))
         return errors, spread, DISBELIEF * np.linalg.norm(peculiar, axis=1)
 
@@ -290,7 +290,7 @@ class Kriging:
         return np.column_stack([numeric(points), jump, one_hot(points, self._cells)])
 
 
-def _beliefs(points: TrainingSet) -> Floats:
+def _quirks(points: TrainingSet) -> Floats:
     """Peculiarities of NCCL's cost that a machine need not follow (jump on few nodes, idle channels): [n, 2]."""
     return np.column_stack([points.jump, points.idle])
 

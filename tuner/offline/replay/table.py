@@ -299,7 +299,7 @@ def _joined_alike(rows: Array) -> Array:
 
     A format may give several calls of one rank the same number: then they are joined with the others' in their order.
     """
-    order, is_first = _runs(rows, ("rank", "sequence", "collective", "comm_id"))
+    order, is_first = _ordered(rows, ("rank", "sequence", "collective", "comm_id"))
     is_first |= rows["rank"][order] == _UNKNOWN_STEP
     if not is_first.all():
         places = np.arange(len(rows))
@@ -310,7 +310,7 @@ def _joined_alike(rows: Array) -> Array:
         begins = _begins(rows, ("sequence", "collective", "comm_id"))
         begins[1:] |= np.diff(repeat[by_call]) != 0
         rows["sequence"] = np.cumsum(begins)
-    order, is_first = _runs(rows, ("sequence", "collective", "comm_id"))
+    order, is_first = _ordered(rows, ("sequence", "collective", "comm_id"))
     n_bytes = rows["message_bytes"][order]
     is_other = n_bytes != n_bytes[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]]
     n_lost = int(np.count_nonzero(is_other & np.isin(rows["collective"][order], _ONE_SIZE)))
@@ -323,7 +323,7 @@ def _joined_alike(rows: Array) -> Array:
     return _join(rows)[0]
 
 
-def _runs(rows: Array, names: tuple[str, ...]) -> tuple[Array, Array]:
+def _ordered(rows: Array, names: tuple[str, ...]) -> tuple[Array, Array]:
     """An order by the columns, the last of them first; and there, which rows differ from the one before."""
     order = np.lexsort([rows[name] for name in names])
     return order, _begins(rows[order], names)

@@ -238,8 +238,8 @@ def trust(facts: Facts) -> list[tuple[str, str]]:
             lines.append((f"Agreement, {run.label}", f"{run.n_disagreements} calls on which ranks disagreed."))
     losses = [[step.loss_hex for step in run.steps if step.loss_hex] for run in (facts.before, facts.after) if run]
     if len(losses) == 2 and all(losses):
-        verdict = "identical to the last bit" if losses[0] == losses[1] else "DIFFERENT"
-        lines.append(("Loss", f"Loss curves {verdict} over the compared runs."))
+        compared = "identical to the last bit" if losses[0] == losses[1] else "DIFFERENT"
+        lines.append(("Loss", f"Loss curves {compared} over the compared runs."))
     if words := passed_by(facts.job.passages):
         lines.append(("Passed the tuner by", f"{words[0].upper()}{words[1:]}."))
     if words := beside(facts.job.passages):

@@ -156,7 +156,7 @@ class Active:
             (found, Surrogate(found, self._prior_of(found), self._settings(found)))
             for found in self._points_of.values()
         ]
-        self._verdicts: dict[Place, Assessment] = {}
+        self._assessments: dict[Place, Assessment] = {}
         self._outlier_share = 0.0
         self._roughness: dict[Place, float] = {}
 
@@ -171,9 +171,9 @@ class Active:
         points = [point for found in self._by_place.values() for point in found]
         visits = outliers.contradictions(points) + outliers.leaps(points)
         visits = visits or outliers.rough_looks(self._by_place, self._roughness)
-        open_places = [place for place, verdict in self._verdicts.items() if verdict.visit is not None]
-        for place in sorted(open_places, key=lambda place: (-self._verdicts[place].doubt, place)):
-            point = self._verdicts[place].visit
+        open_places = [place for place, assessment in self._assessments.items() if assessment.visit is not None]
+        for place in sorted(open_places, key=lambda place: (-self._assessments[place].doubt, place)):
+            point = self._assessments[place].visit
             assert point is not None
             if all(_are_apart(place, other.place) and not self._is_news_of(point, other) for other in visits):
                 visits.append(point)
@@ -211,13 +211,13 @@ class Active:
         algorithm or protocol, which a smooth model cannot predict; last, choices with one sample, which may be an
         outlier. A surprise reopens the place. The most doubtful places go first, a few at a time.
         """
-        looks = [verdict.look for verdict in self._verdicts.values() if verdict.look is not None]
+        looks = [assessment.look for assessment in self._assessments.values() if assessment.look is not None]
         looks.sort(key=lambda look: (-look.worth, look.point.place))
         return [look.point for look in looks[: min(self._visits_left(self._budget * LOOK_SHARE), LOOKS_PER_ROUND)]]
 
     def _first_looks(self) -> list[GridPoint]:
         """All places' first looks, those that might gain most first."""
-        looks = [look for verdict in self._verdicts.values() for look in verdict.first_looks]
+        looks = [look for assessment in self._assessments.values() for look in assessment.first_looks]
         return [look.point for look in sorted(looks, key=lambda look: (-look.worth, look.point.place))]
 
     def progress(self) -> tuple[int, int]:
@@ -227,12 +227,12 @@ class Active:
 
     def n_unsettled(self) -> int:
         """Places with a visit that is still wanted."""
-        return sum(verdict.visit is not None for verdict in self._verdicts.values())
+        return sum(assessment.visit is not None for assessment in self._assessments.values())
 
     def choices(self) -> dict[Place, Choice]:
         """What the sweep chooses at each place, measured there or not."""
         self._judge()
-        return {place: verdict.choice for place, verdict in self._verdicts.items()}
+        return {place: assessment.choice for place, assessment in self._assessments.items()}
 
     def _judge(self) -> None:
         self._outlier_share = outliers.outlier_share(point for points in self._points_of.values() for point in points)
@@ -240,9 +240,9 @@ class Active:
             self._roughness |= outliers.roughness(points)
             surrogate.show(self._settings(points))
             for place, opinion in surrogate.opinions().items():
-                self._verdicts[place] = self._verdict(self._by_place[place], opinion)
+                self._assessments[place] = self._assess(self._by_place[place], opinion)
 
-    def _verdict(self, points: Sequence[GridPoint], opinion: Opinion) -> Assessment:
+    def _assess(self, points: Sequence[GridPoint], opinion: Opinion) -> Assessment:
         usable = [index for index, point in enumerate(points) if point.outcome is Outcome.ok]
         if not usable:
             return Assessment(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)

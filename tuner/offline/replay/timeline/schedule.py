@@ -51,7 +51,7 @@ class Rule(Enum):
     at_once = "as soon as it is issued"
     next_of_kind = "before the next of its kind is issued"
     second_of_kind = "before the next but one of its kind is issued"
-    end_of_run = "when all of its kind in a row are issued"
+    end_of_row = "when all of its kind in a row are issued"
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _usual_rule(kind: Kind) -> Rule:
         return Rule.next_of_kind
     if phase is Phase.other and collective is not Collective.all_reduce:
         return Rule.at_once
-    return Rule.end_of_run
+    return Rule.end_of_row
 
 
 # ---- the usual step ------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
         return f"no {MIN_STEPS} of its steps issue the same collectives"
     n_calls = len(usual) // shapes.itemsize
     n_steps = max(MIN_STEPS, min(_WINDOW_STEPS, MAX_SIMULATED_CALLS // n_calls))
-    chain = latest_run([number for number, signature in signatures.items() if signature == usual], n_steps)
+    chain = latest_in_a_row([number for number, signature in signatures.items() if signature == usual], n_steps)
     if len(chain) < MIN_STEPS:
         return f"no {MIN_STEPS} like steps follow one another"
     at = dict(zip(numbers.tolist(), first.tolist(), strict=True))
@@ -230,7 +230,7 @@ def _of_own_rank(table: CollectiveTable) -> tuple[NDArray[np.void], NDArray[np.f
     return (table.rows, table.duration_us) if bool(own.all()) else (table.rows[own], table.duration_us[own])
 
 
-def latest_run(numbers: Sequence[int], n_wanted: int) -> list[int]:
+def latest_in_a_row(numbers: Sequence[int], n_wanted: int) -> list[int]:
     """The last `n_wanted` consecutive numbers; where no stretch is that long, the last of the longest stretches."""
     ordered = np.unique(np.asarray(numbers, np.int64))
     stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
@@ -251,7 +251,7 @@ def _waited_before(kinds: Sequence[Kind], rules: Mapping[Kind, Rule]) -> dict[in
         later = [index for index in range(at + 1, n_calls) if kinds[index] == kind]
         if rule is Rule.at_once:
             place = at
-        elif rule is Rule.end_of_run or (rule is Rule.second_of_kind and len(later) < 2):
+        elif rule is Rule.end_of_row or (rule is Rule.second_of_kind and len(later) < 2):
             beside = _interleaved(kind)
             others = [index for index in range(at + 1, n_calls) if kinds[index] not in beside and kinds[index] != kind]
             place = others[0] - 1 if others else n_calls - 1
