@@ -219,7 +219,8 @@ class Plugin:
         """Counts since the plugin was loaded, over all communicators of this process."""
         counts = _CounterFields()
         self._counters(ctypes.byref(counts))
-        return Counters(*(int(getattr(counts, name)) for name in Counters.__dataclass_fields__))
+        # A list: of a generator Python makes a tuple that its free list takes in, yet never gives out.
+        return Counters(*[int(getattr(counts, name)) for name in Counters.__dataclass_fields__])
 
     def n_dropped(self) -> int:
         """Records lost to a full ring so far."""

@@ -27,7 +27,7 @@ from zerotune.tuner.service.daemon_status import DaemonStatus, version
 from zerotune.tuner.service.endpoint import BoundEndpoint
 from zerotune.tuner.service.flood_guard import FloodGuard
 from zerotune.tuner.service.inbox import Inbox
-from zerotune.tuner.service.process_limits import give_back_memory, raise_open_files
+from zerotune.tuner.service.process_limits import give_back_memory, raise_open_files, trim_memory
 from zerotune.tuner.service.service import BrainFactory, Reply, Service
 from zerotune.tuner.service.uplinks import Uplinks
 
@@ -295,11 +295,16 @@ def run_daemon(
                 endpoint, _options(settings), store, service, lambda: learner.n_failed, fleet, shelf, welcome.listen
             )
             daemon = Daemon(socket, service, clock, status.reply, uplinks)
+
+            def learned(fabric_id: str, knowledge: object) -> None:
+                trim_memory()  # looking through all measurements took some, on the learner's thread
+                daemon.call_soon(lambda: service.model_ready(fabric_id, knowledge))
+
             learner = Learner(
                 store,
                 load_knowledge or _loader(knowledge_pool, shelf),
                 None,
-                lambda fabric_id, knowledge: daemon.call_soon(lambda: service.model_ready(fabric_id, knowledge)),
+                learned,
             )
             service.learning.on_request = learner.ask
             if shelf is not None:

@@ -16,7 +16,12 @@ def raise_open_files() -> None:
 
 
 def give_back_memory() -> None:
+    """Free what refers to itself, as a job's parts do, and hand it back to the system."""
+    gc.collect()
+    trim_memory()
+
+
+def trim_memory() -> None:
     """Hand freed memory back to the system; the C library keeps it otherwise, for as long as the daemon lives."""
-    gc.collect()  # a job's parts refer to each other
     with contextlib.suppress(AttributeError, OSError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)
