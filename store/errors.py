@@ -18,6 +18,12 @@ ZerotuneError
 from __future__ import annotations
 
 
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line: of the system's errors its words alone, since whoever tells it names the file."""
+    words = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    return " ".join(words.split()) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
+
+
 class ZerotuneError(Exception):
     """Root of every error raised by this project."""
 

@@ -14,7 +14,7 @@ import zmq
 import zmq.auth
 
 from zerotune.agent.settings import ENV_CURVE_KEYS
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UserError, reason
 
 
 def keys_dir() -> Path | None:
@@ -37,7 +37,8 @@ def use_client_keys(socket: zmq.Socket[Any], folder: Path | None) -> None:
     try:
         server_key, _ = zmq.auth.load_certificate(folder / "server.key")
     except (OSError, ValueError) as error:
-        raise UserError(f"key {folder / 'server.key'} cannot be read: {error}", "copy it from the daemon") from error
+        problem = f"key {folder / 'server.key'} cannot be read: {reason(error)}"
+        raise UserError(problem, "copy it from the daemon") from error
     socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = public_key, secret_key, server_key
 
 
@@ -62,7 +63,7 @@ def load_key_pair(path: Path) -> tuple[bytes, bytes]:
             raise UserError(f"key {path} can be read by others", f"run `chmod 600 {path}`; better, make new keys")
         public_key, secret_key = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"key {path} cannot be read: {error}", "make keys with `zerotune keys`") from error
+        raise UserError(f"key {path} cannot be read: {reason(error)}", "make keys with `zerotune keys`") from error
     if secret_key is None:
         raise UserError(f"key {path} has no secret half", "make keys with `zerotune keys`")
     return public_key, secret_key

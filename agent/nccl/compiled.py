@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import PluginError
+from zerotune.store.errors import PluginError, reason
 
 _HASH_MARK: Final = b"zerotune-source:"
 _FLAGS: Final = "plugin/compile_flags.txt"
@@ -64,7 +64,7 @@ class SharedLibrary:
                 if not _is_current(library, source_hash):
                     self.compile_to(library)
         except OSError as error:
-            problem = f"{self.name} cannot be written to {library.parent}: {error}"
+            problem = f"{self.name} cannot be written to {library.parent}: {reason(error)}"
             raise PluginError(f"{problem}; set XDG_CACHE_HOME") from error
         return library
 

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 from zerotune.store.atomic_file import atomic_write
-from zerotune.store.errors import StoreError
+from zerotune.store.errors import StoreError, reason
 from zerotune.store.sqlite.opening import open_for_reading
 
 _ANOTHER = "name another file"
@@ -40,8 +40,7 @@ def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
                     copy.execute("PRAGMA journal_mode = DELETE")  # no side files, wherever it is read
             return target.stat().st_size
         except (sqlite3.Error, OSError, MemoryError) as error:
-            why = str(error) or "out of memory"
-            raise StoreError(f"backup {target} cannot be written: {why}", _ANOTHER) from error
+            raise StoreError(f"backup {target} cannot be written: {reason(error)}", _ANOTHER) from error
 
 
 def _check_target(store: Path, target: Path, may_overwrite: bool) -> None:

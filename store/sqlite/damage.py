@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from zerotune.store.counted import counted
+
 EVERY_S: Final = 60.0
 """How often a store that is written is looked through, at most."""
 MOST_OF_TIME: Final = 0.01
@@ -45,7 +47,7 @@ class Damage(msgspec.Struct, frozen=True):
     def losses(self) -> str:
         """In words."""
         lost = "an unknown number" if self.n_missing is None else f"{self.n_missing:,}"
-        return f"{self.n_recovered:,} measurements recovered, {lost} lost"
+        return f"{counted(self.n_recovered, 'measurement')} recovered, {lost} lost"
 
 
 def remedy(path: Path | None = None) -> str:

@@ -27,6 +27,7 @@ from zerotune.store.passages import Passages
 from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
 from zerotune.store.sqlite import measurements as _measurements
 from zerotune.store.sqlite.damage import Damage, DamageWatch
+from zerotune.store.sqlite.measured_calls import MeasuredCalls, measured_calls
 from zerotune.store.sqlite.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
 from zerotune.store.sqlite.opening import (
     Redo,
@@ -482,13 +483,9 @@ class Store:
         )
         return None if found[0] is None else int(found[0])
 
-    def n_measured_steps(self, job_id: str) -> int:
-        """How many steps of a job have measured collectives."""
-        (found,) = self._reader().execute(
-            "SELECT count(DISTINCT step) FROM measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?)",
-            (job_id,),
-        )
-        return int(found[0])
+    def measured_calls(self, job_id: str) -> MeasuredCalls:
+        """How many calls of a job were measured, and in how many steps; damaged rows were calls, too."""
+        return measured_calls(self._reader(), job_id)
 
     def decisions(
         self, job_id: str | None = None, fabric_id: str | None = None, *, limit: int | None = None

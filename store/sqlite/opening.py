@@ -16,7 +16,7 @@ from typing import Final
 
 from sqlite_utils import Database
 
-from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
+from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError, reason
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.private_folders import make_private
 from zerotune.store.sqlite.checksums import mark_wrong_rows
@@ -143,12 +143,12 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
             if isinstance(error, (sqlite3.OperationalError, MemoryError)):
                 raise cannot_be_opened(path, error) from error
             if not may_set_aside:
-                raise StoreError(f"store {path} is damaged: {_in_one_line(error)}", remedy(path)) from error
+                raise StoreError(f"store {path} is damaged: {reason(error)}", remedy(path)) from error
             try:
                 connection, damage = begin_anew(path, error, lock)
             except (sqlite3.Error, OSError, MemoryError) as failure:
-                why = _in_one_line(failure)
-                problem = f"store {path} is damaged ({_in_one_line(error)}), and a new one cannot be begun: {why}"
+                why = reason(failure)
+                problem = f"store {path} is damaged ({reason(error)}), and a new one cannot be begun: {why}"
                 raise StoreError(problem, "make room there, or " + _ELSEWHERE) from failure
         return connection, lock, damage
     except BaseException:
@@ -186,7 +186,7 @@ def begin_anew(
     connection, kept = replace(path, stamp, lock)
     if found is None:
         found = Salvaged(int(connection.execute("SELECT count(*) FROM measurements").fetchone()[0]), None, {}, {})
-    damage = Damage(_in_one_line(error), kept, found.n_recovered, found.n_missing)
+    damage = Damage(reason(error), kept, found.n_recovered, found.n_missing)
     words = "store %s is damaged (%s): kept as %s, going on in a new one; %s"
     _log.error(words, path, damage.error, kept, damage.losses)
     return connection, damage
@@ -276,10 +276,10 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             warn_of_damage(connection, path, [table for table in CELLS if table != "measurements"])  # may be millions
         return reader(path)
     except StoreDamage as error:
-        raise StoreError(f"store {path} is damaged: {error}", remedy(path)) from error
+        raise StoreError(f"store {path} is damaged: {reason(error)}", remedy(path)) from error
     except (sqlite3.DatabaseError, MemoryError) as error:
         what_to_do = remedy(path) if is_damage(error) else _ELSEWHERE
-        raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", what_to_do) from error
+        raise StoreError(f"store {path} cannot be read: {reason(error)}", what_to_do) from error
 
 
 def open_unchecked(path: Path) -> sqlite3.Connection:
@@ -297,7 +297,7 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
             opened.callback(connection.close)
             _check_origin(connection, path)
         except (sqlite3.OperationalError, MemoryError) as error:
-            raise StoreError(f"store {path} cannot be read: {_in_one_line(error)}", "try again later") from error
+            raise StoreError(f"store {path} cannot be read: {reason(error)}", "try again later") from error
         except sqlite3.DatabaseError:
             pass  # damaged
         opened.pop_all()
@@ -338,7 +338,7 @@ def _end_what_was_begun(path: Path) -> None:
             kept = put_in_place(path, stamp)
             _log.error("store %s was found damaged before: kept as %s, going on in a new one", path, kept)
     except OSError as error:
-        raise StoreError(f"store {path} cannot be mended: {error}", _ELSEWHERE) from error
+        raise StoreError(f"store {path} cannot be mended: {reason(error)}", _ELSEWHERE) from error
 
 
 def _read_only(path: Path) -> sqlite3.Connection:
@@ -462,12 +462,7 @@ def _check_tables(connection: sqlite3.Connection) -> None:
 
 def cannot_be_opened(path: Path, error: sqlite3.Error | MemoryError) -> StoreError:
     """What is said where SQLite fails for another reason than damage."""
-    return StoreError(f"store {path} cannot be opened: {_in_one_line(error)}", _ELSEWHERE)
-
-
-def _in_one_line(error: Exception) -> str:
-    """SQLite quotes statements of several lines."""
-    return " ".join(str(error).split()) or "out of memory"
+    return StoreError(f"store {path} cannot be opened: {reason(error)}", _ELSEWHERE)
 
 
 def _refuse_absent(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from sqlite_utils import Database
 
-from zerotune.store.errors import StoreError
+from zerotune.store.errors import StoreError, reason
 from zerotune.store.sqlite.damage import is_damage, is_io_error
 from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS
 from zerotune.store.sqlite.opening import held, open_unchecked, replace, write_sound_rows
@@ -88,7 +88,7 @@ def check(path: Path) -> Soundness:
                 raise StoreError(f"nothing in {path} is of a zerotune store", "name another file")
             return found
     except (sqlite3.Error, OSError, MemoryError) as error:
-        why = str(error) or "out of memory"
+        why = reason(error)
         raise StoreError(f"store {path} cannot be checked: {why}", "try again, or name another file") from error
 
 
@@ -121,7 +121,7 @@ def repair(path: Path) -> Repair:
             connection, kept = replace(path, stamp, lock)
             connection.close()
         except (sqlite3.Error, OSError, MemoryError) as error:
-            why = str(error) or "out of memory"
+            why = reason(error)
             raise StoreError(f"store {path} cannot be repaired: {why}", "make room there, then try again") from error
     return Repair(msgspec.structs.replace(found, tables=_tables(salvaged), stand_ins=salvaged.stand_ins), kept)
 

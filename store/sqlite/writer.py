@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from zerotune.store.errors import reason
 from zerotune.store.sqlite.checkpoints import IDLE_S, Checkpoints
 from zerotune.store.sqlite.checksums import ChecksumWatch
 from zerotune.store.sqlite.damage import DamageWatch, is_damage
@@ -231,7 +232,7 @@ class Writer:
             left = self._write(batch[:half])
             return left + batch[half:] if left else self._write(batch[half:])
         if _is_outage(error):
-            self._say_it_began(str(error) or "out of memory")
+            self._say_it_began(reason(error))
             return batch
         with self._changed:
             self._lose(batch[0][1], str(error))

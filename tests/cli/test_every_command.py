@@ -57,7 +57,7 @@ MISTAKES = {
         ["--curve-keys", "{none}", "--", "true"],
         ["--log-trace", "", "--", "true"],
         ["--nccl-memory-mb", "inf", "--", "true"],
-        *[["--name", name, "--", "true"] for name in (65 * "x", " x", "a\x1bb", "a\u202eb")],
+        *[["--name", name, "--", "true"] for name in (65 * "x", 5000 * "x", 2500 * "x ", " x", "a\x1bb", "a\u202eb")],
         ["--start-daemon", "--budget-percent", "0", "--", "true"],
         ["--start-daemon", "--memory-threshold", "92", "--", "true"],
         ["--start-daemon", "--no-explore", "--budget-percent", "1", "--", "true"],
@@ -152,6 +152,8 @@ MISTAKES = {
     "advise": [
         [],
         ["many"],
+        ["1e30"],
+        ["{none}/config.json"],
         ["7B", "--nodes", "0"],
         ["7B", "--gpus", "0"],
         ["7B", "--gpus", "9"],
@@ -383,6 +385,8 @@ def test_mistakes_are_one_line_and_exit_code_2(name, words, places, monkeypatch,
     assert error.startswith("zerotune: "), (text, error)
     assert error.count("\n") == 1, error
     assert "Traceback" not in error
+    assert "[Errno" not in error
+    assert len(error) < 2000, "what was given is not repeated whole"
     assert code == 2, error
     assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
 

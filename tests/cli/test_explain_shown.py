@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,17 @@ def test_what_takes_and_saves_most_comes_first_and_quiet_keys_are_one_line(tmp_p
     assert re.search(r" 3 decisions .*--all", brief)
     one_key = explained(monkeypatch, capsys, "--store", str(path), "--message-bytes", str(1 << 12))
     assert detail.format(1 << 12) in one_key, "whoever asks for a key sees it"
+
+
+def test_damaged_measurements_count_as_calls_and_are_named(tmp_path: Path, monkeypatch, capsys):
+    ran = measured(40, 1 << 20, BASELINE_RAN, step=np.arange(40) // 4, is_default=True)
+    path = written(tmp_path / "s.db", block=ran)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE measurements SET duration_us = -5 WHERE step % 2 OR id % 4 = 1")
+    (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert (told["calls_per_step"], told["job"]["n_damaged"]) == (4.0, 25)
+    assert told["step_percent"] == pytest.approx(20)
+    assert "25 measurements" in explained(monkeypatch, capsys, "--store", str(path), "--all")
 
 
 def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_path: Path):
@@ -411,6 +424,8 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
             "baseline": "",
             "lateness": {"n_steps": 0, "wait_us": 0.0, "transfer_us": 0.0, "late": [], "slow": [], "past": []},
                 "misaligned": [],
+                "n_damaged": 0,
+                "n_impossible_times": 0,
         }
     ] * 2
 

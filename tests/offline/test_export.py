@@ -305,7 +305,7 @@ def test_measurements_of_several_jobs_name_theirs(tmp_path: Path):
     path = make_store(tmp_path / "s.db", "first")
     make_store(path, "second")
     (remark,) = export_measurements(path, tmp_path / "all.csv")
-    assert "of 2 job(s)" in remark
+    assert "of 2 jobs" in remark
     export_measurements(path, tmp_path / "one.csv", "second")
     with (tmp_path / "all.csv").open(newline="") as text:
         jobs = [row["job_id"] for row in csv.DictReader(text)]

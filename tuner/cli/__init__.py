@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerotune.store.errors import UserError, ZerotuneError
-from zerotune.tuner.cli.terminal import filtered_output
+from zerotune.tuner.cli.terminal import filtered_output, shortened
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def _refuse_empty(words: list[str]) -> None:
 
 
 def _failed(words: str, code: int) -> int:
-    print(f"zerotune: {words}", file=sys.stderr)
+    print(f"zerotune: {shortened(words)}", file=sys.stderr)
     return code
 
 

@@ -21,10 +21,18 @@ _ESCAPED: Final = re.compile(f"[{_STEERING}]")
 _COLOURS: Final = re.compile(r"(\x1b\[[0-79;]*m)")
 """As typer's messages have them; without 8, which hides."""
 
+_LONG: Final = re.compile(r"(?<=(?<!\w)')[^']{257,}(?=')|[^\s']{257,}")
+"""A quoted value, or a word."""
+
 
 def shown(text: str) -> str:
     """`text` with everything that steers a terminal made visible."""
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def shortened(text: str) -> str:
+    """`text` with its middle left out of each value that is longer than any name of a file."""
+    return _LONG.sub(lambda found: f"{found[0][:60]}... ({len(found[0]):,} characters) ...{found[0][-20:]}", text)
 
 
 class _Filtered:

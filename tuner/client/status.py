@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from zerotune.agent.daemon_link.asking import fetch_status as fetch_status
 from zerotune.store import wire
+from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
 from zerotune.store.job_names import titled
 from zerotune.store.records import MissingEvidence, Stage
@@ -85,7 +86,7 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
     from rich.filesize import decimal
 
     store, folder = reply.store, Path(reply.store_path).parent
-    lost = f"{_counted(store.n_lost, 'record')} lost"
+    lost = f"{counted(store.n_lost, 'record')} lost"
     if store.is_gone:
         yield (
             f"{reply.health}: the store's file was removed or moved away: what is recorded goes with it."
@@ -96,7 +97,7 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
         n_missing = "an unknown number" if store.n_missing is None else f"{store.n_missing:,}"
         yield (
             f"{reply.health}: the store's file was damaged ({store.damage}): what is measured goes into a new one."
-            f" {_counted(store.n_recovered, 'measurement')} recovered, {n_missing} lost. The old file is kept as"
+            f" {counted(store.n_recovered, 'measurement')} recovered, {n_missing} lost. The old file is kept as"
             f" {store.set_aside}. Look at the disk",
             "bold red",
         )
@@ -104,7 +105,7 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
         room = f", {decimal(free_bytes)} free" if (free_bytes := _free_bytes(folder)) is not None else ""
         yield (
             f"{reply.health}: the store cannot be written for {store.failed_s_ago:.0f} s: {store.error};"
-            f" {_counted(store.n_waiting, 'record')} waiting in memory, {lost if store.n_lost else 'none lost'}."
+            f" {counted(store.n_waiting, 'record')} waiting in memory, {lost if store.n_lost else 'none lost'}."
             f" Mend it ({folder}{room}): what waits is written then, and lost if the daemon ends before",
             "bold red",
         )
@@ -115,21 +116,17 @@ def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:
 def fleet_text(fleet: wire.FleetState) -> Iterator[tuple[str, str | None]]:
     """(text, style) of how sharing with other nodes goes; nothing where nothing is shared."""
     if fleet.book:
-        yield f"book {fleet.book}: {_counted(fleet.n_book_winners, 'setting')} to try first", None
+        yield f"book {fleet.book}: {counted(fleet.n_book_winners, 'setting')} to try first", None
     if fleet.book_error:
         yield f"  not believed: {fleet.book_error}", "bold red"
     if not fleet.url:
         return
-    lost = f", {_counted(fleet.n_lost, 'measurement')} lost" if fleet.n_lost else ""
+    lost = f", {counted(fleet.n_lost, 'measurement')} lost" if fleet.n_lost else ""
     whom = f" as {fleet.contributor}" if fleet.contributor else ""
-    written = f"{_counted(fleet.n_written, 'measurement')} in {_counted(fleet.n_objects, 'object')} written"
+    written = f"{counted(fleet.n_written, 'measurement')} in {counted(fleet.n_objects, 'object')} written"
     yield f"fleet {fleet.url}{whom}: {written}, {fleet.n_waiting:,} waiting{lost}", "yellow" if fleet.n_lost else None
     if fleet.is_failing:
         yield f"  cannot be written for {fleet.failed_s_ago:.0f} s: {fleet.error}", "bold red"
-
-
-def _counted(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def _free_bytes(folder: Path) -> int | None:

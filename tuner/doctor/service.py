@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from zerotune.store.counted import counted
 from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import UserError
 from zerotune.store.paths import runtime_dir
@@ -53,7 +54,7 @@ def daemon(machine: Machine) -> Finding:
         if (holder := holder_of(where)) is not None:
             return of_error("daemon", no_answer(where, holder))
         return warning("daemon", f"none at {where}", "start `zerotune daemon`, or launch with --start-daemon")
-    found = f"pid {reply.daemon_pid} at {where}, {len(reply.jobs)} jobs"
+    found = f"pid {reply.daemon_pid} at {where}, {counted(len(reply.jobs), 'job')}"
     if reply.health != "ok":
         return warning("daemon", f"{found}: {reply.health}", "`zerotune status` says why")
     return ok("daemon", found)
@@ -68,7 +69,8 @@ def store(machine: Machine) -> Finding:
         return problem("store", f"none at {path}, and its folder cannot be written", "name another with --store")
     try:
         with Store.open(path, read_only=True) as opened:
-            found = f"{path}: {len(opened.jobs()):,} jobs, {opened.count_measurements():,} measurements"
+            n_jobs, n_measurements = len(opened.jobs()), opened.count_measurements()
+            found = f"{path}: {counted(n_jobs, 'job')}, {counted(n_measurements, 'measurement')}"
     except UserError as error:
         return of_error("store", error)
     except sqlite3.Error as error:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.errors import BookError, UserError
+from zerotune.store.counted import counted
+from zerotune.store.errors import BookError, UserError, reason
 from zerotune.store.records import PlanRow
 from zerotune.store.sqlite.measurements import MEASUREMENT
 from zerotune.tuner.fleet.book import MAX_BYTES, Book, Cell, opened
@@ -40,7 +41,9 @@ def read_book(url: str, verifier: Verifier | None = None) -> Book:
         data = storage.read("", MAX_BYTES)
     except Exception as error:  # of any library below fsspec
         missing = isinstance(error, FileNotFoundError)
-        words = "there is none" if missing else f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        is_of_system = isinstance(error, OSError) and error.strerror
+        told = reason(error) if is_of_system else f"{type(error).__name__}: {reason(error)}"
+        words = "there is none" if missing else told[:160]
         raise BookError(f"cannot read the book {shown(url)}: {words}", "name its file or URL") from error
     return opened(data, shown(url), verifier)
 
@@ -91,7 +94,8 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
         f"signed by {book.signed_by[:16]}" + ("" if is_checked else ", not checked") if book.signed_by else "not signed"
     )
     lines = [
-        f"{head.n_rows:,} measurements of {head.n_jobs:,} jobs, {head.n_objects:,} objects below {head.url}",
+        f"{counted(head.n_rows, 'measurement')} of {counted(head.n_jobs, 'job')}, {counted(head.n_objects, 'object')}"
+        f" below {head.url}",
         f"made {made:%Y-%m-%d %H:%M} UTC by {head.made_by}; {by}",
     ]
     lines += [f"set aside: {one.name} on {one.fabric_id}, {_why(one)}" for one in book.contributors if one.is_set_aside]

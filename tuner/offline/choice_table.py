@@ -12,6 +12,7 @@ import numpy as np
 
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.counted import counted
 from zerotune.store.errors import FabricError, UserError
 from zerotune.store.records import (
     BASELINE,
@@ -120,7 +121,8 @@ def choice_table(
     if described is not None and max(nodes) > described.max_nodes:
         if described.belief.many_nodes is None:
             raise UserError(f"fabric {described.name} describes no network", "use --nodes 1, or name another --fabric")
-        notes.append(f"{described.name} describes {described.max_nodes} node(s): the others are taken to be like them.")
+        known = counted(described.max_nodes, "node")
+        notes.append(f"{described.name} describes {known}: the others are taken to be like them.")
         described = described.with_nodes(max(nodes))
     if described is None:
         notes.append("NCCL's topology is not known here: its own choice cannot be named, and costs are a rough line.")
@@ -193,7 +195,7 @@ def _why_nccl(measured: Mapping[Candidate, MeasuredSetting]) -> str:
     n_settings = sum(not (one.is_baseline or one.lacks_protocol) for one in measured)
     why = "no other setting was measured here"
     if n_settings:
-        why = f"none of {n_settings} measured setting(s) is shown to be faster"
+        why = f"{counted(n_settings, 'other setting')} measured, none shown to be faster"
     own, of_algorithms = measured.get(BASELINE), [one for one in measured if one.lacks_protocol]
     if own is None or not of_algorithms:
         return why

@@ -31,6 +31,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions, since_takeover
+from zerotune.store.sqlite.measured_calls import MeasuredCalls
 from zerotune.tuner.client.beside import baseline
 from zerotune.tuner.fingerprint.missing import missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered
@@ -62,6 +63,10 @@ class Head(msgspec.Struct, frozen=True):
     """Which of its ranks collectives waited for."""
     misaligned: tuple[Misaligned, ...] = ()
     """Sizes that NCCL would run faster if they were padded, the largest first."""
+    n_damaged: int = 0
+    """Measurements whose rows in the store are damaged: left out of all but the counts of calls."""
+    n_impossible_times: int = 0
+    """Collectives to which NCCL gave the times of others: not measured, and not counted."""
 
 
 class Explanation(msgspec.Struct, frozen=True):
@@ -162,7 +167,7 @@ def explain(
         guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
         head = _head(store, job, decisions, here)
         highest_epoch = store.highest_epoch(job.job_id)
-        n_measured, steps = store.n_measured_steps(job.job_id), store.steps(job.job_id)
+        calls, steps = store.measured_calls(job.job_id), store.steps(job.job_id)
         changes = of_job(JobsRead(store), job).changes
     current, everywhere = set(since_takeover(decisions)), medians(lines)
     found = explained(by_key, here, everywhere, guesses, news_of(decisions), current, highest_epoch)
@@ -170,7 +175,7 @@ def explain(
     in_force = settled_decisions(one for one in ran if one in current)
     step_us = median(step.duration_us for step in steps) if steps else 0.0
     own_us = changes[0].before_us if changes else step_us
-    shared = [_with_share(one, in_force.get(one.key), here, everywhere, n_measured, step_us, own_us) for one in found]
+    shared = [_with_share(one, in_force.get(one.key), here, everywhere, calls, step_us, own_us) for one in found]
     in_order = sorted(shared, key=lambda one: -(one.step_percent or 0.0))
     return [msgspec.structs.replace(one, job=head) for one in in_order]
 
@@ -180,7 +185,7 @@ def _with_share(
     in_force: Decision | None,
     here: Medians,
     everywhere: Medians,
-    n_steps: int,
+    calls: MeasuredCalls,
     step_us: float,
     own_step_us: float,
 ) -> Explanation:
@@ -188,14 +193,14 @@ def _with_share(
     is_quiet = one.setting == str(BASELINE) and not (one.on_trial or one.not_adopted)
     one = msgspec.structs.replace(one, is_quiet=is_quiet and (one.decision is None or one.decision.kind == "keep"))
     known = here.get(one.key, {})
-    if not (known and n_steps and step_us):
+    if not (known and calls.n_steps and step_us):
         return one
     own = known.get(BASELINE)
     own_us = us = None if own is None else own.median_us
     if in_force is not None and not in_force.candidate.is_baseline:
         compared = compare(in_force, here, everywhere)
         own_us, us = (compared.own_us, compared.us) if compared.is_measured else (None, None)
-    n_calls = sum(each.n_calls for each in known.values()) / n_steps
+    n_calls = calls.of_keys[one.key] / calls.n_steps
     saved_us = None if own_us is None or us is None else n_calls * (own_us - us)
     return msgspec.structs.replace(
         one,
@@ -234,6 +239,8 @@ def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Med
         missing_evidence=why_unknown(job, here),
         lateness=job.lateness,
         misaligned=misaligned(store.ran(job.job_id)),
+        n_damaged=store.measured_calls(job.job_id).n_damaged,
+        n_impossible_times=job.passages.n_impossible_times,
     )
 
 

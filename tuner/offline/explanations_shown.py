@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
+from zerotune.store.counted import counted
 from zerotune.store.job_names import titled
+from zerotune.store.passages import Passages
 from zerotune.store.records import Stage
 from zerotune.tuner.client.late import late, was_late
 from zerotune.tuner.client.misaligned import to_be_padded
+from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.status import FEW_STEPS, workload
 from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.size_ranges import exact_range
@@ -50,12 +53,14 @@ def render(
             _indented(console, f"NCCL's own choice is that of the tuner {head.baseline}, which is asked before ours")
         for words in (*late(head.lateness), *was_late(head.lateness), *to_be_padded(head.misaligned)):
             _indented(console, words, "yellow")
+        for words in (*mistimed(Passages(n_impossible_times=head.n_impossible_times)), *_damaged(head.n_damaged)):
+            _indented(console, words, "yellow")
     told = [one for one in explanations if shows_all or not one.is_quiet]
     _render_savings(told, [one for one in explanations if one not in told], console)
     news = explanations[0].job_history
     if not shows_all:
         n_decisions = len(news) + sum(len(one.history) for one in explanations)
-        _indented(console, f"{n_decisions:,} decisions led here: --all shows each with its evidence")
+        _indented(console, f"{counted(n_decisions, 'decision')} led here: --all shows each with its evidence")
         return
     if news:
         console.print("\n[bold]Of the whole job[/]")
@@ -65,6 +70,14 @@ def render(
         _render_one(one, console)
     console.print()
     _indented(console, MEANINGS, "dim")
+
+
+def _damaged(n: int) -> Iterator[str]:
+    if n:
+        yield (
+            f"{counted(n, 'measurement')} of this job cannot be used, as rows of the store are damaged: they count as"
+            " calls, and in no median; `zerotune store check` has more"
+        )
 
 
 def _render_savings(told: Sequence[Explanation], quiet: Sequence[Explanation], console: Console) -> None:

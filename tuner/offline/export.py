@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from zerotune.agent.nccl import catalog
 from zerotune.store.atomic_file import users_file
-from zerotune.store.errors import PlanError, UserError
+from zerotune.store.counted import counted
+from zerotune.store.errors import PlanError, UserError, reason
 from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import (
     BASELINE,
@@ -191,7 +192,8 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
         file, told = learned_plan(store, job_id)
     write_plan(out, file)
     remarks = [
-        f"{len(file.plan.rows)} rows of job {file.job_id} written to {out}; use: zerotune launch --plan {out} -- ...",
+        f"{counted(len(file.plan.rows), 'row')} of job {file.job_id} written to {out};"
+        f" use: zerotune launch --plan {out} -- ...",
         *told,
     ]
     if file.emulated:
@@ -219,7 +221,7 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
     rows, conflicts = without_phases(file.plan.rows)
     with users_file(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
         write_nvidia_csv(rows, text)
-    remarks = [f"{len(rows)} rows of job {file.job_id} written to {out}.", *_HEAD[1:-1], *told]
+    remarks = [f"{counted(len(rows), 'row')} of job {file.job_id} written to {out}.", *_HEAD[1:-1], *told]
     if conflicts:
         remarks.append(
             f"{conflicts} size ranges differ by phase, which the CSV cannot say: their first phase was kept."
@@ -279,7 +281,7 @@ def read_nvidia_csv(path: Path) -> list[PlanRow]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read {path}: {error}", "name a tuner CSV") from error
+        raise PlanError(f"cannot read {path}: {reason(error)}", "name a tuner CSV") from error
     rows: list[PlanRow] = []
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -320,7 +322,7 @@ def export_measurements(store_path: Path, out: Path, job_id: str | None = None) 
         n_rows = write(blocks, out)
     n_jobs = len({job for job, _ in chosen})
     kind = "" if out.suffix else " as CSV"
-    return [f"{n_rows:,} measurements of {n_jobs} job(s) written to {out}{kind}."]
+    return [f"{counted(n_rows, 'measurement')} of {counted(n_jobs, 'job')} written to {out}{kind}."]
 
 
 _ENUMS: Final = {

@@ -13,6 +13,7 @@ from zerotune.zero_runtime import analysis
 
 PRECISIONS = tuple(analysis.PARAMETER_BYTES)
 OPTIMIZERS = tuple(analysis.OPTIMIZER_STATES)
+MAX_PARAMETERS = 1e18
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -27,8 +28,10 @@ def parse_parameters(text: str) -> float:
         count = float(number) * factor
     except ValueError:
         count = 0.0
-    if not 0 < count < 1e18:
+    if not count > 0:
         raise UserError(f"{text!r} is no number of parameters", "write it as 350M, 7.5B or 1T")
+    if count >= MAX_PARAMETERS:
+        raise UserError(f"{text} parameters are more than a model has", f"give fewer than {MAX_PARAMETERS:g}")
     return count
 
 

@@ -20,7 +20,8 @@ import msgspec
 
 from zerotune.agent.nccl import catalog
 from zerotune.store.atomic_file import users_file
-from zerotune.store.errors import PlanError, UserError
+from zerotune.store.counted import counted
+from zerotune.store.errors import PlanError, UserError, reason
 from zerotune.store.plan_file import MAX_FILE_BYTES
 from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
 from zerotune.store.sqlite.database import Store
@@ -64,11 +65,12 @@ def write_table(to: str, rows: Sequence[PlanRow], out: Path) -> list[str]:
     text, kept = FORMATS[to](named)
     with users_file(out) as partial:
         partial.write_text(text, encoding="ascii")
-    remarks = [f"{len(kept)} rows written to {out}."]
+    remarks = [f"{counted(len(kept), 'row')} written to {out}."]
     if n_conflicts:
         remarks.append(f"{n_conflicts} size ranges differ by phase, which the table cannot say: the first was kept.")
     if len(kept) < len(without):
-        remarks.append(f"{len(without) - len(kept)} rows have no counterpart in {to} and were left out.")
+        left_out = counted(len(without) - len(kept), "row")
+        remarks.append(f"{left_out} left out, without a counterpart in {to}.")
     return remarks
 
 
@@ -225,7 +227,7 @@ def read_ncclx(path: Path) -> list[PlanRow]:
             return list(_rows(path, enumerate(msgspec.json.decode(data, type=_Rules).rules, 1)))
         return list(_rows(path, _csv_rules(path, data.decode())))
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
-        raise PlanError(f"cannot read {path}: {error}", "name NCCLX's tuner table") from error
+        raise PlanError(f"cannot read {path}: {reason(error)}", "name NCCLX's tuner table") from error
 
 
 def _csv_rules(path: Path, text: str) -> Iterable[tuple[int, _Rule]]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from zerotune.store.counted import counted
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Candidate, Collective, Observation
 from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
@@ -102,7 +103,7 @@ class Trace:
         self._n_others = 0
         if self._left_out:
             named = ", ".join(self._left_out[:3]) + (" ..." if len(self._left_out) > 3 else "")
-            self.summary.note(f"left out {len(self._left_out)} file(s) that are no trace: {named}")
+            self.summary.note(f"left out {counted(len(self._left_out), 'file')}, no trace: {named}")
 
     def _of_files(
         self, read: Callable[[Path, Format], Iterator[Read]], files: Sequence[tuple[Path, Format]] | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UserError, reason
 
 MAX_FILE_BYTES: Final = 4 << 20
 """A dump of an eight-GPU node has some ten thousand bytes."""
@@ -83,7 +83,7 @@ def read_machine(path: Path) -> Machine:
             raise UserError(f"{path} has {path.stat().st_size} bytes, a topology at most {MAX_FILE_BYTES}", _REMEDY)
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the topology {path} cannot be read: {error}", _REMEDY) from error
+        raise UserError(f"the topology {path} cannot be read: {reason(error)}", _REMEDY) from error
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise UserError(f"{path} declares entities, which no topology does", _REMEDY)
     try:

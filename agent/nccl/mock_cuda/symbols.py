@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UserError, reason
 
 _SYMTAB: Final = 2
 _DYNSYM: Final = 11
@@ -63,7 +63,7 @@ def _symbols(path: Path, kind: int, table: int) -> list[Symbol]:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _read(path, content, kind, table)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}", "name a libnccl.so.2") from error
+        raise UserError(f"{path} cannot be read: {reason(error)}", "name a libnccl.so.2") from error
 
 
 def _read(path: Path, content: mmap.mmap, kind: int, table_type: int) -> list[Symbol]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UserError, reason
 from zerotune.tuner.advice.models.model_shape import ModelShape, checked
 
 MAX_FILE_BYTES: Final = 1 << 20
@@ -168,7 +168,7 @@ def read_config(path: Path) -> ModelShape:
             raise UserError(f"{path} has {path.stat().st_size} bytes", "give a model's config.json")
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error}", "give a model's config.json") from error
+        raise UserError(f"{path} cannot be read: {reason(error)}", "give a model's config.json") from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}", "give a model's config.json") from error
     return from_config(raw, str(path))

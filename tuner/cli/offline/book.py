@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from zerotune.store.counted import counted
 from zerotune.tuner.cli.options import AsJson, console, print_json, progress_console
 from zerotune.tuner.cli.paths import output_file
 
@@ -95,8 +96,9 @@ def build(
         )  # fmt: skip
         return
     print(
-        f"{out}: {len(found.cells):,} settings, {n_winners:,} winners, of {found.head.n_rows:,} measurements;"
-        f" new: {merged.n_rows:,} in {merged.n_objects:,} objects, {len(merged.skipped):,} skipped"
+        f"{out}: {counted(len(found.cells), 'setting')}, {counted(n_winners, 'winner')},"
+        f" of {counted(found.head.n_rows, 'measurement')};"
+        f" new: {merged.n_rows:,} in {counted(merged.n_objects, 'object')}, {len(merged.skipped):,} skipped"
     )
     if sign is None:
         typer.echo("zerotune: it is not signed, so no daemon will believe it; sign it with --sign KEY", err=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.options import AsJson, StorePath
@@ -115,4 +116,4 @@ def _write_book(to: str, out: Path, book: str, book_key: str | None, fabric_id: 
     if to != "plan":
         return tuner_tables.write_table(to, rows, out)
     write_plan(out, PlanFile(Plan(1, rows), fabric_id=fabric_id))
-    return [f"{len(rows)} rows written to {out}."]
+    return [f"{counted(len(rows), 'row')} written to {out}."]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, CommunicatorClass, Decision, Phase, StepRecord
 from zerotune.store.sqlite.database import Store
@@ -55,7 +56,8 @@ def export_chrome_trace(store_path: Path, out: Path, job_id: str | None = None, 
             decisions = store.decisions(job_id=start.files[0].header.job_id)
     with event_file(out) as events:
         remarks = draw_ranks(events, start, decisions)
-    return [f"{events.n_events:,} events of {len(start.files)} rank(s) written to {out}{_OPEN}", *remarks]
+    n_ranks = counted(len(start.files), "rank")
+    return [f"{counted(events.n_events, 'event')} of {n_ranks} written to {out}{_OPEN}", *remarks]
 
 
 _OPEN = "; open it at https://ui.perfetto.dev or chrome://tracing."
@@ -79,7 +81,7 @@ def _export_job(store_path: Path, out: Path, job_id: str | None) -> list[str]:
             track.span(f"step {one.step}", "step", begin_us, end_us - begin_us, _step_args(one))
         _draw_measurements(events, pid, rows, spans)
     return [
-        f"{events.n_events:,} events of job {job.job_id} written to {out}{_OPEN}",
+        f"{counted(events.n_events, 'event')} of job {job.job_id} written to {out}{_OPEN}",
         "A store has durations and no starts: in their step, collectives are drawn one after the other;"
         " a trace (--trace) has both.",
     ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from zerotune.store.counted import counted
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import CommunicatorClass, Decision
 from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
@@ -59,7 +60,8 @@ def draw_ranks(events: EventFile, start: OneStart, decisions: Sequence[Decision]
     remarks = [f"{note[0].upper()}{note[1:]}." for note in start.notes]
     remarks += [f"Left out: {error.problem}." for error in damaged]
     if clocks.n_alone:
-        remarks.append(f"{clocks.n_alone} rank(s) share no timed collective with others: they are drawn from time 0.")
+        alone = counted(clocks.n_alone, "rank")
+        remarks.append(f"{alone} without a timed collective that others share: drawn from time 0.")
     return remarks
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.console import Console
 
+from zerotune.store.counted import counted
 from zerotune.tuner.traces import Trace
 from zerotune.tuner.traces.left_out import LeftOut
 
@@ -69,8 +70,8 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
     """
     summary = trace.summary
     console.print(
-        f"{trace.title}: {summary.n_records:,} records in {summary.n_files} file(s), {summary.n_timed:,} timed, "
-        f"{summary.n_settings:,} say which setting ran"
+        f"{trace.title}: {counted(summary.n_records, 'record')} in {counted(summary.n_files, 'file')},"
+        f" {summary.n_timed:,} timed, {summary.n_settings:,} say which setting ran"
     )
     if summary.n_joined:
         console.print(f"joined over ranks: {summary.n_joined:,} timed records")

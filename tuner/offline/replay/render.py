@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from zerotune.store.counted import counted
 from zerotune.store.records import CommunicatorClass
 from zerotune.tuner.offline.emulated_note import emulated_note
 from zerotune.tuner.offline.replay.engine import PolicyTotal, ShapeVerdict
@@ -38,8 +39,9 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     )
     without = ", ".join(f"{n:,} ({percent:.1f} %) {why}" for n, percent, why in missing if n)
     console.print(
-        f"[bold]{result.trace}[/]: {result.n_collectives:,} collectives, {result.n_timed:,} of them timed,"
-        f" in {result.n_steps:,} steps of {result.n_files} rank file(s); {result.logged_us / 1e3:,.1f} ms as logged"
+        f"[bold]{result.trace}[/]: {counted(result.n_collectives, 'collective')}, {result.n_timed:,} of them timed,"
+        f" in {counted(result.n_steps, 'step')} of {counted(result.n_files, 'file')};"
+        f" {result.logged_us / 1e3:,.1f} ms as logged"
         + (f"; [yellow]without {without}[/]" if without else "")
     )
     if result.emulated:

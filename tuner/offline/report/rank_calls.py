@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store.counted import counted
 from zerotune.store.errors import TraceError
 from zerotune.tuner.late_ranks.waits import TOGETHER
 from zerotune.tuner.offline.replay.table import CollectiveTable
@@ -72,7 +73,8 @@ def rank_calls(table: CollectiveTable, trace: Path) -> RankCalls | str:
         one.shift(clocks.offset_us(one))
         ranks.append(one)
     if clocks.n_alone:
-        left_out.append(f"{clocks.n_alone} rank(s) share no timed collective with others, so their clock is their own")
+        alone = counted(clocks.n_alone, "rank")
+        left_out.append(f"{alone} without a timed collective that others share, and so with a clock of their own")
     return _bounded(ranks, steps, left_out)
 
 

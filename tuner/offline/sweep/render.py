@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from zerotune.store.counted import counted
 from zerotune.store.records import CommunicatorClass
 from zerotune.tuner.offline.emulated_note import emulated_note
 from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
@@ -58,12 +59,12 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         console.print(emulated_note(result.emulated))
     if result.rows:
         console.print(_table(result, max_per_place, is_narrow=console.width < WIDE))
-    words = f"{result.n_visited} of {result.n_cells} settings visited, {result.n_samples:,} samples"
+    words = f"{result.n_visited} of {result.n_cells} settings visited, {counted(result.n_samples, 'sample')}"
     words += f" in {result.wall_s:.1f} s"
     if result.n_restored:
         words += f"; {result.n_restored:,} samples of earlier sweeps were not measured again"
     if result.n_broken:
-        words += f"; [red]{result.n_broken} settings hung or failed[/]"
+        words += f"; [red]{counted(result.n_broken, 'setting')} hung or failed[/]"
     if result.n_left_out:
         words += f"; {result.n_left_out} were not tried, since they or their kind broke several times"
     console.print(f"{words}. {f'Recorded as {result.job_id}.' if result.job_id else 'Nothing new was measured.'}")

@@ -1,0 +1,51 @@
+"""How often a job's collectives were measured, damaged rows included."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
+from zerotune.store.sqlite.sound_rows import sound_condition
+
+
+class MeasuredCalls(NamedTuple):
+    """How often a job was measured."""
+
+    of_keys: dict[DecisionKey, int]
+    """Successful ones, by key, those among them whose row is damaged."""
+    n_damaged: int
+    """Rows that are used for nothing else, as one of their cells is impossible or their checksum is wrong."""
+    n_steps: int
+    """Steps in which something was measured."""
+
+
+def measured_calls(connection: sqlite3.Connection, job_id: str) -> MeasuredCalls:
+    """As `Store.measured_calls`.
+
+    Args:
+        connection: a reader's.
+        job_id: the job.
+
+    Returns:
+        The counts.
+    """
+    # Past the view of sound rows: of a damaged one, the series and the job are as good as any join.
+    rows = connection.execute(
+        "SELECT s.n_ranks, s.n_nodes, s.collective, s.phase, s.message_bytes, s.outcome, m.n, m.n_sound FROM"
+        f" (SELECT series, count(*) AS n, sum({sound_condition(connection, 'measurements')}) AS n_sound"
+        " FROM main.measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?) GROUP BY series) m"
+        " JOIN series s ON s.id = m.series",
+        (job_id,),
+    ).fetchall()
+    of_keys: dict[DecisionKey, int] = {}
+    for n_ranks, n_nodes, collective, phase, message_bytes, outcome, n_calls, _ in rows:
+        if outcome == Outcome.ok:
+            communicator = CommunicatorClass(n_ranks, n_nodes)
+            key = DecisionKey(communicator, Collective(collective), Phase(phase), size_class(message_bytes))
+            of_keys[key] = of_keys.get(key, 0) + n_calls
+    ((n_steps,),) = connection.execute(
+        "SELECT count(DISTINCT step) FROM main.measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?)",
+        (job_id,),
+    )
+    return MeasuredCalls(of_keys, sum(row[-2] - row[-1] for row in rows), n_steps)
