@@ -4,5 +4,14 @@ from __future__ import annotations
 
 
 def counted(n: int, one: str, many: str = "") -> str:
-    """For example `1 row` and `1,200 rows`; `many` is the plural, where that is not `one` with an s."""
+    """A number with its noun.
+
+    Args:
+        n: how many.
+        one: the noun, of one.
+        many: its plural; empty: an s more.
+
+    Returns:
+        Such as "1 row", or "1,200 rows".
+    """
     return f"{n:,} {one if n == 1 else many or one + 's'}"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from zerotune.agent.nccl import cost_model
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.store.records import Collective, CommunicatorClass
+from zerotune.store.records import Collective, CommunicatorClass, size_class
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.cli.app import app
 from zerotune.tuner.offline.choice_table import Ground, choice_table
@@ -61,6 +61,28 @@ def test_what_earlier_jobs_proved_runs_where_they_measured_it(tmp_path: Path, fa
     code, shown = run("--store", store, "--nodes", "2", "--sizes", "1K:1M", "--collective", "all_gather")
     assert code == 0
     assert shown.count(f"{FAST} (proven)") == 2 * 2, "two sizes in two phases"
+
+
+def test_without_sizes_those_that_were_measured_are_there(tmp_path: Path):
+    store = make_store(tmp_path / "s.db")
+    block = np.zeros(40, MEASUREMENT)
+    block["n_ranks"], block["n_nodes"], block["message_bytes"], block["collective"] = 2, 2, 793_088, 3
+    block["algorithm"], block["protocol"], block["n_channels"], block["duration_us"] = 1, 2, 8, 50.0
+    block["is_default"], block["step"] = 1, np.arange(40)
+    with Store.open(store) as opened:
+        opened.record_measurements(fabrics.load(FABRIC).fabric_id, opened.jobs()[-1].job_id, block)
+        opened.flush()
+    code, shown = run("--store", store, "--nodes", "2", "--json")
+    entries = json.loads(shown)["entries"]
+    assert code == 0
+    measured = [one["message_bytes"] for one in entries if one["is_measured"] and one["collective"] == "reduce_scatter"]
+    assert size_class(793_088) in [size_class(size) for size in measured]
+    assert {1 << 10, 1 << 20, 1 << 30} <= {one["message_bytes"] for one in entries}
+
+
+def test_one_node_that_describes_no_network_is_shown_alone(tmp_path: Path):
+    code, shown = run("--store", tmp_path / "none.db", "--fabric", "few_sms_node", "--json")
+    assert (code, {one["n_nodes"] for one in json.loads(shown)["entries"]}) == (0, {1})
 
 
 def test_what_is_not_proved_leads(tmp_path: Path):

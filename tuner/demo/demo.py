@@ -129,7 +129,9 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     )
     console.print(
         f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {store_path})\n"
-        f"trace:  {_traces(out)}  (try: zerotune replay {_traces(out)} --store {store_path})"
+        # Policies that learn from earlier jobs know of none here.
+        f"trace:  {_traces(out)}  (try: zerotune replay {_traces(out)} --store {store_path} --policy tuner"
+        " --policy oracle)"
     )
     if off.loss_hex != on.loss_hex:
         raise UserError("the loss curves differ", f"please report this with {out}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -23,12 +24,16 @@ from zerotune.store.records import (
     DecisionKey,
     Phase,
     size_class,
+    size_class_floor,
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.jobs.finding import job_of
+
+_NODES: Final = (1, 2, 4, 8)
+_SIZES: Final = tuple(1 << place for place in range(10, 31))
 
 
 class Ground(str, Enum):
@@ -81,8 +86,8 @@ class ChoiceTable(msgspec.Struct, frozen=True):
 def choice_table(
     store_path: Path,
     fabric: str | None,
-    nodes: Sequence[int],
-    sizes_bytes: Sequence[int],
+    nodes: Sequence[int] | None,
+    sizes_bytes: Sequence[int] | None,
     collectives: Sequence[Collective],
     ranks_per_node: int | None = None,
 ) -> ChoiceTable:
@@ -91,8 +96,9 @@ def choice_table(
     Args:
         store_path: the SQLite file with what earlier jobs measured; may be missing where `fabric` is given.
         fabric: name or path of a fabric file; None: the fabric of the newest job.
-        nodes: node counts.
-        sizes_bytes: NCCL's nBytes.
+        nodes: node counts; None: 1, 2, 4 and 8, or those of a fabric file that describes no network.
+        sizes_bytes: NCCL's nBytes; None: doubling from 1 KiB to 1 GiB, and the least of each other size class that was
+            measured.
         collectives: which.
         ranks_per_node: None: as the jobs had, or else as the fabric file says.
 
@@ -118,6 +124,9 @@ def choice_table(
             lines = store.statistics(fabric_id)
             knowledge = Knowledge.from_store(store, fabric_id)
     notes = []
+    if nodes is None:
+        is_alone = described is not None and described.belief.many_nodes is None
+        nodes = [n for n in _NODES if described is None or not is_alone or n <= described.max_nodes]
     if described is not None and max(nodes) > described.max_nodes:
         if described.belief.many_nodes is None:
             raise UserError(f"fabric {described.name} describes no network", "use --nodes 1, or name another --fabric")
@@ -142,13 +151,22 @@ def choice_table(
     for collective in collectives:
         phases = sorted({line.key.phase for line in lines if line.key.collective is collective}) or [Phase.other]
         for phase in phases:
+            sizes = _usual_sizes(measured, collective, phase) if sizes_bytes is None else sizes_bytes
             for n_nodes in nodes:
                 place = CommunicatorClass(n_nodes * per_node, n_nodes)
-                for size in sizes_bytes:
+                for size in sizes:
                     key = DecisionKey(place, collective, phase, size_class(size))
                     entries.append(_entry(key, size, knowledge, costs, measured))
     emulated = str(facts.get("emulated", ""))
     return ChoiceTable(fabric_id, emulated, per_node, knowledge.n_keys, tuple(entries), tuple(notes))
+
+
+def _usual_sizes(measured: Medians, collective: Collective, phase: Phase) -> list[int]:
+    of_classes = {size_class(size): size for size in _SIZES}
+    for key in measured:
+        if key.collective is collective and key.phase is phase:
+            of_classes.setdefault(key.size_class, size_class_floor(key.size_class))
+    return sorted(of_classes.values())
 
 
 def _entry(

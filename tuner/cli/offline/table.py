@@ -17,8 +17,15 @@ _TUNED = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def table(
-    nodes: Annotated[str, typer.Option(help="Node counts.")] = "1,2,4,8",
-    sizes: Annotated[str, typer.Option(help="Message sizes: 1K:1G doubles from the first on; or 64K,1M.")] = "1K:1G",
+    nodes: Annotated[
+        str | None, typer.Option(help="Node counts; default: 1,2,4,8, or those of a fabric without a network.")
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="Message sizes: 1K:1G doubles from the first on; or 64K,1M. Default: 1K:1G, and what was measured."
+        ),
+    ] = None,
     collective: Annotated[
         list[str] | None,
         typer.Option(help="Repeat it; default: the three of ZeRO.", autocompletion=completion.collectives),
@@ -41,7 +48,7 @@ def table(
     from zerotune.tuner.offline.choice_table import choice_table
     from zerotune.tuner.offline.choice_table_shown import render
 
-    counts, n_bytes = _counts(nodes), _sizes(sizes)
+    counts, n_bytes = None if nodes is None else _counts(nodes), None if sizes is None else _sizes(sizes)
     wanted = [parse_collective(name) for name in dict.fromkeys(collective or _TUNED)]
     found = choice_table(store_path(store), fabric, counts, n_bytes, wanted, ranks_per_node)
     print_json(found) if as_json else render(found, console())

@@ -97,7 +97,10 @@ def what_is_missing(
     if not np.isfinite(table.duration_us).any():
         notes.append("The trace has no durations: nothing is measured here.")
     if not statistics:
-        notes.append(f"{unknown}: nothing is measured elsewhere, and nothing is learned.")
+        notes.append(
+            f"{unknown}: nothing is measured elsewhere, and nothing is learned. Policies that know earlier jobs alone"
+            " (model, nearest, and table without --plan) leave all to NCCL."
+        )
     if costs is None:
         notes.append("The fabric is not described: nothing is predicted. Name one with --fabric.")
     return tuple(notes)

@@ -46,6 +46,8 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     )
     if result.emulated:
         console.print(emulated_note(result.emulated))
+    for note in result.notes:  # ahead of figures that mean little without them
+        console.print(f"[yellow]{note}[/]")
     _render_shapes(result, console, max_rows)
     table = Table(
         "policy", "cost (95 %)", "change of time (95 %)", "judged by", "refused", title="Totals of communication time"
@@ -58,8 +60,6 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     _render_steps(result, console)
     if result.what_if is not None:
         _render_what_if(result.what_if, console)
-    for note in result.notes:
-        console.print(f"[dim]{note}[/]")
 
 
 def oracle_text(facts: OracleFacts | None) -> Iterator[str]:
