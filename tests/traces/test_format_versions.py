@@ -202,6 +202,17 @@ def test_rows_that_mpirun_tagged_part_by_part(tmp_path: Path, tag: str) -> None:
     assert not summary.unusable
 
 
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: "])
+def test_rows_that_mpirun_tagged_where_a_buffer_was_full(tmp_path: Path, tag: str) -> None:
+    row = ROW + 2 * "    20.25    0.05    0.03       0"
+    rows = [row[:cut] + tag + row[cut:] for cut in range(1, len(row))]
+    text = HEAD + NAMES + 2 * SIDE + "\n" + "\n".join(rows) + "\n# Out of bounds values : 0 OK\n"
+    found, summary = read_text(tmp_path, "".join(tag + line for line in text.splitlines(keepends=True)))
+    assert {(one.duration_us, one.message_bytes, one.n_ranks) for one in found} == {(20.25, 1024, 2)}
+    assert len(found) == 2 * len(rows)
+    assert not summary.unusable
+
+
 def test_in_place_only_and_times_of_the_cpu(tmp_path: Path) -> None:
     table = HEAD + NAMES + 2 * SIDE + "\n"
     found, _ = read_text(tmp_path, table + ROW + 32 * " " + "    21.50    0.05    0.03       0\n")

@@ -39,8 +39,8 @@ from zerotune.tuner.traces.records import (
 _NUMBER: Final = rb"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 _TAG: Final = re.compile(rb"(?m)^(?:\[\d+,\d+\]<std(?:out|err)>:? ?| *\d+: )")
 """What mpirun and srun put before every line when they are asked for the rank."""
-_TAG_INSIDE: Final = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:?")
-"""mpirun tags what is written at once, and nccl-tests writes a row in parts."""
+_TAG_INSIDE: Final = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:? ?")
+"""mpirun tags what is written at once: nccl-tests writes a row in parts, and a full buffer ends within a number."""
 _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
 _KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
 _KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
@@ -161,7 +161,7 @@ class _Reader:
         """The records of a piece of the file; consecutive rows are read as one table."""
         self.is_tagged = self.is_tagged or b"]<std" in chunk or b"0: #" in chunk
         if self.is_tagged:
-            chunk = _TAG_INSIDE.sub(b" ", _TAG.sub(b"", chunk))
+            chunk = _TAG_INSIDE.sub(b"", _TAG.sub(b"", chunk))
         if b"NCCL INFO" in chunk:
             yield from self._line_by_line(chunk)
             return
