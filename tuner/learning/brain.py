@@ -260,13 +260,13 @@ class Brain(Inspection):
         self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
         evidence = self._regimes.evidence
-        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.leads_rest_at
+        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
         changes = self._policy.next_window(
             self._states, evidence, self._step, may_start=may_start, leads_rest_at=leads_rest_at
         )
         if self.settings.explore:
             self._step_feedback.consider_variants(self._states, evidence, self._step)
-        variant = self._step_feedback.variant
+        variant = self._step_feedback.variants.running
         overlay = variant.changes if variant is not None else {}
         for index in {*self._overlay, *overlay} if overlay is not self._overlay else ():
             changes[index] = self._policy.runs(self._states[index])
@@ -324,10 +324,10 @@ class Brain(Inspection):
             has_trial=self._has_trial(is_trial),
             first=[state.index for state in looks],
         )
-        return PlanInForce(candidates, is_trial, plan, self._step_feedback.variant, self._ahead.rows)
+        return PlanInForce(candidates, is_trial, plan, self._step_feedback.variants.running, self._ahead.rows)
 
     def _has_trial(self, is_trial: npt.NDArray[np.bool_]) -> bool:
-        return self._step_feedback.variant is not None or bool(is_trial.any())
+        return self._step_feedback.variants.running is not None or bool(is_trial.any())
 
     def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
         is_trial = self._policy.explored(n_keys)
@@ -337,7 +337,8 @@ class Brain(Inspection):
     def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
         """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
         is_trial = is_trial[: len(latest.candidates)]
-        self._plans.add(latest._replace(is_trial=is_trial, variant=self._step_feedback.variant), self._epochs.active)
+        entry = latest._replace(is_trial=is_trial, variant=self._step_feedback.variants.running)
+        self._plans.add(entry, self._epochs.active)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
@@ -374,9 +375,8 @@ class Brain(Inspection):
         self._keys.learn_defaults(block, keys, self._costs)
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
-        differs = self._refusals.ran_something_else(block, slots, evidence)
+        differs = self._refusals.ran_something_else(block, slots, self._states, evidence, self._costs)
         if differs.any():
-            self._refusals.learn(slots[differs], self._states, evidence, self._costs)
             keys, logs, slots = keys[~differs], logs[~differs], slots[~differs]
             steps, connects = steps[~differs], connects[~differs]
             if not len(keys):
@@ -410,12 +410,12 @@ class Brain(Inspection):
                 kept[tried] &= says
         variant = in_force.variant
         if variant is not None:
-            calls_of = slots[~connects], logs[~connects]
+            calls_of = slots[~connects], logs[~connects], steps[~connects]
             slow = self._attribution.catastrophes(variant.changes, self._states, *calls_of, evidence)
             for one in slow:
                 self._stop_catastrophe(*one)
             if slow:
-                self._step_feedback.give_up(variant, max(ratio for _, _, ratio in slow), self._states, self._step)
+                self._step_feedback.variants.give_up(variant, max(one.ratio for one in slow), self._states, self._step)
         if not kept.all():
             if not kept.any():
                 return

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
-from zerotune.tuner.learning.policy.step_guard import N_IN_A_ROW, PATIENCE_STEPS, Slow, StepGuard
+from zerotune.tuner.learning.policy.step_effects import ENOUGH, HORIZON_STEPS
+from zerotune.tuner.learning.policy.step_guard import Slow, StepGuard
 
 
 @pytest.mark.parametrize(("slow", "most_steps", "most_lost"), [(0.5, 20, 0.01), (0.1, 25, 0.003), (0.03, 150, 0.004)])
@@ -138,7 +139,7 @@ def test_another_pace_is_noticed_at_once_and_once(shift: float, n_tried: int) ->
         assert guard.step(log_us, runs) is None
     told = [at for at, one in enumerate(found) if one is not None]
     assert len(told) == 1
-    assert 100 + N_IN_A_ROW - 1 <= told[0] <= 111
+    assert 100 + ENOUGH - 1 <= told[0] <= 111
     assert found[told[0]] == pytest.approx(shift, rel=0.2)
 
 
@@ -181,4 +182,4 @@ def test_a_pause_that_does_not_come_about_is_given_up() -> None:
     while guard.suspects and n_asking < 500:
         n_asking += guard.step(10.0, {3: 0}) is None
     assert not guard.suspects
-    assert n_asking <= 2 * PATIENCE_STEPS
+    assert n_asking <= 2 * HORIZON_STEPS

@@ -41,11 +41,11 @@ from zerotune.tuner.learning.policy.acquisition import PolicySettings
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, Variant
+from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
 from zerotune.tuner.learning.policy.risk import Budget
-from zerotune.tuner.learning.policy.step_effects import StepEffects
+from zerotune.tuner.learning.policy.step_effects import HORIZON_STEPS, StepEffects
 from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.learning.policy.variants import AGAIN_AFTER_STEPS, ARM, Variants
+from zerotune.tuner.learning.policy.variants import ARM, Variants
 from zerotune.tuner.modeling.features import CostPrior
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
@@ -97,7 +97,7 @@ def test_fewer_channels_are_adopted_where_computation_needs_them_and_bound_later
 def test_variants_are_asked_about_for_all_and_for_each_group_alone() -> None:
     world = _seemingly_hidden("ethernet_boxes", (17, 20, 23))
     brain, asked = make_brain(world), []
-    for _ in range(250):
+    for _ in range(400):
         play(world, brain, 1)
         if brain.variant is not None:
             asked.append(frozenset((key.collective, key.phase) for key in brain.variant.settings))
@@ -273,21 +273,22 @@ class Trial:
         key = DecisionKey(CommunicatorClass(8, 1), GATHER, Phase.forward_gather, 88)
         self.states = [KeyState(0, key, 1 << 22)]
         policy.register(self.states[0])
-        self.variants, self.effects = Variants(policy, PlanBook(), self.events.append), StepEffects()
+        self.effects = StepEffects()
+        self.variants = Variants(policy, self.effects, self.events.append)
         self.n_on = 0
 
     def run(self, step_us: Callable[[bool], float], n_before: int = 60) -> bool | None:
         """Steps without it, and then its trial; None without a verdict."""
         for _ in range(n_before):
             self.effects.step(math.log(step_us(False)), {})
-        self.variants.begin(VARIANT, 0, 10_000.0, self.effects)
+        self.variants.begin(VARIANT, 0, 10_000.0)
         for step in range(1, 400):
             is_on = self.variants.running is not None
             self.n_on += is_on
             duration_us = step_us(is_on)
             self.effects.step(math.log(duration_us), {ARM: 1.0} if is_on else {})
             plan = PlanInForce([], np.zeros(0, np.bool_), Plan(1), VARIANT if is_on else None)
-            if self.variants.judge(plan, step, duration_us, self.effects, self.states):
+            if self.variants.judge(plan, step, duration_us, self.states):
                 return any(one.kind == "rollback" for one in self.events)  # it goes back to the baseline
         return None
 
@@ -336,7 +337,7 @@ def test_a_variant_that_is_truly_slow_is_charged_and_does_not_come_back() -> Non
     chance, trial = np.random.default_rng(0), Trial()
     assert trial.run(lambda is_on: 10_000.0 * math.exp(chance.normal(0.0, 0.005) + 0.2 * is_on)) is False
     assert trial.budget.spent_us == pytest.approx(trial.n_on * 10_000.0 * math.expm1(0.2), rel=0.2)
-    assert trial.variants.returns_at(VARIANT.name) == NEVER_STEP
+    assert trial.variants.cooldown.until(VARIANT.name) >= NEVER_STEP
     spent_us = trial.budget.spent_us
     trial.variants.charge_late()
     assert trial.budget.spent_us == pytest.approx(spent_us + 10_000.0 * math.expm1(0.2), rel=0.2)
@@ -345,6 +346,6 @@ def test_a_variant_that_is_truly_slow_is_charged_and_does_not_come_back() -> Non
 def test_variants_come_back_ever_more_rarely() -> None:
     trial, waits = Trial(), []
     for step in (0, 1000, 2000):
-        trial.variants.begin(VARIANT, step, 10_000.0, trial.effects)
-        waits.append(trial.variants.returns_at(VARIANT.name) - step)
-    assert waits == [AGAIN_AFTER_STEPS, 2 * AGAIN_AFTER_STEPS, 4 * AGAIN_AFTER_STEPS]
+        trial.variants.begin(VARIANT, step, 10_000.0)
+        waits.append(trial.variants.cooldown.until(VARIANT.name) - step)
+    assert waits == [HORIZON_STEPS, 2 * HORIZON_STEPS, 4 * HORIZON_STEPS]

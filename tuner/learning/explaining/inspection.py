@@ -146,7 +146,7 @@ class Inspection:
     @property
     def variant(self) -> VariantView | None:
         """The variant of the plan that is on trial."""
-        variant = self._step_feedback.on_trial
+        variant = self._step_feedback.variants.on_trial
         return None if variant is None else VariantView(variant.name, self._by_key(variant.changes))
 
     @property

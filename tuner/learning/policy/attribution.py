@@ -5,78 +5,30 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
-from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT, ChangeDetector, StepMeans
+from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import CallEvidence, Calls, grouped
+from zerotune.tuner.learning.policy.observations import KEPT, CallEvidence, Calls, grouped
 from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.step_effects import ENOUGH
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints
 
-ENOUGH_SANE: Final = 3
-"""So many other measurements of the same setting must be sane."""
+Flags = npt.NDArray[np.bool_]
 
-
-@dataclass
-class _Seen:
-    n_sane: int
-    n_absurd: int = 0
-    beyond_us: float = 0.0
-    given_back_us: float = 0.0
-
-
-class Stragglers:
-    """Tells what of the charges so far is to be given back, or taken back again; `slot` stands for a setting."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
-
-    def reset(self) -> None:
-        """Slots have another meaning from now on."""
-        self._seen.clear()
-
-    def corrections(self, slots: Ints, beyond_us: Floats, n_before: Ints) -> dict[int, float]:
-        """What to add to the charges of some slots, mostly nothing.
-
-        Args:
-            slots: of each measurement.
-            beyond_us: what each was charged beyond the limit; 0 or less where it was sane.
-            n_before: how often each one's setting had been measured before.
-
-        Returns:
-            Microseconds by slot.
-        """
-        is_absurd = beyond_us > 0
-        if not self._seen and not is_absurd.any():
-            return {}
-        found: dict[int, float] = {}
-        for slot in {*self._seen, *slots[is_absurd].tolist()}.intersection(slots.tolist()):
-            here = slots == slot
-            seen = self._seen.setdefault(slot, _Seen(int(n_before[here][0])))
-            n_absurd = int(np.count_nonzero(is_absurd[here]))
-            seen.n_sane += int(np.count_nonzero(here)) - n_absurd
-            seen.n_absurd += n_absurd
-            seen.beyond_us += float(np.maximum(beyond_us[here], 0.0).sum())
-            is_straggler = seen.n_absurd == 1 and seen.n_sane >= ENOUGH_SANE
-            given_back_us = seen.beyond_us if is_straggler else 0.0
-            if given_back_us != seen.given_back_us:
-                found[slot] = seen.given_back_us - given_back_us
-                seen.given_back_us = given_back_us
-        return found
-
-
-MOST_OPEN: Final = 64
-"""Steps of which no record has come."""
-LEAST_SHARE: Final = 0.1
-"""A step that connects something took longer for that by this much of its time at least; less may be noise."""
-ENOUGH_STEPS: Final = 4
-"""So many steps say how long one usually takes."""
+CONFIRMED: Final = 2
+"""What showed as often is no accident."""
+LEAST_SCALE: Final = 0.01
+"""Noise (log) of calls is believed to be no less: clocks tick."""
+ABSURD: Final = 10.0
+"""A call of this many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
+STRAGGLER_RATE: Final = 0.005
+"""One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
 
 
 class Connections:
@@ -95,38 +47,30 @@ class Connections:
 
     def made(self, step: int, charged_us: float) -> None:
         """Calls of `step` connected something, and were charged `charged_us` for what they took longer."""
-        if step not in self._charged_us:
-            self._n += 1
+        self._n += step not in self._charged_us
         self._charged_us[step] = self._charged_us.get(step, 0.0) + charged_us
         self._total_us += charged_us
-        while len(self._charged_us) > MOST_OPEN:
+        while len(self._charged_us) > KEPT:
             del self._charged_us[next(iter(self._charged_us))]
 
-    def finished(self, step: int, left_us: float, usual_us: list[float]) -> bool:
+    def finished(self, step: int, left_us: float, usual_us: list[float], noise: float) -> bool:
         """Whether a step connected something; what it took longer besides what calls were charged is charged now.
 
         Args:
             step: the step.
             left_us: its duration without what exploration is known to have added.
             usual_us: durations of other steps.
+            noise: of steps (log); a step that is longer by less than `CLIP` of these says nothing.
 
         Returns:
             True if the step connected something.
         """
         if self._charged_us.pop(step, None) is None:
             return False
-        if len(usual_us) >= ENOUGH_STEPS:
-            usual = median(usual_us)
-            if left_us - usual > LEAST_SHARE * usual:
-                self._budget.spend(left_us - usual)
-                self._total_us += left_us - usual
+        if len(usual_us) >= ENOUGH and left_us > (usual := median(usual_us)) * math.exp(CLIP * noise):
+            self._budget.spend(left_us - usual)
+            self._total_us += left_us - usual
         return True
-
-
-CERTAIN_CALLS: Final = 2
-"""After this many such calls, and none that ran as asked, it is not offered."""
-
-Flags = npt.NDArray[np.bool_]
 
 
 class Refusals:
@@ -135,13 +79,22 @@ class Refusals:
     def __init__(self) -> None:
         self._n_calls: Counter[tuple[Family, tuple[int, int]]] = Counter()
 
-    def ran_something_else(self, block: npt.NDArray[np.void], slots: Ints, evidence: CallEvidence) -> Flags:
+    def ran_something_else(
+        self,
+        block: npt.NDArray[np.void],
+        slots: Ints,
+        states: Sequence[KeyState],
+        evidence: CallEvidence,
+        costs: CostPrior,
+    ) -> Flags:
         """Which calls ran another algorithm or protocol than was asked for.
 
         Args:
             block: measurements (MEASUREMENT_FIELDS), shape [n].
             slots: that were asked for, shape [n].
+            states: of all keys, by key index.
             evidence: says what each slot asks.
+            costs: told what turns out not to be offered: what was refused `CONFIRMED` times and never ran as asked.
 
         Returns:
             True for those calls, shape [n].
@@ -149,44 +102,36 @@ class Refusals:
         algorithm, protocol = block["algorithm"], block["protocol"]
         is_told = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
         differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
-        return differs
-
-    def learn(self, refused: Ints, states: Sequence[KeyState], evidence: CallEvidence, costs: CostPrior) -> None:
-        """Tell `costs` what turns out not to be offered.
-
-        Args:
-            refused: slots that were asked for and did not run, one per call.
-            states: of all keys, by key index.
-            evidence: of the regime in force.
-            costs: told of refused algorithms and protocols.
-        """
-        for slot, n_calls in zip(*(one.tolist() for one in np.unique(refused, return_counts=True)), strict=True):
+        for slot, n_calls in Counter(slots[differs].tolist()).items():
             family = states[int(evidence.key[slot])].family
             cell = int(evidence.algorithm[slot]), int(evidence.protocol[slot])
             before = self._n_calls[family, cell]
             self._n_calls[family, cell] += n_calls
-            if before < CERTAIN_CALLS <= before + n_calls and not self._has_run(family, cell, states, evidence):
-                costs.learn_refused(*family, cell)
-
-    @staticmethod
-    def _has_run(family: Family, cell: tuple[int, int], states: Sequence[KeyState], evidence: CallEvidence) -> bool:
-        alike = (evidence.algorithm == cell[0]) & (evidence.protocol == cell[1]) & (evidence.n_calls > 0)
-        return any(states[key].family == family for key in evidence.key[alike].tolist())
+            if before < CONFIRMED <= before + n_calls:
+                ran = (evidence.algorithm == cell[0]) & (evidence.protocol == cell[1]) & (evidence.n_calls > 0)
+                if not any(states[key].family == family for key in evidence.key[ran].tolist()):
+                    costs.learn_refused(*family, cell)
+        return differs
 
 
-MIN_RIPE_UNITS = 4
-"""Steps of evidence before a slot's own noise may call a deviation a change."""
-LEAST_SCALE = 0.01
-STRAGGLES = 4.0
-"""What a single call may say, in noise scales, about what calls take."""
-ABSURD = 10.0
-"""A call of this many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
-SANE_UNITS: Final = 2
-"""After this many steps of evidence a single slow step is no verdict on a setting, however many calls it has."""
-STRAGGLER_RATE: Final = 0.005
-"""One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
-SUSPICIOUS = 1.0
-"""Half of the calls deviate by more than this many noise scales: the network may have changed just now."""
+Place = tuple[CommunicatorClass, int, int, Algorithm | None]
+
+
+class _Absurd(NamedTuple):
+    """Calls of one setting that took more than `ABSURD` times as long as the incumbent."""
+
+    n: int = 0
+    beyond_us: float = 0.0
+    given_back_us: float = 0.0
+
+
+class Catastrophe(NamedTuple):
+    """A setting that is beyond doubt too slow at a key."""
+
+    state: KeyState
+    candidate: Candidate
+    ratio: float
+    """Times as long as the incumbent."""
 
 
 class Attribution:
@@ -206,14 +151,15 @@ class Attribution:
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
         self._means = StepMeans()
-        self._stragglers = Stragglers()
+        self._absurd: dict[int, _Absurd] = {}
+        """By slot."""
         self.connections = Connections(budget)
         self._n_usual, self._n_slow = 0, 0
         """Calls of settings that are not on trial, and how many of them were slow as a catastrophe."""
-        self._met: set[tuple[CommunicatorClass, int, int, Algorithm | None]] = set()
+        self._met: set[Place] = set()
         """Algorithms that were on trial, by what they were tried for."""
-        self.doubted_us: dict[int, float] = {}
-        """What the slow call of a slot was charged about which the next one will tell whether the setting is slow."""
+        self.doubted: set[int] = set()
+        """Slots whose next call will tell whether the setting is slow."""
         self.extra_of_step: dict[int, float] = {}
         self.n_explored = 0
         """Calls that ran a setting on trial."""
@@ -224,8 +170,8 @@ class Attribution:
         """A new regime began: deviations are counted afresh."""
         self._changes.reset()
         self._means.reset()
-        self._stragglers.reset()
-        self.doubted_us.clear()
+        self._absurd.clear()
+        self.doubted.clear()
         self.is_suspicious = False
 
     def forget_slow_firsts(self, slots: Ints, logs: Floats, evidence: CallEvidence) -> None:
@@ -241,7 +187,7 @@ class Attribution:
             fell = evidence.centre(slots[second]) - logs[second] > self._log_catastrophe
             evidence.forget(slots[second[fell]])
 
-    def shift(self, calls: Calls, steps: Ints, is_trial: npt.NDArray[np.bool_], evidence: CallEvidence) -> float | None:
+    def shift(self, calls: Calls, steps: Ints, is_trial: Flags, evidence: CallEvidence) -> float | None:
         """How much calls deviate from what they used to take, once that is beyond doubt.
 
         Args:
@@ -255,7 +201,7 @@ class Attribution:
         """
         slots, of, deviation = calls.slots, calls.of, calls.deviation
         keys = evidence.key[slots]
-        watched = evidence.n_units[slots] >= MIN_RIPE_UNITS
+        watched = evidence.n_units[slots] > ENOUGH
         if not watched.all():
             if not watched.any():
                 return None
@@ -266,13 +212,13 @@ class Attribution:
         if of_usual.any():
             self._n_usual += int(np.count_nonzero(of_usual))
             self._n_slow += int(np.count_nonzero(deviation[of_usual] > self._log_catastrophe))
-            self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > SUSPICIOUS
+            self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > 1.0
 
         def sigma(of_keys: Ints) -> Floats:
             result: Floats = np.maximum(evidence.sigma(of_keys), LEAST_SCALE)
             return result
 
-        limits = STRAGGLES * scale[of]
+        limits = CLIP * scale[of]
         clipped = np.clip(deviation, -limits, limits)
         # What a setting used to take is the less certain the fewer its steps.
         clipped /= np.sqrt(1.0 + 1.0 / np.maximum(evidence.n_units[slots], 1))[of]
@@ -318,93 +264,43 @@ class Attribution:
             Which calls say something about their setting.
         """
         says = np.ones(len(slots), np.bool_)
-        tried, inverse = grouped(slots, len(evidence))
-        usual = np.full(len(tried), np.nan)
-        for place, key in enumerate(evidence.key[tried].tolist()):
-            incumbent = evidence.find(key, states[key].incumbent)
-            if incumbent is not None and incumbent != tried[place]:
-                usual[place] = evidence.log_us(incumbent)
-        known = np.flatnonzero(np.isfinite(usual)[inverse])
+        excess = logs - _usual_logs(slots, states, evidence)
+        known = np.flatnonzero(np.isfinite(excess))
         if not len(known):
             return says
-        inverse, logs, steps = inverse[known], logs[known], steps[known]
-        extra = exposed_share * (np.exp(logs) - np.exp(usual[inverse]))
+        slots, logs, steps, excess = slots[known], logs[known], steps[known], excess[known]
+        is_new = np.zeros(len(known), np.bool_) if connects is None else connects[known]
+        usual_us = exposed_share * np.exp(logs - excess)
+        extra_us = exposed_share * np.exp(logs) - usual_us
         when, of_step = np.unique(steps, return_inverse=True)
-        for step, extra_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra, 0.0)), strict=True):
-            self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(extra_us)
-        before = np.maximum(evidence.extra_us[tried], 0.0)
-        charged = np.bincount(inverse, extra, minlength=len(tried))
-        of_call, is_new = tried[inverse], np.zeros(len(known), np.bool_)
-        if connects is not None:
-            is_new = connects[known]
-            for step, extra_us in zip(steps[is_new].tolist(), extra[is_new].tolist(), strict=True):
-                self.connections.made(step, max(extra_us, 0.0))
-            for slot in tried[np.unique(inverse[is_new])].tolist():
-                self._met.add(_place(states[int(evidence.key[slot])], evidence.candidates[slot]))
+        for step, more_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra_us, 0.0)), strict=True):
+            self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(more_us)
+        for step, more_us in zip(steps[is_new].tolist(), extra_us[is_new].tolist(), strict=True):
+            self.connections.made(step, max(more_us, 0.0))
+        self._met |= {_place(int(slot), states, evidence) for slot in np.unique(slots[is_new])}
         # What connected something is no straggler, nor is what may have.
-        later = ~is_new
-        for place, first in zip(*(one.tolist() for one in np.unique(inverse, return_index=True)), strict=True):
-            slot = int(tried[place])
-            if not evidence.n_calls[slot] and self._may_connect(
-                states[int(evidence.key[slot])], evidence.candidates[slot]
-            ):
-                later[first] = False
-        beyond = exposed_share * (np.exp(logs) - ABSURD * np.exp(usual[inverse]))
-        corrections = self._stragglers.corrections(of_call[later], beyond[later], evidence.n_calls[of_call[later]])
-        for slot, correction_us in corrections.items():
-            charged[np.searchsorted(tried, slot)] += correction_us
-        evidence.extra_us[tried] += charged
-        self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before).sum()))
-        excess = logs - usual[inverse]
+        is_first = np.zeros(len(slots), np.bool_)
+        is_first[np.unique(slots, return_index=True)[1]] = True
+        is_first &= evidence.n_calls[slots] == 0
+        for at in np.flatnonzero(is_first & ~is_new).tolist():
+            is_first[at] = self._may_connect(int(slots[at]), states, evidence)
+        beyond_us = np.where(is_new | is_first, 0.0, extra_us + (1.0 - ABSURD) * usual_us)
+        before_us = np.maximum(evidence.extra_us[slots], 0.0)
+        np.add.at(evidence.extra_us, slots, extra_us)
+        self._give_back(slots, beyond_us, evidence)
+        tried, first = np.unique(slots, return_index=True)
+        self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us[first]).sum()))
         says[known] = ~is_new | (excess <= 0.0)
         # Nothing is ten times as slow by itself, but less than that may be the setting's own doing.
         may_be_slow = is_new & (excess > self._log_catastrophe) & (excess <= math.log(ABSURD))
-        for slot in np.unique(of_call[may_be_slow]).tolist():
-            self.doubted_us[slot] = float(extra[may_be_slow & (of_call == slot)].sum())
-        for place in np.unique(inverse).tolist():
-            here = np.flatnonzero((inverse == place) & says[known])
-            if len(here):
-                self._look(
-                    int(tried[place]), known[here], excess[here], steps[here], extra[here], states, evidence, says
-                )
+        self.doubted |= {*slots[may_be_slow].tolist()}
+        here = says[known]
+        found, doubtful = self._verdicts(slots[here], excess[here], steps[here], states, evidence)
+        says[known] &= ~np.isin(slots, doubtful)
+        for state, candidate, ratio in found:
+            if candidate in (state.trial, state.lead):
+                self._on_catastrophe(state, candidate, ratio)
         return says
-
-    def _look(
-        self,
-        slot: int,
-        places: Ints,
-        excess: Floats,
-        steps: Ints,
-        extra_us: Floats,
-        states: list[KeyState],
-        evidence: CallEvidence,
-        says: Flags,
-    ) -> None:
-        """Ban what is catastrophically slow.
-
-        At once where several calls show it, or a single one without doubt; else when the next call shows it, too. That
-        call costs as much again, so it waits until that may be spent. A single call leaves a doubt where calls straggle
-        by themselves, where the setting was not slow before, and where it may have connected something.
-        """
-        state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
-        is_first = self._may_connect(state, candidate)
-        self._met.add(_place(state, candidate))
-        ratio = float(np.sort(excess)[(len(excess) - 1) // 2])
-        if ratio <= self._log_catastrophe:
-            self.doubted_us.pop(slot, None)
-            return
-        units = evidence.n_units[slot]
-        was_sane = bool(units >= SANE_UNITS)
-        is_alone = len(excess) == 1 or (was_sane and bool((steps == steps[0]).all()))
-        is_doubtful = was_sane or is_first or self._n_slow > STRAGGLER_RATE * self._n_usual
-        cost_us = float(np.maximum(extra_us, 0.0).sum())
-        if is_alone and is_doubtful and slot not in self.doubted_us:
-            self.doubted_us[slot] = cost_us
-            if not was_sane:
-                says[places] = False
-            return
-        if candidate in (state.trial, state.lead):
-            self._on_catastrophe(state, candidate, math.exp(ratio))
 
     def catastrophes(
         self,
@@ -412,49 +308,95 @@ class Attribution:
         states: list[KeyState],
         slots: Ints,
         logs: Floats,
+        steps: Ints,
         evidence: CallEvidence,
-    ) -> list[tuple[KeyState, Candidate, float]]:
-        """What is catastrophically slow of a plan on trial, compared with what usually runs.
-
-        Steps say what the plan costs, so nothing is charged. Two calls must agree where a single one leaves a doubt.
+    ) -> list[Catastrophe]:
+        """What is catastrophically slow of a plan on trial. Steps say what the plan costs, so nothing is charged.
 
         Args:
             changes: by key, what the plan on trial runs there.
             states: all keys.
             slots: of each call, shape [n], without those that connected something.
             logs: log microseconds, shape [n].
+            steps: in which it ran.
             evidence: without these calls.
 
         Returns:
-            Key, setting and how many times as long it takes.
+            What is to be banned.
         """
-        found, met = [], set()
-        ran, of = np.unique(slots, return_inverse=True)
-        for place in np.flatnonzero(evidence.n_units[ran] < SANE_UNITS).tolist():
-            slot = int(ran[place])
-            state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
-            usual = evidence.find(state.index, state.incumbent)
-            if changes.get(state.index) != candidate or usual in (None, slot):
-                continue
-            excess = logs[of == place] - evidence.log_us(usual)
-            if not np.isfinite(excess).all():
-                continue
-            was_slow = evidence.n_calls[slot] and evidence.log_us(slot) - evidence.log_us(usual) > self._log_catastrophe
-            is_doubtful = self._may_connect(state, candidate) or self._n_slow > STRAGGLER_RATE * self._n_usual
-            met.add(_place(state, candidate))  # any of them may have been the first
-            ratio = float(np.sort(excess)[(len(excess) - 1) // 2])
-            if ratio > self._log_catastrophe and (len(excess) > 1 or was_slow or not is_doubtful):
-                found.append((state, candidate, math.exp(ratio)))
-        self._met |= met
-        return found
+        excess = logs - _usual_logs(slots, states, evidence)
+        of_plan = [
+            slot
+            for slot in np.unique(slots).tolist()
+            if changes.get(int(evidence.key[slot])) == evidence.candidates[slot]
+        ]
+        # What was sane before is left to steps.
+        here = np.isfinite(excess) & (evidence.n_units[slots] < CONFIRMED) & np.isin(slots, of_plan)
+        return self._verdicts(slots[here], excess[here], steps[here], states, evidence)[0]
 
-    def _may_connect(self, state: KeyState, candidate: Candidate) -> bool:
+    # ---- inside ---------------------------------------------------------------------------------------
+
+    def _give_back(self, slots: Ints, beyond_us: Floats, evidence: CallEvidence) -> None:
+        """Of a setting's only absurd call no more counts than `ABSURD`, once others were sane; else all of it does."""
+        is_absurd = beyond_us > 0.0
+        for slot in {*self._absurd, *slots[is_absurd].tolist()}.intersection(slots.tolist()):
+            here, before = slots == slot, self._absurd.get(slot, _Absurd())
+            n_absurd = before.n + int(np.count_nonzero(here & is_absurd))
+            all_us = before.beyond_us + float(beyond_us[here & is_absurd].sum())
+            n_sane = int(evidence.n_calls[slot]) + int(np.count_nonzero(here)) - n_absurd
+            given_us = all_us if n_absurd == 1 and n_sane >= ENOUGH else 0.0
+            evidence.extra_us[slot] -= given_us - before.given_back_us
+            self._absurd[slot] = _Absurd(n_absurd, all_us, given_us)
+
+    def _verdicts(
+        self, slots: Ints, excess: Floats, steps: Ints, states: list[KeyState], evidence: CallEvidence
+    ) -> tuple[list[Catastrophe], list[int]]:
+        """What is catastrophically slow, and slots that their calls say nothing about yet.
+
+        At once where several calls show it, or a single one without doubt; else when the next call shows it, too. A
+        single call leaves a doubt where calls straggle by themselves, where the setting was not slow before, and where
+        it may have connected something.
+        """
+        found, doubtful = [], []
+        tried = np.unique(slots).tolist()
+        may_connect = {slot for slot in tried if self._may_connect(slot, states, evidence)}
+        self._met |= {_place(slot, states, evidence) for slot in tried}  # any of them may have been the first
+        straggles = self._n_slow > STRAGGLER_RATE * self._n_usual
+        for slot in tried:
+            here = np.flatnonzero(slots == slot)
+            ratio = float(np.sort(excess[here])[(len(here) - 1) // 2])
+            if ratio <= self._log_catastrophe:
+                self.doubted.discard(slot)
+                continue
+            was_sane = bool(evidence.n_units[slot] >= CONFIRMED)
+            is_alone = len(here) == 1 or (was_sane and bool((steps[here] == steps[here[0]]).all()))
+            if is_alone and slot not in self.doubted and (was_sane or straggles or slot in may_connect):
+                self.doubted.add(slot)
+                if not was_sane:
+                    doubtful.append(slot)
+                continue
+            found.append(Catastrophe(states[int(evidence.key[slot])], evidence.candidates[slot], math.exp(ratio)))
+        return found, doubtful
+
+    def _may_connect(self, slot: int, states: list[KeyState], evidence: CallEvidence) -> bool:
         """Whether it is the first of its algorithm on trial for what it does: that may have its own communicator."""
-        default = state.default_setting
-        is_usual = default is not None and default.algorithm == candidate.algorithm
-        return not is_usual and _place(state, candidate) not in self._met
+        default = states[int(evidence.key[slot])].default_setting
+        is_usual = default is not None and default.algorithm == evidence.candidates[slot].algorithm
+        return not is_usual and _place(slot, states, evidence) not in self._met
 
 
-def _place(state: KeyState, candidate: Candidate) -> tuple[CommunicatorClass, int, int, Algorithm | None]:
-    key = state.key
-    return key.communicator, int(key.collective), int(key.phase), candidate.algorithm
+def _usual_logs(slots: Ints, states: list[KeyState], evidence: CallEvidence) -> Floats:
+    """What incumbents' calls take (log us), shape [n]; NaN where that is unknown, and for the incumbent itself."""
+    tried, of = grouped(slots, len(evidence))
+    usual = np.full(len(tried), np.nan)
+    for place, key in enumerate(evidence.key[tried].tolist()):
+        incumbent = evidence.find(key, states[key].incumbent)
+        if incumbent is not None and incumbent != tried[place]:
+            usual[place] = evidence.log_us(incumbent)
+    found: Floats = usual[of]
+    return found
+
+
+def _place(slot: int, states: list[KeyState], evidence: CallEvidence) -> Place:
+    key = states[int(evidence.key[slot])].key
+    return key.communicator, int(key.collective), int(key.phase), evidence.candidates[slot].algorithm

@@ -15,13 +15,20 @@ from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import covering
 from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Withdrawal
-from zerotune.tuner.learning.policy.step_effects import Load
 from zerotune.tuner.modeling.features import Ints
 
 KEPT_EPOCHS: Final = 64
 PLAN_EXPIRES_AFTER: Final = 1000
 TRIAL_EXPIRES_AFTER: Final = 1
 """What is on trial must not run unwatched."""
+
+
+class Load(NamedTuple):
+    """How much longer a group's calls take in a step."""
+
+    calls_us: float = 0.0
+    held_us: float = 0.0
+    """Channels times how long they are held."""
 
 
 class Variant(NamedTuple):

@@ -31,8 +31,9 @@ class Budget:
         self.training_us = 0.0
         self.spent_us = 0.0
         self.n_steps = 0
-        self._saved_us = self._saves_us = 0.0
-        """So far, and per step."""
+        self._saved_us = 0.0
+        self.saves_us = 0.0
+        """What steps are shorter by with what usually runs, according to calls."""
         self._saved_until = 0
 
     def earn(self, step_us: float) -> None:
@@ -47,12 +48,12 @@ class Budget:
     def save(self, per_step_us: float) -> None:
         """Steps since the last time were `per_step_us` shorter than with NCCL's own choices, according to calls."""
         self._saved_us += per_step_us * (self.n_steps - self._saved_until)
-        self._saved_until, self._saves_us = self.n_steps, per_step_us
+        self._saved_until, self.saves_us = self.n_steps, per_step_us
 
     @property
     def gained_us(self) -> float:
         """What exploration has gained, or soon will have, beside what it cost."""
-        return self._saved_us + PAID_WITHIN * self._saves_us - self.spent_us
+        return self._saved_us + PAID_WITHIN * self.saves_us - self.spent_us
 
     @property
     def remaining_us(self) -> float:

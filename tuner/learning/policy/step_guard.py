@@ -10,55 +10,39 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from zerotune.store.records import StepRecord
-from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
+from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce, Variant
-from zerotune.tuner.learning.policy.step_effects import StepEffects, StepKinds
+from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
+from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce
+from zerotune.tuner.learning.policy.step_effects import (
+    ENOUGH,
+    HORIZON_STEPS,
+    LEAST_EFFECT,
+    MOST_EFFECTS,
+    ONE_IN_TEN,
+    PROVEN,
+    RECENT_STEPS,
+    Cooldown,
+    StepEffects,
+    StepKinds,
+    in_pairs,
+)
 from zerotune.tuner.learning.policy.variants import ARM, Variants
 from zerotune.tuner.modeling.features import Ints
 
 ASKED: Final = 2.0
 """Standard deviations by which steps must seem slower with what explores for an experiment to begin."""
-LIMIT: Final = 3.3
-"""Standard deviations by which steps are slower with what is withdrawn."""
-LEAST_SLOWDOWN: Final = 0.004
-"""Less (log) is not worth asking."""
-LEAST_WITH: Final = 2
-"""Steps with what is suspected: one is a straggler."""
-INNOCENT: Final = 1.3
-"""Standard deviations by which what is innocent is faster than was suspected."""
-APART_STEPS: Final = 16
-"""Steps for which several that are slow together take turns one by one, until the worse ones are withdrawn."""
-PAUSE_STEPS: Final = 3
-"""Steps without any of them, the first of an experiment, before there is a verdict."""
-PATIENCE_STEPS: Final = 100
-"""Steps after which a pause that does not come about is waited for no longer."""
-LEAST_STEPS: Final = 6
-MOST_STEPS: Final = 32
-"""Steps of an experiment after which it ends where little seems to come of it, and in any case."""
-RECENT_STEPS: Final = 24
-"""Steps by which it is told how slow something is."""
-INNOCENT_REST_STEPS: Final = 25
-"""What turned out to be innocent is not suspected for this long, and for twice as long after each further time."""
-N_PLACES: Final = 48
-"""With more keys some share what is known of them: what each does to a step is little, and work per step is bounded."""
-MOST_ALONE: Final = 32
-"""So many settings are suspected by themselves in one step; with more they take turns."""
-N_IN_A_ROW: Final = 3
-"""So many steps off to one side are another pace of training: one or two are stragglers."""
-LEAST_SHIFT: Final = 0.04
-SHIFT_SCALES: Final = 5.0
-"""A step is off by at least so much (log), and by so many noise scales: less may be drift."""
 
 
 class Slow(NamedTuple):
@@ -74,9 +58,16 @@ class Slow(NamedTuple):
     """Steps of the experiment."""
 
 
-class _Odd(NamedTuple):
-    shift: float
-    names: frozenset[int]
+@dataclass
+class _Experiment:
+    suspects: list[int]
+    predicted: float
+    """By how much (log) all of them together seemed slower."""
+    n_steps: int = 0
+    n_without: int = 0
+    """Steps without any of the suspects: the first ones, a pause."""
+    apart_from: int | None = None
+    """Together they are slow: since this step each takes turns by itself."""
 
 
 class StepGuard:
@@ -84,37 +75,31 @@ class StepGuard:
 
     def __init__(self) -> None:
         self._chance = random.Random(0)
+        self._pairs = in_pairs(self._chance)
+        self.effects = StepEffects()
         self.reset()
 
     @property
     def suspects(self) -> Sequence[int]:
         """What an experiment is about; empty: there is none."""
-        return self._suspects
+        return self._experiment.suspects if self._experiment is not None else ()
 
     def reset(self) -> None:
         """All is asked anew."""
-        self.effects = StepEffects()
+        self.effects.reset()
         self._n_steps = 0
-        self._n_with: dict[int, float] = {}
-        self._odd: list[_Odd] = []
-        """The newest steps, as long as all are off to one side."""
+        self._n_with: Counter[int] = Counter()
+        self._odd: list[tuple[float, frozenset[int]]] = []
+        """The newest steps, as long as all are off to one side: by how much (log), and what was tried."""
         self.keys: dict[int, int] = {}
         """Of every setting that was tried."""
-        self._suspects: list[int] = []
-        self._predicted = 0.0
-        """By how much (log) all of them together seemed slower."""
+        self._experiment: _Experiment | None = None
         self.shown: dict[int, int | None] = {}
         """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
-        self._others: dict[int, int | None] = {}
-        """In the step after that."""
-        self._is_apart, self._apart_from = False, 0
-        """Suspects take turns one by one, since that many steps of the experiment."""
-        self._n_asked = self._n_without = 0
-        """Steps of the experiment, and those without any of the suspects."""
         self._recent: deque[tuple[float, frozenset[int]]] = deque(maxlen=RECENT_STEPS)
         """Log duration, and what was tried."""
-        self._innocent: dict[int, tuple[int, int]] = {}
-        """By key, until when it is not suspected, and how often it turned out to be innocent."""
+        self._innocent = Cooldown()
+        """Keys at which nothing is suspected for a while."""
 
     def paced(self, log_us: float, explored: Mapping[int, int], unsaved_shift: float) -> float | None:
         """Whether training's own pace has changed.
@@ -132,67 +117,69 @@ class StepGuard:
             By how much (log), if that is what the newest steps show.
         """
         shift = log_us - self.effects.expected(self._shares(name for name in explored if name in self.keys))
-        is_odd = min(abs(shift), abs(unsaved_shift)) > max(LEAST_SHIFT, SHIFT_SCALES * self.effects.noise)
-        if not is_odd or shift * unsaved_shift < 0.0 or (self._odd and self._odd[0].shift * shift < 0.0):
+        is_odd = min(abs(shift), abs(unsaved_shift)) > max(MIN_SHIFT, CLIP * self.effects.noise)
+        if not is_odd or shift * unsaved_shift < 0.0 or (self._odd and self._odd[0][0] * shift < 0.0):
             self._odd.clear()
-        if not is_odd or self._n_steps < 2 * LEAST_STEPS:
+        if not is_odd or self._n_steps < 2 * ENOUGH:
             return None
-        self._odd = [*self._odd, _Odd(shift, frozenset(explored))][-N_IN_A_ROW:]
-        if len(self._odd) < N_IN_A_ROW:
+        self._odd = [*self._odd, (shift, frozenset(explored))][-ENOUGH:]
+        if len(self._odd) < ENOUGH:
             return None
-        found = median(one.shift for one in self._odd)
-        in_all = frozenset.intersection(*(one.names for one in self._odd))
+        found = median(one for one, _ in self._odd)
+        in_all = frozenset.intersection(*(names for _, names in self._odd))
         if found < 0.0:
-            in_all = frozenset(name for name in in_all if self._n_with.get(name, 0.0) <= 2 * N_IN_A_ROW)
+            in_all = frozenset(name for name in in_all if self._n_with[name] <= 2 * ENOUGH)
         if in_all:
-            if found > 0.0 and not self._suspects:
+            if found > 0.0 and self._experiment is None:
                 for name in in_all:  # what earlier steps say of these is over
                     self.effects.know(name, found)
-                self._ask(sorted(in_all), found)
+                self._experiment = _Experiment(sorted(in_all), found)
             return None
         self._odd.clear()
-        self._acquit()
+        self._end()
         self.effects.level_moved(found)
         return found
 
-    def compare(self, log_us: float, explored: Mapping[int, int], arm: int | None) -> None:
-        """Take in one step while an arm of the regression takes turns; nothing is asked of all else then.
-
-        Args:
-            log_us: log duration.
-            explored: as in `step`.
-            arm: its name where it ran.
-        """
-        self.keys.update(explored)
-        self.effects.step(log_us, self._shares(explored) | ({} if arm is None else {arm: 1.0}))
-
-    def step(self, log_us: float, explored: Mapping[int, int], slow_calls: Collection[int] = ()) -> Slow | None:
+    def step(
+        self,
+        log_us: float,
+        explored: Mapping[int, int],
+        slow_calls: Collection[int] = (),
+        *,
+        arms: Collection[int] | None = None,
+    ) -> Slow | None:
         """Take in one step.
 
         Args:
             log_us: log duration.
             explored: key index by name (slot) of each setting that was tried in it.
             slow_calls: what is slow by its calls: they will end it.
+            arms: while arms of the regression take turns, those that ran; nothing is asked of all else then.
 
         Returns:
             What is to be withdrawn, if anything.
         """
         self._n_steps += 1
         self.keys.update(explored)
-        self.effects.step(log_us, self._shares(explored))
+        self.effects.step(log_us, self._shares(explored) | dict.fromkeys(arms or (), 1.0))
         self._recent.append((log_us, frozenset(explored)))
-        for name in explored:
-            self._n_with[name] = self._n_with.get(name, 0.0) + 1.0
-        if self._suspects:
-            return self._follow(explored)
-        self._suspect([name for name in explored if name not in slow_calls])
-        return None
+        self._n_with.update(explored.keys())
+        if arms is not None:
+            return None
+        slow = None
+        if self._experiment is None:
+            self._suspect([name for name in explored if name not in slow_calls])
+        else:
+            slow = self._follow(self._experiment, explored)
+        self._choose_shown()
+        return slow
 
     def dismiss(self, names: Collection[int]) -> None:
         """These will not run any more, whatever the experiment would say."""
-        self._suspects = [name for name in self._suspects if name not in names]
-        if not self._suspects:
-            self._end()
+        if self._experiment is not None:
+            self._experiment.suspects = [name for name in self.suspects if name not in names]
+            if not self.suspects:
+                self._end()
         self.shown = {key: name for key, name in self.shown.items() if name not in names}
 
     def became_usual(self, name: int, key: int) -> None:
@@ -214,201 +201,237 @@ class StepGuard:
     def _effect(self, names: Iterable[int]) -> tuple[float, float]:
         return self.effects.effect(self._shares(names))
 
+    def _is_slow(self, names: Collection[int], limit: float) -> bool:
+        mean, doubt = self._effect(names)
+        return mean > max(limit * doubt, LEAST_EFFECT)
+
     def _suspect(self, explored: Iterable[int]) -> None:
         """Begin an experiment if steps seem slower with what ran in this one, all of it or one by itself."""
         asked = [
             name
             for name in explored
-            if self._n_with[name] >= LEAST_WITH and self._n_steps >= self._innocent.get(self.keys[name], (0, 0))[0]
+            if self._n_with[name] >= CONFIRMED and self._n_steps >= self._innocent.until(self.keys[name])
         ]
-        best: list[int] = []
-        predicted, most = 0.0, ASKED
-        at = self._n_steps * MOST_ALONE % max(1, len(asked))
-        for group in [asked, *([name] for name in [*asked[at:], *asked[:at]][:MOST_ALONE])]:
+        at = self._n_steps * AT_ONCE % max(1, len(asked))
+        alone = [[name] for name in [*asked[at:], *asked[:at]][:AT_ONCE]]
+        most = ASKED
+        for group in [asked, *alone] if asked else ():
             mean, doubt = self._effect(group)
-            if group and mean > max(LEAST_SLOWDOWN, most * doubt):
-                best, predicted, most = group, mean, mean / doubt
-        if best:
-            self._ask(best, predicted)
-
-    def _ask(self, names: list[int], predicted: float) -> None:
-        """Begin an experiment with these, which seem as slow as `predicted`."""
-        self._suspects, self._predicted = names, predicted
-        self._n_asked = self._n_without = 0
-        self._is_apart, self._apart_from = False, 0
-        self._choose_shown()
+            if mean > max(LEAST_EFFECT, most * doubt):
+                self._experiment, most = _Experiment(group, mean), mean / doubt
 
     def _choose_shown(self) -> None:
-        """What runs in the next step: all and none in pairs of steps, or each by itself by chance."""
-        if self._n_asked < PAUSE_STEPS:
-            self.shown = dict.fromkeys((self.keys[name] for name in self._suspects), None)
-            return
-        if (self._n_asked - PAUSE_STEPS) % 2 and not self._is_apart:
-            self.shown = {key: self._others.get(key) for key in self.shown}
+        """What runs in the next step: first nothing, then all or nothing in turns, or each by itself by chance."""
+        asked, self.shown = self._experiment, {}
+        if asked is None:
             return
         at_key: dict[int, list[int]] = {}
-        for name in self._suspects:
+        for name in asked.suspects:
             at_key.setdefault(self.keys[name], []).append(name)
-        chosen = {key: self._chance.choice(names) for key, names in at_key.items()}
-        together = self._chance.random() < 0.5
-        is_on = {key: self._chance.random() < 0.5 if self._is_apart else together for key in chosen}
-        self.shown = {key: name if is_on[key] else None for key, name in chosen.items()}
-        self._others = {key: None if is_on[key] else name for key, name in chosen.items()}
+        together = asked.n_steps >= ENOUGH and next(self._pairs)
+        for key, names in at_key.items():
+            is_on = together if asked.apart_from is None else self._chance.random() < 0.5
+            self.shown[key] = self._chance.choice(names) if is_on else None
 
-    def _follow(self, ran: Collection[int]) -> Slow | None:
+    def _follow(self, asked: _Experiment, ran: Collection[int]) -> Slow | None:
         """A step of the experiment: first of all suspects together; once they are proven slow, of each by itself."""
-        self._n_asked += 1
-        self._n_without += not any(name in ran for name in self._suspects)
-        n_asked = self._n_asked - self._apart_from
-        slow = None
-        if self._n_without < PAUSE_STEPS:
-            if self._n_asked >= PATIENCE_STEPS:  # plans do not reach the ranks: nothing can be found out now
+        asked.n_steps += 1
+        asked.n_without += not any(name in ran for name in asked.suspects)
+        mean, doubt = self._effect(asked.suspects)
+        if asked.n_without < ENOUGH:
+            if asked.n_steps >= HORIZON_STEPS:  # plans do not reach the ranks: nothing can be found out now
                 self._end()
-        elif not self._is_slow(self._suspects, ASKED if self._is_apart else LIMIT):
-            if self._is_apart or n_asked >= MOST_STEPS or (n_asked >= LEAST_STEPS and self._is_hopeless()):
-                self._acquit()
-        elif not self._is_apart and len(self._suspects) > 1:
-            self._is_apart, self._apart_from = True, self._n_asked
-        else:
-            guilty = [name for name in self._suspects if self._is_slow([name])]
-            if not guilty and n_asked >= APART_STEPS:
-                guilty = [name for name in self._suspects if self._is_slow([name], 1.0)] or self._suspects
-            slow = self._convict(guilty) if guilty else None
-        if not self._suspects:
+        elif asked.apart_from is None and not self._is_slow(asked.suspects, PROVEN):
+            is_hopeless = asked.n_steps >= 2 * ENOUGH and mean < max(doubt, LEAST_EFFECT)
+            if is_hopeless or asked.n_steps >= RECENT_STEPS:
+                if mean + ONE_IN_TEN * doubt < asked.predicted:  # else too little was seen of them to know
+                    for key in {self.keys[name] for name in asked.suspects}:
+                        self._innocent.begin(key, self._n_steps)
+                self._end()
+        elif asked.apart_from is None and len(asked.suspects) > 1:
+            asked.apart_from = asked.n_steps
+        elif asked.apart_from is not None and not self._is_slow(asked.suspects, ASKED):
             self._end()
         else:
-            self._choose_shown()
-        return slow
-
-    def _is_slow(self, names: Collection[int], limit: float = LIMIT) -> bool:
-        mean, doubt = self._effect(names)
-        return mean > max(limit * doubt, LEAST_SLOWDOWN if limit > 1.0 else 0.0)
-
-    def _is_hopeless(self) -> bool:
-        mean, doubt = self._effect(self._suspects)
-        return mean < max(doubt, LEAST_SLOWDOWN)
+            guilty = [name for name in asked.suspects if self._is_slow([name], PROVEN)]
+            if not guilty and asked.n_steps - (asked.apart_from or 0) >= RECENT_STEPS // 2:
+                guilty = [name for name in asked.suspects if self._is_slow([name], 1.0)] or asked.suspects
+            if guilty:
+                return self._convict(guilty)
+        return None
 
     def _convict(self, guilty: list[int]) -> Slow:
         """As slow as medians say: what the regression says of what is very slow is too little, as it clips steps."""
         without = [log_us for log_us, ran in self._recent if ran.isdisjoint(guilty)]
         with_it = [log_us for log_us, ran in self._recent if not ran.isdisjoint(guilty)][-len(without) :]
-        believed = {name: self._effect([name])[0] for name in guilty}
-        together = self._effect(guilty)[0]
-        seen = median(with_it) - median(without) if with_it and without else together
-        scale = max(1.0, seen / together)
-        relative = sum(math.expm1(scale * believed[name]) * self._n_with.pop(name, 0.0) for name in guilty)
-        excess_us = max(0.0, relative) * math.exp(self.effects.expected({}))
-        self._suspects = [name for name in self._suspects if name not in guilty]
+        slower = self._effect(guilty)[0]
+        if with_it and without:
+            slower = max(slower, median(with_it) - median(without))
+        excess_us = math.expm1(slower) * max(self._n_with.pop(name) for name in guilty)
+        excess_us *= math.exp(self.effects.expected({}))
+        self.dismiss(guilty)
         self.effects.forget([*guilty, *(_of_key(self.keys[name]) for name in guilty)])
-        return Slow(guilty, 100.0 * math.expm1(scale * together), excess_us, len(with_it), len(without))
-
-    def _acquit(self) -> None:
-        """Something else slowed steps down, unless too little was seen of these to know."""
-        mean, doubt = self._effect(self._suspects)
-        if not self._is_apart and mean + INNOCENT * doubt < self._predicted:
-            for key in {self.keys[name] for name in self._suspects}:
-                n_times = self._innocent.get(key, (0, 0))[1]
-                self._innocent[key] = self._n_steps + INNOCENT_REST_STEPS * 2**n_times, n_times + 1
-        self._end()
+        return Slow(guilty, 100.0 * math.expm1(slower), excess_us, len(with_it), len(without))
 
     def _end(self) -> None:
-        self._suspects, self.shown = [], {}
+        self._experiment, self.shown = None, {}
 
 
 def _of_key(key: int) -> int:
-    """Name of what settings at a key have in common."""
-    return -1 - key % N_PLACES
+    """Name of what settings at a key have in common; with very many keys some share it."""
+    return -1 - key % (MOST_EFFECTS // 2)
 
 
 WATCH_STEPS: Final = 60
 """Steps in which what was promoted is still compared with what ran before it."""
+DOUBTFUL_SHARE: Final = 0.05
+"""A step that lost more of its time to exploration says nothing about promotions: what it would have taken
+otherwise is not known to the percent. The budget keeps such steps few.
+"""
+KNOWN_STEPS: Final = 14
+"""So many steps are known before the first trial begins; a third of them before a canary does, whose price is that of a
+catastrophe: what others learned is to be had within ten steps."""
 
 
-class GuardedPlans:
-    """Feeds a `StepGuard` with what each step ran beside what was usual.
+class StepFeedback:
+    """Judges one job's plans by its steps.
 
     Args:
-        policy: whose trials and leads pause and are withdrawn.
+        policy: whose trials, leads and incumbents pause, are withdrawn or replaced.
         plans: what ran under which epoch.
-        rest_steps: a key whose trial slowed steps down tries nothing for this long, then for twice as long, and so on.
+        attribution: knows what exploration added to each step.
+        report: takes decisions.
     """
 
-    def __init__(self, policy: Policy, plans: PlanBook, rest_steps: int) -> None:
+    def __init__(
+        self, policy: Policy, plans: PlanBook, attribution: Attribution, report: Callable[[Event], None]
+    ) -> None:
         self._policy = policy
         self._plans = plans
-        self._rest_steps = rest_steps
+        self._attribution = attribution
+        self._report = report
+        self._kinds = StepKinds()
         self._guard = StepGuard()
+        self.variants = Variants(policy, self._guard.effects, report)
+        self._waiting: deque[StepRecord] = deque()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=HORIZON_STEPS)
+        """Durations (us) without exploration's cost, oldest first, and what they would be without what plans save."""
+        self.reset()
+
+    @property
+    def watched(self) -> Collection[int]:
+        """Keys whose incumbent was promoted lately: steps with and without it are still compared."""
+        return self._promoted.keys()
+
+    @property
+    def is_busy(self) -> bool:
+        """Keys may begin no trials: steps are compared, or too few are known to guard by."""
+        return self.variants.is_comparing or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
+
+    @property
+    def is_new(self) -> bool:
+        """Too few steps are known to guard other trials by than canaries."""
+        return len(self._recent) < KNOWN_STEPS
+
+    def reset(self) -> None:
+        """The network's regime changed: all that steps and calls said is asked for anew."""
+        self.variants.reset()
+        self._recent.clear()
+        self._guard.reset()
         self._usual: Ints = np.zeros(0, np.int64)
         """By key, the slot that what is tried there is compared with."""
         self._promoted: dict[int, tuple[int, int]] = {}
         """By key whose incumbent is still compared with the one before: its slot, and for how many steps by now."""
-
-    @property
-    def effects(self) -> StepEffects:
-        """The regression of step time."""
-        return self._guard.effects
-
-    @property
-    def is_asking(self) -> bool:
-        """It is being found out what slows steps down."""
-        return bool(self._guard.suspects)
-
-    @property
-    def shown(self) -> Mapping[int, int | None]:
-        """What runs in the next step by key: one of the suspects, or what ran before it (None)."""
-        return self._guard.shown
-
-    @property
-    def promoted(self) -> Collection[int]:
-        """Keys at which something was promoted lately."""
-        return self._promoted.keys()
-
-    def reset(self) -> None:
-        """All is asked anew."""
-        self._guard.reset()
-        self._usual = np.zeros(0, np.int64)
-        self._promoted.clear()
+        self._withdrawn = Cooldown()
+        """Keys at which something slowed steps down."""
         self._policy.show({}, ())
 
-    def step(
-        self,
-        in_force: PlanInForce,
-        step: int,
-        duration_us: float,
-        states: Sequence[KeyState],
-        evidence: CallEvidence,
-        unsaved_shift: float,
-        *,
-        arm: int | None = None,
-    ) -> float | None:
-        """Take in one step.
+    def enqueued(self, steps: Ints, message_bytes: Ints) -> None:
+        """Calls of rank 0, shape [n] each: the steps in which they were enqueued and what they move."""
+        self._kinds.enqueued(steps, message_bytes)
+
+    def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: CallEvidence) -> bool:
+        """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
 
         Args:
-            in_force: plan of the step.
-            step: its number.
-            duration_us: as recorded.
+            step: the newest step.
+            known_step: newest step that measurements have come of.
             states: of all keys, by key index.
             evidence: of the regime in force.
-            unsaved_shift: as in `StepGuard.paced`.
-            arm: name of the variant on trial, if there is one.
 
         Returns:
-            By how much (log) training's own pace has changed, if it has.
+            True when a new plan is due at once.
         """
-        explored = self._explored(in_force, states, evidence)
-        if arm is not None:
-            self._guard.compare(math.log(duration_us), explored, arm if in_force.variant is not None else None)
-            return None
-        shift = self._guard.paced(math.log(duration_us), explored, unsaved_shift)
-        usual = {name: evidence.log_us(int(self._usual[key])) for name, key in explored.items()}
-        slow_calls = {name for name in explored if evidence.log_us(name) > usual[name]}
-        slow = self._guard.step(math.log(duration_us), explored, slow_calls)
-        if slow is not None:
-            self._withdraw(slow, step, states, evidence)
-        self._show_suspects(states, evidence)
-        return shift
+        is_urgent = False
+        self._waiting.append(step)
+        while self._waiting and (
+            self._waiting[0].step < known_step
+            or len(self._waiting) > ENOUGH
+            or self._explores_nothing(self._waiting[0].epoch)
+        ):
+            is_urgent |= self._judge(self._waiting.popleft(), states, evidence)
+        return is_urgent
+
+    def consider_variants(self, states: list[KeyState], evidence: CallEvidence, step: int) -> None:
+        """Once the keys have settled, let variants of the whole plan compete on step time.
+
+        Args:
+            states: of all keys, by key index.
+            evidence: of the regime in force.
+            step: the newest step.
+        """
+        step_us = float(np.median([us for us, _ in self._recent])) if self._recent else math.inf
+        is_guarding = bool(self._promoted) or bool(self._guard.suspects)
+        self.variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
     # ---- inside ---------------------------------------------------------------------------------------
+
+    def _judge(self, step: StepRecord, states: list[KeyState], evidence: CallEvidence) -> bool:
+        """One step of which all is known that will be; true when a new plan is due at once."""
+        extra_of_step, guard = self._attribution.extra_of_step, self._guard
+        extra_us = extra_of_step.pop(step.step, 0.0)
+        while extra_of_step and (first := next(iter(extra_of_step))) < step.step - 2 * ENOUGH:
+            del extra_of_step[first]  # it was judged long ago, or never will be
+        in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
+        without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
+        duration_us = self._kinds.usual_us(step.step, without_extra_us)
+        if duration_us is None:
+            return False
+        connections, usual_us = self._attribution.connections, [us for us, _ in self._recent]
+        is_doubtful = connections.finished(step.step, duration_us, usual_us, guard.effects.noise)
+        is_doubtful |= extra_us > DOUBTFUL_SHARE * step.duration_us
+        if in_force is None:
+            return False
+        unsaved_us = duration_us + self._policy.budget.saves_us
+        unsaved_shift = math.log(unsaved_us / median(us for _, us in self._recent)) if self._recent else 0.0
+        if not is_doubtful:
+            self._recent.append((duration_us, unsaved_us))
+        if in_force.variant not in (None, variant):
+            self.variants.charge_late()
+            return False
+        log_us, shown = math.log(step.duration_us * duration_us / without_extra_us), guard.shown
+        explored = self._explored(in_force, states, evidence)
+        if not is_doubtful:
+            self.variants.learn(math.log(duration_us), explored, self._usual, states, evidence)
+        if in_force.variant is not None:
+            explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
+        if variant is not None:
+            guard.step(log_us, explored, arms=() if in_force.variant is None else [ARM])
+            return self.variants.judge(in_force, step.step, duration_us, states)
+        shift = guard.paced(log_us, explored, unsaved_shift)
+        usual = {name: evidence.log_us(int(self._usual[key])) for name, key in explored.items()}
+        slow = guard.step(log_us, explored, {name for name in explored if evidence.log_us(name) > usual[name]})
+        if slow is not None:
+            self._withdraw(slow, step.step, states, evidence)
+        self._show_suspects(states, evidence)
+        if shift is not None and states:  # steps of before are no yardstick any more
+            self.variants.reset()
+            for _ in range(len(self._recent) - ENOUGH):
+                self._recent.popleft()
+            words = f"steps take {math.exp(shift):.2f} times as long with the same settings"
+            words = f"training's own pace changed: {words}"
+            self._report(Event(states[0], states[0].incumbent, "pace", words, step.step))
+        return shown != guard.shown
 
     def _explored(self, in_force: PlanInForce, states: Sequence[KeyState], evidence: CallEvidence) -> dict[int, int]:
         """What a plan tries, and at which key."""
@@ -419,9 +442,9 @@ class GuardedPlans:
         slots = self._plans.slots(in_force.plan.epoch, n_keys, evidence)[:n_keys]
         tries = self._policy.verified(n_keys)
         tries[: len(in_force.is_trial)] |= in_force.is_trial[:n_keys]
-        differs = slots != self._usual
         if in_force.variant is not None:
-            differs[[*in_force.variant.changes]] = False
+            tries[[*in_force.variant.changes]] = True
+        differs = slots != self._usual
         for key in np.flatnonzero(differs & ~tries).tolist():
             if self._promoted.get(key, (-1, 0))[0] != slots[key]:
                 self._promoted[key] = int(slots[key]), 0
@@ -448,14 +471,9 @@ class GuardedPlans:
         self._guard.dismiss(over)
         may_try = self._policy.budget.remaining_us >= 0
         shown = {key: name if may_try else None for key, name in self._guard.shown.items()}
-        self._policy.show(
-            {key: evidence.candidates[self._usual[key] if name is None else name] for key, name in shown.items()},
-            [
-                key
-                for key, name in shown.items()
-                if name is not None and evidence.candidates[name] != states[key].incumbent
-            ],
-        )
+        settings = {key: evidence.candidates[self._usual[key] if one is None else one] for key, one in shown.items()}
+        explores = [key for key, name in shown.items() if name is not None and settings[key] != states[key].incumbent]
+        self._policy.show(settings, explores)
 
     def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: CallEvidence) -> None:
         self._policy.budget.spend(slow.excess_us)
@@ -472,198 +490,7 @@ class GuardedPlans:
                     self._promoted.pop(state.index, None)
                     before = evidence.candidates[int(self._usual[state.index])]
                     self._policy.set_incumbent(state, before, "rollback", f"{candidate}: {words}")
-                self._policy.withdraw(state, candidate, words, step + self._rest_steps * 2 ** (state.n_withdrawn - 1))
-
-
-YARDSTICK_STEPS: Final = 120
-GUARD_WAITS_STEPS: Final = 3
-"""How many steps the measurements of a step may come after its record."""
-DOUBTFUL_SHARE: Final = 0.05
-"""A step that lost more of its time to exploration says nothing about promotions: what it would have taken
-otherwise is not known to the percent. The budget keeps such steps few.
-"""
-KNOWN_STEPS: Final = 14
-"""So many steps are known before the first trial begins; a third of them before a canary does, whose price is that of a
-catastrophe: what others learned is to be had within ten steps."""
-WITHDRAWN_REST_STEPS: Final = 100
-"""A key whose promotion made steps slower tries nothing for this many steps, twice as many after each further time."""
-
-
-class StepFeedback:
-    """Judges one job's plans by its steps.
-
-    Args:
-        policy: whose incumbents are rolled back, reinstated or replaced.
-        plans: what ran under which epoch.
-        attribution: knows what exploration added to each step.
-        report: takes decisions.
-    """
-
-    def __init__(
-        self, policy: Policy, plans: PlanBook, attribution: Attribution, report: Callable[[Event], None]
-    ) -> None:
-        self._policy = policy
-        self._plans = plans
-        self._attribution = attribution
-        self._report = report
-        self._kinds = StepKinds()
-        self._variants = Variants(policy, plans, report)
-        self._guarded = GuardedPlans(policy, plans, WITHDRAWN_REST_STEPS)
-        self._waiting: deque[StepRecord] = deque()
-        self._recent: deque[tuple[float, float]] = deque(maxlen=YARDSTICK_STEPS)
-        """Durations (us) without exploration's cost, oldest first, and what they would be without what plans save."""
-
-    @property
-    def variant(self) -> Variant | None:
-        """The variant that runs in this window."""
-        return self._variants.running
-
-    @property
-    def on_trial(self) -> Variant | None:
-        """The variant that is compared with the plan."""
-        return self._variants.on_trial
-
-    @property
-    def watched(self) -> Collection[int]:
-        """Keys whose incumbent was promoted lately: steps with and without it are still compared."""
-        return self._guarded.promoted
-
-    @property
-    def is_comparing(self) -> bool:
-        """A variant is on trial or prepared."""
-        return self._variants.is_comparing
-
-    @property
-    def leads_rest_at(self) -> Collection[int] | None:
-        """While steps are compared, the keys at which nothing may run that is not proven; else None."""
-        variant = self._variants.on_trial
-        return None if variant is None else variant.changes.keys()
-
-    @property
-    def is_busy(self) -> bool:
-        """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.is_comparing or self._guarded.is_asking or len(self._recent) < KNOWN_STEPS // 3
-
-    @property
-    def is_new(self) -> bool:
-        """Too few steps are known to guard other trials by than canaries."""
-        return len(self._recent) < KNOWN_STEPS
-
-    def reset(self) -> None:
-        """The network's regime changed: all that steps and calls said is asked for anew."""
-        self.reset_yardstick()
-        self._guarded.reset()
-
-    def reset_yardstick(self) -> None:
-        """Steps of before are no yardstick: variants may all be asked for anew."""
-        self._variants.reset()
-        self._recent.clear()
-
-    def enqueued(self, steps: Ints, message_bytes: Ints) -> None:
-        """Calls of rank 0, shape [n] each: the steps in which they were enqueued and what they move."""
-        self._kinds.enqueued(steps, message_bytes)
-
-    def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: CallEvidence) -> bool:
-        """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
-
-        Args:
-            step: the newest step.
-            known_step: newest step that measurements have come of.
-            states: of all keys, by key index.
-            evidence: of the regime in force.
-
-        Returns:
-            True when a new plan is due at once.
-        """
-        is_urgent = False
-        self._waiting.append(step)
-        while self._waiting and (
-            self._waiting[0].step < known_step
-            or len(self._waiting) > GUARD_WAITS_STEPS
-            or self._explores_nothing(self._waiting[0].epoch)
-        ):
-            is_urgent |= self._judge(self._waiting.popleft(), states, evidence)
-        return is_urgent
-
-    def consider_variants(self, states: list[KeyState], evidence: CallEvidence, step: int) -> None:
-        """Once the keys have settled, let variants of the whole plan compete on step time.
-
-        Args:
-            states: of all keys, by key index.
-            evidence: of the regime in force.
-            step: the newest step.
-        """
-        step_us = float(np.median([us for us, _ in self._recent])) if self._recent else math.inf
-        is_guarding = bool(self._guarded.promoted) or self._guarded.is_asking
-        self._variants.consider(states, evidence, step, step_us, self._guarded.effects, may_begin=not is_guarding)
-
-    def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:
-        """End the trial of a variant some of whose calls are catastrophically slow; steps need not show it, too.
-
-        Args:
-            variant: on trial.
-            ratio: times as long as what usually runs.
-            states: of all keys, by key index.
-            step: the newest step.
-        """
-        self._variants.give_up(variant, ratio, states, step, self._guarded.effects)
-
-    # ---- inside ---------------------------------------------------------------------------------------
-
-    def _judge(self, step: StepRecord, states: list[KeyState], evidence: CallEvidence) -> bool:
-        """One step of which all is known that will be; true when a new plan is due at once."""
-        self._forget_extra(step.step - 2 * GUARD_WAITS_STEPS)
-        in_force = self._plans.get(step.epoch)
-        known_extra_us = self._attribution.extra_of_step.pop(step.step, None)
-        extra_us = known_extra_us or 0.0
-        without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
-        duration_us = self._kinds.usual_us(step.step, without_extra_us)
-        if duration_us is None:
-            return False
-        is_doubtful = extra_us > DOUBTFUL_SHARE * step.duration_us
-        is_doubtful |= self._attribution.connections.finished(step.step, duration_us, [us for us, _ in self._recent])
-        if in_force is None:
-            return False
-        unsaved_us = duration_us + self._variants.saved_us(step.epoch, states, evidence)
-        unsaved_shift = math.log(unsaved_us / median(us for _, us in self._recent)) if self._recent else 0.0
-        if not is_doubtful:
-            self._recent.append((duration_us, unsaved_us))
-            noise = self._guarded.effects.noise
-            self._variants.learn(step.epoch, step.step, duration_us, noise, states, evidence)
-        is_on_trial = self._variants.on_trial is not None
-        if in_force.variant not in (None, self._variants.on_trial):
-            self._variants.charge_late()
-            return False
-        shown = self._guarded.shown
-        as_usual = duration_us / without_extra_us
-        shift = self._guarded.step(
-            in_force,
-            step.step,
-            as_usual * step.duration_us,
-            states,
-            evidence,
-            unsaved_shift,
-            arm=ARM if is_on_trial else None,
-        )
-        if is_on_trial:
-            return self._variants.judge(in_force, step.step, duration_us, self._guarded.effects, states)
-        if shift is not None and states:
-            self._pace_changed(shift, step.step, states)
-        return shown != self._guarded.shown
-
-    def _pace_changed(self, shift: float, step: int, states: list[KeyState]) -> None:
-        """Steps of before are no yardstick any more."""
-        newest = [*self._recent][-N_IN_A_ROW:]
-        self.reset_yardstick()
-        self._recent.extend(newest)
-        words = f"training's own pace changed: steps take {math.exp(shift):.2f} times as long with the same settings"
-        self._report(Event(states[0], states[0].incumbent, "pace", words, step))
-
-    def _forget_extra(self, oldest: int) -> None:
-        """What exploration added to steps that were judged long ago, or never will be."""
-        extra = self._attribution.extra_of_step
-        while extra and (first := next(iter(extra))) < oldest:
-            del extra[first]
+                self._policy.withdraw(state, candidate, words, self._withdrawn.begin(state.index, step))
 
     def _explores_nothing(self, epoch: int) -> bool:
         """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""
