@@ -60,7 +60,8 @@ def backup(
 def check(context: typer.Context, path: Checked = None, named: StorePath = None, as_json: AsJson = False) -> None:
     """Read all of the store, while a daemon runs or not: how many pages and rows are sound, and how many damaged.
 
-    Every page is read, every cell must hold what it may, and measurements must fit their checksums. Nothing is changed.
+    Every page is read, every cell must hold what it may, and measurements, steps and decisions must fit
+    their checksums. Nothing is changed.
     Exit code 0 where all is sound, 1 where something is damaged.
 
     Example: zerotune store check
