@@ -358,9 +358,11 @@ class Attribution:
         it may have connected something.
         """
         found, doubtful = [], []
-        tried = np.unique(slots).tolist()
-        may_connect = {slot for slot in tried if self._may_connect(slot, states, evidence)}
-        self._met |= {_place(slot, states, evidence) for slot in tried}  # any of them may have been the first
+        tried, may_connect = list(dict.fromkeys(slots.tolist())), set()
+        for slot in tried:  # in the order of their calls: the first of an algorithm connects it for the others
+            if self._may_connect(slot, states, evidence):
+                may_connect.add(slot)
+            self._met.add(_place(slot, states, evidence))
         straggles = self._n_slow > STRAGGLER_RATE * self._n_usual
         for slot in tried:
             here = np.flatnonzero(slots == slot)
