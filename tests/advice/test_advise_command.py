@@ -68,7 +68,7 @@ def test_every_configuration_can_be_written(stage, shard_ranks):
     if stage:
         Settings(**{word.arg: ast.literal_eval(word.value) for word in calls[0].keywords})
     document = json.loads(snippet("deepspeed", one, shape, 16, "bf16"))
-    assert ("mics_shard_size" in document["zero_optimization"]) == (stage == 3 and shard_ranks == 8)
+    assert ("zero_hpz_partition_size" in document["zero_optimization"]) == (stage == 3 and shard_ranks == 8)
 
 
 @pytest.fixture
@@ -107,6 +107,18 @@ def test_fsdp2_takes_what_is_pasted(name, sixteen_ranks):
         mesh = placed.layers[0].get_parameter("weight" if one.recompute == "none" else WRAPPED).device_mesh
         assert mesh.size() == n_groups
         assert mesh.shape[-1] == (one.shard_ranks or n_groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", PASTED)
+def test_deepspeed_takes_what_is_pasted(name, precision):
+    config = pytest.importorskip("deepspeed.runtime.config", reason="pip install -e .[frameworks]")
+    one = PASTED[name]
+    document = json.loads(snippet("deepspeed", one, from_parameters(1e9), 16 // one.n_model_parallel, precision))
+    taken = config.DeepSpeedConfig(document)
+    assert taken.zero_config.stage == one.stage
+    assert taken.train_micro_batch_size_per_gpu == one.micro_batch
 
 
 WRAPPED = "_checkpoint_wrapped_module.weight"

@@ -53,6 +53,7 @@ def test_a_killed_rank_restarts_the_job_and_a_second_one_ends_it(world, kill9):
     shared_before = set(os.listdir("/dev/shm"))
     daemon = world.start_daemon()
     world.environment["ZEROTUNE_JOB_ID"] = "first"
+    world.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else gloo may meet dead ranks, pytorch#135712
     training, _ = world.train("--steps", 100_000, torchrun=("--max-restarts=1",))
 
     def tuned(job_id):

@@ -122,7 +122,9 @@ def _deepspeed(configuration: ZeroConfiguration, shape: ModelShape, n_groups: in
             "stage3_max_live_parameters": (configuration.prefetch + 1) * block,
         }
         if 0 < configuration.shard_ranks < n_groups:
-            zero |= {"mics_shard_size": configuration.shard_ranks, "mics_hierarchical_params_gather": False}
+            # DeepSpeed has no shards within a node any more (MiCS, removed in 0.19). ZeRO++'s second copy of the
+            # parameters there is nearest: backward gathers within the node, and all else takes less memory.
+            zero["zero_hpz_partition_size"] = configuration.shard_ranks
     document: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": configuration.micro_batch,
         "gradient_accumulation_steps": configuration.accumulation,
