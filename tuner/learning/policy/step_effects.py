@@ -28,7 +28,7 @@ RECENT_STEPS: Final = 32
 """Newest steps, which say how long one takes now; an experiment lasts no longer."""
 HORIZON_STEPS: Final = 100
 """What steps of so long ago said is asked anew; who waits, waits no longer; a cooldown lasts as long at first."""
-LEAST_EFFECT: Final = 0.003
+LEAST_EFFECT: Final = 0.004
 """Less (log) is not worth asking, and steps are believed to scatter by no less."""
 PROVEN: Final = 3.3
 """Standard deviations by which steps are slower with what is withdrawn, and faster with what is adopted."""
