@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -277,13 +277,14 @@ class Brain(Inspection):
         epochs.must_repeat = False
         latest = epochs.latest
         gathers_after_step = self._fingerprint.gathers_after_step
-        is_trial = self._explored(len(self._states), overlay)
-        has_trial = self._has_trial(is_trial)
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
-            self._go_on(latest, is_trial)
-            if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=has_trial):
+            # What was promoted, and ran on trial until now, is in force without a new plan.
+            is_trial = self._explored(len(self._states))[: len(latest.candidates)]
+            latest = latest._replace(is_trial=is_trial, variant=variant)
+            self._plans.add(latest, epochs.active)
+            if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=latest.has_trial):
                 return None
-            # What ran on trial was adopted, or the other way round: the same settings, to last as long as they may.
+            # Or the other way round: the same settings, to last as long as they may.
         looks = self._policy.first_looks(evidence) if self._withdrawal.needs_looks and variant is None else []
         entry = self._plan(epochs.next, gathers_after_step, looks)
         if looks:
@@ -314,31 +315,17 @@ class Brain(Inspection):
 
     # ---- inside ------------------------------------------------------------------------------------
 
-    def _plan(self, epoch: int, gathers_after_step: bool, looks: list[KeyState]) -> PlanInForce:
+    def _plan(self, epoch: int, gathers_after_step: bool, looks: Sequence[KeyState] = ()) -> PlanInForce:
         """What is asked for now, as a plan with the rows of `looks` first."""
-        is_trial = self._explored(len(self._states), self._overlay)
-        candidates, plan = self._plans.make(
-            epoch,
-            gathers_after_step,
-            self._ahead.rows,
-            has_trial=self._has_trial(is_trial),
-            first=[state.index for state in looks],
-        )
-        return PlanInForce(candidates, is_trial, plan, self._step_feedback.variants.running, self._ahead.rows)
+        is_trial = self._explored(len(self._states))
+        plan = Plan(epoch, gathers_after_step=gathers_after_step)
+        entry = PlanInForce([], is_trial, plan, self._step_feedback.variants.running, self._ahead.rows)
+        return self._plans.make(entry, [state.index for state in looks])
 
-    def _has_trial(self, is_trial: npt.NDArray[np.bool_]) -> bool:
-        return self._step_feedback.variants.running is not None or bool(is_trial.any())
-
-    def _explored(self, n_keys: int, overlay: Mapping[int, Candidate]) -> npt.NDArray[np.bool_]:
+    def _explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
         is_trial = self._policy.explored(n_keys)
-        is_trial[[index for index in overlay if index < n_keys]] = False
+        is_trial[[index for index in self._overlay if index < n_keys]] = False
         return is_trial
-
-    def _go_on(self, latest: PlanInForce, is_trial: npt.NDArray[np.bool_]) -> None:
-        """The newest plan runs on: what was promoted, and ran on trial until now, is in force without a new one."""
-        is_trial = is_trial[: len(latest.candidates)]
-        entry = latest._replace(is_trial=is_trial, variant=self._step_feedback.variants.running)
-        self._plans.add(entry, self._epochs.active)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))

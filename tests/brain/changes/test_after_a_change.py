@@ -165,7 +165,7 @@ def test_keys_seen_first_after_a_change_are_where_others_of_their_size_are() -> 
         new = (brain.predicted(one.key).values() for one in brain.keys[-2:])
         moved = [[math.log(it.us / it.guessed_us) for it in options if not it.n_calls] for options in new]
         found.append([np.median(of_key) for of_key in moved])
-    assert found[0] == pytest.approx(found[1], abs=0.25)
+    assert found[0] == pytest.approx(found[1], abs=0.35)
 
 
 @pytest.mark.parametrize("seed", [48, 49])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.lib.brain_world import Call, Unsteady, make_brain, play, zero3_step
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Phase, Protocol
-from zerotune.tuner.learning.policy.observations import DEPTH, CallEvidence, UnitHistory, compared_as_neighbours
+from zerotune.tuner.learning.policy.observations import DEPTH, CallEvidence, UnitHistory
 
 NODE = CommunicatorClass(8, 1)
 
@@ -63,8 +63,8 @@ def test_a_network_that_changes_when_a_trial_begins_is_no_gain() -> None:
 
 def test_of_what_was_not_measured_nothing_is_known() -> None:
     evidence = _evidence(np.zeros(5), np.zeros(5, np.int64))
-    assert not compared_as_neighbours(evidence.history.of(0), 0, 7, 0.02).pairs
-    assert not compared_as_neighbours(evidence.history.of(99), 0, 1, 0.02).pairs
+    assert not evidence.nearby(0, 1).pairs
+    assert not len(evidence.history.of(99).slots)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=200))

@@ -45,15 +45,7 @@ Sealed draws chose between 0.35 and 0.4 (docs/design/choice.md).
 
 
 def unpaid_odds(n_steps: int, calls_share: float) -> float:
-    """How likely a trial must be to be faster, while no gains pay for exploration.
-
-    Args:
-        n_steps: steps so far.
-        calls_share: share of a step that is charged for calls.
-
-    Returns:
-        Probability.
-    """
+    """How likely a trial must be to be faster after so many steps of which calls are that share, if no gains pay."""
     of_steps = min(1.0, (UNPAID_ODDS_STEPS / max(1, n_steps)) ** 2)
     return UNPAID_ODDS * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
 
@@ -169,12 +161,14 @@ class Options:
         if slot is None:
             return None
         options, stakes = self._surrogate.fields.of(state).options, self._price.stakes(state, room_us)
+        budget, calls_us = self._budget, self._price.calls_us * self._budget.n_steps
+        odds = unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0
         case = Case(
             options,
             opinion,
             state.usual,
             evidence.log_us(slot),
-            stakes._replace(least_odds=self._unpaid_odds(), gained_us=self._budget.gained_us),
+            stakes._replace(least_odds=odds, gained_us=budget.gained_us),
             self._connections_us(state, options),
             self._memory.least_gain(options, state.n_channels),
         )
@@ -234,12 +228,6 @@ class Options:
     def what_runs(state: KeyState, candidate: Candidate) -> Candidate:
         """The setting that is meant, NCCL's own where that is known."""
         return state.default_setting or candidate if candidate.is_baseline else candidate
-
-    def _unpaid_odds(self) -> float:
-        budget = self._budget
-        if not budget.training_us:
-            return 0.0
-        return unpaid_odds(budget.n_steps, self._price.calls_us * budget.n_steps / budget.training_us)
 
     def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
         """What each option would cost once, to be connected."""
@@ -309,8 +297,12 @@ faster leads from then on and so goes on being measured; what is not is tried ag
 """
 VERIFIED: Final = 0.2
 """Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""
+
+
 WORTH_GOING_ON: Final = 0.001
-"""A trial ends when what it may still gain (log, expected) is less."""
+"""A trial ends when what it may still gain (log, expected) is less. What ends sooner is tried again, and steps that it
+slows down in secret are more in all.
+"""
 
 
 class TrialVerdict(Enum):
@@ -352,9 +344,9 @@ def judge(
         if shown > radius(pairs, sigma, max(alpha, VERIFIED)):
             return TrialVerdict.better, gain, half
     if leads:
-        believed, _ = weighed(state.lead_hope, evidence, incumbent, slot)
+        believed, _ = _weighed(state.lead_hope, evidence, incumbent, slot)
         return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half
-    hoped, std = weighed(state.hope, evidence, evidence.find(state.index, state.usual), slot)
+    hoped, std = _weighed(state.hope, evidence, evidence.find(state.index, state.usual), slot)
     if expected_gain(hoped - settings.min_gain, std) < WORTH_GOING_ON:
         return TrialVerdict.not_better, gain, half
     if evidence.units(slot) >= state.trial_until_units:
@@ -362,20 +354,10 @@ def judge(
     return TrialVerdict.open, gain, half
 
 
-def weighed(
+def _weighed(
     hope: tuple[float, float], evidence: CallEvidence, first: int | None, second: int | None
 ) -> tuple[float, float]:
-    """Combine what was hoped for and what was measured, weighed by their precisions.
-
-    Args:
-        hope: expected gain (log) of the second slot over the first, and its standard deviation.
-        evidence: of the regime in force.
-        first: slot; None: not measured.
-        second: slot; None: not measured.
-
-    Returns:
-        Gain (log) and its standard deviation.
-    """
+    """Gain (log) of the second slot over the first and its standard deviation: what was hoped for and measured."""
     hoped, std = hope
     if first is None or second is None:
         return hope

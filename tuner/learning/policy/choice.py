@@ -35,7 +35,7 @@ from zerotune.tuner.learning.policy.acquisition import (
 from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns
-from zerotune.tuner.learning.policy.risk import Budget, PendingTrials, Price
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget, PendingTrials, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 
 INCUMBENT_EVERY: Final = 12
@@ -140,7 +140,6 @@ class Allocation(Columns):
         return changed
 
 
-MIN_BASELINE_UNITS: Final = 2
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 PROVEN_HOPE: Final = (0.03, 0.03)
@@ -210,7 +209,7 @@ class Policy:
         elif decided is None and lead is not None and self.budget.fraction > 0:
             candidate = fields.named(state, lead.candidate)
             if self.options.may_try(state, candidate):
-                self.begin_lead(state, candidate, lead.reason, lead.hope)
+                self._begin_lead(state, candidate, lead.reason, lead.hope)
                 self._report(Event(state, candidate, "lead", lead.reason + LEADS))
 
     # ---- one window ---------------------------------------------------------------------------------
@@ -325,10 +324,10 @@ class Policy:
     def lead_as_proven(self, state: KeyState, proven: tuple[Candidate, str]) -> None:
         """What earlier jobs proved, or smaller messages, with the reason: runs at once, and is verified on the side."""
         candidate, reason = proven
-        self.begin_lead(state, candidate, reason, PROVEN_HOPE, is_proven=True)
+        self._begin_lead(state, candidate, reason, PROVEN_HOPE, is_proven=True)
         self._report(Event(state, candidate, "prior", reason))
 
-    def begin_lead(
+    def _begin_lead(
         self,
         state: KeyState,
         candidate: Candidate,
@@ -337,15 +336,7 @@ class Policy:
         *,
         is_proven: bool = False,
     ) -> None:
-        """Let `candidate` run in nearly all windows without a trial; the incumbent runs in the others.
-
-        Args:
-            state: the key.
-            candidate: that leads.
-            reason: why, for its rows.
-            hope: gain (log) that earlier jobs measured, and its standard deviation.
-            is_proven: earlier jobs proved it.
-        """
+        """Let it run in nearly all windows without a trial; the incumbent runs in the others."""
         state.numbers.setdefault(candidate, state.n_tried + 1)
         state.lead_reason = state.retired[candidate] = reason
         state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
@@ -446,7 +437,7 @@ class Policy:
         elif verdict is TrialVerdict.tie:
             reason = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
-            self.begin_lead(state, candidate, reason)  # it is not slower than the lead so far, if there was one
+            self._begin_lead(state, candidate, reason)  # it is not slower than the lead so far, if there was one
             self._report(Event(state, candidate, "lead", reason + LEADS))
 
     def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
@@ -465,7 +456,7 @@ class Policy:
             is_quiet = step < state.quiet_until or not self.price.traffic.is_expected[state.index]
             if state.trial is not None or is_quiet:
                 self._n_in_vain += 1
-            elif incumbent is None or evidence.units(incumbent) < MIN_BASELINE_UNITS:
+            elif incumbent is None or evidence.units(incumbent) < FIRST_LOOK_STEPS:
                 continue
             elif not canaries_only or self.surrogate.fields.knowledge.canary(state.key) is not None:
                 n_looked_at += 1

@@ -186,8 +186,6 @@ MAX_KEYS: Final = 4000
 MISSED_GAPS: Final = 3.0
 """A key that was not called for this many times as long as usual is not expected any more."""
 LEAST_IDLE_STEPS: Final = 20
-_CODES_PER_PLACE: Final = 1 << 15
-"""Collective, phase and size class of a key's code; the rest is the communicator class."""
 
 
 class Traffic(NamedTuple):
@@ -216,8 +214,10 @@ class KeyTable(Columns):
     def __init__(self, on_new: Callable[[KeyState], None]) -> None:
         self.states: list[KeyState] = []
         self._on_new = on_new
-        self._places: dict[int, Ints] = {}
-        """Key index by the low bits of the code, per communicator class; -1 where there is none."""
+        self._codes: list[int] = []
+        """Of the keys."""
+        self._order: tuple[Ints, Ints] = np.zeros(1, np.int64), np.full(1, -1, np.int64)
+        """Codes in ascending order, and the index of each key; no key has code 0."""
         self._first_step = np.zeros(0, np.int64)
         self._last_step = np.zeros(0, np.int64)
         self._n_calls = np.zeros(0, np.int64)
@@ -297,13 +297,9 @@ class KeyTable(Columns):
             costs.learn_channels(state.key.communicator, state.default_setting.n_channels)
 
     def _find(self, codes: Ints) -> Ints:
-        places, inner = np.divmod(codes, _CODES_PER_PLACE)
-        found = np.full(len(codes), -1, np.int64)
-        for place in np.unique(places).tolist():
-            table = self._places.get(place)
-            if table is not None:
-                here = places == place
-                found[here] = table[inner[here]]
+        known, index = self._order
+        at = np.searchsorted(known, codes, side="right") - 1
+        found: Ints = np.where(known[at] == codes, index[at], -1)
         return found
 
     def _add(self, codes: Ints, rows: npt.NDArray[np.void], costs: CostPrior) -> None:
@@ -314,12 +310,11 @@ class KeyTable(Columns):
         by_family: dict[tuple[CommunicatorClass, Collective], list[KeyState]] = {}
         for code, nbytes in zip(codes.tolist(), rows["message_bytes"].astype(np.float64).tolist(), strict=True):
             state = KeyState(len(self.states), key_of(code), nbytes)
-            place, inner = divmod(code, _CODES_PER_PLACE)
-            if place not in self._places:
-                self._places[place] = np.full(_CODES_PER_PLACE, -1, np.int64)
-            self._places[place][inner] = state.index
             self.states.append(state)
             by_family.setdefault(state.family, []).append(state)
+        self._codes += codes.tolist()
+        order = np.argsort(self._codes)
+        self._order = np.r_[0, np.array(self._codes)[order]], np.r_[-1, order]
         for family, states in by_family.items():
             nbytes = np.array([state.message_bytes for state in states])
             here = np.array([state.index for state in states])

@@ -37,8 +37,6 @@ DEPTH: Final = 64
 SHARED_VARIANCE: Final = 3.0
 SHARED_REACH: Final = 0.95
 """What neighbouring steps share then, beside what each has of its own (1), and its correlation from step to step."""
-RUN_BEFORE: Final = 0.5
-"""Share of the trial's units after which the incumbent must have run once more."""
 _MIXTURE: Final = 0.5
 """Of the confidence sequence: tightest near six pairs, where most promotions are decided."""
 _NOBODY: Final = -1
@@ -56,7 +54,7 @@ class Columns:
                 setattr(self, name, np.concatenate([old, np.zeros((more, *old.shape[1:]), old.dtype)]))
 
 
-class NoiseScale(Columns):
+class _NoiseScale(Columns):
     """Standard deviation (log) by index, shrunk towards that of all; older deviations fade."""
 
     def __init__(self) -> None:
@@ -79,13 +77,7 @@ class NoiseScale(Columns):
         return result
 
     def add(self, at: Ints, dof: Floats, squares: Floats) -> None:
-        """Take in sums of squared deviations.
-
-        Args:
-            at: indices, shape [n]; several may be the same.
-            dof: degrees of freedom of each sum, shape [n].
-            squares: the sums, shape [n].
-        """
+        """Take in sums of squared deviations and their degrees of freedom; several indices may be the same."""
         self.make_room(int(at.max()) + 1)
         np.add.at(self._dof, at, dof)
         np.add.at(self._squares, at, squares)
@@ -167,21 +159,9 @@ def _whitening(steps: bytes) -> Floats:
     return np.linalg.inv(np.linalg.cholesky(shared + np.eye(len(at))))
 
 
-def compared_as_neighbours(units: Units, first: int, second: int, sigma: float) -> Contrast:
-    """By how much the second slot is faster than the first, by generalised least squares.
-
-    Args:
-        units: of one key.
-        first: slot.
-        second: slot.
-        sigma: noise (log) of a unit, as far as it is known.
-
-    Returns:
-        The gain, of which nothing is known where one of them did not run.
-    """
+def _by_neighbours(units: Units, first: int, second: int, sigma: float) -> Contrast:
+    """By how much the second slot of a key is faster than the first, by generalised least squares."""
     slots, of = np.unique(units.slots, return_inverse=True)
-    if first not in slots or second not in slots:
-        return Contrast(0.0, 0.0, sigma)
     whiten = _whitening((units.steps - units.steps[0]).tobytes())
     design, values = whiten @ np.eye(len(slots))[of], whiten @ units.values
     inverse = np.linalg.inv(design.T @ design)
@@ -223,9 +203,9 @@ class CallEvidence(Columns):
         self._open_step = np.zeros(0, np.int64)
         self._open_calls = np.zeros(0, np.int64)
         self._open_sum = np.zeros(0)
-        self._of_units = NoiseScale()
+        self._of_units = _NoiseScale()
         """By key."""
-        self._of_calls = NoiseScale()
+        self._of_calls = _NoiseScale()
         """By slot."""
 
     def __len__(self) -> int:
@@ -330,13 +310,14 @@ class CallEvidence(Columns):
     def nearby(self, first: int, second: int) -> Contrast:
         """The same as neighbouring steps show it: the network may have changed just as the second slot ran.
 
-        Of which nothing is known before the first has run again since.
+        Of which nothing is known before the first has run again.
         """
-        units, sigma = self.history.of(int(self.key[first])), float(self.sigma(self.key[[first]])[0])
+        key = self.key[[first]]
+        units, sigma = self.history.of(int(key[0])), float(self.sigma(key)[0])
         here, there = units.steps[units.slots == first], units.steps[units.slots == second]
-        if not len(here) or np.count_nonzero(there < here[-1]) < RUN_BEFORE * len(there):
+        if not (len(here) and len(there) and here[-1] > there[0]):
             return Contrast(0.0, 0.0, sigma)
-        return compared_as_neighbours(units, first, second, sigma)
+        return _by_neighbours(units, first, second, sigma)
 
     def _add_step(self, step: int, slots: Ints, counts: Ints, sums: Floats, centre: Floats) -> None:
         """One step's calls of distinct slots: how many each, and the sum of their deviations from `centre`."""

@@ -53,6 +53,11 @@ class PlanInForce(NamedTuple):
     ahead: tuple[PlanRow, ...] = ()
     """What was asked for keys that were not known yet."""
 
+    @property
+    def has_trial(self) -> bool:
+        """It runs something on trial."""
+        return self.variant is not None or bool(self.is_trial.any())
+
 
 class PlanBook:
     """The latest plans by epoch; epoch 0 is the empty plan that every job starts with."""
@@ -130,35 +135,21 @@ class PlanBook:
             self._rows[index] = None if candidate.is_baseline else _row(state, candidate, model_id)
         return differs
 
-    def make(
-        self,
-        epoch: int,
-        gathers_after_step: bool,
-        ahead: tuple[PlanRow, ...] = (),
-        *,
-        has_trial: bool = False,
-        first: Sequence[int] = (),
-    ) -> tuple[list[Candidate], Plan]:
-        """Make a plan of the settings asked for.
+    def make(self, entry: PlanInForce, first: Sequence[int] = ()) -> PlanInForce:
+        """What is asked for now, as a plan; the rows of keys `first` come first.
 
-        Args:
-            epoch: of the plan.
-            gathers_after_step: as `Plan.gathers_after_step`.
-            ahead: rows for keys that are not known yet.
-            has_trial: whether it runs anything on trial.
-            first: key indices whose rows come first.
-
-        Returns:
-            What every key is asked to run, by key index, and the plan.
+        `entry` has its epoch, what is tried and the rows for keys that are not known yet.
         """
-        others = self._rows.copy()
+        others = [*self._rows]
         for index in first:
             others[index] = None
-        rows = (*self._rows_of(first), *(row for row in others if row is not None), *ahead)
-        return self._asked.copy(), Plan(epoch, rows, lasts_for(has_trial=has_trial), gathers_after_step)
-
-    def _rows_of(self, keys: Sequence[int]) -> list[PlanRow]:
-        return [row for index in keys if (row := self._rows[index]) is not None]
+        rows = [*(self._rows[index] for index in first), *others]
+        plan = msgspec.structs.replace(
+            entry.plan,
+            rows=(*(row for row in rows if row is not None), *entry.ahead),
+            expires_after=lasts_for(has_trial=entry.has_trial),
+        )
+        return entry._replace(candidates=self._asked.copy(), plan=plan)
 
 
 def ending_by_itself(entry: PlanInForce, after: PlanInForce, keys: Sequence[int]) -> PlanInForce:

@@ -62,9 +62,6 @@ COMMON_DOUBT: Final = 1.5
 """How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
 the first calls tell it.
 """
-OTHER_COLLECTIVE: Final = 2.0 * SIZE_CLASSES_PER_OCTAVE
-"""So many size classes away counts what another collective measured."""
-FIRST_REGIME: Final = 0
 _NO_SLOT: Final = -1
 
 
@@ -108,7 +105,7 @@ def variance_of(rows: Floats) -> Floats:
     return variance
 
 
-def condition(rows: Floats, known: Known, common_std: float, regime: int = FIRST_REGIME) -> tuple[Floats, Floats]:
+def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) -> tuple[Floats, Floats]:
     """Condition durations on what is known (Gaussian process).
 
     Args:
@@ -122,7 +119,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = FIRST
     """
     n, guess, std = len(rows), rows[:, Column.guess], rows[:, Column.std]
     places = known.rows
-    changed = CHANGE_STD**2 * (regime != FIRST_REGIME)
+    changed = CHANGE_STD**2 * (regime != 0)
     own = std**2 * variance_of(rows) + common_std**2 + changed
     if not len(known.residual):
         return guess, np.sqrt(own)
@@ -131,7 +128,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = FIRST
     regimes = np.concatenate([np.full(n, regime), known.regime])
     if regimes.any():
         sizes = np.subtract.outer(every[:, Column.log2_bytes], places[:, Column.log2_bytes])
-        is_same = np.equal.outer(regimes, known.regime) & (known.regime != FIRST_REGIME)
+        is_same = np.equal.outer(regimes, known.regime) & (known.regime != 0)
         both += CHANGE_STD**2 * matern(np.abs(sizes) / KERNEL.octaves) * is_same
     cross, inner = both[:n], both[n:]
     inner[np.diag_indices_from(inner)] += known.noise_variance + 1e-9
@@ -220,10 +217,10 @@ class _Observed:
         return measured
 
     def near(self, state: KeyState, fields: FieldBook, evidence: CallEvidence) -> Known:
-        """What was measured at the nearest size classes, of AT_ONCE settings; other collectives count as far off."""
+        """What was measured of AT_ONCE settings at the nearest sizes; other collectives count as two octaves off."""
         n = len(self._at)
         gaps = np.abs(self._class[:n] - state.key.size_class)
-        gaps += OTHER_COLLECTIVE * (self._collective[:n] != int(state.key.collective))
+        gaps += 2 * SIZE_CLASSES_PER_OCTAVE * (self._collective[:n] != int(state.key.collective))
         chosen = np.argpartition(gaps, AT_ONCE)[:AT_ONCE] if n > AT_ONCE else np.arange(n)
         at = self._with_rows(chosen, fields)
         now = at[self._is_measured(at, evidence)]
@@ -243,7 +240,7 @@ class _Observed:
             owner = fields.states[self._owner[at]]
             field = owner.field
             if field is None:
-                if n_new >= AT_ONCE // 2:  # left out until a later call
+                if n_new >= AT_ONCE // 6:  # left out until a later call
                     continue
                 n_new += 1
                 field = fields.of(owner)
