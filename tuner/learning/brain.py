@@ -345,9 +345,13 @@ class Brain(Inspection):
         self._urgent |= row is not None or state.lead_is_proven
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
-        why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
-        self._policy.drop(state, candidate, why, ban=True)
-        self._urgent = True
+        is_variants = self._overlay.get(state.index) == candidate
+        if is_variants or candidate in (state.trial, state.lead):
+            why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
+            self._policy.drop(state, candidate, why, ban=True)
+            self._urgent = True
+        if is_variants:
+            self._step_feedback.variants.give_up(ratio, self._states, self._step)
 
     def _take_in(self, epoch: int, block: npt.NDArray[np.void], keys: Ints, logs: Floats) -> None:
         in_force = self._plans.get(epoch)
@@ -380,29 +384,22 @@ class Brain(Inspection):
             slots = self._plans.slots(epoch, n_keys, evidence)[keys]
             calls = evidence.calls(slots, logs)
         kept = np.ones(len(slots), np.bool_)
-        may_cost = is_trial | self._policy.verified(n_keys)
-        if may_cost.any():
-            tried = may_cost[keys]
-            if tried.any():
-                self._attribution.n_explored += int(np.count_nonzero(is_trial[keys]))
-                says = self._attribution.charge(
-                    self._states,
-                    slots[tried],
-                    logs[tried],
-                    steps[tried],
-                    evidence,
-                    exposed_share=self._policy.price.charged_share,
-                    connects=connects[tried],
-                )
-                kept[tried] &= says
-        variant = in_force.variant
+        tries, variant = is_trial | self._policy.verified(n_keys), in_force.variant
+        exposed_share = np.where(tries, self._policy.price.charged_share, 0.0)
         if variant is not None:
-            calls_of = slots[~connects], logs[~connects], steps[~connects]
-            slow = self._attribution.catastrophes(variant.changes, self._states, *calls_of, evidence)
-            for one in slow:
-                self._stop_catastrophe(*one)
-            if slow:
-                self._step_feedback.variants.give_up(variant, max(one.ratio for one in slow), self._states, self._step)
+            tries[[*variant.changes]] = True
+        tried = tries[keys]
+        if tried.any():
+            self._attribution.n_explored += int(np.count_nonzero(is_trial[keys]))
+            kept[tried] = self._attribution.charge(
+                self._states,
+                slots[tried],
+                logs[tried],
+                steps[tried],
+                evidence,
+                exposed_share=exposed_share[keys[tried]],
+                connects=connects[tried],
+            )
         if not kept.all():
             if not kept.any():
                 return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -36,8 +36,8 @@ class Connections:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._charged_us: dict[int, float] = {}
-        """What the calls that connected something were charged, by step, until the step's record is here."""
+        self._open: deque[int] = deque(maxlen=KEPT)
+        """Steps that connected something, until their record is here."""
         self._total_us, self._n = 0.0, 0
 
     @property
@@ -47,13 +47,12 @@ class Connections:
 
     def made(self, step: int, charged_us: float) -> None:
         """Calls of `step` connected something, and were charged `charged_us` for what they took longer."""
-        self._n += step not in self._charged_us
-        self._charged_us[step] = self._charged_us.get(step, 0.0) + charged_us
+        if step not in self._open:
+            self._open.append(step)
+            self._n += 1
         self._total_us += charged_us
-        while len(self._charged_us) > KEPT:
-            del self._charged_us[next(iter(self._charged_us))]
 
-    def finished(self, step: int, left_us: float, usual_us: list[float], noise: float) -> bool:
+    def finished(self, step: int, left_us: float, usual_us: Sequence[float], noise: float) -> bool:
         """Whether a step connected something; what it took longer besides what calls were charged is charged now.
 
         Args:
@@ -65,8 +64,9 @@ class Connections:
         Returns:
             True if the step connected something.
         """
-        if self._charged_us.pop(step, None) is None:
+        if step not in self._open:
             return False
+        self._open.remove(step)
         if len(usual_us) >= ENOUGH and left_us > (usual := median(usual_us)) * math.exp(CLIP * noise):
             self._budget.spend(left_us - usual)
             self._total_us += left_us - usual
@@ -123,15 +123,6 @@ class _Absurd(NamedTuple):
     n: int = 0
     beyond_us: float = 0.0
     given_back_us: float = 0.0
-
-
-class Catastrophe(NamedTuple):
-    """A setting that is beyond doubt too slow at a key."""
-
-    state: KeyState
-    candidate: Candidate
-    ratio: float
-    """Times as long as the incumbent."""
 
 
 class Attribution:
@@ -243,7 +234,7 @@ class Attribution:
         steps: Ints,
         evidence: CallEvidence,
         *,
-        exposed_share: float,
+        exposed_share: Floats | float,
         connects: Flags | None = None,
     ) -> Flags:
         """Account for calls of what is tried or verified, and report at once what is catastrophically slow.
@@ -257,7 +248,7 @@ class Attribution:
             logs: log microseconds.
             steps: in which it ran.
             evidence: without these calls.
-            exposed_share: of the time of calls.
+            exposed_share: of the time of calls, or of each, shape [n]: 0 where steps say what is to be charged.
             connects: which of them connected something: how long they took says nothing about the setting.
 
         Returns:
@@ -270,8 +261,9 @@ class Attribution:
             return says
         slots, logs, steps, excess = slots[known], logs[known], steps[known], excess[known]
         is_new = np.zeros(len(known), np.bool_) if connects is None else connects[known]
-        usual_us = exposed_share * np.exp(logs - excess)
-        extra_us = exposed_share * np.exp(logs) - usual_us
+        share = np.broadcast_to(exposed_share, len(says))[known]
+        usual_us = share * np.exp(logs - excess)
+        extra_us = share * np.exp(logs) - usual_us
         when, of_step = np.unique(steps, return_inverse=True)
         for step, more_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra_us, 0.0)), strict=True):
             self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(more_us)
@@ -295,44 +287,8 @@ class Attribution:
         may_be_slow = is_new & (excess > self._log_catastrophe) & (excess <= math.log(ABSURD))
         self.doubted |= {*slots[may_be_slow].tolist()}
         here = says[known]
-        found, doubtful = self._verdicts(slots[here], excess[here], steps[here], states, evidence)
-        says[known] &= ~np.isin(slots, doubtful)
-        for state, candidate, ratio in found:
-            if candidate in (state.trial, state.lead):
-                self._on_catastrophe(state, candidate, ratio)
+        says[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here], states, evidence))
         return says
-
-    def catastrophes(
-        self,
-        changes: Mapping[int, Candidate],
-        states: list[KeyState],
-        slots: Ints,
-        logs: Floats,
-        steps: Ints,
-        evidence: CallEvidence,
-    ) -> list[Catastrophe]:
-        """What is catastrophically slow of a plan on trial. Steps say what the plan costs, so nothing is charged.
-
-        Args:
-            changes: by key, what the plan on trial runs there.
-            states: all keys.
-            slots: of each call, shape [n], without those that connected something.
-            logs: log microseconds, shape [n].
-            steps: in which it ran.
-            evidence: without these calls.
-
-        Returns:
-            What is to be banned.
-        """
-        excess = logs - _usual_logs(slots, states, evidence)
-        of_plan = [
-            slot
-            for slot in np.unique(slots).tolist()
-            if changes.get(int(evidence.key[slot])) == evidence.candidates[slot]
-        ]
-        # What was sane before is left to steps.
-        here = np.isfinite(excess) & (evidence.n_units[slots] < CONFIRMED) & np.isin(slots, of_plan)
-        return self._verdicts(slots[here], excess[here], steps[here], states, evidence)[0]
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -348,16 +304,16 @@ class Attribution:
             evidence.extra_us[slot] -= given_us - before.given_back_us
             self._absurd[slot] = _Absurd(n_absurd, all_us, given_us)
 
-    def _verdicts(
+    def _doubtful(
         self, slots: Ints, excess: Floats, steps: Ints, states: list[KeyState], evidence: CallEvidence
-    ) -> tuple[list[Catastrophe], list[int]]:
-        """What is catastrophically slow, and slots that their calls say nothing about yet.
+    ) -> list[int]:
+        """Report what is catastrophically slow; the slots that their calls say nothing about yet.
 
         At once where several calls show it, or a single one without doubt; else when the next call shows it, too. A
         single call leaves a doubt where calls straggle by themselves, where the setting was not slow before, and where
         it may have connected something.
         """
-        found, doubtful = [], []
+        doubtful: list[int] = []
         tried, may_connect = list(dict.fromkeys(slots.tolist())), set()
         for slot in tried:  # in the order of their calls: the first of an algorithm connects it for the others
             if self._may_connect(slot, states, evidence):
@@ -377,8 +333,8 @@ class Attribution:
                 if not was_sane:
                     doubtful.append(slot)
                 continue
-            found.append(Catastrophe(states[int(evidence.key[slot])], evidence.candidates[slot], math.exp(ratio)))
-        return found, doubtful
+            self._on_catastrophe(states[int(evidence.key[slot])], evidence.candidates[slot], math.exp(ratio))
+        return doubtful
 
     def _may_connect(self, slot: int, states: list[KeyState], evidence: CallEvidence) -> bool:
         """Whether it is the first of its algorithm on trial for what it does: that may have its own communicator."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -20,7 +20,7 @@ import numpy as np
 from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
 from zerotune.tuner.learning.policy.observations import KEPT
 from zerotune.tuner.learning.policy.risk import LEARNED
-from zerotune.tuner.modeling.features import Ints
+from zerotune.tuner.modeling.features import Floats, Ints
 
 ENOUGH: Final = 3
 """So many observations say what is usual; so many in a row are no accident."""
@@ -37,16 +37,17 @@ ONE_IN_TEN: Final = 1.3
 
 
 class Cooldown:
-    """What turned out to be no good rests, for twice as long after each further time."""
+    """What turned out to be no good rests for so many steps, and for twice as long after each further time."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_steps: int = HORIZON_STEPS) -> None:
+        self._first_steps = first_steps
         self._until: dict[Hashable, tuple[int, int]] = {}
         """The step before which it rests, and how often it did."""
 
     def begin(self, name: Hashable, step: int) -> int:
         """It rests from this step on; the step until which it does."""
         n_times = self._until.get(name, (0, 0))[1]
-        self._until[name] = step + HORIZON_STEPS * 2**n_times, n_times + 1
+        self._until[name] = step + self._first_steps * 2**n_times, n_times + 1
         return self.until(name)
 
     def until(self, name: Hashable) -> int:
@@ -146,8 +147,19 @@ class StepEffects:
 
     def effect(self, shares: Mapping[int, float]) -> tuple[float, float]:
         """Mean and standard deviation of what steps take longer with all of these together."""
-        mean, variance = self._state.expected(self._design(shares, level=0.0))
+        design = self._design(shares)
+        design[0] = 0.0
+        mean, variance = self._state.expected(design)
         return mean, math.sqrt(variance)
+
+    def alone(self, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of what steps take longer with each of these pairs of names, shape [n] each."""
+        at = np.array([[self._places.get(name, 0) for name in pair] for pair in pairs]).T
+        first, second = at
+        is_known, covariance = at > 0, self._state.covariance  # at place 0 is the level
+        variance = (np.diag(covariance)[at] * is_known).sum(axis=0)
+        variance += 2.0 * covariance[first, second] * is_known.all(axis=0)
+        return (self._state.mean[at] * is_known).sum(axis=0), np.sqrt(np.maximum(variance, 0.0))
 
     def know(self, name: int, std: float) -> None:
         """What this adds to a step is asked anew: it may be as large as `std` (log)."""
@@ -157,7 +169,7 @@ class StepEffects:
 
     def expected(self, shares: Mapping[int, float]) -> float:
         """Log duration of a step with these."""
-        return self._state.expected(self._design(shares, level=1.0))[0]
+        return self._state.expected(self._design(shares))[0]
 
     def step(self, log_us: float, shares: Mapping[int, float]) -> None:
         """Take in one step.
@@ -176,7 +188,7 @@ class StepEffects:
                 self._places[name] = state.add(self.noise**2)
         drift = min(math.exp(self._log_drift), self.noise)
         state.covariance[0, 0] += drift**2
-        design = self._design(shares, level=1.0)
+        design = self._design(shares)
         # What is known of faster settings counts; how slow a step may seem is measured without the slower ones.
         fast = float(np.minimum(design[1:] * state.mean[1:], 0.0).sum())
         most = state.mean[0] + fast + CLIP * math.sqrt(self.noise**2 + state.covariance[0, 0])
@@ -213,9 +225,9 @@ class StepEffects:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _design(self, shares: Mapping[int, float], *, level: float) -> np.ndarray:
+    def _design(self, shares: Mapping[int, float]) -> np.ndarray:
         design = np.zeros(len(self._state.mean))
-        design[0] = level
+        design[0] = 1.0
         for name, share in shares.items():
             if name in self._places:
                 design[self._places[name]] = share

@@ -23,11 +23,12 @@ from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
 from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
+from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce
 from zerotune.tuner.learning.policy.step_effects import (
     ENOUGH,
     HORIZON_STEPS,
+    LEAST_DRIFT,
     LEAST_EFFECT,
     MOST_EFFECTS,
     ONE_IN_TEN,
@@ -98,10 +99,10 @@ class StepGuard:
         """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
         self._recent: deque[tuple[float, frozenset[int]]] = deque(maxlen=RECENT_STEPS)
         """Log duration, and what was tried."""
-        self._innocent = Cooldown()
+        self._innocent = Cooldown(RECENT_STEPS)
         """Keys at which nothing is suspected for a while."""
 
-    def paced(self, log_us: float, explored: Mapping[int, int], unsaved_shift: float) -> float | None:
+    def paced(self, log_us: float, explored: Mapping[int, int]) -> float | None:
         """Whether training's own pace has changed.
 
         Several steps in a row are off, and nothing that is tried ran in all of them. Where something did and steps are
@@ -110,15 +111,13 @@ class StepGuard:
         Args:
             log_us: log duration of a step that `step` has not seen.
             explored: as in `step`.
-            unsaved_shift: by how much (log) it differs from others but for what settings save according to calls.
-                Only what is off by both is another pace.
 
         Returns:
             By how much (log), if that is what the newest steps show.
         """
         shift = log_us - self.effects.expected(self._shares(name for name in explored if name in self.keys))
-        is_odd = min(abs(shift), abs(unsaved_shift)) > max(MIN_SHIFT, CLIP * self.effects.noise)
-        if not is_odd or shift * unsaved_shift < 0.0 or (self._odd and self._odd[0][0] * shift < 0.0):
+        is_odd = abs(shift) > max(MIN_SHIFT, CLIP * self.effects.noise)
+        if not is_odd or (self._odd and self._odd[0][0] * shift < 0.0):
             self._odd.clear()
         if not is_odd or self._n_steps < 2 * ENOUGH:
             return None
@@ -212,13 +211,16 @@ class StepGuard:
             for name in explored
             if self._n_with[name] >= CONFIRMED and self._n_steps >= self._innocent.until(self.keys[name])
         ]
-        at = self._n_steps * AT_ONCE % max(1, len(asked))
-        alone = [[name] for name in [*asked[at:], *asked[:at]][:AT_ONCE]]
-        most = ASKED
-        for group in [asked, *alone] if asked else ():
-            mean, doubt = self._effect(group)
-            if mean > max(LEAST_EFFECT, most * doubt):
-                self._experiment, most = _Experiment(group, mean), mean / doubt
+        if not asked:
+            return
+        means, doubts = self.effects.alone([(name, _of_key(self.keys[name])) for name in asked])
+        ratios = np.where(means > LEAST_EFFECT, means / np.maximum(doubts, LEAST_DRIFT), 0.0)
+        most = int(np.argmax(ratios))
+        together, doubt = self._effect(asked)
+        if together <= LEAST_EFFECT or ratios[most] * doubt > together:
+            asked, together, doubt = [asked[most]], float(means[most]), float(doubts[most])
+        if together > max(LEAST_EFFECT, ASKED * doubt):
+            self._experiment = _Experiment(asked, together)
 
     def _choose_shown(self) -> None:
         """What runs in the next step: first nothing, then all or nothing in turns, or each by itself by chance."""
@@ -314,8 +316,8 @@ class StepFeedback:
         self._guard = StepGuard()
         self.variants = Variants(policy, self._guard.effects, report)
         self._waiting: deque[StepRecord] = deque()
-        self._recent: deque[tuple[float, float]] = deque(maxlen=HORIZON_STEPS)
-        """Durations (us) without exploration's cost, oldest first, and what they would be without what plans save."""
+        self._recent: deque[float] = deque(maxlen=HORIZON_STEPS)
+        """Durations (us) without exploration's cost, oldest first."""
         self.reset()
 
     @property
@@ -380,7 +382,7 @@ class StepFeedback:
             evidence: of the regime in force.
             step: the newest step.
         """
-        step_us = float(np.median([us for us, _ in self._recent])) if self._recent else math.inf
+        step_us = float(np.median(self._recent)) if self._recent else math.inf
         is_guarding = bool(self._promoted) or bool(self._guard.suspects)
         self.variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
@@ -397,15 +399,13 @@ class StepFeedback:
         duration_us = self._kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:
             return False
-        connections, usual_us = self._attribution.connections, [us for us, _ in self._recent]
-        is_doubtful = connections.finished(step.step, duration_us, usual_us, guard.effects.noise)
+        connections = self._attribution.connections
+        is_doubtful = connections.finished(step.step, duration_us, self._recent, guard.effects.noise)
         is_doubtful |= extra_us > DOUBTFUL_SHARE * step.duration_us
         if in_force is None:
             return False
-        unsaved_us = duration_us + self._policy.budget.saves_us
-        unsaved_shift = math.log(unsaved_us / median(us for _, us in self._recent)) if self._recent else 0.0
         if not is_doubtful:
-            self._recent.append((duration_us, unsaved_us))
+            self._recent.append(duration_us)
         if in_force.variant not in (None, variant):
             self.variants.charge_late()
             return False
@@ -418,7 +418,7 @@ class StepFeedback:
         if variant is not None:
             guard.step(log_us, explored, arms=() if in_force.variant is None else [ARM])
             return self.variants.judge(in_force, step.step, duration_us, states)
-        shift = guard.paced(log_us, explored, unsaved_shift)
+        shift = guard.paced(log_us, explored)
         usual = {name: evidence.log_us(int(self._usual[key])) for name, key in explored.items()}
         slow = guard.step(log_us, explored, {name for name in explored if evidence.log_us(name) > usual[name]})
         if slow is not None:

@@ -126,6 +126,8 @@ class Variants:
             states: of all keys, by key index.
             evidence: of the regime in force.
         """
+        if self._policy.price.exposed_share > ALL_EXPOSED:
+            return
         loads: dict[str, Load] = {}
         slots = [*ran], usual[[*ran.values()]].tolist()
         times_us = (np.exp(evidence.centre(np.array(some, np.int64))).tolist() for some in slots)
@@ -239,17 +241,17 @@ class Variants:
             self._adopt(variant, gain, states)
         return True
 
-    def give_up(self, variant: Variant, ratio: float, states: list[KeyState], step: int) -> None:
-        """End a variant's trial at once, if it is on trial. It may come back without these settings.
+    def give_up(self, ratio: float, states: list[KeyState], step: int) -> None:
+        """End the trial at once, if there is one. It may come back without the settings that are too slow.
 
         Args:
-            variant: some of whose calls are too slow.
-            ratio: times as long as usual.
+            ratio: times as long as usual that some calls took.
             states: of all keys, by key index.
             step: the newest step.
         """
-        if variant == self.on_trial:
-            self._tell(variant, f"given up, as calls took up to {ratio:.1f} times as long with it", states, step)
+        if self.on_trial is not None:
+            words = f"given up, as calls took up to {ratio:.1f} times as long with it"
+            self._tell(self.on_trial, words, states, step)
             self._end(step)
 
     def charge_late(self) -> None:
@@ -342,9 +344,10 @@ class Variants:
     ) -> None:
         """What one key's calls load a step with, if the first of two settings runs in place of the second."""
         now, before = (state.channels_of(one) for one in settings)
-        rate, (calls_us, held_us) = self._rate(state), loads.get(group_of(state), Load())
+        rate, group = self._rate(state), group_of(state)
+        calls_us, held_us = loads.get(group, Load())
         more_us, more_held_us = us[0] - us[1], now * us[0] - before * us[1]
-        loads[group_of(state)] = Load(calls_us + rate * more_us, held_us + rate * more_held_us)
+        loads[group] = Load(calls_us + rate * more_us, held_us + rate * more_held_us)
 
     def _rate(self, state: KeyState) -> float:
         """Calls per step."""
