@@ -22,7 +22,7 @@ IN_CAPITALS = re.compile(r"_?[A-Z][A-Z0-9_]*")
 SETTINGS_CLASS = "PolicySettings"
 LIMITS = {"policy_modules": 15, "policy_lines": 3500, "policy_constants": 90}
 """What one person can hold in their head: the aim that was set for the redesign."""
-REACHED = {"policy_modules": 15, "policy_lines": 5695, "policy_constants": 114}
+REACHED = {"policy_modules": 15, "policy_lines": 5619, "policy_constants": 109}
 """What it is by now: a test lets it shrink only. It rose once, by 112 lines and 3 constants, when the policy began to
 hear what a book says (`Canaries`). What it would cost to come nearer is in docs/design/choice.md.
 """
