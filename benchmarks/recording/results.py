@@ -25,7 +25,7 @@ INTRODUCTION = """\
 
 No GPU was at hand: nothing here says how fast NCCL is. Times of training and of collectives are those of an
 [emulated NCCL](design/emulated.md)'s virtual clock. What our own code costs was timed on the machine named above each
-table; *load* is how many other processes wanted its cores. **Bold** misses its target. Where a figure was taken on
+table; *load* is how many other processes wanted its cores. {missed} Where a figure was taken on
 several fabrics or machines, the worst is shown. `sealed_` stands before figures of what is kept aside while the policy
 is worked on. `benchmarks/results` has them all, with those without a target.
 
@@ -44,7 +44,10 @@ def page() -> str:
     """docs/results.md as it should be."""
     recorded = [(run, Recorded.load(run.path)) for run in RUNS if run.path.exists()]
     missing = [f"`{run.name}`" for run in RUNS if not run.path.exists()]
-    parts = [INTRODUCTION, *(_section(run, found) for run, found in recorded)]
+    sections = [_section(run, found) for run, found in recorded]
+    n_missed = sum(section.count(" | **") for section in sections)
+    missed = "The figures in **bold** miss their target." if n_missed else "All meet their targets."
+    parts = [INTRODUCTION.format(missed=missed), *sections]
     if missing:
         parts.append(f"## Not recorded yet\n\n{', '.join(missing)}\n")
     return "\n".join(parts)

@@ -166,7 +166,7 @@ def test_damaged_measurements_count_as_calls_and_are_named(tmp_path: Path, monke
     assert "25 measurements" in explained(monkeypatch, capsys, "--store", str(path), "--all")
 
 
-def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_path: Path):
+def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_path: Path, monkeypatch, capsys):
     path = tmp_path / "s.db"
     own, tuned = (measured(20, 1 << 20, ran, step=range(at, at + 20), duration_us=us, is_default=ran == BASELINE_RAN)
                   for ran, at, us in ((BASELINE_RAN, 0, 400.0), (RING, 20, 200.0)))  # fmt: skip
@@ -180,6 +180,9 @@ def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_pa
     (line,) = list_jobs(path, limit=1)
     assert (one.saved_us, one.saved_percent) == (200.0, 25.0)
     assert one.saved_percent == pytest.approx(line.gain.saved_percent)
+    assert one.job.gain == line.gain
+    words = explained(monkeypatch, capsys, "--store", str(path))
+    assert words.count("+200 us (+25.0 %)") == 3, "of the key, of all calls, and of whole steps"
 
 
 @pytest.mark.parametrize("shows_all", [False, True])
@@ -411,6 +414,7 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
         for words in ([], ["--phase", "other"]):
             assert explained(monkeypatch, capsys, "--store", str(path), "--job", job, *words).strip().startswith(head)
     told = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--job", "made", "--json"))
+    assert [one["job"].pop("gain")["kind"] for one in told] == ["unknown"] * 2
     assert [one["job"] for one in told] == [
         {
             "job_id": "made",
@@ -423,9 +427,9 @@ def test_the_head_names_the_job_the_fabric_the_communicators_and_the_emulation(t
             "name": "",
             "baseline": "",
             "lateness": {"n_steps": 0, "wait_us": 0.0, "transfer_us": 0.0, "late": [], "slow": [], "past": []},
-                "misaligned": [],
-                "n_damaged": 0,
-                "n_impossible_times": 0,
+            "misaligned": [],
+            "n_damaged": 0,
+            "n_impossible_times": 0,
         }
     ] * 2
 

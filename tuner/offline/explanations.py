@@ -39,6 +39,7 @@ from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of, compare
 from zerotune.tuner.offline.jobs.before_after import JobsRead, of_job
 from zerotune.tuner.offline.jobs.finding import job_of
+from zerotune.tuner.offline.jobs.listing import Gain, gain_of
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -65,6 +66,8 @@ class Head(msgspec.Struct, frozen=True):
     """Sizes that NCCL would run faster if they were padded, the largest first."""
     n_damaged: int = 0
     """Measurements whose rows in the store are damaged: left out of all but the counts of calls."""
+    gain: Gain | None = None
+    """Of its steps as a whole, as `zerotune jobs` has it."""
     n_impossible_times: int = 0
     """Collectives to which NCCL gave the times of others: not measured, and not counted."""
 
@@ -165,10 +168,11 @@ def explain(
         if not decisions and not store.steps(job.job_id):
             undecided = []  # it did not train: a sweep, an import
         guesses = _guesses(store, job.fabric_id, undecided, here, lines) if undecided else {}
-        head = _head(store, job, decisions, here)
+        jobs = JobsRead(store)
+        head = _head(store, jobs, job, decisions, here)
         highest_epoch = store.highest_epoch(job.job_id)
         calls, steps = store.measured_calls(job.job_id), store.steps(job.job_id)
-        changes = of_job(JobsRead(store), job).changes
+        changes = of_job(jobs, job).changes
     current, everywhere = set(since_takeover(decisions)), medians(lines)
     found = explained(by_key, here, everywhere, guesses, news_of(decisions), current, highest_epoch)
     ran = decisions_that_ran(decisions, highest_epoch)
@@ -221,10 +225,12 @@ def head_of(store_path: Path, job_id: str | None) -> Head:
     with Store.open(store_path, read_only=True) as store:
         job = job_of(store, job_id)
         here = medians(store.statistics(job.fabric_id, job.job_id))
-        return _head(store, job, store.decisions(job_id=job.job_id), here)
+        return _head(store, JobsRead(store), job, store.decisions(job_id=job.job_id), here)
 
 
-def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Medians) -> Head:
+def _head(
+    store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Decision], here: Medians
+) -> Head:
     keys = [*here, *(decision.key for decision in decisions if not decision.is_of_job)]
     emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
     return Head(
@@ -239,6 +245,7 @@ def _head(store: Store, job: JobRecord, decisions: Sequence[Decision], here: Med
         missing_evidence=why_unknown(job, here),
         lateness=job.lateness,
         misaligned=misaligned(store.ran(job.job_id)),
+        gain=gain_of(jobs, job),
         n_damaged=store.measured_calls(job.job_id).n_damaged,
         n_impossible_times=job.passages.n_impossible_times,
     )

@@ -18,6 +18,7 @@ from zerotune.tuner.client.misaligned import to_be_padded
 from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.status import FEW_STEPS, workload
 from zerotune.tuner.offline.explanations import Explanation, Head, when
+from zerotune.tuner.offline.jobs.listing import Gain, GainKind
 from zerotune.tuner.offline.size_ranges import exact_range
 
 MAX_UNSEEN: Final = 4
@@ -56,7 +57,8 @@ def render(
         for words in (*mistimed(Passages(n_impossible_times=head.n_impossible_times)), *_damaged(head.n_damaged)):
             _indented(console, words, "yellow")
     told = [one for one in explanations if shows_all or not one.is_quiet]
-    _render_savings(told, [one for one in explanations if one not in told], console)
+    gain = None if head is None else head.gain
+    _render_savings(told, [one for one in explanations if one not in told], gain, console)
     news = explanations[0].job_history
     if not shows_all:
         n_decisions = len(news) + sum(len(one.history) for one in explanations)
@@ -80,7 +82,9 @@ def _damaged(n: int) -> Iterator[str]:
         )
 
 
-def _render_savings(told: Sequence[Explanation], quiet: Sequence[Explanation], console: Console) -> None:
+def _render_savings(
+    told: Sequence[Explanation], quiet: Sequence[Explanation], gain: Gain | None, console: Console
+) -> None:
     """Print what each key takes and saves of a step's time; quiet ones in one line."""
     if told:
         line = "\n" if console.width < WIDE else " "  # a cell's two parts: below one another where there is no room
@@ -104,6 +108,10 @@ def _render_savings(told: Sequence[Explanation], quiet: Sequence[Explanation], c
         if known:
             us, percent = (sum(part or 0.0 for part in parts) for parts in zip(*map(_savings, known), strict=True))
             _indented(console, f"all together: {_saved(us, percent)} saved per step, hidden communication included")
+            if gain is not None and gain.saved_us is not None:
+                is_noise = gain.kind is GainKind.within_noise
+                words = "nothing beyond noise" if is_noise else _saved(gain.saved_us, gain.saved_percent)
+                _indented(console, f"whole steps: {words}, which is what the job gained")
     if quiet:
         percent = sum(one.step_percent or 0.0 for one in quiet)
         keys = "1 key runs" if len(quiet) == 1 else f"{len(quiet):,} keys run"
