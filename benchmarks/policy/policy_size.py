@@ -4,7 +4,7 @@
 
 Counted is everything below tuner/learning but `explaining`, which writes decisions down and tells them: choice, guard,
 change detection, and what joins them. A named constant is a name in capitals that a module or a class sets to something
-with a number in it; fields of PolicySettings count, too.
+with a number in it; fields of PolicySettings and Kernel count, too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from benchmarks.lib.reporting import Result, report
 
 POLICY = Path(__file__).parents[2] / "tuner" / "learning"
 IN_CAPITALS = re.compile(r"_?[A-Z][A-Z0-9_]*")
-SETTINGS_CLASS = "PolicySettings"
+SETTINGS_CLASSES = ("PolicySettings", "Kernel")
 LIMITS = {"policy_modules": 15, "policy_lines": 3500, "policy_constants": 90}
 """What one person can hold in their head: the aim that was set for the redesign."""
-REACHED = {"policy_modules": 15, "policy_lines": 5619, "policy_constants": 109}
-"""What it is by now: a test lets it shrink only. It rose once, by 112 lines and 3 constants, when the policy began to
-hear what a book says (`Canaries`). What it would cost to come nearer is in docs/design/choice.md.
-"""
+REACHED = {"policy_modules": 15, "policy_lines": 5587, "policy_constants": 119}
+"""What it is by now: a test lets it shrink only. What it would cost to come nearer is in docs/design/choice.md."""
 
 
 def modules() -> list[Path]:
@@ -40,7 +38,7 @@ def constants(source: str) -> Iterator[str]:
     yield from _named(tree.body)
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
-            yield from _named(node.body, every=node.name == SETTINGS_CLASS)
+            yield from _named(node.body, every=node.name in SETTINGS_CLASSES)
 
 
 def _named(body: list[ast.stmt], *, every: bool = False) -> Iterator[str]:
