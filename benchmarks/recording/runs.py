@@ -65,7 +65,7 @@ RUNS: Final = (
     Run("soak", "soak", shown=("n_collectives_per_rank", "n_epochs")),
     Run("brain_safety", "brain_safety --quick"),
     Run("policy_regret", "policy_regret --ours-only", shown=("calls_to_95_percent_of_all_gain",)),
-    Run("policy_regret_generated", "policy_regret --ours-only --calls 100 --generated 12 --only generated"),
+    Run("policy_regret_generated", "policy_regret --ours-only --calls 100 --generated 12 --only generated --sealed"),
     Run("policy_regret_recorded", f"policy_regret --ours-only {RECORDINGS} --sealed", shown=("recorded_grids",)),
     Run("training_reward", "training_reward --quick", shown=("share_of_gain",)),
     Run("varying_steps", "varying_steps --quick", shown=("share_of_gain",)),
