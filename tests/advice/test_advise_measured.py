@@ -16,7 +16,7 @@ from zerotune.tuner.advice.models.model_shape import from_parameters
 from zerotune.tuner.advice.prediction.step import step_parts
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import memory_of
-from zerotune.tuner.offline.advise.measured import measured, parse_ran
+from zerotune.tuner.offline.advise.measured import compute_factor, measured, parse_ran
 
 PROBLEM = Problem(
     shape=from_parameters(1e9), cluster=cluster("dgx_a100", 2, DEFAULT), software=Software(), constants=DEFAULT
@@ -77,3 +77,14 @@ def test_what_ran_is_read():
     assert ran == ZeroConfiguration(
         stage=2, micro_batch=4, recompute="full", accumulation=3, n_model_parallel=2, bucket_bytes=8 << 20, prefetch=0
     )
+
+
+def test_computation_of_any_speed_has_a_factor_that_grows_with_it():
+    modelled_us = 1e6 * step_parts(PROBLEM, RAN).total_s
+    shares = [0.02, 0.1, 0.5, 1.0, 2.0]
+    factors = [
+        compute_factor(PROBLEM, RAN, [StepRecord(0, 0, (share + 1) * modelled_us, modelled_us, 0.5)])
+        for share in shares
+    ]
+    assert all(factor > 0 for factor in factors)
+    assert factors == sorted(factors)

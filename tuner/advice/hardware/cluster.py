@@ -25,7 +25,7 @@ class Cluster:
             raise UserError(f"{self.n_nodes} nodes of {self.gpus_per_node} GPUs are no cluster", "give one GPU or more")
         if self.gpus_per_node > self.network.ranks_per_node:
             raise UserError(
-                f"{self.name} has {self.network.ranks_per_node} GPUs per node, not {self.gpus_per_node}",
+                f"{self.name} has {self.network.ranks_per_node} per node, not {self.gpus_per_node} GPUs",
                 "ask for as many or fewer",
             )
 

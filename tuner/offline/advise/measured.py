@@ -195,8 +195,10 @@ def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRec
     parts = step_parts(problem, ran)
     modelled = parts.total_s - parts.exposed_s - parts.contention_s - parts.tensor_parallel_s
     known = [step.duration_us - step.exposed_us for step in steps if step.exposed_us is not None]
-    seconds = median(known or [step.duration_us for step in steps]) / 1e6 - parts.contention_s - parts.tensor_parallel_s
-    seconds -= 0.0 if known else parts.exposed_s
+    busy_s = median(known or [step.duration_us for step in steps]) / 1e6 - (0.0 if known else parts.exposed_s)
+    lost_s = parts.contention_s + parts.tensor_parallel_s
+    # Of computation that is faster than modelled less is lost beside communication, too.
+    seconds = max(busy_s - lost_s, busy_s * modelled / (modelled + lost_s))
     if seconds <= 0 or not 0.01 < seconds / modelled < 100:
         raise UserError(
             f"steps of {1e3 * seconds:.3g} ms of computation are not those of this model, which takes "
