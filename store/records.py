@@ -324,27 +324,6 @@ class Observation(msgspec.Struct, frozen=True):
     step: int | None = None
 
 
-class Measurement(msgspec.Struct, frozen=True):
-    """One timed collective joined over its ranks, or one measured cell of a sweep or an import."""
-
-    fabric_id: str
-    job_id: str
-    communicator: CommunicatorClass
-    collective: Collective
-    phase: Phase
-    message_bytes: int
-    candidate: Candidate
-    duration_us: float
-    is_default: bool = False
-    """True when NCCL chose this setting by itself."""
-    source: Source = Source.live
-    outcome: Outcome = Outcome.ok
-    timing_source: TimingSource = TimingSource.none
-    epoch: int = 0
-    memory_pressure: float | None = None
-    measured_at_s: float = 0.0
-
-
 class StepRecord(msgspec.Struct, frozen=True):
     """One training step on one rank.
 
@@ -357,16 +336,6 @@ class StepRecord(msgspec.Struct, frozen=True):
     duration_us: Micros
     exposed_us: Micros | None = None
     memory_pressure: Pressure | None = None
-
-
-class CostReport(msgspec.Struct, frozen=True):
-    """The live cost table NCCL handed in: `cost_us[algorithm][protocol]`, negative = IGNORE."""
-
-    communicator: CommunicatorClass
-    collective: Collective
-    message_bytes: int
-    n_pipe_ops: int
-    cost_us: tuple[tuple[float, ...], ...]
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -27,7 +27,6 @@ MESSAGE_BYTES = 1 << 16
 COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 N_USES = 4
 N_REPLAYS = 3
-OBSERVED_WITHIN_S = 20.0
 
 
 class Rank:

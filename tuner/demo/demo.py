@@ -40,8 +40,8 @@ FABRIC = "few_sms_node"
 """NCCL's own choice loses there whoever decides, its library or our model of it."""
 N_RANKS = 2
 N_STEPS = 500
-RUN_TIMEOUT_S = 300
-"""For N_STEPS; more may take longer."""
+STALLS_AFTER_S = 300
+"""Without a step for so long a run is given up; a busy machine may take as long as it likes."""
 _OUTPUTS = (
     "report.html",
     *(f"{name}.{kind}" for name in ("off", "on") for kind in ("json", "summary.json", "losses.jsonl", "log")),
@@ -166,17 +166,17 @@ def _train(
         "--losses",
         str(losses),
     ]
-    began, timeout_s = time.monotonic(), RUN_TIMEOUT_S * max(1.0, n_steps / N_STEPS)
+    began = time.monotonic()
     with log.open("wb") as output, Progress(console, f"training with the {label}", losses, n_steps) as progress:
         # Emulated steps pass quickly: the agent reports more often, so that few steps are needed.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ZEROTUNE_TICK_MS": "20"}
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            returncode = progress.wait(process, timeout_s)
+            returncode = progress.wait(process, STALLS_AFTER_S)
         except TimeoutError:
             _end(process)
             raise UserError(
-                f"training with the {label} did not end in {timeout_s:.0f} s", f"see {log}, or give fewer --steps"
+                f"training with the {label} stood still for {STALLS_AFTER_S} s", f"see {log}"
             ) from None
         except BaseException:
             _end(process)

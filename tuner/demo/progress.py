@@ -40,20 +40,22 @@ class Progress:
         if self._status is not None:
             self._status.stop()
 
-    def wait(self, process: subprocess.Popen[bytes], timeout_s: float) -> int:
+    def wait(self, process: subprocess.Popen[bytes], stalls_after_s: float) -> int:
         """Show progress until the process ends; its exit code.
 
         Raises:
-            TimeoutError: it still runs after `timeout_s`.
+            TimeoutError: no step has ended for `stalls_after_s`.
         """
-        until_s = time.monotonic() + timeout_s
+        n_before, until_s = 0, time.monotonic() + stalls_after_s
         while True:
             try:
                 return process.wait(timeout=LOOK_EVERY_S)
             except subprocess.TimeoutExpired:
+                if (n_done := self._n_done()) > n_before:
+                    n_before, until_s = n_done, time.monotonic() + stalls_after_s
                 if time.monotonic() > until_s:
                     raise TimeoutError from None
-                self._show(self._n_done())
+                self._show(n_done)
 
     def _n_done(self) -> int:
         try:

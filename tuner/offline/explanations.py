@@ -178,7 +178,8 @@ def explain(
     ran = decisions_that_ran(decisions, highest_epoch)
     in_force = settled_decisions(one for one in ran if one in current)
     step_us = median(step.duration_us for step in steps) if steps else 0.0
-    own_us = changes[0].before_us if changes else step_us
+    own = [step.duration_us for step in steps if step.epoch == 0]  # before the first plan
+    own_us = changes[0].before_us if changes else median(own) if own else step_us
     shared = [_with_share(one, in_force.get(one.key), here, everywhere, calls, step_us, own_us) for one in found]
     in_order = sorted(shared, key=lambda one: -(one.step_percent or 0.0))
     return [msgspec.structs.replace(one, job=head) for one in in_order]

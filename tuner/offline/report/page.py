@@ -314,8 +314,3 @@ def _us(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value / 1e3:,.2f} ms" if value >= 1000 else f"{value:,.1f} µs"
-
-
-def plot_names(facts: Facts) -> Sequence[str]:
-    """Names of the pictures there is data for, as `zerotune plot` takes them."""
-    return [one.name for one in pictures(facts)]
