@@ -86,7 +86,7 @@ MISTAKES = {
         ["--store", "{store}", "--collective", "nothing"],
         ["--store", "{store}", "--ranks-per-node", "0"],
         ["--fabric", "nope"],
-        ["--fabric", "few_sms_node", "--store", "{none}"],
+        ["--fabric", "few_sms_node", "--nodes", "2", "--store", "{none}"],
         ["--fabric", "h100_node", "--nodes", "1", "--ranks-per-node", "9", "--store", "{none}"],
     ],
     "replay": [
