@@ -44,6 +44,7 @@ def asked(records):
     return {(int(row["collective"]), int(row["message_bytes"])) for row in block}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_every_daemon_hears_at_once_what_nccl_offers(world):
     training, losses = world.train("--steps", 100_000)

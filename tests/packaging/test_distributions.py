@@ -72,6 +72,7 @@ def test_building_needs_no_compiler(sources, built, tmp_path):
     assert names(wheel) == names(built("pure"))
 
 
+@pytest.mark.slow
 def test_the_source_distribution_builds_the_same_wheel(built, unpacked_sdist, tmp_path):
     assert names(build("wheel", unpacked_sdist, tmp_path / "dist")) == names(built("wheel"))
 

@@ -5,8 +5,10 @@ import os
 import pytest
 from builds import Environment, run
 
+OPT_IN = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("wheel", "pure")]
 
-@pytest.mark.parametrize("kind", ["wheel", pytest.param("pure", marks=pytest.mark.slow), "editable"])
+
+@pytest.mark.parametrize("kind", [*OPT_IN, "editable"])
 def test_uninstalling_leaves_nothing(built, tmp_path, kind):
     environment = Environment(tmp_path / "e")
     before = environment.files()

@@ -123,6 +123,7 @@ def test_a_change_where_nothing_is_lost_is_no_loss() -> None:
     assert feed(cutter, np.tile(other, 3)[: 2 * len(other) + 8], block=4) == [rotated(other)]
 
 
+@pytest.mark.slow
 def test_recorded_frameworks_are_recognised_although_calls_get_lost() -> None:
     """One of a hundred, lost or exchanged with its neighbour; read after six steps."""
     lstm = encoder_from_bytes(shipped_blob("lstm"))
