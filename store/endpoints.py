@@ -28,7 +28,10 @@ def check_endpoint(endpoint: str) -> None:
     if scheme not in ("ipc", "tcp") or not place:
         raise UserError(f"endpoint {endpoint!r} is neither ipc:// nor tcp://", ENDPOINT_REMEDY)
     if scheme == "ipc" and len(os.fsencode(place)) > MAX_IPC_PATH_BYTES:
-        raise UserError(f"socket path {place} is longer than {MAX_IPC_PATH_BYTES} bytes", ENDPOINT_REMEDY)
+        raise UserError(
+            f"socket path {place} is longer than {MAX_IPC_PATH_BYTES} bytes",
+            "give another with ZEROTUNE_RUNTIME_DIR, --endpoint or ZEROTUNE_ENDPOINT",
+        )
     port = place.rpartition(":")[2]
     if scheme == "ipc" and len(os.fsencode(PurePath(place).name)) > MAX_SOCKET_NAME_BYTES:
         raise UserError(f"socket name {place} is longer than {MAX_SOCKET_NAME_BYTES} bytes", ENDPOINT_REMEDY)
