@@ -81,6 +81,7 @@ QUICK_ENDS_S: Final = 30.0
 LEAST_S: Final = 13.0
 """Of chaos, however late it began."""
 ROUND_S: Final = 300.0
+"""Of a long run, which goes on with the next round after an interrupt."""
 RANK_LIVES_S: Final = 45.0
 """From one death of a rank to the next, so that a job trains between its restarts."""
 REFERENCE_S: Final = 120.0

@@ -21,7 +21,11 @@ NEWEST_ROWS: Final = 10_000
 _KEYS: Final = {"steps": ("job", "step"), "decisions": ("id",)}
 
 
-def row_checksum(values: Iterable[object]) -> int:
+Stored = str | bytes | float | None
+"""What a column holds; whole numbers are floats to types."""
+
+
+def row_checksum(values: Iterable[Stored]) -> int:
     """A checksum of 32 bits, the same before SQLite stores the values and after it has read them again."""
     return zlib.crc32(msgspec.msgpack.encode([_stored(value) for value in values]))
 
@@ -57,10 +61,10 @@ def mark_wrong_records(connection: sqlite3.Connection, table: str, sound: str) -
         connection.execute("COMMIT")
 
 
-def _stored(value: object) -> object:
+def _stored(value: Stored) -> bytes | float | None:
     if isinstance(value, str):
         return value.encode()
-    if isinstance(value, (bytes, type(None))):
+    if value is None or isinstance(value, bytes):
         return value
-    number = float(value) + 0.0  # type: ignore[arg-type]  # SQLite knows one zero, and no NaN
+    number = float(value) + 0.0  # SQLite knows one zero, and no NaN
     return None if number != number else number

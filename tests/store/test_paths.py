@@ -75,7 +75,7 @@ def test_the_runtime_directory_is_that_of_the_session_where_it_is_private(batch_
     assert paths.runtime_dir() == tmp_path / "home/state/zerotune/run/node7.cluster"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives a folder away")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_another_users_session_is_not_ours(batch_job, monkeypatch, tmp_path):
     make_private(tmp_path / "session")
     os.chown(tmp_path / "session", 65534, 65534)
@@ -88,7 +88,7 @@ def unfit_home(request, batch_job, monkeypatch, tmp_path):
     home = tmp_path / "home"
     if request.param == "nobodys":
         if os.getuid() != 0:
-            pytest.skip("gives a folder away")
+            pytest.skip("only root can give a folder to another user")
         os.chown(home, 65534, 65534)
     if request.param == "movable":
         monkeypatch.setenv("HOME", str(home / "mine"))
