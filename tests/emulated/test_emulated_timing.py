@@ -18,7 +18,17 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated import journal, settings
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.host import communicator
-from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.store.records import (
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    Plan,
+    PlanRow,
+    Protocol,
+    TimingSource,
+)
 from zerotune.store.wire import FLAG_TIMED
 
 MIB = 1 << 20
@@ -178,6 +188,7 @@ def test_a_plan_decides_what_runs_and_the_profiler_reports_it(world: World, tmp_
         assert ran[2] == BY_PAT
         assert (ran[3].algorithm is Algorithm.pat) == (version >= catalog.PAT_AVERAGES_SINCE)
         assert len(set(records["comm_id"])) == 1
+        assert set(records["timing_source"]) == {TimingSource.emulated}
         for call, record in zip(calls, records, strict=True):
             assert record["message_bytes"] == call.message_bytes
             assert (record["algorithm"], record["protocol"], record["n_channels"]) == (

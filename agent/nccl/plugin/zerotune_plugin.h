@@ -174,7 +174,7 @@ size_t zerotune_drain_costs(zt_cost_record *out, size_t max_records);
 void zerotune_counters(zt_counters *out);
 void zerotune_passages(zt_passage_sum out[ZT_N_PASSAGES]); /* while observing, since the library was loaded */
 uint64_t zerotune_one_rank_communicators(void); /* so far: neither plugin is told of what they run */
-void zerotune_reset(void); /* for tests: forget plans, records, counters, communicators */
+void zerotune_reset(void); /* for tests: forget plans, records, counters, communicators, but not whose clock it is */
 
 #pragma GCC visibility pop
 

@@ -50,7 +50,6 @@ void zt_shared_state_reset(void) {
   zerotune_set_step(0);
   zerotune_set_memory_pressure(UNKNOWN_PRESSURE);
   zerotune_set_recording(0);
-  zerotune_set_timing_source_override(0);
 }
 
 uint32_t zerotune_layout_version(void) { return ZT_LAYOUT_VERSION; }
