@@ -41,7 +41,7 @@ fuzz: .venv/.fuzz-ready
 	$(BIN)/python tests/fuzz/fuzz.py --minutes $(MINUTES)
 
 test-releases: .venv/.test-ready
-	$(BIN)/python -m benchmarks.lib.nccl_releases --all
+	$(BIN)/python -m benchmarks nccl_releases --all
 	ZEROTUNE_NCCL_RELEASES=all $(BIN)/python -m pytest -m "not gpu" tests/real_nccl
 
 # Unmodified GPU scripts on GPUs that are not there; installs torch's CUDA builds outside of the repository, kept.
@@ -80,10 +80,10 @@ setup: .venv/.test-ready
 	$(PIP) install --quiet --editable .
 	touch $@
 
-.venv/.test-ready: .venv/.run-ready benchmarks/lib/nccl_releases.py
+.venv/.test-ready: .venv/.run-ready benchmarks/lib/nccl/nccl_releases.py
 	$(PIP) install --quiet --editable ".[dev]"
 	@echo "Now, once, three releases of NCCL's library for the tests, about 1.3 GB; without them those tests are skipped."
-	-$(BIN)/python -m benchmarks.lib.nccl_releases
+	-$(BIN)/python -m benchmarks nccl_releases
 	touch $@
 
 .venv/.fuzz-ready: .venv/.test-ready

@@ -15,14 +15,14 @@ def programs() -> dict[str, Path]:
     """Every benchmark by its name: the files that can be run, but for those that others start."""
     return {
         path.stem: path
-        for path in sorted(HERE.glob("[!_]*/[!_]*.py"))
+        for path in sorted(HERE.glob("[!_]*/**/[!_]*.py"))
         if "__main__" in path.read_text() and not path.stem.endswith("_worker") and path.stem != "rank"
     }
 
 
 def module_of(name: str) -> str:
     """The module of the benchmark that is called `name`; KeyError when there is none."""
-    return f"benchmarks.{programs()[name].parent.name}.{name}"
+    return ".".join(("benchmarks", *programs()[name].relative_to(HERE).with_suffix("").parts))
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
         raise SystemExit(f"no benchmark is called {sys.argv[1]!r}; `python -m benchmarks` lists them")
     for area in sorted({path.parent for path in known.values()}):
-        print(f"{area.name}/")
+        print(f"{area.relative_to(HERE)}/")
         for name, path in known.items():
             if path.parent == area:
                 summary = (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0]

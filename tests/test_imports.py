@@ -105,6 +105,24 @@ def test_command_line_loads_no_torch():
     assert not loaded & {"torch", "sklearn", "scipy", "sqlite_utils", "matplotlib", "google"}
 
 
+def test_what_is_imported_of_ours_is_there():
+    """In tests that are rarely run, too."""
+    folders = {"zerotune": rooms.ROOT / "zerotune", "benchmarks": rooms.ROOT / "benchmarks"}
+    wrong = []
+    for path in (path for folder in ("tests", "benchmarks") for path in (rooms.ROOT / folder).rglob("*.py")):
+        for name in imports_of(path, lazy=True):
+            top, *parts = name.split(".")
+            at = folders.get(top)
+            while at and parts and not (at / f"{parts[0]}.py").exists() and (at / parts[0]).is_dir():
+                at /= parts.pop(0)
+            if not at or not parts or (at / f"{parts[0]}.py").exists():
+                continue
+            front = at / "__init__.py"  # what it does not have a module for it must say itself
+            if len(parts) > 1 or not re.search(rf"\b{parts[0]}\b", front.read_text() if front.exists() else ""):
+                wrong.append(f"{path}: {name}")
+    assert wrong == []
+
+
 def test_helpers_are_in_modules_of_their_own():
     """Not in a test's module; not in a conftest, of which pytest keeps the one that it has loaded last. What several
     folders share is in benchmarks/lib, which imports nothing from tests, and nobody changes sys.path for it.

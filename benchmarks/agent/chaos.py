@@ -23,14 +23,14 @@ interrupted goes on with the next (--afresh starts over). Figures:
 Run it with a priority above what else runs (`nice -n -15`, as root), or on a machine that nothing else uses.
 
 With `--nodes 2` each job spans two network namespaces, each with a daemon, and what daemons say to each other passes
-through a line that delays, holds, loses, halves and drops it: benchmarks/lib/bad_line_worker.py, a process of ours,
+through a line that delays, holds, loses, halves and drops it: lib/faults/bad_line_worker.py, a process of ours,
 since not every kernel has `tc netem`.
 
 `--quick` ends within a minute: if not told otherwise, only our runtime trains and no rank dies; the jobs without the
 agent run at the same time.
 
 `--events` and `--jobs` choose among them. Calendars jump by a day to ten years, ahead or back: the daemon's or that of
-all ranks, never the machine's own (benchmarks/lib/shifted_clock.py).
+all ranks, never the machine's own (benchmarks/lib/faults/shifted_clock.py).
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ import zmq
 from benchmarks.agent.chaos_node import HANG_S, ZEROTUNE, Job, Node, wait_for
 from benchmarks.agent.chaos_rounds import Rounds, together
 from benchmarks.lib.argument_types import positive
-from benchmarks.lib.bad_line_worker import HARMS, PASS
+from benchmarks.lib.faults.bad_line_worker import HARMS, PASS
+from benchmarks.lib.faults.shifted_clock import ShiftedClock
+from benchmarks.lib.faults.two_namespaces import LEADER, LINK, Namespace, two_namespaces
 from benchmarks.lib.reporting import Result, report, say
-from benchmarks.lib.shifted_clock import ShiftedClock
-from benchmarks.lib.two_namespaces import LEADER, LINK, Namespace, two_namespaces
 from benchmarks.recording.record import commit_now
 from zerotune.store.errors import UserError
 
@@ -131,7 +131,7 @@ class Chaos:
         self.environment |= {"GLOO_SOCKET_IFNAME": LINK, "ZEROTUNE_CURVE_KEYS": str(keys)}
         first, second = networks
         place = f"{LEADER}:5577"
-        line = [*second.prefix, sys.executable, "-m", "benchmarks.lib.bad_line_worker", place, str(first.path)]
+        line = [*second.prefix, sys.executable, "-m", "benchmarks.lib.faults.bad_line_worker", place, str(first.path)]
         self.line = subprocess.Popen(line, stdin=subprocess.PIPE, text=True, env=self.environment)
         options = ("--curve-keys", str(keys), "--listen")
         return [

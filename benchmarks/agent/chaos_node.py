@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import psutil
 
+from benchmarks.lib.faults.shifted_clock import ShiftedClock
 from benchmarks.lib.free_port import free_port
-from benchmarks.lib.shifted_clock import ShiftedClock
 
 ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
 HANG_S: Final = 30.0

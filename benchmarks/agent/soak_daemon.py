@@ -1,7 +1,7 @@
 """Many collectives under agent and daemon, and 48 hours of the daemon's clock: does anything grow?
 
 Ranks under `zerotune launch` call small collectives and end a step every 20. The daemon's clocks jump ahead by an hour
-48 times (benchmarks/lib/shifted_clock.py), so that timers, checkpoints and what is due now and then come due. Each jump
+48 times (lib/faults/shifted_clock.py), so that timers, checkpoints and what is due now and then come due. Each jump
 is a silence of an hour for the daemon: it lets the job go and takes it up again, and gives a fit of its models up that
 was under way. Its store keeps 100,000 rows, so retention is at work, too. Memory and open files of the daemon and of
 each rank, which holds agent and plugin, are looked at all along; `soak` does so without agent and daemon. Figures:
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.lib.argument_types import natural, positive, whole
+from benchmarks.lib.faults.shifted_clock import ShiftedClock
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.growth import Growth
 from benchmarks.lib.reporting import Result, report, say
-from benchmarks.lib.shifted_clock import ShiftedClock
 from zerotune.tuner.client.status import fetch_status
 
 ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")

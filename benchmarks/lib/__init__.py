@@ -1,1 +1,1 @@
-"""What several benchmarks and tests share: reporting, data sets, simulated jobs."""
+"""What several benchmarks and tests share: reporting, options, and by folder what they run on."""

@@ -21,9 +21,18 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from benchmarks.lib.argument_types import natural
-from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play, zero3_step
-from benchmarks.lib.generated_fabrics import generate
+from benchmarks.lib.data.generated_fabrics import generate
 from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.simulated.brain_world import (
+    Call,
+    OverlappedWorld,
+    World,
+    decided,
+    gain_share,
+    make_brain,
+    play,
+    zero3_step,
+)
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Phase
 

@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.lib.data_sets import fabric_problems, shipped, sweep_block
+from benchmarks.lib.data.data_sets import fabric_problems, shipped, sweep_block
 from benchmarks.lib.reporting import Result
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import Collective, size_class

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.lib.data_sets import DataSet, Facts, fabric_problems, generated_fabric, sweep_block
-from benchmarks.lib.generated_fabrics import Surface
+from benchmarks.lib.data.data_sets import DataSet, Facts, fabric_problems, generated_fabric, sweep_block
+from benchmarks.lib.data.generated_fabrics import Surface
 from benchmarks.lib.reporting import Result
 from benchmarks.modeling.prediction_verdicts import judge, looked_up, summed_up, truth_of, verdicts
 from zerotune.agent.nccl import fabric

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.lib.data_sets import DataSet, Measured, sweep_block
+from benchmarks.lib.data.data_sets import DataSet, Measured, sweep_block
 from benchmarks.lib.reporting import Result
 from benchmarks.modeling.prediction_verdicts import places, summed_up, truth_of, verdicts
 from zerotune.store.records import BASELINE, Collective

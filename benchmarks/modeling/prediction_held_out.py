@@ -45,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lib.argument_types import natural
-from benchmarks.lib.data_sets import (
+from benchmarks.lib.data.data_sets import (
     DataSet,
     add_sources,
     as_undescribed,
@@ -56,7 +56,7 @@ from benchmarks.lib.data_sets import (
     shipped,
     sweep_block,
 )
-from benchmarks.lib.generated_grids import generated_grids
+from benchmarks.lib.data.generated_grids import generated_grids
 from benchmarks.lib.reporting import Result, report
 from benchmarks.modeling.prediction_cost import cost
 from benchmarks.modeling.prediction_elsewhere import (

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.lib.data_sets import Facts
+from benchmarks.lib.data.data_sets import Facts
 from benchmarks.lib.reporting import Result
 from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass

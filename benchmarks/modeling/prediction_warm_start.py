@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.lib.argument_types import natural, whole
-from benchmarks.lib.data_sets import DataSet, add_sources, check_sources, of_folder, sweep_block
+from benchmarks.lib.data.data_sets import DataSet, add_sources, check_sources, of_folder, sweep_block
 from benchmarks.lib.reporting import Result, report
 from benchmarks.modeling.prediction_elsewhere import TooFew, many_rank_counts, rank_counts, with_rank_counts
 from benchmarks.policy.policy_regret import Ours, judge, play

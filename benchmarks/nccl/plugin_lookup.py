@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from benchmarks.lib.other_plugins import other_tuner
+from benchmarks.lib.nccl.other_plugins import other_tuner
 from benchmarks.lib.reporting import Result, report
 from zerotune.agent.nccl import compiled
 

@@ -8,7 +8,7 @@ process each, turn by turn in each round, calls in bursts as a step makes them; 
 a round adds. The mock's launch is part of every variant. Cells, times and cost tables are checked on all clusters of
 tests/real_nccl.
 
-Needs a libnccl: NCCL_LIBRARY, or `python -m benchmarks.lib.nccl_releases`.
+Needs a libnccl: NCCL_LIBRARY, or `python -m benchmarks nccl_releases`.
 
 Run: python -m benchmarks real_nccl [--quick] [--json]
 """
@@ -25,10 +25,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.lib import nccl_releases
-from benchmarks.lib.forced_cells import CLUSTERS, forced, offered
-from benchmarks.lib.live_costs import CLUSTERS as COST_CLUSTERS
-from benchmarks.lib.live_costs import compare
+from benchmarks.lib.nccl import nccl_releases
+from benchmarks.lib.nccl.forced_cells import CLUSTERS, forced, offered
+from benchmarks.lib.nccl.live_costs import CLUSTERS as COST_CLUSTERS
+from benchmarks.lib.nccl.live_costs import compare
 from benchmarks.lib.reporting import Result, report
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import find_libnccl
@@ -195,7 +195,7 @@ def main() -> None:
     arguments = parser.parse_args()
     library = find_libnccl() or nccl_releases.library_of(nccl_releases.TESTED[-1])
     if not library.exists():
-        raise SystemExit("there is no libnccl: set NCCL_LIBRARY, or python -m benchmarks.lib.nccl_releases")
+        raise SystemExit("there is no libnccl: set NCCL_LIBRARY, or python -m benchmarks nccl_releases")
     results: list[Any] = enqueue(library, 7 if arguments.quick else 21, 60)
     results += cells(library)
     results.append(costs(library))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.lib.argument_types import natural
-from benchmarks.lib.data_sets import DataSet, check_sources, generated, of_folder, of_store, shipped
+from benchmarks.lib.data.data_sets import DataSet, check_sources, generated, of_folder, of_store, shipped
 from benchmarks.lib.reporting import Result, report
 from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import Algorithm, Collective, Protocol

@@ -9,7 +9,7 @@ same precision, and what its choices cost in truth over the full grid's, mean ov
 it stands the regret of as many samples spread evenly, of a second full sweep, and (`floor`) of a sweep that is told the
 two best settings of every size and what samples are worth there (sweep_floor.py): what so few samples cannot tell.
 Measurements are drawn from the truth of every shipped fabric with its noise and, with `--data`, from the repetitions
-of every grid recorded below that folder (benchmarks/lib/recorded_grids.py) with 3 % noise on top. Of those a single
+of every grid recorded below that folder (lib/data/recorded_grids.py) with 3 % noise on top. Of those a single
 sample may decide a whole place, so small ones are drawn more often, and the mean's standard error is printed.
 `active_minus_even_worst_se`: of the recorded grids, the largest excess of the active sweep's regret over that of
 exactly as many samples spread evenly, in standard errors of the paired difference over draws.
@@ -30,8 +30,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.lib import recorded_grids
 from benchmarks.lib.argument_types import a_folder
+from benchmarks.lib.data import recorded_grids
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.offline import sweep_floor
 from zerotune.agent.nccl import cost_model, fabric

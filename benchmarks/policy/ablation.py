@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.__main__ import module_of
 from benchmarks.lib.argument_types import a_file_to_write, positive
-from benchmarks.lib.data_sets import DataSet, as_undescribed, check_sources, generated, of_folder, shipped
+from benchmarks.lib.data.data_sets import DataSet, as_undescribed, check_sources, generated, of_folder, shipped
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.policy.mechanisms import MECHANISMS, without
 from benchmarks.policy.policy_regret import FIRST_GENERATED_SEED, Ours, judge, play, where_nccl_is_best

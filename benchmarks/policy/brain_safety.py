@@ -16,7 +16,8 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.lib.brain_world import (
+from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.simulated.brain_world import (
     ALONE,
     NINE,
     Call,
@@ -29,7 +30,6 @@ from benchmarks.lib.brain_world import (
     play,
     secretly_slow_job,
 )
-from benchmarks.lib.reporting import Result, report
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.store.sqlite.database import Store

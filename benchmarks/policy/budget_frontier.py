@@ -15,7 +15,7 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.lib.argument_types import percent, positive
-from benchmarks.lib.data_sets import DataSet, add_sources, check_sources
+from benchmarks.lib.data.data_sets import DataSet, add_sources, check_sources
 from benchmarks.lib.reporting import Result, report
 from benchmarks.policy.policy_regret import Ours, all_data_sets, check_only, judge, play, where_nccl_is_best
 from zerotune.tuner.learning.brain import BrainSettings

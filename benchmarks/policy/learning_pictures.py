@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.lib.argument_types import a_file, a_folder_to_write
-from benchmarks.lib.data_sets import shipped
+from benchmarks.lib.data.data_sets import shipped
 from zerotune.store.records import Collective
 
 SHOWN = ("nccl_default", "round_robin", "thompson", "coordinate_descent", "ours_cold", "ours_warm")

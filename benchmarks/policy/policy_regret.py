@@ -41,7 +41,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.lib.argument_types import a_file_to_write, natural, positive
-from benchmarks.lib.data_sets import (
+from benchmarks.lib.data.data_sets import (
     DataSet,
     Facts,
     Measured,

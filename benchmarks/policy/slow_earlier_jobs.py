@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.lib.argument_types import natural
-from benchmarks.lib.brain_world import SlowForATime, make_brain, play
 from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.simulated.brain_world import SlowForATime, make_brain, play
 from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE

@@ -17,10 +17,10 @@ from statistics import median
 from rich.progress import track
 
 from benchmarks.lib.argument_types import natural, positive
-from benchmarks.lib.brain_world import Call, OverlappedWorld, decided, make_brain, play
-from benchmarks.lib.data_sets import GENERATED_BASES
-from benchmarks.lib.generated_fabrics import generate
+from benchmarks.lib.data.data_sets import GENERATED_BASES
+from benchmarks.lib.data.generated_fabrics import generate
 from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, decided, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase
 

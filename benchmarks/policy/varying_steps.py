@@ -18,8 +18,8 @@ from statistics import mean
 import numpy as np
 
 from benchmarks.lib.argument_types import natural
-from benchmarks.lib.brain_world import Call, Varying, make_brain, play
 from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.simulated.brain_world import Call, Varying, make_brain, play
 from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.lib.argument_types import positive
-from benchmarks.lib.fleet_objects import ROWS_PER_OBJECT, is_liar, object_of, winners
+from benchmarks.lib.fleet.fleet_objects import ROWS_PER_OBJECT, is_liar, object_of, winners
 from benchmarks.lib.reporting import Result, report, say
 from zerotune.tuner.fleet.book import Book
 from zerotune.tuner.fleet.reading import read_book

@@ -34,10 +34,19 @@ import psutil
 import zmq
 
 from benchmarks.lib.argument_types import whole
-from benchmarks.lib.brain_world import Call, World
-from benchmarks.lib.fleet_nodes import CALLS_PER_S, JOB, RANKS_PER_NODE, REPORT_S, STEP_S, FirstNode, Job, OtherNode
+from benchmarks.lib.fleet.fleet_nodes import (
+    CALLS_PER_S,
+    JOB,
+    RANKS_PER_NODE,
+    REPORT_S,
+    STEP_S,
+    FirstNode,
+    Job,
+    OtherNode,
+)
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.simulated.brain_world import Call, World
 from zerotune.agent.nccl import fabric
 from zerotune.store import wire
 from zerotune.store.records import (

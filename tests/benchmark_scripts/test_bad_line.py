@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.lib.bad_line_worker import HARMS, PASS, BadLine
+from benchmarks.lib.faults.bad_line_worker import HARMS, PASS, BadLine
 
 SENT = bytes(range(100))
 

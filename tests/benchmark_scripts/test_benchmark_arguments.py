@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import module_of
-from benchmarks.lib import generated_csvs
-from benchmarks.lib.data_sets import check_sources, of_folder, of_store
+from benchmarks.lib.data import generated_csvs
+from benchmarks.lib.data.data_sets import check_sources, of_folder, of_store
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.export import export_measurements
 from zerotune.tuner.offline.importing.command import import_measurements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.lib.recorded_grids import load
+from benchmarks.lib.data.recorded_grids import load
 from zerotune.store.records import Collective
 
 ROW = "  {size}  {count}  float  sum  -1  {time_us}  1.00  1.00  0\n"

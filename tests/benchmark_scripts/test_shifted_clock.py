@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.shifted_clock import ShiftedClock
+from benchmarks.lib.faults.shifted_clock import ShiftedClock
 
 YEAR_S = 365.25 * 86_400
 ASKS = """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play
-from benchmarks.lib.earlier_jobs import knowledge
+from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
+from benchmarks.lib.simulated.earlier_jobs import knowledge
 from zerotune.store.records import (
     BASELINE,
     SIZE_CLASSES_PER_OCTAVE,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, make_brain
+from benchmarks.lib.simulated.brain_world import Call, World, make_brain
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, StepRecord
 from zerotune.store.sqlite.measurements import MEASUREMENT

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from benchmarks.lib.brain_world import (
+from benchmarks.lib.simulated.brain_world import (
     Call,
     OverlappedWorld,
     SeeminglyHidden,

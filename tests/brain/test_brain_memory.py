@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play, zero3_step
-from benchmarks.lib.tight_world import OutOfMemory, TightWorld
+from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play, zero3_step
+from benchmarks.lib.simulated.tight_world import OutOfMemory, TightWorld
 from zerotune.agent.nccl import cost_model, library
 from zerotune.store.records import (
     BASELINE,

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, StepRecord, size_class
 from zerotune.tuner.learning.brain import BrainSettings

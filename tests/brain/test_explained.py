@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.lib.brain_world import Call, OverlappedWorld, World, make_brain, play
-from benchmarks.lib.earlier_jobs import knowledge, offer_only
+from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, World, make_brain, play
+from benchmarks.lib.simulated.earlier_jobs import knowledge, offer_only
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Decision, DecisionKey, Phase
 from zerotune.store.sqlite.database import Store

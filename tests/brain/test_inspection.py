@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.lib.brain_world import Call, OverlappedWorld, World, make_brain, play
-from benchmarks.lib.earlier_jobs import key_of, knowledge, offer_only
+from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, World, make_brain, play
+from benchmarks.lib.simulated.earlier_jobs import key_of, knowledge, offer_only
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 

@@ -9,9 +9,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, OverlappedWorld, World, decided, gain_share, make_brain, play, zero3_step
-from benchmarks.lib.earlier_jobs import knowledge, lines, offer_only
-from benchmarks.lib.tight_world import TightWorld
+from benchmarks.lib.simulated.brain_world import (
+    Call,
+    OverlappedWorld,
+    World,
+    decided,
+    gain_share,
+    make_brain,
+    play,
+    zero3_step,
+)
+from benchmarks.lib.simulated.earlier_jobs import knowledge, lines, offer_only
+from benchmarks.lib.simulated.tight_world import TightWorld
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import (
     BASELINE,

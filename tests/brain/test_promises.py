@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play
-from benchmarks.lib.earlier_jobs import knowledge, offer_only
+from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
+from benchmarks.lib.simulated.earlier_jobs import knowledge, offer_only
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 from zerotune.store.wire import OBSERVATION_FIELDS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.brain_world import World, make_brain, play, zero3_step
+from benchmarks.lib.simulated.brain_world import World, make_brain, play, zero3_step
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE
 from zerotune.store.sqlite.database import Store

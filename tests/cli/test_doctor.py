@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.lib.other_plugins import other_profiler, other_tuner
+from benchmarks.lib.nccl.other_plugins import other_profiler, other_tuner
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
 from zerotune.store.sqlite.database import Store

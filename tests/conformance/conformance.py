@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from benchmarks.lib import nccl_releases
+from benchmarks.lib.nccl import nccl_releases
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"

@@ -8,7 +8,7 @@ import conformance
 import pytest
 import torch
 
-from benchmarks.lib import nccl_releases
+from benchmarks.lib.nccl import nccl_releases
 
 
 @pytest.mark.slow
@@ -17,7 +17,7 @@ from benchmarks.lib import nccl_releases
 def test_torchs_own_tests_end_as_the_page_says(host: str, tmp_path: Path) -> None:
     pytest.importorskip("expecttest")
     if host == "library" and not nccl_releases.library_of(nccl_releases.TESTED[-1]).exists():
-        pytest.skip("that NCCL was not fetched: python -m benchmarks.lib.nccl_releases")
+        pytest.skip("that NCCL was not fetched: python -m benchmarks nccl_releases")
     release, kept = conformance.kept()
     if torch.__version__.partition("+")[0] != release:
         pytest.skip(f"the page is about torch {release}")

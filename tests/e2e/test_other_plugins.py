@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.lib.other_plugins import other_profiler, other_tuner
+from benchmarks.lib.nccl.other_plugins import other_profiler, other_tuner
 from zerotune.store.passages import OtherPlugin
 
 

@@ -8,7 +8,7 @@ import pytest
 from emulated_pair import Pair
 from emulated_world import World
 
-from benchmarks.lib import nccl_releases
+from benchmarks.lib.nccl import nccl_releases
 from zerotune.agent.nccl import compiled
 
 
@@ -25,7 +25,7 @@ def library_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     release = nccl_releases.TESTED[-1]
     library = nccl_releases.library_of(release)
     if not library.exists():
-        pytest.skip(f"NCCL {release} was not fetched: python -m benchmarks.lib.nccl_releases {release}")
+        pytest.skip(f"NCCL {release} was not fetched: python -m benchmarks nccl_releases {release}")
     folder = tmp_path_factory.mktemp("library")
     with _world(folder, ZEROTUNE_NCCL_HOST="library", NCCL_LIBRARY=str(library)) as world:
         yield world

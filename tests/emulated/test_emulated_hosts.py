@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from emulated_world import World
 
-from benchmarks.lib import nccl_releases
+from benchmarks.lib.nccl import nccl_releases
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated import EmulatedNcclError
 from zerotune.agent.nccl.emulation_settings import HOST_VARIABLE, choose_host
@@ -24,7 +24,7 @@ def libnccl(monkeypatch: pytest.MonkeyPatch) -> Path:
     """NCCL_LIBRARY is set, and nothing else is said about hosts."""
     path = nccl_releases.library_of(RELEASE)
     if not path.exists():
-        pytest.skip(f"NCCL {RELEASE} was not fetched: python -m benchmarks.lib.nccl_releases {RELEASE}")
+        pytest.skip(f"NCCL {RELEASE} was not fetched: python -m benchmarks nccl_releases {RELEASE}")
     monkeypatch.setenv("NCCL_LIBRARY", str(path))
     return path
 

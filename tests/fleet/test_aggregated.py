@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.fleet_objects import object_of
+from benchmarks.lib.fleet.fleet_objects import object_of
 from zerotune.store.errors import UserError
 
 pytest.importorskip("pyarrow")

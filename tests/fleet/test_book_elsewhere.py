@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.lib.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Candidate, Protocol
 from zerotune.tuner.cli.app import app

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured
 
 pyarrow = pytest.importorskip("pyarrow")
 from zerotune.tuner.fleet import objects  # noqa: E402

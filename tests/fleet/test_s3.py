@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.lib.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured
 
 pytest.importorskip("pyarrow")
 from zerotune.tuner.fleet.objects import MAX_OBJECT_BYTES, unpack

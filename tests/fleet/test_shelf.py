@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured
 from zerotune.store.records import Algorithm, Candidate, Protocol
 
 pytest.importorskip("pyarrow")

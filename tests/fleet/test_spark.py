@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.fleet_objects import object_of
+from benchmarks.lib.fleet.fleet_objects import object_of
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")

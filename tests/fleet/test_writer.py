@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured
 from zerotune.store.errors import UserError
 
 pytest.importorskip("pyarrow")
@@ -144,7 +144,7 @@ def test_no_secret_is_shown() -> None:
 
 KILLED = """
 import sys
-from benchmarks.lib.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured
 from zerotune.tuner.fleet.storage import Storage
 from zerotune.tuner.fleet.writer import FleetWriter
 writer = FleetWriter(Storage(sys.argv[1], writes=True), "node1", write_every_s=0.001)

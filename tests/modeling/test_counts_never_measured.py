@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.data_sets import fabric_problems, sweep_block
+from benchmarks.lib.data.data_sets import fabric_problems, sweep_block
 from benchmarks.modeling.prediction_held_out import ran_besides
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.records import Algorithm, Candidate, Collective, Protocol, size_class

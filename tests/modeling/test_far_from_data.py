@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.lib.data_sets import fabric_problems, sweep_block
-from benchmarks.lib.generated_grids import generated_grids
+from benchmarks.lib.data.data_sets import fabric_problems, sweep_block
+from benchmarks.lib.data.generated_grids import generated_grids
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from zerotune.tuner.modeling import trainer

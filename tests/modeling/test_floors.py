@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lib.data_sets import DataSet
+from benchmarks.lib.data.data_sets import DataSet
 from benchmarks.modeling.prediction_held_out import floors
 from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.lib.data_sets import sweep_block
-from benchmarks.lib.generated_grids import generated_grids
+from benchmarks.lib.data.data_sets import sweep_block
+from benchmarks.lib.data.generated_grids import generated_grids
 from zerotune.agent.nccl.catalog import legal_cells
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from zerotune.tuner.modeling import trainer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib import generated_csvs
+from benchmarks.lib.data import generated_csvs
 from benchmarks.policy import policy_regret, recorded_figures
 from zerotune.agent.nccl import fabric
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.lib.data_sets import block_problems
+from benchmarks.lib.data.data_sets import block_problems
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
 from zerotune.store.sqlite.measurements import MEASUREMENT
 

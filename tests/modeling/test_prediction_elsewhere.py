@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib import generated_csvs
-from benchmarks.lib.data_sets import DataSet, of_folder, sweep_block
+from benchmarks.lib.data import generated_csvs
+from benchmarks.lib.data.data_sets import DataSet, of_folder, sweep_block
 from benchmarks.modeling import prediction_held_out, prediction_warm_start
 from benchmarks.modeling.prediction_first_step import after_the_first_step, as_a_job_begins
 from benchmarks.modeling.prediction_verdicts import looked_up

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.other_plugins import other_profiler, other_tuner
+from benchmarks.lib.nccl.other_plugins import other_profiler, other_tuner
 from zerotune.agent.nccl.compiled import PLUGIN as LIBRARY
 
 PLUGIN = LIBRARY.root / "plugin"

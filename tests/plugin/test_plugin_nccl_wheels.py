@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from benchmarks.lib import nccl_releases
+from benchmarks.lib.nccl import nccl_releases
 from zerotune.agent.nccl import library
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

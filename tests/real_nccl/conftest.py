@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from benchmarks.lib import nccl_releases
+from benchmarks.lib.nccl import nccl_releases
 
 
 def _releases() -> tuple[str, ...]:
@@ -20,7 +20,7 @@ def _releases() -> tuple[str, ...]:
 def _fetched(version):
     library = nccl_releases.library_of(version)
     if not library.exists():  # a quarter of a gigabyte each: `make` fetches them, pytest alone does not
-        pytest.skip(f"NCCL {version} was not fetched: python -m benchmarks.lib.nccl_releases {version}")
+        pytest.skip(f"NCCL {version} was not fetched: python -m benchmarks nccl_releases {version}")
     return tuple(int(part) for part in version.split(".")), library
 
 

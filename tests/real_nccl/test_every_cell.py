@@ -10,7 +10,7 @@ from collections import defaultdict
 
 import pytest
 
-from benchmarks.lib.forced_cells import CHANNELS, CLUSTERS, SIZES, forced, offered
+from benchmarks.lib.nccl.forced_cells import CHANNELS, CLUSTERS, SIZES, forced, offered
 from zerotune.agent.nccl.libnccl import BFLOAT16_BYTES
 from zerotune.agent.nccl.twin.protocol import duration_us
 from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl, topology_file

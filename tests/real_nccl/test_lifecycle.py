@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib import nccl_releases
-from benchmarks.lib.other_plugins import other_profiler, other_tuner
+from benchmarks.lib.nccl import nccl_releases
+from benchmarks.lib.nccl.other_plugins import other_profiler, other_tuner
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.release import Release
 from zerotune.agent.nccl.twin.twin import topology_file

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from benchmarks.lib.live_costs import CLUSTERS, compare
+from benchmarks.lib.nccl.live_costs import CLUSTERS, compare
 from zerotune.agent.nccl.twin.live_table import MODELLED_SINCE, WORST_RELATIVE_ERROR
 
 TRIED = CLUSTERS if "ZEROTUNE_NCCL_RELEASES" in os.environ else CLUSTERS[:2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.other_plugins import other_profiler
+from benchmarks.lib.nccl.other_plugins import other_profiler
 from zerotune.agent.nccl.release import Release
 
 RANKS = Path(__file__).with_name("next_profiler_ranks.py")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from import_runs import command, old_store
 
-from benchmarks.lib.data_sets import of_folder, of_store
-from benchmarks.lib.recorded_grids import Grid
+from benchmarks.lib.data.data_sets import of_folder, of_store
+from benchmarks.lib.data.recorded_grids import Grid
 from zerotune.agent.nccl.catalog import legal_cells
 from zerotune.store.records import Algorithm, Collective, Protocol
 from zerotune.store.sqlite.database import Store

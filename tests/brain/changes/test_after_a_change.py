@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, SeeminglyHidden, World, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, SeeminglyHidden, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import (
     BASELINE,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.brain_world import Call, Unsteady, World, gain_share, make_brain, play, zero3_step
+from benchmarks.lib.simulated.brain_world import Call, Unsteady, World, gain_share, make_brain, play, zero3_step
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
 from zerotune.tuner.learning.policy.change_detection import TOGETHER, ChangeDetector, StepMeans

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.brain_world import Call, Unsteady, make_brain, play, zero3_step
+from benchmarks.lib.simulated.brain_world import Call, Unsteady, make_brain, play, zero3_step
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Phase, Protocol
 from zerotune.tuner.learning.policy.observations import DEPTH, CallEvidence, UnitHistory
 

@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.lib.brain_world import Call, SlowForATime, World, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, SlowForATime, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, DecisionKey, Phase, size_class
 from zerotune.store.sqlite.database import Store

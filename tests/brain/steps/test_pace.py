@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, decided, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, World, decided, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase, StepRecord
 

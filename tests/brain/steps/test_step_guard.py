@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
+from benchmarks.lib.simulated.brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
 from zerotune.tuner.learning.policy.step_effects import ENOUGH, HORIZON_STEPS
 from zerotune.tuner.learning.policy.step_guard import Slow, StepGuard
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, Varying, gain_share, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, Varying, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.tuner.learning.brain import Brain

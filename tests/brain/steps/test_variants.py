@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import (
+from benchmarks.lib.simulated.brain_world import (
     Call,
     OverlappedWorld,
     SeeminglyHidden,
@@ -20,7 +20,7 @@ from benchmarks.lib.brain_world import (
     make_brain,
     play,
 )
-from benchmarks.lib.earlier_jobs import key_of, lines, offer_only
+from benchmarks.lib.simulated.earlier_jobs import key_of, lines, offer_only
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.catalog import CHANNEL_LADDER
 from zerotune.store.records import (

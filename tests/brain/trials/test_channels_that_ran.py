@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.cost_model import channels_used
 from zerotune.store.records import (

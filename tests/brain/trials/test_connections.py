@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
 from zerotune.store.records import (
     BASELINE,
     Algorithm,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, gain_share, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, agreement_interval
 from zerotune.tuner.learning.brain import Brain

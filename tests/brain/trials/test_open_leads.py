@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import (
     Algorithm,

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.lib.brain_world import World, make_brain, play, zero3_step
-from benchmarks.lib.data_sets import DataSet, fabric_problems
-from benchmarks.lib.earlier_jobs import key_of
+from benchmarks.lib.data.data_sets import DataSet, fabric_problems
+from benchmarks.lib.simulated.brain_world import World, make_brain, play, zero3_step
+from benchmarks.lib.simulated.earlier_jobs import key_of
 from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.lib.brain_world import Call, World, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Protocol
 

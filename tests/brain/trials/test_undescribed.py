@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib import generated_csvs
-from benchmarks.lib.brain_world import Call, World, play
-from benchmarks.lib.data_sets import of_folder
-from benchmarks.lib.earlier_jobs import OnlyThese, knowledge
+from benchmarks.lib.data import generated_csvs
+from benchmarks.lib.data.data_sets import of_folder
+from benchmarks.lib.simulated.brain_world import Call, World, play
+from benchmarks.lib.simulated.earlier_jobs import OnlyThese, knowledge
 from benchmarks.modeling.prediction_first_step import after_the_first_step
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol

@@ -1,6 +1,6 @@
 """A TCP line between two network namespaces that delays, stands still, loses, cuts and drops what passes.
 
-    python -m benchmarks.lib.bad_line_worker HOST:PORT NAMESPACE
+    python -m benchmarks.lib.faults.bad_line_worker HOST:PORT NAMESPACE
 
 Connections to HOST:PORT where this runs are brought to HOST:PORT in the other namespace (a file). What becomes of what
 passes is said on the standard input, a word a line. Stands in for `tc netem`, which not every kernel has.

@@ -8,7 +8,7 @@ from typing import Final
 
 from zerotune.agent.nccl.compiled import PLUGIN
 
-_SOURCES: Final = Path(__file__).parent.parent / "nccl"
+_SOURCES: Final = Path(__file__).parents[2] / "nccl"
 FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", f"-I{PLUGIN.root / 'plugin'}")
 
 

@@ -1,4 +1,4 @@
-"""Releases of the official libnccl, from their wheels; `python -m benchmarks.lib.nccl_releases [--all|VERSION ...]`.
+"""Releases of the official libnccl, from their wheels; `python -m benchmarks nccl_releases [--all|VERSION ...]`.
 
 They lie below ZEROTUNE_NCCL_CACHE, else the user's cache folder; nothing of them is ever part of this project.
 """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.lib.brain_world import World
+from benchmarks.lib.simulated.brain_world import World
 from zerotune.store.records import Algorithm, StepRecord
 
 

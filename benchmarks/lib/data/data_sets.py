@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from benchmarks.lib.argument_types import natural
-from benchmarks.lib.generated_fabrics import Surface, generate
-from benchmarks.lib.recorded_grids import load as load_grids
+from benchmarks.lib.data.generated_fabrics import Surface, generate
+from benchmarks.lib.data.recorded_grids import load as load_grids
 from benchmarks.lib.reporting import say
 from benchmarks.policy.regret_policies import Problem
 from zerotune.agent.nccl import cost_model, fabric

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.lib.brain_world import Call, World
+from benchmarks.lib.simulated.brain_world import Call, World
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, size_class
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge

@@ -4,7 +4,7 @@ Reads every file below a folder that holds nccl-tests rows, inside logs or Markd
 by the last heading or command line above the rows (`NCCL_PROTO=LL`, `Ring/Simple`, `DEFAULT`), else by the
 file's name (`ring-100g`). Rows under anything else that was changed are left out: those are other machines.
 
-`python -m benchmarks.lib.recorded_grids DIR > GRIDS.tsv` leaves the figures of all that; such a file is read, too.
+`python -m benchmarks recorded_grids DIR > GRIDS.tsv` leaves the figures of all that; such a file is read, too.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What policies and predictions are judged on: published, generated and recorded."""

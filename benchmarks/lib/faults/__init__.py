@@ -1,0 +1,1 @@
+"""Lines and clocks that misbehave on purpose, for chosen processes alone."""

@@ -1,0 +1,1 @@
+"""Many nodes and what they share, without the nodes."""

@@ -1,0 +1,1 @@
+"""NCCL's own library: its releases, its choices, and others' plugins in it."""
