@@ -1,12 +1,14 @@
-"""What stands around the service in its tests: a store that remembers, a brain that follows a script."""
+"""What stands around the service in its tests: a store that remembers, a brain that follows a script, ranks' words."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store import wire
 from zerotune.store.records import (
     BASELINE,
     Collective,
@@ -97,3 +99,21 @@ class ScriptedBrain:
 
     def names(self) -> list[str]:
         return [what for what, _ in self.told]
+
+
+def report(bench, records, ranks=range(4), **fields):
+    block = records(**fields)
+    for rank in ranks:
+        bench.send(rank, wire.Observations("job", rank, len(block)), block)
+
+
+def steps(*numbers, epoch=0):
+    return wire.Steps("job", 0, tuple(StepRecord(n, epoch, 1000.0 * n) for n in numbers))
+
+
+def numbers(words):
+    return [int(one) for one in re.findall(r"\d+", words)]
+
+
+def kinds(replies):
+    return [(sender.decode(), type(message).__name__) for sender, message in replies]

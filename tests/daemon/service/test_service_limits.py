@@ -1,0 +1,79 @@
+"""What nobody may say or take: it is refused, dropped and counted."""
+
+from __future__ import annotations
+
+import pytest
+from service_stubs import kinds
+
+from zerotune.store import wire
+from zerotune.tuner.service import service as service_module
+
+
+def test_a_connection_speaks_for_its_own_rank_only(bench, records):
+    bench.join_all()
+    bench.join_all(job="other")
+    forged = [
+        wire.Goodbye("job", 2),
+        wire.Goodbye("other", 1),
+        wire.Observations("job", 0, 1),
+        wire.Adopted("other", 9, 9),
+        wire.Steps("unknown", 1, ()),
+    ]
+    for message in forged:
+        ((receiver, reply),) = bench.send(1, message, records(1))
+        assert (receiver, reply.code) == (b"job/1", "NotYours")
+    assert bench.service.n_refused == len(forged)
+    assert [status.n_ranks_seen for status in bench.service.jobs()] == [4, 4]
+
+
+def test_a_connection_that_greets_as_another_rank_has_changed(bench):
+    bench.hello(0)
+    bench.send(0, wire.Hello("second", 1, 2, 1, "node", 1, "fabric", {}, 1, 5))
+    (status,) = bench.service.jobs()
+    assert (status.job_id, status.n_ranks_seen) == ("second", 1)
+
+
+def test_ranks_that_have_not_greeted_are_ignored(bench, records):
+    assert bench.send(0, wire.Observations("job", 0, 1), records(1)) == []
+    assert bench.send(0, wire.Goodbye("job", 0)) == []
+    assert bench.service.n_unannounced == 2
+    assert bench.service.jobs() == ()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rank": 4},
+        {"n_ranks": 0},
+    ],
+)
+def test_impossible_greetings_are_refused(bench, fields):
+    values = {"job_id": "job", "rank": 0, "n_ranks": 4, "fabric_id": "fabric"} | fields
+    hello = wire.Hello(local_rank=0, node="n", pid=1, fabric={}, nccl_version=1, tuner_abi=5, **values)
+    ((_, reply),) = bench.send(0, hello)
+    assert reply.code == "BadHello"
+    assert bench.service.jobs() == ()
+
+
+def test_connections_are_bounded(bench, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_SESSIONS", 3)
+    names = [kinds(bench.hello(rank))[0][1] for rank in range(4)]
+    assert names == ["Welcome", "Welcome", "Welcome", "ErrorReply"]
+    assert kinds(bench.hello(0))[0][1] == "Welcome", "those here stay welcome"
+
+
+def test_jobs_are_bounded(bench, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_JOBS", 2)
+    names = [kinds(bench.hello(0, job=f"job{at}"))[0][1] for at in range(3)]
+    assert names == ["Welcome", "Welcome", "ErrorReply"]
+    assert kinds(bench.hello(1, job="job0"))[0][1] == "Welcome", "a further rank of a job that is here"
+    assert len(bench.service.jobs()) == 2
+
+
+def test_what_waits_for_a_brain_is_bounded_in_bytes(bench, records, monkeypatch):
+    monkeypatch.setattr("zerotune.tuner.service.job.MAX_BACKLOG_BYTES", 100 * wire.OBSERVATION_BYTES)
+    bench.hello(0, n_ranks=1)
+    for _ in range(5):
+        bench.send(0, wire.Observations("job", 0, 30), records(30, n_ranks=1))
+    bench.service.model_ready("fabric", "knowledge")
+    assert sum(len(block) for what, block in bench.brains["job"].told if what == "sequence") == 90
