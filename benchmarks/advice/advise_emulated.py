@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import quantiles
 from typing import Final, NamedTuple
 
 import msgspec
@@ -109,8 +111,8 @@ def run(name: str, configurations: Sequence[ZeroConfiguration], n_steps: int) ->
     return Ran(found, *searched)
 
 
-def named(name: str, known: ZeroConfiguration, step: StepRecord) -> ZeroConfiguration:
-    """What `advise` names by one measured step.
+def measured_problem(name: str, known: ZeroConfiguration, step: StepRecord) -> Problem:
+    """What `advise` is asked, with one measured step.
 
     Args:
         name: of the fabric.
@@ -118,7 +120,7 @@ def named(name: str, known: ZeroConfiguration, step: StepRecord) -> ZeroConfigur
         step: its step.
 
     Returns:
-        One of the grid.
+        The problem.
     """
     shape = from_dimensions(SHAPE.n_layers, SHAPE.width, SHAPE.n_heads, SHAPE.n_context, SHAPE.n_tokens)
     problem = Problem(
@@ -128,15 +130,14 @@ def named(name: str, known: ZeroConfiguration, step: StepRecord) -> ZeroConfigur
         software=Software(precision="fp32"),
         constants=_KERNELS,
     )  # fmt: skip
-    factor = compute_factor(problem, known, [step])
-    problem = msgspec.structs.replace(problem, measured=Measured(factor, None))
-    return min(grid(known.stage), key=lambda one: seconds_per_sequence(problem, one))
+    return msgspec.structs.replace(problem, measured=Measured(compute_factor(problem, known, [step]), None))
 
 
 def judged(names: Sequence[str], n_steps: int) -> Iterator[Result]:
     """How much longer than the best a step is, by fabric and stage."""
     worst = worst_autotuned = -1.0
     n_searched = 0
+    errors: list[float] = []
     for name in names:
         say(f"{name} ...")
         for stage in (2, 3):
@@ -144,16 +145,23 @@ def judged(names: Sequence[str], n_steps: int) -> Iterator[Result]:
             ran = run(name, configurations, n_steps)
             steps = ran.steps
             begun, best = configurations[0], min(steps.values(), key=lambda step: step.duration_us)
-            chosen = steps[named(name, begun, steps[begun])]
+            problem = measured_problem(name, begun, steps[begun])
+            predicted = {one: seconds_per_sequence(problem, one) for one in configurations}
+            chosen = steps[min(configurations, key=predicted.__getitem__)]
             over = chosen.duration_us / best.duration_us - 1
             worst = max(worst, over)
             yield Result(f"step_over_best_stage{stage}_{name}", over, "share", "<= 0.03")
             gained = steps[begun].duration_us / chosen.duration_us - 1
             yield Result(f"step_gained_stage{stage}_{name}", gained, "share")
+            errors += [
+                abs(math.log(predicted[one] / predicted[begun] * steps[begun].duration_us / steps[one].duration_us))
+                for one in configurations[1:]
+            ]
             over = ran.autotuned_us / best.duration_us - 1
             worst_autotuned, n_searched = max(worst_autotuned, over), max(n_searched, ran.n_searched)
             yield Result(f"autotuned_over_best_stage{stage}_{name}", over, "share", "<= 0.03")
     yield Result("step_over_best_worst", worst, "share", "<= 0.03")
+    yield Result("comparison_error_p90", quantiles(errors, n=10)[-1], "log")
     yield Result("autotuned_over_best_worst", worst_autotuned, "share", "<= 0.03")
     yield Result("autotuned_steps_most", n_searched, "count")
 

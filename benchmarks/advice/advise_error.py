@@ -10,11 +10,13 @@ Run: python -m benchmarks advise_error [--runs] [--torch] [--fit] [--quick] [--j
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from statistics import median
+from dataclasses import replace
+from statistics import median, quantiles
 from typing import Final
 
 import msgspec
@@ -229,6 +231,18 @@ def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
     return within / len(aside)
 
 
+def comparison_errors(runs: list[PublishedRun], constants: Constants = DEFAULT) -> list[float]:
+    """How far off `advise` is when it compares two runs of one model on one cluster, as a logarithm, of each pair."""
+    alike = defaultdict(list)
+    for run in runs:
+        common = replace(
+            run, name="", stage=0, shard_ranks=0, recompute="", micro_batch=0, accumulation=0, value=0.0,
+            memory_gb=0.0, note="",
+        )  # fmt: skip
+        alike[common].append(math.log(1 + error(run, constants)))
+    return [abs(one - other) for errors in alike.values() for one, other in itertools.combinations(errors, 2)]
+
+
 def _memories(run: PublishedRun, constants: Constants) -> list[str]:
     if not run.memory_gb:
         return ["", "", ""]
@@ -251,6 +265,7 @@ def results(runs: list[PublishedRun], constants: Constants = DEFAULT) -> list[Re
         Result("held_out_in_range_share", _in_range_share(runs, constants), "share"),
         Result("held_out_runs", len(aside), "runs"),
         Result("fitted_runs_error_median", median(seen), "share"),
+        Result("comparison_error_p90", quantiles(comparison_errors(runs, constants), n=10)[-1], "log"),
         *_memory_results(runs, constants),
     ]
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Collective, CommunicatorClass, Source, StepRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
 from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.models.model_shape import from_parameters
-from zerotune.tuner.advice.prediction.step import step_parts
+from zerotune.tuner.advice.prediction.step import estimate, step_parts
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import memory_of
 from zerotune.tuner.offline.advise.measured import compute_factor, measured, parse_ran
@@ -25,24 +27,27 @@ RAN = ZeroConfiguration(stage=3, micro_batch=2)
 SLOWER = 1.7
 
 
-def record(path, *, collectives=True, steps=True):
+DATA = Path(__file__).parents[1] / "data"
+
+
+def record(path, *, collectives=True, steps=True, facts=None, slower=SLOWER, pressure=0.5):
     block = np.zeros(6, MEASUREMENT)
     block["collective"], block["n_ranks"], block["n_nodes"] = Collective.all_gather, 16, 2
     block["message_bytes"] = [1 << place for place in range(16, 22)]
     block["algorithm"], block["protocol"], block["source"] = 1, 2, Source.live
     place = CommunicatorClass(16, 2)
     block["duration_us"] = [
-        SLOWER * PROBLEM.cluster.network.time_us(Collective.all_gather, float(size), place)
+        slower * PROBLEM.cluster.network.time_us(Collective.all_gather, float(size), place)
         for size in block["message_bytes"]
     ]
     parts = step_parts(msgspec.structs.replace(PROBLEM, measured=Measured(1.3, SLOWER)), RAN)
     step_us, exposed_us = 1e6 * parts.total_s, 1e6 * parts.exposed_s
     with Store.open(path) as store:
-        store.record_job("job", "fabric", {}, 16)
+        store.record_job("job", "fabric", facts or {}, 16)
         if collectives:
             store.record_measurements("fabric", "job", block)
         if steps:
-            store.record_steps("job", [StepRecord(n, 0, step_us, exposed_us, 0.5) for n in range(20)])
+            store.record_steps("job", [StepRecord(n, 0, step_us, exposed_us, pressure) for n in range(20)])
         store.flush()
 
 
@@ -70,6 +75,54 @@ def test_what_cannot_be_of_this_model_is_refused(tmp_path):
         measured(PROBLEM, tmp_path / "s.db", None, None)
     with pytest.raises(UserError):
         measured(PROBLEM, tmp_path / "s.db", None, ZeroConfiguration(stage=3, micro_batch=4096))
+
+
+def test_what_is_of_another_machine_is_refused(tmp_path):
+    record(tmp_path / "same.db", facts={"compute_capability": 80})
+    assert measured(PROBLEM, tmp_path / "same.db", None, RAN).problem.measured.network_factor
+    record(tmp_path / "newer.db", facts={"compute_capability": 90})
+    record(tmp_path / "slower.db", slower=1000.0)
+    for name in ("newer.db", "slower.db"):
+        with pytest.raises(UserError):
+            measured(PROBLEM, tmp_path / name, None, RAN)
+
+
+def test_a_store_without_jobs_and_a_job_without_steps_are_refused(tmp_path):
+    Store.open(tmp_path / "empty.db").close()
+    record(tmp_path / "s.db", steps=False)
+    assert measured(PROBLEM, tmp_path / "s.db", None, None).sentences
+    for name, job, ran in (("empty.db", None, None), ("s.db", "other", None), ("s.db", None, RAN)):
+        with pytest.raises(UserError):
+            measured(PROBLEM, tmp_path / name, job, ran)
+
+
+def test_an_empty_memory_is_no_division(tmp_path):
+    record(tmp_path / "s.db", pressure=0.0)
+    assert measured(PROBLEM, tmp_path / "s.db", None, RAN).problem.measured.compute_factor
+
+
+def test_a_trace_tells_collectives_whatever_setting_ran():
+    one_node = msgspec.structs.replace(PROBLEM, cluster=cluster("dgx_a100", 1, DEFAULT))
+    found = measured(one_node, DATA / "kineto", None, None).problem.measured
+    assert found.network_factor > 1
+    assert found.network_spread > 0
+    for job, ran in (("job", None), (None, RAN)):
+        with pytest.raises(UserError):
+            measured(one_node, DATA / "kineto", job, ran)
+    few_ranks = msgspec.structs.replace(PROBLEM, cluster=cluster("dgx_a100", 64, DEFAULT))
+    with pytest.raises(UserError):
+        measured(few_ranks, DATA / "kineto", None, None)
+    with pytest.raises(TraceError):
+        measured(one_node, Path(__file__), None, None)
+
+
+def test_sizes_that_differ_widen_the_ranges(tmp_path):
+    record(tmp_path / "s.db")
+    alike = measured(PROBLEM, tmp_path / "s.db", None, None).problem
+    apart = msgspec.structs.replace(alike, measured=alike.measured._replace(network_spread=0.8))
+    one, other = (estimate(problem, RAN).step_s for problem in (alike, apart))
+    assert one.expected == other.expected
+    assert other.high - other.low > one.high - one.low
 
 
 def test_what_ran_is_read():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.advice import advise_error, zero_paper
 from benchmarks.advice.published_runs import published_runs
+from zerotune.tuner.advice.constants import DEFAULT
 
 
 def test_the_papers_page_is_what_the_command_writes():
@@ -20,6 +21,7 @@ def test_runs_set_aside_are_met():
     found = {result.metric: result for result in advise_error.results(runs)}
     assert found["held_out_runs_error_median"].is_met
     assert found["held_out_in_range_share"].value >= 0.85
+    assert found["comparison_error_p90"].value <= 1.05 * DEFAULT.comparison_spread
 
 
 def test_every_run_has_a_source_and_a_name_of_its_own():

@@ -19,6 +19,7 @@ from zerotune.tuner.offline.replay.plans import plan_rows
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("cryptography")
+from zerotune.tuner.fleet.book import Head, sealed
 from zerotune.tuner.fleet.building import build
 from zerotune.tuner.fleet.objects import Fabric, pack
 from zerotune.tuner.fleet.storage import Storage
@@ -68,9 +69,26 @@ def test_advice_from_a_book(book: Path, run: Run) -> None:
     told = json.loads(run(*words, "--measured", book, "--fabric-id", "wins"))
     assert told != assumed
     assert "fleet.book" in json.dumps(told)
-    for more in ([], ["--fabric-id", "none"], ["--fabric-id", "wins", "--ran", "stage=3"]):
+    assert len(told["assumptions"]) == len(assumed["assumptions"]) - 1
+    of_jobs = ["--ran", "stage=3"]
+    for more in ([], ["--fabric-id", "none"], ["--fabric-id", "wins", *of_jobs], ["--watch", *of_jobs]):
         with pytest.raises(UserError):
             run(*words, "--measured", book, *more)
+
+
+def test_advice_from_a_book_of_nothing_or_of_other_gpus_is_refused(run: Run, tmp_path: Path) -> None:
+    head = Head("memory://", 0, "a test", 0, 0, 0)
+    (tmp_path / "empty.book").write_bytes(sealed([head], None))
+    for capability in (80, 90):
+        packed = pack("node", Fabric("one", {**FACTS, "compute_capability": capability}), ["job"],
+                      np.zeros(80, int), measured(40), 1)  # fmt: skip
+        Storage(str(tmp_path / f"fleet{capability}"), writes=True).put(*packed)
+        build(str(tmp_path / f"fleet{capability}"), tmp_path / f"{capability}.book")
+    words = ["advise", "1B", "--machine", "dgx_a100", "--nodes", 2, "--json", "--measured"]
+    assert json.loads(run(*words, tmp_path / "80.book"))["measured"]
+    for name in ("empty.book", "90.book"):
+        with pytest.raises(UserError):
+            run(*words, tmp_path / name)
 
 
 @pytest.mark.parametrize(

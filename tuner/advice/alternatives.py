@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 import msgspec
 
 from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.prediction.step import spreads
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.ranges import Range
 from zerotune.tuner.advice.search import (
@@ -39,8 +41,7 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 def alternatives(problem: Problem, running: ZeroConfiguration) -> list[Alternative]:
     """The best of each kind of change, those that gain most first.
 
-    What is measured should be in `problem`. Errors of the model that both configurations share cancel out; the gain's
-    range is what is left where computation or network, if not measured, are slower or faster by their spreads.
+    What is measured should be in `problem`.
 
     Args:
         problem: model, cluster and software of the job.
@@ -51,18 +52,17 @@ def alternatives(problem: Problem, running: ZeroConfiguration) -> list[Alternati
     """
     found: dict[str, Alternative] = {}
     before = seconds_per_sequence(problem, running)
-    limit = problem.cluster.gpu.memory_bytes * problem.constants.usable_memory
     for change, changed in _changes(problem, running):
-        memory = memory_of(problem, changed).total_bytes
+        memory_share = _memory_share(problem, changed)
         gain = before / seconds_per_sequence(problem, changed) - 1
-        if memory > limit or gain < LEAST_GAIN:
+        if memory_share > 1 or gain < LEAST_GAIN:
             continue
         if change not in found or gain > found[change].gain.expected:
             found[change] = Alternative(
                 change=change,
                 configuration=changed,
-                gain=_range(problem, running, changed, gain),
-                memory_share=memory / limit,
+                gain=gain_of(problem, running, changed),
+                memory_share=memory_share,
             )
     return sorted(found.values(), key=lambda one: -one.gain.expected)
 
@@ -100,15 +100,38 @@ def _larger_batches(problem: Problem, running: ZeroConfiguration) -> list[int]:
     return [batch for batch in (*doubled, largest) if running.micro_batch < batch <= largest]
 
 
-def _range(problem: Problem, running: ZeroConfiguration, changed: ZeroConfiguration, expected: float) -> Range:
+def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfiguration) -> Range:
+    """More sequences per second than what runs gives, as a share.
+
+    What is common to both cancels out, so the range is that of a ratio: computation and network slower or faster by
+    their spreads, times the error that comparisons had elsewhere.
+
+    Args:
+        problem: as for `alternatives`.
+        running: what the job runs.
+        changed: what it could run.
+
+    Returns:
+        The gain; its range is never empty.
+    """
     compute, network = problem.measured.compute_factor or 1.0, problem.measured.network_factor or 1.0
-    gains = [expected]
-    for compute_log in (-problem.constants.compute_spread, problem.constants.compute_spread):
-        for network_log in (-problem.constants.network_spread, problem.constants.network_spread):
-            measured = Measured(
-                compute * (1 if problem.measured.compute_factor else math.exp(compute_log)),
-                network * (1 if problem.measured.network_factor else math.exp(network_log)),
-            )
-            other = msgspec.structs.replace(problem, measured=measured)
-            gains.append(seconds_per_sequence(other, running) / seconds_per_sequence(other, changed) - 1)
-    return Range(min(gains), expected, max(gains))
+    expected = seconds_per_sequence(problem, running) / seconds_per_sequence(problem, changed)
+    ratios = [expected]
+    for compute_log, network_log in itertools.product(*((-one, one) for one in spreads(problem))):
+        moved = Measured(compute * math.exp(compute_log), network * math.exp(network_log))
+        other = msgspec.structs.replace(problem, measured=moved)
+        ratios.append(seconds_per_sequence(other, running) / seconds_per_sequence(other, changed))
+    same_blocks = msgspec.structs.replace(running, bucket_bytes=changed.bucket_bytes, prefetch=changed.prefetch)
+    constants = problem.constants
+    error = math.exp(constants.overlap_spread if changed == same_blocks else constants.comparison_spread)
+    return Range(min(ratios) / error - 1, expected - 1, max(ratios) * error - 1)
+
+
+def fits(problem: Problem, configuration: ZeroConfiguration) -> bool:
+    """Whether a GPU has room for it."""
+    return _memory_share(problem, configuration) <= 1
+
+
+def _memory_share(problem: Problem, configuration: ZeroConfiguration) -> float:
+    usable_bytes = problem.cluster.gpu.memory_bytes * problem.constants.usable_memory
+    return memory_of(problem, configuration).total_bytes / usable_bytes

@@ -45,6 +45,13 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Of the logarithm of a step's time: nine of ten runs that constants were fitted to are no further off."""
     network_spread: float = 0.4
     """Of the logarithm of the time of communication, 90 %; assumed."""
+    narrowed: float = 0.25
+    """What is left of either spread where it was measured; assumed."""
+    comparison_spread: float = 0.16
+    """Of the logarithm of two configurations' ratio, 90 %: pairs of published runs of one model on one cluster
+    (`python -m benchmarks advise_error`: comparison_error_p90)."""
+    overlap_spread: float = 0.03
+    """Of that logarithm where only bucket or prefetch differ (`python -m benchmarks advise_emulated`, likewise)."""
 
 
 DEFAULT: Final = Constants(matmul_shares={70: 0.76, 80: 0.74, 90: 0.58})

@@ -19,6 +19,8 @@ class Measured(NamedTuple):
     """Measured over modelled time of computation."""
     network_factor: float | None = None
     """Measured over modelled time of collectives."""
+    network_spread: float = 0.0
+    """Of the logarithm of that factor, 90 % of sizes; what is assumed of it is the least that is believed."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

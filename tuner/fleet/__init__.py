@@ -23,4 +23,7 @@ def check_installed(what: str) -> None:
     """
     missing = [name for name in ("pyarrow", "fsspec", "duckdb", "cryptography") if find_spec(name) is None]
     if missing:
-        raise UserError(f"{what} needs {missing[0]}, which is not installed", "pip install 'zerotune[fleet]'")
+        raise UserError(
+            f"{what} needs {missing[0]}, which is not installed",
+            "pip install 'zerotune[fleet]', or '.[fleet]' where its sources are",
+        )

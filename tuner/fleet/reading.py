@@ -176,7 +176,9 @@ def plan_rows(book: Book, name: str, fabric_id: str | None = None) -> tuple[str,
     return wanted, tuple(rows)
 
 
-def default_rows(book: Book, name: str, fabric_id: str | None = None) -> NDArray[np.void]:
+def default_rows(
+    book: Book, name: str, fabric_id: str | None = None
+) -> tuple[dict[str, str | int | float | bool], NDArray[np.void]]:
     """What NCCL's own choices take on one fabric, a row for each size class of a collective.
 
     Args:
@@ -185,7 +187,7 @@ def default_rows(book: Book, name: str, fabric_id: str | None = None) -> NDArray
         fabric_id: of the fabric; None: the only one.
 
     Returns:
-        MEASUREMENT, shape (n,), message bytes in the middle of their class.
+        The fabric's description, and MEASUREMENT, shape (n,), message bytes in the middle of their class.
 
     Raises:
         UserError: there is nothing of that fabric, or it is not clear which.
@@ -198,7 +200,7 @@ def default_rows(book: Book, name: str, fabric_id: str | None = None) -> NDArray
     rows["collective"] = [one.key.collective for one in cells]
     for field, of in (("duration_us", "median_us"), ("n_ranks", "n_ranks"), ("n_nodes", "n_nodes")):
         rows[field] = [getattr(one, of) for one in cells]
-    return rows
+    return next((one.facts for one in book.fabrics if one.fabric_id == wanted), {}), rows
 
 
 def _one_fabric(cells: Iterable[Cell], name: str, fabric_id: str | None) -> str:

@@ -99,13 +99,10 @@ class _Pieces(NamedTuple):
 
 def estimate(problem: Problem, configuration: ZeroConfiguration) -> StepEstimate:
     """One step; its ranges come of repeating it with computation and network slower and faster by their spreads."""
-    shape, cluster, constants, measured = problem.shape, problem.cluster, problem.constants, problem.measured
+    shape, cluster = problem.shape, problem.cluster
     compute, network = _factors(problem)
     parts, network_s = _play(problem, configuration, compute, network)[:2]
-    narrowed = (0.25 if measured.compute_factor else 1.0, 0.25 if measured.network_factor else 1.0)
-    widened = 1 + (0.5 * math.log2(cluster.n_nodes / cluster.network.known_nodes) if cluster.is_extrapolated else 0)
-    compute_spread = math.exp(constants.compute_spread * narrowed[0])
-    network_spread = math.exp(constants.network_spread * narrowed[1] * widened)
+    compute_spread, network_spread = map(math.exp, spreads(problem))
     low, high = (
         _play(problem, configuration, c, n)[0].total_s
         for c, n in (
@@ -129,6 +126,18 @@ def estimate(problem: Problem, configuration: ZeroConfiguration) -> StepEstimate
         network_s=network_s,
         extrapolated=cluster.is_extrapolated,
     )
+
+
+def spreads(problem: Problem) -> tuple[float, float]:
+    """Of the logarithms of the times of computation and of communication, 90 %: smaller where they were measured."""
+    cluster, constants, measured = problem.cluster, problem.constants, problem.measured
+    widened = 1 + (0.5 * math.log2(cluster.n_nodes / cluster.network.known_nodes) if cluster.is_extrapolated else 0)
+    compute, network = constants.compute_spread, constants.network_spread
+    if measured.compute_factor:
+        compute *= constants.narrowed
+    if measured.network_factor:
+        network = max(network * constants.narrowed, measured.network_spread)
+    return compute, network * widened
 
 
 def step_parts(problem: Problem, configuration: ZeroConfiguration) -> StepParts:

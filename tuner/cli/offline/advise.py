@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from zerotune.tuner.advice.problem import Problem
+    from zerotune.tuner.offline.advise.measured import Facts
 
 _RECOMPUTES = ("none", "half", "full")
 _FRAMEWORKS = ("fsdp2", "deepspeed", "zero_runtime")
@@ -147,7 +148,8 @@ def advise(
         if _is_book(measured):
             if ran is not None or job is not None:
                 raise UserError("a book says nothing of single jobs", "leave out --ran and --job")
-            problem, sentences = measurements.of_rows(problem, _rows(measured, fabric_id), f"the book {measured.name}")
+            facts, rows = _facts_and_rows(measured, fabric_id)
+            problem, sentences = measurements.of_rows(problem, rows, facts, f"the book {measured.name}")
         else:
             configuration = measurements.parse_ran(ran) if ran is not None else None
             problem, sentences = measurements.measured(problem, measured, job, configuration)
@@ -191,7 +193,7 @@ def _is_book(path: Path) -> bool:
         return False  # whoever reads it says why not
 
 
-def _rows(path: Path, fabric_id: str | None) -> NDArray[np.void]:
+def _facts_and_rows(path: Path, fabric_id: str | None) -> tuple[Facts, NDArray[np.void]]:
     from zerotune.tuner.fleet import check_installed
 
     check_installed("a book")

@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, CommunicatorClass, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.gpus import usual
 from zerotune.tuner.advice.hardware.network import Network
 from zerotune.tuner.advice.prediction.step import step_parts
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import memory_of
 from zerotune.tuner.offline.jobs.finding import job_of
-from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces import Trace, read_trace
+from zerotune.tuner.traces.measuring import Portion, UserFacts
 
 _DATABASE: Final = b"SQLite format 3\0"
 _LEAST_BYTES: Final = 64 << 10
 """Smaller messages show latencies, which say little of a step's communication."""
+_MOST_OFF: Final = 100.0
+"""What takes so many times as long as the model says, or as little, is something else."""
 _RECENT_STEPS: Final = 200
 """A job changes: what it did long ago says little."""
 _COLLECTIVES: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 _RAN: Final = "write it as stage=3,batch=2,recompute=full (also accumulation, model-parallel, bucket-mb, prefetch)"
+
+
+Facts = Mapping[str, str | int | float | bool]
+"""How ranks describe a fabric."""
 
 
 class Found(NamedTuple):
@@ -90,36 +100,76 @@ def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfigurati
     """
     if not path.exists():
         raise UserError(f"there is nothing at {path}", "name a store or a trace")
-    steps: list[StepRecord] = []
-    if _is_database(path):
+    if is_store(path):
         with Store.open(path, read_only=True) as store:
             found = job_of(store, job)
-            rows, steps = [store.measurements(job_id=found.job_id)], store.steps(found.job_id)
-            origin = f"job {found.name or found.job_id}"
-    else:
-        trace = read_trace(path)
-        rows, origin = [portion.rows for portion in trace.portions()], f"the trace {path.name}"
-    return _applied(problem, rows, steps, ran, origin)
+            facts = store.fabrics().get(found.fabric_id, {})
+            rows, steps = store.measurements(job_id=found.job_id), store.steps(found.job_id)
+        origin = f"job {found.name or found.job_id}"
+        if ran is not None and not steps:
+            raise UserError(f"{origin} has no steps that --ran could be of", "leave it out, or name a job that trained")
+        _check_gpus(problem.cluster, facts, origin)
+        return _applied(problem, [rows], steps, ran, origin)
+    if ran is not None:
+        raise UserError(f"the trace {path.name} tells collectives and no steps", "leave out --ran, or name a store")
+    origin = f"the trace {path.name}"
+    return _applied(problem, _rows_of_trace(path, problem.cluster, job, origin), [], None, origin)
 
 
-def of_rows(problem: Problem, rows: NDArray[np.void], origin: str) -> Found:
+def of_rows(problem: Problem, rows: NDArray[np.void], facts: Facts, origin: str) -> Found:
     """Replace what collectives alone tell.
 
     Args:
         problem: what was asked.
         rows: MEASUREMENT, shape (n,).
+        facts: of the fabric that they were measured on, as ranks describe it.
         origin: where they come from, for the sentences.
 
     Returns:
         The problem and the sentences.
 
     Raises:
-        UserError: there is nothing to use in them.
+        UserError: there is nothing to use in them, or they are of another machine.
     """
+    _check_gpus(problem.cluster, facts, origin)
     return _applied(problem, [rows], [], None, origin)
 
 
-def _is_database(path: Path) -> bool:
+def _rows_of_trace(path: Path, cluster: Cluster, job: str | None, origin: str) -> Iterator[NDArray[np.void]]:
+    """What the file leaves unsaid is NCCL's own choice, on the nodes that were asked about."""
+    trace = read_trace(path)
+    n_seen = 0
+    for portion in _portions(trace, cluster.n_nodes):
+        if portion.job_id is None:
+            trace.refuse_job(job)
+        if job in (None, portion.job_id):
+            n_seen += 1
+            _check_gpus(cluster, portion.fabric, origin)
+            yield portion.rows
+    if job is not None and not n_seen:
+        raise UserError(f"no job {job!r} in {path}", "leave out --job")
+
+
+def _portions(trace: Trace, n_nodes: int) -> Iterator[Portion]:
+    try:
+        yield from trace.portions(UserFacts(is_default=True, n_nodes=n_nodes))
+    except UserError as error:
+        raise UserError(error.problem, "ask with --nodes about the nodes that it ran on") from error
+
+
+def _check_gpus(cluster: Cluster, facts: Facts, origin: str) -> None:
+    """See that it was measured on GPUs of the cluster's generation, where that is known."""
+    found = facts.get("compute_capability")
+    if isinstance(found, int) and usual(found).capability != cluster.gpu.capability:
+        raise UserError(
+            f"{origin} is of GPUs of compute capability {found / 10:.1f}, and {cluster.name} has"
+            f" {cluster.gpu.capability / 10:.1f}",
+            "name the machine that it was measured on with --machine",
+        )
+
+
+def is_store(path: Path) -> bool:
+    """Whether a file begins as stores do."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -134,19 +184,32 @@ def _applied(
     origin: str,
 ) -> Found:
     sentences, compute = [], None
-    network, n_settings = _network_factor(rows, problem.cluster.network)
-    if network is not None:
+    factors = _network_factors(rows, problem.cluster.network)
+    network, spread = None, 0.0
+    if factors:
+        network = math.exp(median(map(math.log, factors)))
+        low, high = _nine_of_ten(factors)
+        spread = math.log(high / low) / 2
+        if not 1 / _MOST_OFF < network < _MOST_OFF:
+            raise UserError(
+                f"collectives of {origin} take {network:.3g} times what those of {problem.cluster.name} should",
+                "name the machine that it was measured on with --machine",
+            )
         sentences.append(
-            f"collectives take {network:.2f} times what the model says, median of {n_settings} sizes in {origin}"
+            f"collectives take {network:.2f} times what the model says{_between((low, high))}, median of"
+            f" {counted(len(factors), 'size')} in {origin}"
         )
-    problem = msgspec.structs.replace(problem, measured=Measured(None, network))
+    problem = msgspec.structs.replace(problem, measured=Measured(None, network, spread))
     settled = steps[-min(_RECENT_STEPS, -(-len(steps) // 2)) :] if steps else []
     if ran is not None and settled:
         compute = compute_factor(problem, ran, settled)
+        busy_us = [_busy_us(step) for step in settled]
+        each = [compute * one / median(busy_us) for one in busy_us]
         sentences.append(
-            f"computation takes {compute:.2f} times what the model says, median of {len(settled)} steps of {origin}"
+            f"computation takes {compute:.2f} times what the model says{_between(_nine_of_ten(each))}, median of"
+            f" {counted(len(settled), 'step')} of {origin}"
         )
-        problem = msgspec.structs.replace(problem, measured=Measured(compute, network))
+        problem = msgspec.structs.replace(problem, measured=Measured(compute, network, spread))
         pressures = [step.memory_pressure for step in settled if step.memory_pressure is not None]
         if pressures:
             problem, sentence = _with_memory(problem, ran, max(pressures), origin)
@@ -154,13 +217,25 @@ def _applied(
     if not sentences:
         raise UserError(
             f"{origin} has no collective of {_LEAST_BYTES >> 10} KiB or more that can be compared",
-            "name a job that trained, and say with --ran what it ran",
+            "name what was measured on this machine, or a job that trained, and say with --ran what it ran",
         )
     return Found(problem, tuple(sentences))
 
 
-def _network_factor(rows: Iterable[NDArray[np.void]], network: Network) -> tuple[float | None, int]:
-    """Median over sizes of the median duration over the model's."""
+def _nine_of_ten(factors: list[float]) -> tuple[float, float]:
+    """Between what they lie."""
+    cuts = quantiles(factors, n=20, method="inclusive") if len(factors) > 1 else factors
+    return cuts[0], cuts[-1]
+
+
+def _between(bounds: tuple[float, float]) -> str:
+    """In words; nothing where both look the same."""
+    low, high = (f"{one:.2f}" for one in bounds)
+    return f" (nine of ten {low} to {high})" if low != high else ""
+
+
+def _network_factors(rows: Iterable[NDArray[np.void]], network: Network) -> list[float]:
+    """The median duration over the model's, of each size."""
     durations: dict[tuple[int, int, int, int], list[float]] = defaultdict(list)
     for block in rows:
         large = block[(block["message_bytes"] >= _LEAST_BYTES) & (block["duration_us"] > 0) & (block["n_ranks"] > 1)]
@@ -175,7 +250,11 @@ def _network_factor(rows: Iterable[NDArray[np.void]], network: Network) -> tuple
         modelled = network.time_us(Collective(collective), float(size), CommunicatorClass(n_ranks, n_nodes))
         if modelled > 0:
             factors.append(median(found) / modelled)
-    return (math.exp(median(map(math.log, factors))), len(factors)) if factors else (None, 0)
+    return factors
+
+
+def _busy_us(step: StepRecord) -> float:
+    return step.duration_us - (step.exposed_us or 0.0)
 
 
 def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRecord]) -> float:
@@ -199,7 +278,7 @@ def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRec
     lost_s = parts.contention_s + parts.tensor_parallel_s
     # Of computation that is faster than modelled less is lost beside communication, too.
     seconds = max(busy_s - lost_s, busy_s * modelled / (modelled + lost_s))
-    if seconds <= 0 or not 0.01 < seconds / modelled < 100:
+    if seconds <= 0 or not 1 / _MOST_OFF < seconds / modelled < _MOST_OFF:
         raise UserError(
             f"steps of {1e3 * seconds:.3g} ms of computation are not those of this model, which takes "
             f"{1e3 * modelled:.3g} ms",
@@ -214,5 +293,6 @@ def _with_memory(problem: Problem, ran: ZeroConfiguration, pressure: float, orig
     seen = pressure * problem.cluster.gpu.memory_bytes
     other = max(0.0, problem.constants.runtime_bytes + seen - modelled)
     changed = msgspec.structs.replace(problem.constants, runtime_bytes=other)
-    sentence = f"memory was {pressure:.0%} full in {origin}, where the model says {modelled / seen * pressure:.0%}"
+    expected = modelled / problem.cluster.gpu.memory_bytes
+    sentence = f"memory was {pressure:.0%} full in {origin}, where the model says {expected:.0%}"
     return msgspec.structs.replace(problem, constants=changed), sentence

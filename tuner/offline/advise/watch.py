@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,27 +14,31 @@ from rich.table import Table
 
 from zerotune.store.errors import UserError
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.advice.alternatives import Alternative, alternatives
+from zerotune.tuner.advice.alternatives import Alternative, alternatives, fits, gain_of
 from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.prediction.step import spreads
 from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.offline.advise.measured import measured
+from zerotune.tuner.offline.advise.measured import is_store, measured
 from zerotune.tuner.offline.advise.shown import name_of
 from zerotune.tuner.offline.jobs.finding import job_of
 
 EVERY_S: Final = 10.0
 _LEAST_STEPS: Final = 20
 """The first steps of a job are slow for reasons of their own."""
-_MOVED: Final = 0.02
-"""A gain that moved by less is no news."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """What would pay as of a step."""
+    """What would pay as of a step, and was not said before."""
 
     job: str
     step: int
     measured: tuple[str, ...]
+    ranges: str
+    """What gains' ranges come from."""
     alternatives: tuple[Alternative, ...]
+    """Those that are new, or whose gain left the range that was told."""
+    withdrawn: tuple[str, ...]
+    """Changes that were told and no longer fit, or gain less than the range that was told."""
 
 
 def watch(
@@ -53,7 +58,7 @@ def watch(
         sleep: waits between two looks.
 
     Yields:
-        What would pay, whenever that has changed.
+        What would pay: at first all, then what left the ranges that were told.
 
     Raises:
         UserError: there is no such job, or its steps cannot be this model's.
@@ -61,7 +66,9 @@ def watch(
     """
     if not path.is_file():
         raise UserError(f"there is no store at {path}", "begin a job with `zerotune launch --start-daemon`")
-    told: News | None = None
+    if not is_store(path):
+        raise UserError(f"{path} is no store, and nothing else is written while a job runs", "name its daemon's store")
+    told: dict[str, Alternative] | None = None
     watched = job
     while True:
         with Store.open(path, read_only=True) as store:
@@ -70,15 +77,18 @@ def watch(
         watched, has_ended = found.job_id, found.ended_at_s is not None or found.is_lost
         if len(steps) >= _LEAST_STEPS:
             known = measured(problem, path, found.job_id, ran)
-            news = News(
-                job=found.title,
-                step=steps[-1].step,
-                measured=known.sentences,
-                alternatives=tuple(alternatives(known.problem, ran)),
-            )
-            if told is None or _differs(told, news):
-                told = news
-                yield news
+            fresh, withdrawn = _unsaid(told or {}, known.problem, ran)
+            if told is None or fresh or withdrawn:
+                told = {name: one for name, one in (told or {}).items() if name not in withdrawn}
+                told |= {one.change: one for one in fresh}
+                yield News(
+                    job=found.title,
+                    step=steps[-1].step,
+                    measured=known.sentences,
+                    ranges=_where_ranges_come_from(known.problem),
+                    alternatives=tuple(fresh),
+                    withdrawn=tuple(withdrawn),
+                )
         elif has_ended:
             raise UserError(f"{found.title} ended after {len(steps)} steps", f"watch one of {_LEAST_STEPS} or more")
         if has_ended:
@@ -86,9 +96,35 @@ def watch(
         sleep(EVERY_S)
 
 
-def _differs(before: News, after: News) -> bool:
-    gains = [{one.change: one.gain.expected for one in news.alternatives} for news in (before, after)]
-    return gains[0].keys() != gains[1].keys() or any(abs(gains[0][name] - gains[1][name]) > _MOVED for name in gains[0])
+def _unsaid(
+    told: dict[str, Alternative], problem: Problem, ran: ZeroConfiguration
+) -> tuple[list[Alternative], list[str]]:
+    """What pays and was not told, or not so; names of changes that were told and pay no more."""
+    found = {one.change: one for one in alternatives(problem, ran)}
+    fresh, withdrawn = [one for name, one in found.items() if name not in told], []
+    for name, before in told.items():
+        one, low, high = found.get(name), before.gain.low, before.gain.high
+        is_possible = fits(problem, before.configuration)
+        gain = one.gain.expected if one else gain_of(problem, ran, before.configuration).expected
+        if is_possible and low <= gain <= high:
+            continue
+        if one:
+            fresh.append(one)
+        else:
+            withdrawn.append(name)
+    return sorted(fresh, key=lambda one: -one.gain.expected), withdrawn
+
+
+def _where_ranges_come_from(problem: Problem) -> str:
+    constants, known = problem.constants, problem.measured
+    computation, network = (math.expm1(one) for one in spreads(problem))
+    return (
+        f"nine of ten gains lie in their ranges if computation is at most {computation:.0%} off"
+        f" ({'measured' if known.compute_factor else 'assumed'}), the network {network:.0%}"
+        f" ({'measured' if known.network_factor else 'assumed'}), and a comparison"
+        f" {math.expm1(constants.comparison_spread):.0%} as in published runs, or"
+        f" {math.expm1(constants.overlap_spread):.0%} where only bucket or prefetch change"
+    )
 
 
 def render(news: News, ran: ZeroConfiguration, console: Console) -> None:
@@ -99,12 +135,16 @@ def render(news: News, ran: ZeroConfiguration, console: Console) -> None:
         ran: what the job runs.
         console: where.
     """
+    at = f"{news.job}, step {news.step}"
+    for name in news.withdrawn:
+        console.print(f"{at}: {name} would not pay any more")
     if not news.alternatives:
-        console.print(f"{news.job}, step {news.step}: nothing would pay more than {name_of(ran)}")
+        if not news.withdrawn:
+            console.print(f"{at}: nothing would pay more than {name_of(ran)}")
         return
     table = Table(
         "change", "to", "sequences per second", "memory",
-        title=f"{news.job}, step {news.step}: what would pay more than {name_of(ran)}",
+        title=f"{at}: what would pay more than {name_of(ran)}",
     )  # fmt: skip
     for one in news.alternatives:
         gain = one.gain
@@ -117,6 +157,7 @@ def render(news: News, ran: ZeroConfiguration, console: Console) -> None:
     console.print(table)
     for sentence in news.measured:
         console.print(f"Measured: {sentence}.")
+    console.print(f"Ranges: {news.ranges}.")
 
 
 def _changed(before: ZeroConfiguration, after: ZeroConfiguration) -> str:

@@ -1,0 +1,32 @@
+"""What shares across nodes needs an extra; who lacks it is told its name."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from zerotune.store.errors import UserError
+from zerotune.tuner.cli.app import app
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["book", "key", "book.key"], ["book", "build", "fleet"], ["book", "show", "fleet.book"],
+        ["book", "diff", "one.book", "other.book"], ["advise", "1B", "--measured", "fleet.book"],
+        ["export", "plan.json", "--to", "plan", "--book", "fleet.book"],
+    ],
+)  # fmt: skip
+def test_without_the_extra_its_name_is_told(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("zerotune.tuner.fleet.find_spec", lambda name: None if name == "duckdb" else find(name))
+    monkeypatch.chdir(tmp_path)
+    Path("fleet.book").write_bytes(b'{"zerotune_book":1}\n')
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, UserError)
+    assert "[fleet]" in done.exception.remedy
