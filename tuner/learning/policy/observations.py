@@ -151,9 +151,12 @@ class Contrast(NamedTuple):
     """Standard deviation (log) of such a unit."""
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=8)
 def _whitening(steps: bytes) -> Floats:
-    """Matrix that makes units of these steps (counted from the first) independent of one another."""
+    """Matrix that makes units of these steps (counted from the first) independent of one another.
+
+    Keys of one window share it; older ones do not come again, and each is up to 32 KiB.
+    """
     at = np.frombuffer(steps, np.int64)
     shared = SHARED_VARIANCE * SHARED_REACH ** np.abs(np.subtract.outer(at, at)).astype(np.float64)
     return np.linalg.inv(np.linalg.cholesky(shared + np.eye(len(at))))
