@@ -118,7 +118,7 @@ CELLS = (
     Cell("tiny", "fp32", 4, 75.0),
     Cell("medium", "fp32", 2, 90.0),
 )
-TRANSFORMER_CELLS = tuple(Cell(name, "fp32", 2, 40.0) for name in TRANSFORMERS)
+TRANSFORMER_CELLS = tuple(Cell(name, precision, 2, 40.0) for name in TRANSFORMERS for precision in ("fp32", "bf16"))
 QUICK_S = 12.0
 
 
