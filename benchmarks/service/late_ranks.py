@@ -3,7 +3,7 @@
 Each job has a fabric, communicators as of ZeRO or of hybrid sharding, computation that varies, and one story: nobody is
 late, everybody is now and then, some ranks or a node persistently are, one after another is, or a link is slow. What
 the leading daemon names at the end of each part of a story is held against it: precision and recall over ranks. Names
-that were wrong at any time before are counted apart.
+that were wrong at any time before are counted apart; for jobs in which nobody is late, with an interval of confidence.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from scipy.stats import binomtest
 
 from benchmarks.lib.argument_types import positive
 from benchmarks.lib.reporting import Result, report, say
@@ -260,10 +261,20 @@ def judged(kind: str, seed: int) -> list[Part]:
     return found
 
 
-def played(n_jobs: int, seed: int) -> Iterator[Result]:
-    """Figures over `n_jobs` of every kind."""
+def played(n_jobs: int, n_nobody: int, seed: int) -> Iterator[Result]:
+    """Play jobs, in two processes.
+
+    Args:
+        n_jobs: of every kind.
+        n_nobody: of each kind in which nobody is late, where that is more.
+        seed: of the first of each kind.
+
+    Yields:
+        The figures.
+    """
     parts: list[Part] = []
     began_s, cases = time.monotonic(), [(kind, seed + one) for one in range(n_jobs) for kind in STORIES]
+    cases += [(kind, seed + one) for one in range(n_jobs, n_nobody) for kind in NOBODY]
     with ProcessPoolExecutor(2) as pool:
         for done, of_job in enumerate(pool.map(judged, *zip(*cases, strict=True), chunksize=4), 1):
             parts += of_job
@@ -282,6 +293,12 @@ def played(n_jobs: int, seed: int) -> Iterator[Result]:
         if n := sum(one.right + one.missing for one in of_kind):
             recall = sum(one.right for one in of_kind) / n
             yield Result(f"late_rank_recall@{kind}", recall, "of late ranks", ">= 0.99")
+    in_noise = [one.ever_wrong for one in parts if one.kind in NOBODY]
+    test = binomtest(sum(in_noise), len(in_noise))
+    share, upper = test.statistic, test.proportion_ci(0.95).high
+    yield Result("jobs_without_late_ranks", len(in_noise), "jobs")
+    yield Result("blamed_wrongly_without_late_ranks", share, "of jobs, at any time", "<= 0.01")
+    yield Result("blamed_wrongly_without_late_ranks_upper_95", upper, "of jobs, at any time", "<= 0.01")
     steps = [one.steps_to_name for one in parts if one.steps_to_name is not None]
     yield Result("steps_to_name_median", float(np.median(steps)), "steps")
     yield Result("steps_to_name_p99", float(np.percentile(steps, 99)), "steps")
@@ -298,9 +315,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="few jobs of every kind; ends within 60 s")
     parser.add_argument("--jobs", type=positive, default=50, help="of every kind")
+    parser.add_argument("--nobody-jobs", type=positive, default=100, help="of every kind in which nobody is late")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    results = list(played(2 if arguments.quick else arguments.jobs, arguments.seed))
+    n_jobs, n_nobody = (2, 2) if arguments.quick else (arguments.jobs, arguments.nobody_jobs)
+    results = list(played(n_jobs, n_nobody, arguments.seed))
     report("late_ranks", results, as_json=arguments.json)
 
 

@@ -27,24 +27,26 @@ def blamed(
     """The members whose lateness nothing else explains, the largest first.
 
     Args:
-        late: who is late where. What is not proven names nobody, but explains.
+        late: who is late where. What is not proven explains, too.
         members: of each communicator.
         slow: members of each slow communicator, and what it costs in a step (us).
 
     Returns:
-        One for each, with its largest unexplained lateness; `column` is the member.
+        One for each, with its largest unexplained lateness, a proven one if there is any; `column` is the member.
     """
     held_up = _held_up(late, members, slow)
     found: dict[int, Excess] = {}
     for (communicator, member), excess in late.items():
-        if not excess.is_proven:
-            continue
         others = [held_up(other, communicator) for other in members[communicator] if other != member]
         explained_us = held_up(member, communicator) - (median(others) if others else 0.0)
-        is_explained = explained_us >= EXPLAINS * excess.excess_us
-        if not is_explained and (member not in found or found[member].excess_us < excess.excess_us):
+        is_explained = explained_us >= EXPLAINS * excess.usual_us
+        if not is_explained and (member not in found or _weight(found[member]) < _weight(excess)):
             found[member] = replace(excess, column=member)
     return sorted(found.values(), key=lambda one: -one.excess_us)
+
+
+def _weight(excess: Excess) -> tuple[bool, float]:
+    return excess.is_proven, excess.excess_us
 
 
 def _held_up(
@@ -53,7 +55,7 @@ def _held_up(
     """(member, communicator) -> how long others, or a link, hold it up outside of this communicator."""
     latest: dict[int, tuple[float, int]] = {}
     for (communicator, member), excess in late.items():
-        latest[communicator] = max(latest.get(communicator, (0.0, -1)), (excess.excess_us, member))
+        latest[communicator] = max(latest.get(communicator, (0.0, -1)), (excess.usual_us, member))
 
     def waits_for(last: int, member: int, communicator: int) -> bool:
         own = late.get((communicator, member))

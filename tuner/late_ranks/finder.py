@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from statistics import median
 from typing import Final
 
@@ -33,8 +33,9 @@ MANY_RECORDS: Final = 8192
 """When one join has more, every second step is left out from then on: what persists shows in a sample, too."""
 MOST_SKIPPED: Final = 64
 MAX_COMMUNICATORS: Final = 1024
-WHOLE_NODE_STEPS: Final = 2 * LEAST_STEPS
-"""A node is named as a whole once it has been late for so many: until then one of its ranks may yet be proven."""
+WHOLE_NODE_STEPS: Final = 4 * LEAST_STEPS
+"""A node is named as a whole once it has been late for so many without a rank of it that is named: until then one may
+yet be proven, or has just ceased to be late."""
 
 _ODD: Final = np.uint64(0x9E3779B97F4A7C15)
 _TOGETHER: Final = np.array([int(one) for one in TOGETHER], np.int64)
@@ -53,6 +54,8 @@ class LateRankFinder:
         self.hosts: dict[int, str] = {}
         """Names of the nodes that ranks run on, by rank."""
         self._of_nodes: dict[int, Lateness] = {}
+        self._explained_up_to: dict[int, int] = {}
+        """By node: the newest step in which ranks of it were named that made it late."""
         self._ranks, self._node_window, self._communicators = ExcessWindow(), ExcessWindow(), ExcessWindow()
         self._index_of: dict[int, int] = {}
         self._members: list[frozenset[int]] = []
@@ -196,18 +199,24 @@ class LateRankFinder:
         if not self._closed:
             return self._known
         limit_us = max(LEAST_LATE_US, MATTERS * step_us)
-        slow = self._communicators.persistent(limit_us)
-        links = [(self._members[one.column], one.excess_us) for one in slow]
+        slower = self._communicators.going_on(limit_us)
+        links = [(self._members[one.column], one.usual_us) for one in slower]
+        slow = [one for one in slower if one.is_proven]
         blamed_here = blamed(_by_place(self._ranks.going_on(limit_us)), self._members, links)
-        self._own = tuple(self._late(one, one.column) for one in blamed_here)
+        before = {one.rank for one in (*self._known.late, *self._own)}
+        self._own = tuple(
+            self._late(one, one.column)
+            for one in blamed_here
+            if one.is_proven and (one.goes_on or one.column in before)
+        )
         late = {one.rank: one for one in self._own}
         if self.nodes:
             node_of = [frozenset(one if one in self.nodes else self._own_node for one in of) for of in self._members]
-            links = [(frozenset(node_of[one.column]), one.excess_us) for one in slow]
+            links = [(frozenset(node_of[one.column]), one.usual_us) for one in slower]
             for node in blamed(_by_place(self._node_window.going_on(limit_us)), node_of, links):
-                late = {**self._behind_node(node), **late}
+                late = {**_kept(self._behind_node(node), node, before), **late}
             for node in blamed(_by_place(self._freed.going_on(limit_us)), node_of, links):
-                late = {**self._late_enough(node), **late}
+                late = {**_kept(self._late_enough(node), node, before), **late}
         gone = [one for one in self._known.late if one.rank not in late]
         self._past.extendleft(gone)
         self._known = Lateness(
@@ -230,12 +239,15 @@ class LateRankFinder:
         return self._own if node == self._own_node else self._of_nodes.get(node, Lateness()).late
 
     def _behind_node(self, node: Excess) -> dict[int, LateRank]:
-        """Who makes a node late: ranks that its own daemon names; else the node itself."""
+        """Who makes a node late: ranks that its own daemon names; else, where it is proven, the node itself."""
         if there := self._late_enough(node):
+            self._explained_up_to[node.column] = node.last_step
             return there
         n_ranks = self._n_own_ranks if node.column == self._own_node else self.nodes.get(node.column, 2)
         is_node = n_ranks > 1
-        if is_node and node.last_step - node.since_step < WHOLE_NODE_STEPS:
+        explained_up_to = self._explained_up_to.get(node.column, 0)
+        alone_since = max(node.since_step, explained_up_to if explained_up_to <= node.last_step else 0)
+        if not node.is_proven or (is_node and node.last_step - alone_since < WHOLE_NODE_STEPS):
             return {}
         return {node.column: self._late(node, node.column, is_node=is_node)}
 
@@ -308,6 +320,11 @@ def _compare(
     for step in np.unique(steps[several]).tolist():
         here = several & (steps == step)
         window.add(step, columns[here], late_us[here])
+
+
+def _kept(late: dict[int, LateRank], node: Excess, before: Container[int]) -> dict[int, LateRank]:
+    """Those that may be named: what may be ending names nobody anew."""
+    return {rank: one for rank, one in late.items() if node.goes_on or rank in before}
 
 
 def _by_place(found: Iterable[Excess]) -> dict[tuple[int, int], Excess]:

@@ -1,10 +1,8 @@
 """Tells what persists over steps from chance, by how often each column's excess is over a limit that matters.
 
-A column is a rank, a node or a communicator. Named is what exceeds the limit in more of the steps of late than chance
-allows for. Noise of every step makes a column exceed in half of them at most, since excess is counted from the median
-of the others. Events that last several steps and hit one column after another give each its share of the steps in which
-any column of its group exceeds: of two ranks, one that is late in three steps of four while the other never is does not
-take turns.
+A column is a rank, a node or a communicator. Named is what exceeds the limit in most steps, and in more of those in
+which any column of its group does than turns would give it: `sequential_test`. Noise of every step makes a column
+exceed in half of them at most, since excess is counted from the median of the others.
 """
 
 from __future__ import annotations
@@ -15,18 +13,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-WINDOWS: Final = (64, 128, 256, 512)
-"""Observed steps that are judged together: short ones see a change soon, long ones what is late less often."""
+from zerotune.tuner.late_ranks.sequential_test import SequentialTest
+
+KEPT_STEPS: Final = 512
 LEAST_STEPS: Final = 64
-CHANCE_STEPS: Final = 8
-"""Steps that a chance event lasts, such as another process that computes: so many count as one sample."""
-Z: Final = 4.0
-"""Standard deviations beyond chance: there are many ranks, and this is asked many times."""
+"""Observed steps without which nothing is said."""
 GROUP_BITS: Final = 16
 """What columns have in common above these bits is their group: the members of one communicator."""
 RECENT_STEPS: Final = 32
 OVER_BELOW: Final = 0.3
-"""What exceeded in a smaller share of the recent steps is over. Less than `named`, so that nothing flickers."""
+"""What exceeded in a smaller share of the recent steps is over. Less than half, so that nothing flickers."""
 OPEN_STEPS: Final = 2
 """The newest steps are not judged: calls of them may still be missing."""
 BEGUN_ANEW_STEPS: Final = 100_000
@@ -41,25 +37,30 @@ class Excess:
     column: int
     excess_us: float
     """Median over the steps in which it exceeded the limit."""
+    usual_us: float
+    """Median over the newest `LEAST_STEPS` steps, late or not: what one lateness adds to another."""
     share: float
-    """Of the steps of the window in which it stood out most clearly."""
+    """Of the steps since it began, `LEAST_STEPS` at least, those in which it exceeded."""
     since_step: int
     last_step: int
     is_proven: bool = True
     """More than chance allows for."""
+    goes_on: bool = True
+    """In more than half of the recent steps. Else it may be ending, and is no reason to name anybody anew."""
 
 
 class ExcessWindow:
     """Excess by step and column, of the last steps; and which columns persist."""
 
     def __init__(self) -> None:
-        n_rows = max(WINDOWS) + OPEN_STEPS
+        n_rows = KEPT_STEPS + OPEN_STEPS
         self._steps = np.full(n_rows, -1, np.int64)
         self._values = np.full((n_rows, 0), np.nan)
         self._newest = -1
         self._columns: dict[int, int] = {}
         self._named: dict[int, tuple[int, int]] = {}
-        """By column: since which step, and the length of the shortest window that has proven it."""
+        """By column: since which step, and how many steps had proven it."""
+        self._test, self._judged = SequentialTest(), -1
 
     def add(self, step: int, columns: NDArray[np.int64], excess_us: NDArray[np.float64]) -> None:
         """Add to the excess of some columns in a step; columns may repeat, and steps come in any order.
@@ -72,7 +73,8 @@ class ExcessWindow:
         if step < self._newest - BEGUN_ANEW_STEPS:
             self._steps[:] = -1
             self._values[:] = np.nan
-            self._newest = -1
+            self._newest = self._judged = -1
+            self._test = SequentialTest()
         row = self._row(step)
         if row is None:
             return
@@ -85,14 +87,6 @@ class ExcessWindow:
         values = self._values[row]
         values[places] = np.nan_to_num(values[places])
         np.add.at(values, places, excess_us)
-
-    def _chance(self, late: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-        """Steps in which any column of a place's group exceeds (as `late`), and the share of them it has by turns."""
-        columns = np.array(list(self._columns)[: late.shape[1]], np.int64)
-        _, group, n_of_group = np.unique(columns >> GROUP_BITS, return_inverse=True, return_counts=True)
-        order = np.argsort(group, kind="stable")
-        any_late = np.logical_or.reduceat(late[:, order], np.cumsum(n_of_group) - n_of_group, axis=1)
-        return any_late[:, group], 1.0 / np.maximum(n_of_group, 2)[group]
 
     def _row(self, step: int) -> int | None:
         found = np.flatnonzero(self._steps == step)
@@ -119,41 +113,50 @@ class ExcessWindow:
         seen = np.isfinite(values)
         late = seen & (np.nan_to_num(values) > limit_us)
         n_recent, late_recent = seen[-RECENT_STEPS:].sum(0), late[-RECENT_STEPS:].sum(0)
-        goes_on = (late_recent > 0) & (late_recent >= OVER_BELOW * n_recent)
-        named: dict[int, tuple[float, int]] = {}
-        in_most: dict[int, NDArray[np.bool_]] = {}
-        any_late, by_chance = self._chance(late)
-        for n_window in WINDOWS:
-            n, k, n_any = (of[-n_window:].sum(0) for of in (seen, late, any_late & seen))
-            n_steps, n_any = np.maximum(n, 1), np.maximum(n_any, 1)
-            share = k / n_steps
-            spread = np.sqrt(by_chance * (1.0 - by_chance) * CHANCE_STEPS / n_any)
-            stands_out = (n >= LEAST_STEPS) & goes_on & (k / n_any > by_chance + Z * spread)
-            stands_out &= share > 0.5 + Z * np.sqrt(0.25 / n_steps)
-            in_most[n_window] = share > 0.5
-            for place in np.flatnonzero(stands_out).tolist():
-                most, shortest = named.get(place, (0.0, n_window))
-                named[place] = max(most, float(share[place])), shortest
+        is_on = (late_recent > 0) & (late_recent >= OVER_BELOW * n_recent)
+        is_proven = self._judge(steps, late, seen)
+        over = is_proven & ~is_on
+        is_proven &= is_on & (seen.sum(0) >= LEAST_STEPS)
         found = []
         for column, place in self._columns.items():
-            if place >= late.shape[1] or not goes_on[place]:
+            if place >= late.shape[1] or not is_on[place]:
                 self._named.pop(column, None)
                 continue
-            at = np.flatnonzero(late[:, place])
-            share, window = named.get(place, (float(late[-64:, place].sum() / max(1, seen[-64:, place].sum())), 0))
-            since, shortest = self._named.get(column, (int(steps[_begin(late[:, place], seen[:, place])]), window))
-            window = min(window or shortest, shortest)
-            # What it was named for goes on as long as that window says so: noise makes a column exceed, too.
-            is_proven = place in named or bool(window and in_most[window][place])
-            if is_proven:
-                self._named[column] = since, window
+            since, n_steps = self._named.get(column, (int(steps[_begin(late[:, place], seen[:, place])]), 0))
+            n_since = max(LEAST_STEPS, int((steps >= since).sum()))
+            # What it was named for goes on as long as so many steps say so: noise makes a column exceed, too.
+            goes_on = bool(late_recent[place] > 0.5 * n_recent[place])
+            is_named = bool(n_steps or is_proven[place]) and _share(late, seen, place, n_steps or n_since) > 0.5
+            if is_named:
+                self._named[column] = since, n_steps or n_since
             else:
-                self._named.pop(column, None)
-                if late_recent[place] <= 0.5 * n_recent[place]:
+                over[place] |= self._named.pop(column, None) is not None
+                if not goes_on:
                     continue
+            at = np.flatnonzero(late[:, place])
             excess_us = float(np.median(values[at, place]))
-            found.append(Excess(column, excess_us, share, since, int(steps[at[-1]]), is_proven))
+            usual_us = float(np.median(values[seen[:, place], place][-LEAST_STEPS:]))
+            share = _share(late, seen, place, n_since)
+            found.append(Excess(column, excess_us, usual_us, share, since, int(steps[at[-1]]), is_named, goes_on))
+        self._test.forget(over)
         return sorted(found, key=lambda one: -one.excess_us)
+
+    def _judge(self, steps: NDArray[np.int64], late: NDArray[np.bool_], seen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Give the steps that are new to the test; what it says of each place."""
+        columns = np.array(list(self._columns)[: late.shape[1]], np.int64)
+        _, group, n_of_group = np.unique(columns >> GROUP_BITS, return_inverse=True, return_counts=True)
+        new = steps > self._judged
+        late, seen = late[new], seen[new]
+        order = np.argsort(group, kind="stable")
+        any_late = np.logical_or.reduceat(late[:, order], np.cumsum(n_of_group) - n_of_group, axis=1)
+        self._test.observe(late, seen & any_late[:, group], n_of_group[group])
+        self._judged = int(steps[-1])
+        return self._test.is_proven()
+
+
+def _share(late: NDArray[np.bool_], seen: NDArray[np.bool_], place: int, n_steps: int) -> float:
+    """Of the newest steps, those in which a place was late."""
+    return float(late[-n_steps:, place].sum() / max(1, seen[-n_steps:, place].sum()))
 
 
 def _begin(late: NDArray[np.bool_], seen: NDArray[np.bool_]) -> int:
