@@ -14,6 +14,8 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 # Not bin/pip, which comes last: an environment whose making was interrupted has pip without it.
 PIP := $(BIN)/python -m pip
+# On a terminal pip shows what it does; in a log the command is line enough.
+PIP_INSTALL := $(PIP) install $(if $(MAKE_TERMOUT),,--quiet)
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
 # Three on two cores: a third of the time they wait for sockets and clocks.
 THREE_AT_A_TIME := -n 3 --dist loadfile --no-loadscope-reorder
@@ -76,18 +78,19 @@ setup: .venv/.test-ready
 .venv/.run-ready: pyproject.toml setup.py
 	@echo "Setting .venv up, once. If torch is not there it is downloaded: that may be gigabytes, and minutes."
 	$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
-	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP) install "$(TORCH)"
-	$(PIP) install --quiet --editable .
+	$(BIN)/python -c "import torch" 2>/dev/null || $(PIP_INSTALL) "$(TORCH)"
+	$(PIP_INSTALL) --editable .
 	touch $@
 
 .venv/.test-ready: .venv/.run-ready benchmarks/lib/nccl/nccl_releases.py
-	$(PIP) install --quiet --editable ".[dev]"
-	@echo "Now, once, three releases of NCCL's library for the tests, about 1.3 GB; without them those tests are skipped."
+	@echo "Next what the tests need besides, in minutes."
+	$(PIP_INSTALL) --editable ".[dev]"
+	@echo "Last, once, three releases of NCCL's library for the tests, about 1.3 GB; without them those tests are skipped."
 	-$(BIN)/python -m benchmarks nccl_releases
 	touch $@
 
 .venv/.fuzz-ready: .venv/.test-ready
-	$(PIP) install --quiet --editable ".[fuzz]"
+	$(PIP_INSTALL) --editable ".[fuzz]"
 	touch $@
 
 clean:
