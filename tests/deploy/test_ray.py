@@ -17,7 +17,6 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.client.background_daemon import start_in_background
 from zerotune.tuner.client.status import fetch_status
 
-pytest.importorskip("ray.train", reason="no Ray: pip install 'zerotune[cluster]'")
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture
 def place() -> Iterator[Path]:
     """A folder with a short path, for the sake of sockets; no process that names it is left behind."""
+    pytest.importorskip("ray.train", reason="no Ray: pip install 'zerotune[cluster]'")
     with tempfile.TemporaryDirectory(prefix="zt-") as folder:
         yield Path(folder)
         ends_at_s = time.monotonic() + 60

@@ -7,23 +7,27 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._inductor.config as inductor
 import torch.distributed as dist
 
 import zerotune.inductor
 from zerotune.store.records import Collective
 from zerotune.tuner.inductor.measured_times import MeasuredTimes
 
-options = pytest.importorskip("torch._inductor.fx_passes.overlap_scheduling")
-pytestmark = pytest.mark.skipif(
-    not hasattr(options, "schedule_overlap_bucketing_from_inductor_configs"), reason="an older torch"
-)
 N_RANKS = 8
 SHARD_BYTES = 64 * 64 * 4
 
 
 @pytest.fixture
-def graph():
+def overlap_scheduling():
+    """inductor's pass; imported here, as it takes seconds that other tests need not wait for."""
+    found = pytest.importorskip("torch._inductor.fx_passes.overlap_scheduling")
+    if not hasattr(found, "schedule_overlap_bucketing_from_inductor_configs"):
+        pytest.skip("an older torch")
+    return found
+
+
+@pytest.fixture
+def graph(overlap_scheduling):
     """All-gather, matmul and reduce-scatter of a group of eight ranks that sends nothing."""
     import torch.distributed._functional_collectives as functional
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -41,8 +45,10 @@ def graph():
         dist.destroy_process_group()
 
 
-def schedule(graph, estimation):
+def schedule(overlap_scheduling, graph, estimation):
     """What the pass got to hear, by the collective's name."""
+    import torch._inductor.config as inductor
+
     heard = {}
 
     def listening(node, override_size):
@@ -61,14 +67,15 @@ def schedule(graph, estimation):
         # Roofs of a GPU, which torch asks triton for.
         patched.setattr("torch.utils._runtime_estimation.get_gpu_dram_gbps", lambda: 2000.0)
         patched.setattr("torch.utils._runtime_estimation.get_device_tflops", lambda *_: 100.0)
-        options.schedule_overlap_bucketing_from_inductor_configs(graph)
+        overlap_scheduling.schedule_overlap_bucketing_from_inductor_configs(graph)
     return heard
 
 
-def test_the_pass_hears_what_was_measured_and_no_more(graph):
+def test_the_pass_hears_what_was_measured_and_no_more(overlap_scheduling, graph):
     gathered = (int(Collective.all_gather), N_RANKS, 1), ((SHARD_BYTES * N_RANKS, 750.0),)
     scattered = (int(Collective.reduce_scatter), N_RANKS, 1), ((SHARD_BYTES, 250.0),)
     heard = schedule(
+        overlap_scheduling,
         graph,
         zerotune.inductor.RuntimeEstimation(MeasuredTimes({gathered[0]: gathered[1], scattered[0]: scattered[1]})),
     )
@@ -96,7 +103,7 @@ def test_without_a_job_torch_estimates(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ranks_of_a_compiled_job_plan_alike(tmp_path):
+def test_ranks_of_a_compiled_job_plan_alike(overlap_scheduling, tmp_path):
     """Only rank 0 has a store; the compiled step of both says which times its scheduling heard."""
     environment = os.environ | {
         "MASTER_ADDR": "127.0.0.1",

@@ -7,7 +7,7 @@
 #include "nccl_profiling.h"
 
 #define N_WORKERS 4
-#ifdef __SANITIZE_THREAD__
+#if defined __SANITIZE_THREAD__ || defined __SANITIZE_ADDRESS__
 #define N_CALLS 30000
 #else
 #define N_CALLS 900000 /* torn lookups are rare even where nothing guards against them */
