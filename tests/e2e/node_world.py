@@ -15,6 +15,7 @@ from zerotune.tuner.client.status import fetch_status
 ZEROTUNE = [sys.executable, "-m", "zerotune.tuner.cli"]
 FABRIC = "ethernet_boxes"
 RANKS = Path(__file__).with_name("ranks.py")
+STEPS = Path(__file__).with_name("steps_job.py")
 MARK = "ZEROTUNE_TEST_WORLD"
 SMALL = ("--batch", 1, "--layers", 2, "--width", 32)
 """What is asked here does not depend on how much a step computes."""
@@ -78,13 +79,22 @@ class World:
         ranks = [RANKS, n_ranks]
         if torchrun is not None:
             ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}", *torchrun]
-        process = self.start(
-            *ZEROTUNE, "launch", "--fabric", fabric, "--endpoint", self.endpoint,
-            "--agent" if agent else "--no-agent", *launch, "--",
-            sys.executable, *ranks, "-m", "zerotune.zero_runtime.examples.train", "--stage", "3", *SMALL,
-            "--losses", path, *words,
+        process = self.launch(
+            *ranks, "-m", "zerotune.zero_runtime.examples.train", "--stage", "3", *SMALL, "--losses", path, *words,
+            launch=("--agent" if agent else "--no-agent", *launch), fabric=fabric,
         )  # fmt: skip
         return process, path
+
+    def take_steps(self, n_steps, launch=()):
+        """Start two ranks that train nothing: a second of torch less for each than an optimizer takes."""
+        return self.launch(RANKS, 2, STEPS, n_steps, launch=launch)
+
+    def launch(self, *command, launch=(), fabric=FABRIC):
+        """Start Python with `command` under `zerotune launch` with the options `launch`."""
+        return self.start(
+            *ZEROTUNE, "launch", "--fabric", fabric, "--endpoint", self.endpoint, *launch, "--",
+            sys.executable, *command,
+        )  # fmt: skip
 
     def wait_for(self, condition, what, process=None, timeout_s=60.0):
         deadline = time.monotonic() + timeout_s

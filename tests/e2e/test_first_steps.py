@@ -2,10 +2,9 @@
 
 import json
 import sqlite3
-import sys
 
 import pytest
-from node_world import FABRIC, RANKS, ZEROTUNE
+from node_world import RANKS
 
 from zerotune.tuner.traces.own.reader import read_own, trace_files
 
@@ -38,8 +37,7 @@ def test_the_trace_of_a_short_job_is_whole_without_a_daemon(world, n_steps):
 @pytest.mark.timeout(120)
 def test_the_steps_before_the_ranks_had_met_are_in_trace_and_store(world):
     daemon = world.start_daemon()
-    training, _ = world.train("--steps", N_STEPS, launch=("--log-trace", world.folder / "trace"))
-    returncode, output = world.finish(training)
+    returncode, output = world.finish(world.take_steps(N_STEPS, launch=("--log-trace", world.folder / "trace")))
     assert returncode == 0, output
     for trace in traces_of(world.folder / "trace"):
         assert trace.steps["step"].tolist() == list(range(1, N_STEPS))
@@ -71,10 +69,7 @@ dist.destroy_process_group()
 def test_a_trace_that_is_missing_is_one_line(world, n_ranks, steps, why):
     script, folder = world.folder / "script.py", world.folder / "trace"
     script.write_text(ALONE.format(steps=steps))
-    job = world.start(
-        *ZEROTUNE, "launch", "--fabric", FABRIC, "--endpoint", world.endpoint, "--log-trace", folder, "--",
-        sys.executable, RANKS, n_ranks, script,
-    )  # fmt: skip
+    job = world.launch(RANKS, n_ranks, script, launch=("--log-trace", folder))
     returncode, output = world.finish(job)
     assert returncode == 0, output
     (told,) = [line for line in output.splitlines() if str(folder) in line]
@@ -107,10 +102,7 @@ if __name__ == "__main__":
 def test_spawned_ranks_leave_whole_traces_and_one_summary(world):
     script, summary = world.folder / "script.py", world.folder / "summary.json"
     script.write_text(SPAWNED)
-    job = world.start(
-        *ZEROTUNE, "launch", "--fabric", FABRIC, "--endpoint", world.endpoint, "--log-trace", world.folder / "trace",
-        "--summary", summary, "--", sys.executable, script,
-    )  # fmt: skip
+    job = world.launch(script, launch=("--log-trace", world.folder / "trace", "--summary", summary))
     returncode, output = world.finish(job)
     assert returncode == 0, output
     traces = traces_of(world.folder / "trace")
