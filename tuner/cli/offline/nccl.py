@@ -58,8 +58,6 @@ def nccl(
     from zerotune.agent.nccl.twin.twin import Cluster, topology_file
     from zerotune.store.records import Collective
     from zerotune.tuner.offline.nccl_choices import choices, plan_check, render
-    from zerotune.tuner.offline.plots import save
-    from zerotune.tuner.offline.replay.plans import plan_rows
 
     if topology == "list":
         titles = {name: machine.title for name, machine in MACHINES.items()}
@@ -74,6 +72,8 @@ def nccl(
             raise UserError(f"{topology} has no network adapter, so {nodes} nodes cannot be connected", "use --nodes 1")
         cluster = Cluster(path, nodes, ranks_per_node or len(machine.gpus))
         if plan is not None:
+            from zerotune.tuner.offline.replay.plans import plan_rows
+
             rows = plan_check.without_phases(plan_rows(plan)) if plan.suffix != ".json" else plan_rows(plan)
             judged = plan_check.judge(found_library, cluster, rows)
             print_json(judged) if as_json else render.show([render.plan_table(judged)], console())
@@ -83,7 +83,10 @@ def nccl(
         before = choices.ask(found_library, cluster, wanted, sizes)
         after = choices.ask(nccl_library(against), cluster, wanted, sizes) if against is not None else None
     if picture is not None:
-        save(render.picture(before), output_file(picture))
+        from zerotune.tuner.offline.nccl_choices.picture import picture_of
+        from zerotune.tuner.offline.plots import save
+
+        save(picture_of(before), output_file(picture))
     changed = list(choices.changes(before, after)) if after is not None else []
     if as_json:
         print_json(before if after is None else {"before": before, "after": after, "changes": changed})
