@@ -23,8 +23,9 @@ from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights
 
 # Their update of one element depends on others of the same tensor, which a shard does not have.
 NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "Muon", "SparseAdam"}
-SLICE_NUMEL = 1 << 20
-"""A slice with so many elements takes no more parameters: optimizers make temporaries of its size."""
+SLICE_NUMEL = 1 << 17
+"""A slice with so many elements takes no more parameters: optimizers make temporaries of its size, and pass
+over it many times, which is faster where it stays in a core's cache."""
 
 
 @dataclass(frozen=True)

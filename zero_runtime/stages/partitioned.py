@@ -139,11 +139,10 @@ class PartitionedParameters:
         order = self._order.forward
         if self._order.see(unit) and unit in order[self._position :]:
             position = order.index(unit, self._position)
-            for passed in order[self._position : position]:  # for the other ranks, or for later
-                passed.start_gather(phases.FORWARD_GATHER)
-            unit.ensure_whole(phases.FORWARD_GATHER)
-            for ahead in order[position + 1 : position + 1 + self.prefetch]:
-                ahead.start_gather(phases.FORWARD_GATHER)
+            # Those passed over are for the other ranks, or for later; those ahead travel while this one is waited for.
+            for near in order[self._position : position + 1 + self.prefetch]:
+                near.start_gather(phases.FORWARD_GATHER)
+            unit.finish_gather()
             self._position = position + 1
         elif not unit.is_whole:
             unit.ensure_whole(phases.FORWARD_GATHER)
@@ -220,9 +219,9 @@ class PartitionedParameters:
         """What every rank does when the next unit's backward begins, or would begin if it is skipped."""
         order, here = self._backward_order, self._position
         self._leave_current()
-        order[here].ensure_whole(phases.BACKWARD_GATHER)
-        for ahead in order[here + 1 : here + 1 + self.prefetch]:
-            ahead.start_gather(phases.BACKWARD_GATHER)
+        for near in order[here : here + 1 + self.prefetch]:
+            near.start_gather(phases.BACKWARD_GATHER)
+        order[here].finish_gather()
         self._position = here + 1
 
     def on_unit_done(self, unit: Unit) -> None:
