@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,6 +17,8 @@ WARM_UP: Final = 0.4
 """Share of the run in which caches fill and nothing is judged."""
 N_BLOCKS: Final = 12
 """Samples that follow each other are alike, so the line goes through the means of so many blocks of them."""
+PAGE_BYTES: Final = resource.getpagesize()
+"""What memory is counted in: one more in a block of samples is a rounding, not a slope."""
 CONFIDENCE: Final = 0.95
 
 
@@ -45,7 +48,8 @@ class Growth:
     def results(self, per: float, unit: str) -> list[Result]:
         """Of each process: memory and open files at the end, and by how much they grow.
 
-        The target is that the interval's lower end is not above nothing: growth cannot be told from noise.
+        The target is that growth cannot be told from noise: the interval's lower end is not above one page of memory
+        for each block of samples, or not above nothing for files.
 
         Args:
             per: slopes are told for so much of the run.
@@ -59,12 +63,14 @@ class Growth:
             kept = np.array(samples[int(WARM_UP * len(samples)) :])
             if len(kept) < 2 * N_BLOCKS:
                 continue
-            for column, what, scale in ((1, "KiB", 1024.0), (2, "files", 1.0)):
+            of_block = (kept[-1, 0] - kept[0, 0]) / per / N_BLOCKS
+            for column, what, scale, step in ((1, "KiB", 1024.0, PAGE_BYTES), (2, "files", 1.0, 0.0)):
                 slope, low, high = slope_of(kept[:, 0] / per, kept[:, column] / scale)
+                limit = step / scale / of_block
                 found += [
                     Result(f"{name}_{what}_at_the_end", float(kept[-1, column] / scale), what),
                     Result(f"{name}_{what}_growth", slope, f"{what} per {unit}"),
-                    Result(f"{name}_{what}_growth_low", low, f"{what} per {unit}", "<= 0"),
+                    Result(f"{name}_{what}_growth_low", low, f"{what} per {unit}", f"<= {limit:.4g}"),
                     Result(f"{name}_{what}_growth_high", high, f"{what} per {unit}"),
                 ]
         return found

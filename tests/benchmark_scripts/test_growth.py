@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.lib.growth import Growth, slope_of
+from benchmarks.lib.growth import N_BLOCKS, PAGE_BYTES, WARM_UP, Growth, slope_of
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -34,3 +34,13 @@ def test_processes_are_looked_at_until_they_end() -> None:
     names = {result.metric for result in growth.results(1.0, "look")}
     assert {"own_KiB_growth", "own_KiB_growth_low", "own_files_growth_high"} <= names
     assert not any(name.startswith("none") for name in names)
+
+
+@pytest.mark.parametrize(("pages_per_block", "is_met"), [(0.5, True), (3.0, False)])
+def test_a_page_now_and_then_is_no_leak(pages_per_block: float, is_met: bool) -> None:
+    at = np.arange(1000.0)
+    pages = np.floor(1000 + pages_per_block * at / (1000 * (1 - WARM_UP) / N_BLOCKS))
+    growth = Growth({"own": [(x, PAGE_BYTES * n, 5.0) for x, n in zip(at, pages, strict=True)]})
+    (low,) = (result for result in growth.results(100.0, "hundred") if result.metric == "own_KiB_growth_low")
+    assert low.value > 0
+    assert low.is_met is is_met
