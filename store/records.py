@@ -135,6 +135,8 @@ class MissingEvidence(str, Enum):
     """No two steps were seen that are alike."""
     ambiguous = "ambiguous"
     """Several kinds of training, or none of those known, send what was seen."""
+    too_early = "too_early"
+    """So few steps show nothing yet, be it what is there or what is not."""
     incomplete = "incomplete"
     """A trace has collectives whose size or kind it does not tell."""
 

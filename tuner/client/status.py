@@ -35,10 +35,6 @@ def no_answer(endpoint: str, holder: Holder) -> UserError:
     )
 
 
-FEW_STEPS: Final = 20
-"""A workload may not be recognised before this many steps."""
-
-
 _MISSING: Final = {
     MissingEvidence.no_collectives: "no collective was seen that NCCL asks a tuner about",
     MissingEvidence.only_small: "every collective is as small as a counter or a flag",
@@ -47,17 +43,17 @@ _MISSING: Final = {
         "all are all-reduces of one size, as of DDP with one bucket or with equal ones, and of tensor parallelism"
     ),
     MissingEvidence.no_repetition: "no two steps were seen that are alike",
+    MissingEvidence.too_early: "too early to tell: steps have to repeat first",
     MissingEvidence.ambiguous: "several kinds of training, or none that is known, send what was seen",
     MissingEvidence.incomplete: "the trace does not tell the size of some collectives, which may be those that matter",
 }
 
 
-def workload(stage: Stage, step: int, missing: MissingEvidence = MissingEvidence.nothing) -> str:
+def workload(stage: Stage, missing: MissingEvidence = MissingEvidence.nothing) -> str:
     """What kind of training a job is, in words, or why that is not known.
 
     Args:
         stage: recognised so far.
-        step: steps that the job has done.
         missing: evidence without which no stage can be named.
 
     Returns:
@@ -65,7 +61,7 @@ def workload(stage: Stage, step: int, missing: MissingEvidence = MissingEvidence
     """
     if stage is not Stage.unknown:
         return f"workload {stage.name}"
-    words = "workload not recognised" + (" yet" if step < FEW_STEPS else "")
+    words = "workload not recognised" + (" yet" if missing is MissingEvidence.too_early else "")
     return f"{words} ({in_words(missing)})" if missing else words
 
 
@@ -167,7 +163,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
             "bold green" if is_well else "bold red",
         )
         show(
-            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.step, job.missing_evidence)},"
+            f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.missing_evidence)},"
             f" fabric {job.fabric_id}\n"
             f"  step {job.step:,} ({job.step_us / 1000:.2f} ms{exposed}), epoch {job.epoch},"
             f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"

@@ -10,6 +10,8 @@ from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY_BYTES
 
 RARE: Final = 0.1
 """Calls rarer than this share of the commonest one are not part of a step: broadcasts before the first, for example."""
+EARLY_STEPS: Final = 20
+"""A stage may not be recognised in fewer steps. Until then, nothing of it can be said to be missing."""
 _REDUCTIONS: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
 
 
@@ -32,6 +34,11 @@ def missing_evidence(counts: Mapping[tuple[int, int], int], *, repeats: bool = T
     if len(large) == 1:
         return MissingEvidence.one_size
     return MissingEvidence.ambiguous if repeats else MissingEvidence.no_repetition
+
+
+def missing_after(n_steps: int, missing: MissingEvidence) -> MissingEvidence:
+    """What is missing of a job after `n_steps` steps, where `missing` is what its collectives lack so far."""
+    return MissingEvidence.too_early if missing and n_steps < EARLY_STEPS else missing
 
 
 def missing_of_keys(n_calls: Mapping[DecisionKey, int]) -> MissingEvidence:

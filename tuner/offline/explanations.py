@@ -26,6 +26,7 @@ from zerotune.store.records import (
     MissingEvidence,
     Phase,
     Stage,
+    StepRecord,
     size_class,
     size_class_range,
 )
@@ -33,7 +34,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions, since_takeover
 from zerotune.store.sqlite.measured_calls import MeasuredCalls
 from zerotune.tuner.client.beside import baseline
-from zerotune.tuner.fingerprint.missing import missing_of_keys
+from zerotune.tuner.fingerprint.missing import missing_after, missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of, compare
@@ -243,7 +244,7 @@ def _head(
         name=job.name,
         baseline=baseline(job.passages),
         stage=job.stage.name,
-        missing_evidence=why_unknown(job, here),
+        missing_evidence=why_unknown(job, here, jobs.steps(job.job_id)),
         lateness=job.lateness,
         misaligned=misaligned(store.ran(job.job_id)),
         gain=gain_of(jobs, job),
@@ -252,11 +253,12 @@ def _head(
     )
 
 
-def why_unknown(job: JobRecord, here: Medians) -> MissingEvidence:
+def why_unknown(job: JobRecord, here: Medians, steps: Sequence[StepRecord]) -> MissingEvidence:
     """Why a job's measured collectives do not show what kind of training it is."""
     if job.stage is not Stage.unknown:
         return MissingEvidence.nothing
-    return missing_of_keys({key: sum(one.n_calls for one in known.values()) for key, known in here.items()})
+    missing = missing_of_keys({key: sum(one.n_calls for one in known.values()) for key, known in here.items()})
+    return missing_after(1 + steps[-1].step, missing) if steps else missing
 
 
 def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:

@@ -16,7 +16,7 @@ from zerotune.store.records import Stage
 from zerotune.tuner.client.late import late, was_late
 from zerotune.tuner.client.misaligned import to_be_padded
 from zerotune.tuner.client.mistimed import mistimed
-from zerotune.tuner.client.status import FEW_STEPS, workload
+from zerotune.tuner.client.status import workload
 from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.jobs.listing import Gain, GainKind
 from zerotune.tuner.offline.size_ranges import exact_range
@@ -49,7 +49,7 @@ def render(
         console.print("Nothing was decided in this job, and no training of it was measured. --job names another.")
         return
     if head is not None:
-        _indented(console, workload(Stage[head.stage], FEW_STEPS, head.missing_evidence))
+        _indented(console, workload(Stage[head.stage], head.missing_evidence))
         if head.baseline:
             _indented(console, f"NCCL's own choice is that of the tuner {head.baseline}, which is asked before ours")
         for words in (*late(head.lateness), *was_late(head.lateness), *to_be_padded(head.misaligned)):

@@ -17,6 +17,7 @@ from zerotune.store.lateness import Lateness
 from zerotune.store.passages import Passages, summed
 from zerotune.store.records import Decision, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
 from zerotune.store.wire import Hello, JobStatus
+from zerotune.tuner.fingerprint.missing import missing_after
 from zerotune.tuner.join import OBSERVATION, Joiner
 from zerotune.tuner.late_ranks.finder import LateRankFinder
 from zerotune.tuner.service.misaligned_sizes import MisalignedSizes
@@ -131,7 +132,7 @@ class Job:
         self.offer: Plan | None = None
         """The newest plan that rank 0 has not adopted yet."""
         self.stage = Stage.unknown
-        self._missing_evidence = MissingEvidence.nothing
+        self._missing_evidence = MissingEvidence.too_early
         self.n_observations = 0
         self.n_gone_drops = 0
         self.trouble = ""
@@ -206,7 +207,7 @@ class Job:
                 proposed.append(plan)
             decided.extend(brain.decisions())
             self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
-            self._missing_evidence = brain.missing_evidence
+            self._missing_evidence = missing_after(self.step, brain.missing_evidence)
 
         if self._brain is not None:
             self.tell(ask)

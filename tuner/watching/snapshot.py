@@ -182,7 +182,7 @@ def _job(job: wire.JobStatus, history: JobHistory | None) -> JobView:
         title=titled(job.job_id, job.name),
         health=job.health,
         is_well=job.health == "ok" or job.health.startswith("forwards to "),
-        workload=workload(job.stage, job.step, job.missing_evidence),
+        workload=workload(job.stage, job.missing_evidence),
         fabric_id=job.fabric_id,
         n_ranks=job.n_ranks,
         n_ranks_seen=job.n_ranks_seen,

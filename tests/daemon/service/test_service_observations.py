@@ -156,7 +156,7 @@ def test_what_was_joined_when_the_daemon_stops_is_recorded(bench, records):
 
 def test_a_late_rank_is_in_the_status_and_in_the_store(bench, records):
     bench.join_all()
-    n_steps, step_us = 80, 4000.0
+    n_steps, step_us = 120, 4000.0
     for rank in range(4):
         duration_us = 100.0 if rank == 2 else 1900.0
         block = records(n_steps, duration_us=duration_us, step=np.arange(n_steps), rank=rank)

@@ -8,7 +8,7 @@ import numpy as np
 from service_stubs import kinds, report, steps
 
 from zerotune.store import wire
-from zerotune.store.records import Plan, Stage, StepRecord
+from zerotune.store.records import MissingEvidence, Plan, Stage, StepRecord
 from zerotune.tuner.modeling.requests import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
 from zerotune.tuner.service import service as service_module
 from zerotune.tuner.service.job import GREETED_S
@@ -184,6 +184,16 @@ def test_a_failing_brain_costs_its_job_the_tuning_and_others_nothing(bench, reco
     step = wire.Steps("other", 0, (StepRecord(1, 0, 1.0),))
     assert "PlanOffer" in [name for _, name in kinds(bench.send(0, step, job="other"))]
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
+
+
+def test_of_a_young_job_nothing_is_said_to_be_missing(bench):
+    bench.join_all()
+    seen = [bench.service.jobs()[0].missing_evidence]
+    for step in (3, 40):
+        bench.send(0, steps(step))
+        bench.tick()
+        seen.append(bench.service.jobs()[0].missing_evidence)
+    assert seen == [MissingEvidence.too_early, MissingEvidence.too_early, MissingEvidence.no_collectives]
 
 
 def test_the_stage_is_recorded_when_it_becomes_known(bench):

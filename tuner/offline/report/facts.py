@@ -95,7 +95,7 @@ class Facts:
     @property
     def missing_evidence(self) -> MissingEvidence:
         """Why its collectives do not show what kind of training it is."""
-        return why_unknown(self.job, self.here)
+        return why_unknown(self.job, self.here, self.steps)
 
     @property
     def changes_at(self) -> list[int]:
