@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import os
 import subprocess
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from zerotune.agent.launch import LaunchRequest, environment
 from zerotune.agent.settings import AgentSettings
@@ -21,9 +24,12 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import EndedJob, StatusReply
 from zerotune.tuner import cli
 from zerotune.tuner.client.holders import living_holder
-from zerotune.tuner.offline.jobs.before_after import JobsRead
+from zerotune.tuner.offline.jobs.before_after import MIN_STEPS, JobsRead
 from zerotune.tuner.offline.jobs.finding import id_of, job_of
 from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, gain_of, last_line, list_jobs
+from zerotune.tuner.offline.jobs.listing_shown import last_job_in_words, render
+from zerotune.tuner.offline.report import page as report_page
+from zerotune.tuner.offline.report.facts import gather
 
 
 def steps(*groups: tuple[int, int, float]) -> list[StepRecord]:
@@ -69,6 +75,16 @@ def test_what_each_gained(path: Path) -> None:
     assert gains["faster"].low_percent <= gains["faster"].saved_percent <= gains["faster"].high_percent
     assert gains["short"].saved_us is None
     assert gains["short"].why
+
+
+def test_why_a_gain_is_unknown_and_what_it_takes_is_said_alike_everywhere(path: Path) -> None:
+    (line,) = list_jobs(path, limit=1)
+    assert str(MIN_STEPS) in line.gain.why
+    out = io.StringIO()
+    render([line], Console(file=out, width=200))
+    page = html.unescape(report_page.page(gather(path, line.job_id)))
+    for text in (out.getvalue(), last_job_in_words(line), page):
+        assert line.gain.why in text
 
 
 def test_a_job_whose_plan_came_at_once_is_compared_with_one_of_its_pace(path: Path) -> None:

@@ -19,6 +19,7 @@ from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.status import workload
 from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.jobs.listing import Gain, GainKind
+from zerotune.tuner.offline.jobs.listing_shown import unknown_gain
 from zerotune.tuner.offline.size_ranges import exact_range
 
 MAX_UNSEEN: Final = 4
@@ -112,6 +113,8 @@ def _render_savings(
                 is_noise = gain.kind is GainKind.within_noise
                 words = "nothing beyond noise" if is_noise else _saved(gain.saved_us, gain.saved_percent)
                 _indented(console, f"whole steps: {words}, which is what the job gained")
+            elif gain is not None and gain.kind is GainKind.unknown:
+                _indented(console, f"whole steps: {unknown_gain(gain)}")
     if quiet:
         percent = sum(one.step_percent or 0.0 for one in quiet)
         keys = "1 key runs" if len(quiet) == 1 else f"{len(quiet):,} keys run"

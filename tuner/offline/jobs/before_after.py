@@ -43,6 +43,8 @@ HOW_TO_COMPARE: Final = (
     "Run the same training under `zerotune launch --no-agent --summary before.json` and under"
     " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
 )
+TOO_FEW: Final = "too few steps"
+MORE_RUNS: Final = "A first plan may come within a few steps; starts of later jobs with the same training count, too."
 STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO_COMPARE}"
 
 
@@ -114,7 +116,7 @@ def of_summaries(before: RunSummary, after: RunSummary, job_id: str = "") -> Bef
     if min(len(first), len(last)) < MIN_STEPS:
         counts = f"{before.label} has {len(before.steps)} steps, {after.label} {len(after.steps)}"
         return BeforeAfter(
-            [], f"too few steps to compare: {counts}, and the last quarter has to be {MIN_STEPS} or more"
+            [], f"{TOO_FEW}: {counts}, and the last quarter has to be {MIN_STEPS} or more"
         )
     found = _compared(first, last, f"the last quarter of two runs, {before.label} and {after.label}")
     return replace(found, warnings=tuple(_warnings(before, after, job_id)))
@@ -155,7 +157,7 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
     """This job's own start, or an earlier job's, and this job's last steps under a plan."""
     steps, decisions = jobs.steps(job.job_id), jobs.decisions(job.job_id)
     if not steps:
-        return BeforeAfter([], "too few steps to compare: the store has no step times of this job")
+        return BeforeAfter([], f"{TOO_FEW}: the store has no step times of this job")
     if not any(step.epoch for step in steps):
         return BeforeAfter([], "nothing to compare: no plan was adopted, NCCL's own choice ran throughout")
     part = part_around_first_plan(steps, decisions)
@@ -194,21 +196,24 @@ def part_around_first_plan(steps: Sequence[StepRecord], decisions: Sequence[Deci
 
 
 def _of_part(jobs: JobsRead, job: JobRecord, steps: Sequence[StepRecord], planned: Sequence[StepRecord]) -> BeforeAfter:
-    last = settled_of(planned)
+    first, last = _untuned(steps), settled_of(planned)
     if len(last) < MIN_STEPS:
-        explanation = f"only {len(planned)} timed steps ran under a plan, {int(MIN_STEPS / SETTLED_SHARE)} are needed"
-        return BeforeAfter([], f"too few steps to compare: {explanation}")
-    first = _untuned(steps)
+        n_needed = int(MIN_STEPS / SETTLED_SHARE)
+        ran = f"{len(planned)} timed steps ran under a plan and {len(first)} before it under NCCL's own choice"
+        return BeforeAfter([], f"{TOO_FEW}: only {ran}; {n_needed} and {MIN_STEPS} are needed", "Train for longer")
     if len(first) >= MIN_STEPS:
         explanation = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
         return replace(_compared(first, last, explanation), remedy=STARTS_DIFFER)
-    few = f"only {len(first)} timed steps of this job ran under NCCL's own choice, {MIN_STEPS} are needed"
+    few = (
+        f"only {len(first)} timed steps of this job ran under NCCL's own choice before its first plan, {MIN_STEPS} are"
+        " needed"
+    )
     others, more = _earlier(jobs, job, first) if len(first) >= MIN_OWN_STEPS else ([], [])
     if not others:
         reason = "earlier jobs with the same fabric, ranks, collectives and pace do not have more in this store"
         if len(first) < MIN_OWN_STEPS:
             reason = "so few do not tell whether earlier jobs had the same pace"
-        return BeforeAfter([], f"too few steps to compare: {few}, and {reason}", HOW_TO_COMPARE)
+        return BeforeAfter([], f"{TOO_FEW}: {few}, and {reason}", f"{MORE_RUNS} {HOW_TO_COMPARE}")
     explanation = (
         "steps under NCCL's own choice at the start of this job and of others with the same fabric, ranks, kind of"
         f" training, collectives and pace ({', '.join(others)}), and the last quarter of this job's under a plan. For"

@@ -47,7 +47,7 @@ class Gain(msgspec.Struct, frozen=True):
     """Lower end of the 95 % interval of the change, in percent of step time."""
     high_percent: float | None = None
     why: str = ""
-    """What was compared, or why nothing could be."""
+    """What was compared, or why nothing could be and what that would need."""
 
 
 class JobLine(msgspec.Struct, frozen=True):
@@ -131,7 +131,7 @@ def gain_of(jobs: JobsRead, job: JobRecord) -> Gain:
 def as_gain(found: BeforeAfter) -> Gain:
     """What a comparison says of the time of steps."""
     if not found.changes:
-        return Gain(GainKind.unknown, why=found.explanation)
+        return Gain(GainKind.unknown, why=". ".join(filter(None, (found.explanation, found.remedy))))
     change = found.changes[0]
     return Gain(
         GainKind.measured if change.is_beyond_noise else GainKind.within_noise,

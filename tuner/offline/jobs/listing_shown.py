@@ -33,7 +33,7 @@ def render(lines: Sequence[JobLine], console: Console) -> None:
         )
     console.print(table)
     if unknown := next((one for one in lines if one.gain.kind is GainKind.unknown), None):
-        why = f"unknown of {titled(unknown.job_id, unknown.name)}: {unknown.gain.why}"
+        why = f"{titled(unknown.job_id, unknown.name)}: {unknown_gain(unknown.gain)}"
         console.print(why, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -43,7 +43,7 @@ def last_job_in_words(line: JobLine) -> str:
     if gain.kind is GainKind.no_plan:
         return f"{title}: NCCL's own choice ran throughout, nothing was changed"
     if gain.saved_us is None or gain.saved_percent is None:
-        return f"{title}: what it gained is unknown: {gain.why}"
+        return f"{title}: {unknown_gain(gain)}"
     if gain.kind is GainKind.within_noise:
         return f"{title}: nothing gained or lost beyond noise against NCCL's own choice"
     on = f" on the emulated fabric {line.emulated}" if line.emulated else ""
@@ -53,11 +53,16 @@ def last_job_in_words(line: JobLine) -> str:
     )
 
 
+def unknown_gain(gain: Gain) -> str:
+    """Why nobody knows what a job gained, and what it takes to know."""
+    return f"gain unknown: {gain.why}"
+
+
 def _gain(gain: Gain) -> str:
     if gain.kind is GainKind.no_plan:
         return "nothing changed"
     if gain.saved_us is None or gain.saved_percent is None:
-        return "unknown"
+        return f"unknown: {gain.why.partition(':')[0]}"
     if gain.kind is GainKind.within_noise:
         return "nothing beyond noise"
     return f"{'' if gain.saved_us > 0 else '-'}{_time_ms(gain)}, {gain.saved_percent:.1f} %"

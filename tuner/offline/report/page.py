@@ -21,6 +21,8 @@ from zerotune.tuner.client.status import workload
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.explanations import Explanation
 from zerotune.tuner.offline.explanations_shown import MEANINGS, noted, shown
+from zerotune.tuner.offline.jobs.listing import as_gain
+from zerotune.tuner.offline.jobs.listing_shown import unknown_gain
 from zerotune.tuner.offline.report import step_timeline
 from zerotune.tuner.offline.report.equal_rows import groups_of
 from zerotune.tuner.offline.report.facts import Facts, trust, untrained
@@ -90,6 +92,7 @@ def page(facts: Facts, *, is_interactive: bool = False) -> str:
         missing.append(("Tracks of the ranks", tracks))
     return environment.from_string(template).render(
         facts=facts,
+        incomparable=_incomparable(facts),
         pictures=pictures(facts),
         script=script,
         theme=list(plots.THEME.items()),
@@ -104,6 +107,13 @@ def page(facts: Facts, *, is_interactive: bool = False) -> str:
         written=time.strftime("%Y-%m-%d %H:%M", time.localtime()),
         started=time.strftime("%Y-%m-%d %H:%M", time.localtime(facts.job.started_at_s)),
     )
+
+
+def _incomparable(facts: Facts) -> str:
+    """Why no step times are set side by side; the same words as those of `zerotune jobs`."""
+    if facts.before is None and facts.highest_epoch == 0:
+        return facts.before_after.explanation
+    return unknown_gain(as_gain(facts.before_after))
 
 
 def pictures(facts: Facts) -> list[Picture]:
