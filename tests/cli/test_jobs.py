@@ -28,8 +28,8 @@ from zerotune.tuner.offline.jobs.before_after import MIN_STEPS, JobsRead
 from zerotune.tuner.offline.jobs.finding import id_of, job_of
 from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, gain_of, last_line, list_jobs
 from zerotune.tuner.offline.jobs.listing_shown import last_job_in_words, render
-from zerotune.tuner.offline.report import page as report_page
 from zerotune.tuner.offline.report.facts import gather
+from zerotune.tuner.offline.report.page import page as report_page
 
 
 def steps(*groups: tuple[int, int, float]) -> list[StepRecord]:
@@ -82,7 +82,7 @@ def test_why_a_gain_is_unknown_and_what_it_takes_is_said_alike_everywhere(path: 
     assert str(MIN_STEPS) in line.gain.why
     out = io.StringIO()
     render([line], Console(file=out, width=200))
-    page = html.unescape(report_page.page(gather(path, line.job_id)))
+    page = html.unescape(report_page(gather(path, line.job_id)))
     for text in (out.getvalue(), last_job_in_words(line), page):
         assert line.gain.why in text
 
