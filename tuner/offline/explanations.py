@@ -254,7 +254,16 @@ def _head(
 
 
 def why_unknown(job: JobRecord, here: Medians, steps: Sequence[StepRecord]) -> MissingEvidence:
-    """Why a job's measured collectives do not show what kind of training it is."""
+    """Why a job's measured collectives do not show what kind of training it is.
+
+    Args:
+        job: whose.
+        here: what was measured in it.
+        steps: its steps, in order.
+
+    Returns:
+        `MissingEvidence.nothing` where they do.
+    """
     if job.stage is not Stage.unknown:
         return MissingEvidence.nothing
     missing = missing_of_keys({key: sum(one.n_calls for one in known.values()) for key, known in here.items()})
