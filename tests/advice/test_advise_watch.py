@@ -137,7 +137,7 @@ def test_a_thing_is_said_once_though_steps_vary(tmp_path):
     acts = []
     for place in range(12):
         problem = msgspec.structs.replace(PROBLEM, measured=Measured(drawn.uniform(0.9, 1.1), drawn.uniform(0.9, 1.1)))
-        acts.append(steps(200, problem, first=200 * place + 1))
+        acts.append(steps(200, problem, first=200 * place + 1, pressure=drawn.uniform(0.295, 0.305)))
     news = looks(tmp_path / "s.db", acts)
     assert [one.step for one in news] == [200]
     assert news[0].alternatives

@@ -53,16 +53,16 @@ def alternatives(problem: Problem, running: ZeroConfiguration) -> list[Alternati
     found: dict[str, Alternative] = {}
     before = seconds_per_sequence(problem, running)
     for change, changed in _changes(problem, running):
-        memory_share = _memory_share(problem, changed)
+        share = memory_share(problem, changed)
         gain = before / seconds_per_sequence(problem, changed) - 1
-        if memory_share > 1 or gain < LEAST_GAIN:
+        if share > 1 or gain < LEAST_GAIN:
             continue
         if change not in found or gain > found[change].gain.expected:
             found[change] = Alternative(
                 change=change,
                 configuration=changed,
                 gain=gain_of(problem, running, changed),
-                memory_share=memory_share,
+                memory_share=share,
             )
     return sorted(found.values(), key=lambda one: -one.gain.expected)
 
@@ -127,11 +127,7 @@ def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfigura
     return Range(min(ratios) / error - 1, expected - 1, max(ratios) * error - 1)
 
 
-def fits(problem: Problem, configuration: ZeroConfiguration) -> bool:
-    """Whether a GPU has room for it."""
-    return _memory_share(problem, configuration) <= 1
-
-
-def _memory_share(problem: Problem, configuration: ZeroConfiguration) -> float:
+def memory_share(problem: Problem, configuration: ZeroConfiguration) -> float:
+    """Of what a GPU can give, at a step's peak; above 1 it does not fit."""
     usable_bytes = problem.cluster.gpu.memory_bytes * problem.constants.usable_memory
     return memory_of(problem, configuration).total_bytes / usable_bytes

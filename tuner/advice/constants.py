@@ -50,7 +50,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     comparison_spread: float = 0.16
     """Of the logarithm of two configurations' ratio, 90 %: pairs of published runs of one model on one cluster
     (`python -m benchmarks advise_error`: comparison_error_p90)."""
-    overlap_spread: float = 0.03
+    overlap_spread: float = 0.12
     """Of that logarithm where only bucket or prefetch differ (`python -m benchmarks advise_emulated`, likewise)."""
 
 

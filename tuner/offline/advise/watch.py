@@ -14,7 +14,7 @@ from rich.table import Table
 
 from zerotune.store.errors import UserError
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.advice.alternatives import Alternative, alternatives, fits, gain_of
+from zerotune.tuner.advice.alternatives import Alternative, alternatives, gain_of, memory_share
 from zerotune.tuner.advice.configuration import ZeroConfiguration
 from zerotune.tuner.advice.prediction.step import spreads
 from zerotune.tuner.advice.problem import Problem
@@ -25,6 +25,8 @@ from zerotune.tuner.offline.jobs.finding import job_of
 EVERY_S: Final = 10.0
 _LEAST_STEPS: Final = 20
 """The first steps of a job are slow for reasons of their own."""
+_STILL_FITS: Final = 1.02
+"""Of a GPU's memory: measured pressure moves a little, and what was told may have filled it."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +106,7 @@ def _unsaid(
     fresh, withdrawn = [one for name, one in found.items() if name not in told], []
     for name, before in told.items():
         one, low, high = found.get(name), before.gain.low, before.gain.high
-        is_possible = fits(problem, before.configuration)
+        is_possible = memory_share(problem, before.configuration) <= _STILL_FITS
         gain = one.gain.expected if one else gain_of(problem, ran, before.configuration).expected
         if is_possible and low <= gain <= high:
             continue
