@@ -6,7 +6,9 @@ and they are its forks. There is one such server in a test run, whoever needs it
 
 import multiprocessing
 import os
+from functools import cache
 
+import typer.main
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,3 +20,6 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
 # A test on a busy machine is as right as on a quiet one.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+# Typer builds all commands anew at each call: of a command line that is once, of tests it is hundreds of times.
+typer.main.get_command = cache(typer.main.get_command)
