@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -24,15 +25,16 @@ MAX_FILES = 15
 WRITTEN_BY_HAND = {".py", ".c", ".h", ".md", ".toml", ".csv", ".j2"}
 
 
+@cache
 def imports_of(path, *, lazy):
     tree = ast.parse(path.read_text())
+    names = []
     for node in ast.walk(tree) if lazy else _top_level(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def _top_level(tree):
