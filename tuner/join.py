@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.records import Collective, TimingSource
-from zerotune.store.sqlite.measurements import MEASUREMENT, well_formed
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT, well_formed
 from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_PASSED_BY, FLAG_TIMED, OBSERVATION_FIELDS
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)

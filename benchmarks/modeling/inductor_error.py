@@ -30,7 +30,7 @@ from benchmarks.lib.reporting import Result, report, say
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, Outcome, Source, TimingSource
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT, UNKNOWN
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT, UNKNOWN
 from zerotune.tuner.inductor.measured_times import MeasuredTimes
 from zerotune.tuner.inductor.runtime_estimation import RuntimeEstimation
 from zerotune.tuner.traces import read_trace

@@ -58,7 +58,7 @@ from benchmarks.policy.recorded_figures import N_CALLS, SEALED_SEEDS, Recorded, 
 from benchmarks.policy.regret_policies import Default, Problem, peers
 from zerotune.store.records import BASELINE, Candidate, DecisionKey, Plan, StepRecord, TimingSource, size_class
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import trainer

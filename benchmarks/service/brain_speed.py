@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.lib.reporting import Result, report
 from zerotune.store.records import Collective, Phase, Plan, StepRecord, size_class
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 

@@ -40,9 +40,11 @@ from zerotune.store.records import (
     Phase,
     StepRecord,
 )
-from zerotune.store.sqlite import checkpoints, damage, soundness, writer
+from zerotune.store.sqlite import soundness
 from zerotune.store.sqlite.backup import back_up
+from zerotune.store.sqlite.damage import damage
 from zerotune.store.sqlite.database import MEASUREMENT, Retention, Store
+from zerotune.store.sqlite.writing import checkpoints, writer
 
 KINDS: Final = ("write", "sync", "rename", "truncate", "unlink", "open", "read", "malloc")
 """As store_faults.c numbers them."""

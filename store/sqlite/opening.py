@@ -19,10 +19,8 @@ from sqlite_utils import Database
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError, reason
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.private_folders import make_private
-from zerotune.store.sqlite.checksums import mark_wrong_rows
-from zerotune.store.sqlite.damage import Damage, check_pages, is_damage, remedy
-from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
-from zerotune.store.sqlite.replacement import (
+from zerotune.store.sqlite.damage.damage import Damage, check_pages, is_damage, remedy
+from zerotune.store.sqlite.damage.replacement import (
     clear,
     declare_whole,
     free_stamp,
@@ -32,9 +30,11 @@ from zerotune.store.sqlite.replacement import (
     remove,
     unfinished,
 )
-from zerotune.store.sqlite.row_checksums import COVERED, mark_wrong_records
-from zerotune.store.sqlite.salvage import Salvaged, salvage
-from zerotune.store.sqlite.sound_rows import CELLS, columns_of, show_sound_rows, sound_condition, warn_of_damage
+from zerotune.store.sqlite.damage.salvage import Salvaged, salvage
+from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, show_sound_rows, sound_condition, warn_of_damage
+from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
+from zerotune.store.sqlite.rows.checksums import mark_wrong_rows
+from zerotune.store.sqlite.rows.row_checksums import COVERED, mark_wrong_records
 
 _log = logging.getLogger("zerotune.store")
 

@@ -17,12 +17,12 @@ import msgspec
 from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError, reason
-from zerotune.store.sqlite.damage import is_damage, is_io_error
+from zerotune.store.sqlite.damage.damage import is_damage, is_io_error
+from zerotune.store.sqlite.damage.pages import PAGE_BYTES, damaged_pages, read_pages
+from zerotune.store.sqlite.damage.replacement import free_stamp, remove, unfinished
+from zerotune.store.sqlite.damage.salvage import Salvaged, salvage
 from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS
 from zerotune.store.sqlite.opening import held, open_unchecked, replace, write_sound_rows
-from zerotune.store.sqlite.pages import PAGE_BYTES, damaged_pages, read_pages
-from zerotune.store.sqlite.replacement import free_stamp, remove, unfinished
-from zerotune.store.sqlite.salvage import Salvaged, salvage
 
 _SHOWN: Final = 5
 _AT_APPLICATION_ID: Final = 68

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lib.simulated.brain_world import Call, World, make_brain
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, StepRecord
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.policy.acquisition import comparison
 from zerotune.tuner.learning.policy.risk import Withdrawal

@@ -25,7 +25,7 @@ from zerotune.store.records import (
     size_class,
     size_class_range,
 )
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.policy.memory import MemoryGate
 
 MIB = 1 << 20

@@ -34,7 +34,7 @@ from zerotune.store.records import (
     size_class,
     size_class_range,
 )
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy import memory
 from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate

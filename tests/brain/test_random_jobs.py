@@ -30,7 +30,7 @@ from zerotune.store.records import (
     size_class,
     size_class_range,
 )
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.store.wire import COST_FIELDS
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge

@@ -11,7 +11,7 @@ from node_world import FABRIC, RANKS, ZEROTUNE
 
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol, TimingSource
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")

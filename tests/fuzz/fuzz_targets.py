@@ -22,7 +22,7 @@ from zerotune.store import wire
 from zerotune.store.errors import FabricError, PlanError, TraceError, UserError, WireError
 from zerotune.store.plan_file import read_plan
 from zerotune.store.records import CommunicatorClass
-from zerotune.store.sqlite.measurements import well_formed
+from zerotune.store.sqlite.rows.measurements import well_formed
 from zerotune.store.trace_format import TRACE_SUFFIX
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge

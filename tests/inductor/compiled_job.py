@@ -15,7 +15,7 @@ import zerotune.inductor
 from zerotune.agent import fabric_identity
 from zerotune.store.records import Collective
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 
 dist.init_process_group(
     "gloo", init_method=f"file://{os.environ['RENDEZVOUS']}", rank=int(os.environ["RANK"]), world_size=2

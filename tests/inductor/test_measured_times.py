@@ -22,7 +22,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.inductor.measured_times import STEP, MeasuredTimes
 
 PLACE = CommunicatorClass(8, 1)

@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import Matern
 
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import RUNGS, UNKNOWN_STD, Baked

@@ -11,7 +11,7 @@ import pytest
 from zerotune.store.errors import UserError
 from zerotune.store.records import ModelRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import kept_models, trainer
 from zerotune.tuner.modeling.correction.baked import RUNGS, Baked

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.lib.data.data_sets import block_problems
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 
 LITTLE, MUCH = 16 << 10, 16 << 20
 """Bytes that fill one channel of 16 KiB, and more channels than anybody has."""

@@ -12,8 +12,8 @@ import pytest
 from report_material import make_store
 
 from zerotune.store.records import ModelRecord
+from zerotune.store.sqlite.damage.sound_rows import CELLS
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.sound_rows import CELLS
 from zerotune.tuner import cli
 
 COMMANDS = (

@@ -32,7 +32,7 @@ from zerotune.store.records import (
     size_class_range,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.offline.export import (
     check_suffix,
     export_measurements,

@@ -14,7 +14,7 @@ from zerotune.store.sqlite.database import MEASUREMENT, Store
 WRITE_WITHOUT_REST = """
 import sys
 import numpy as np
-from zerotune.store.sqlite import checkpoints
+from zerotune.store.sqlite.writing import checkpoints
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 
 checkpoints.EVERY_S = 0.0

@@ -10,7 +10,7 @@ import pytest
 
 from zerotune.store.records import Algorithm, Collective, Protocol, Source
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.cli import main
 
 ROWS = "allgather,{},ring,ll128,8,2,16,1,0,0.5,10.2,{}.5\n"

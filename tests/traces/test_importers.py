@@ -15,7 +15,7 @@ import trace_samples as samples
 
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Algorithm, Candidate, Collective, Observation, Protocol, Source, TimingSource
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.formats import FORMATS
 from zerotune.tuner.traces.left_out import LeftOut

@@ -52,7 +52,7 @@ def _run() -> None:
     except ZerotuneError as error:
         code = _failed(str(error), 1)
     except sqlite3.DatabaseError as error:
-        from zerotune.store.sqlite.damage import remedy
+        from zerotune.store.sqlite.damage.damage import remedy
 
         reason = " ".join(str(error).split())
         words = f"the store is damaged ({reason}); {remedy()}"

@@ -27,7 +27,7 @@ from zerotune.agent.nccl.emulation_settings import choose_host
 from zerotune.store.errors import UserError
 from zerotune.store.records import BASELINE, Candidate, Decision, size_class_range
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.decided import n_tried, settled_decisions
+from zerotune.store.sqlite.rows.decided import n_tried, settled_decisions
 from zerotune.tuner.client.background_daemon import start_in_background
 from zerotune.tuner.demo.progress import Progress
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians

@@ -14,7 +14,7 @@ from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import UserError
 from zerotune.store.paths import runtime_dir
 from zerotune.store.private_folders import open_socket_folder
-from zerotune.store.sqlite.damage import remedy
+from zerotune.store.sqlite.damage.damage import remedy
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status, no_answer

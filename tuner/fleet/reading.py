@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from zerotune.store.counted import counted
 from zerotune.store.errors import BookError, UserError, reason
 from zerotune.store.records import PlanRow
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.fleet.book import MAX_BYTES, Book, Cell, opened
 from zerotune.tuner.fleet.signing import Verifier
 from zerotune.tuner.fleet.storage import Storage, shown

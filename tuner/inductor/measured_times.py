@@ -13,8 +13,8 @@ import numpy as np
 
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.decided import proven_decisions
-from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.store.sqlite.rows.decided import proven_decisions
+from zerotune.store.sqlite.rows.measurements import candidate_of
 
 MAX_ROWS: Final = 200_000
 """The newest measurements, which take about a second to read."""

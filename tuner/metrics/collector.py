@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector as Base
 from zerotune.store.errors import StoreError, UntrustedError
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol
 from zerotune.store.sqlite.database import UNKNOWN
-from zerotune.store.sqlite.new_measurements import NewMeasurement, NewMeasurements
+from zerotune.store.sqlite.reading.new_measurements import NewMeasurement, NewMeasurements
 from zerotune.store.wire import StatusReply
 from zerotune.tuner.client.status import fetch_status
 

@@ -31,8 +31,8 @@ from zerotune.store.records import (
     size_class_range,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions, since_takeover
-from zerotune.store.sqlite.measured_calls import MeasuredCalls
+from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls
+from zerotune.store.sqlite.rows.decided import decisions_that_ran, settled_decisions, since_takeover
 from zerotune.tuner.client.beside import baseline
 from zerotune.tuner.fingerprint.missing import missing_after, missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered

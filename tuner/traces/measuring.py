@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from zerotune.store.errors import UserError
 from zerotune.store.records import Candidate, Collective, Source
-from zerotune.store.sqlite.measurements import MEASUREMENT, candidate_of
-from zerotune.store.sqlite.runnable import can_run, runnable, runnable_cells, with_only_protocols
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT, candidate_of
+from zerotune.store.sqlite.rows.runnable import can_run, runnable, runnable_cells, with_only_protocols
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import FLAG_DEFAULT, FLAG_FORCED, UNKNOWN_U1, UNKNOWN_U4, Block, Summary
 
@@ -45,7 +45,7 @@ class Portion:
     """Measurements of one job on one fabric."""
 
     rows: Block
-    """MEASUREMENT of zerotune.store.sqlite.measurements, shape (n,)."""
+    """MEASUREMENT of zerotune.store.sqlite.rows.measurements, shape (n,)."""
     job_id: str | None = None
     """Id of the job; None where the file does not name it."""
     fabric_id: str | None = None

@@ -216,7 +216,7 @@ class Trace:
             n_nodes: nodes, where the files do not say it.
 
         Yields:
-            MEASUREMENT of zerotune.store.sqlite.measurements, shape (n,), n at most 64 Ki.
+            MEASUREMENT of zerotune.store.sqlite.rows.measurements, shape (n,), n at most 64 Ki.
 
         Raises:
             TraceError: as `blocks`.

@@ -17,7 +17,7 @@ from typing import Final
 from zerotune.store.errors import StoreError
 from zerotune.store.records import Decision, StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.decided import decisions_that_ran, settled_decisions, since_takeover
+from zerotune.store.sqlite.rows.decided import decisions_that_ran, settled_decisions, since_takeover
 from zerotune.tuner.modeling.medians import medians
 from zerotune.tuner.offline.comparison import compare
 from zerotune.tuner.offline.winners import WinnerTable, winner_table

@@ -24,7 +24,7 @@ from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.errors import StoreError, TraceError
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT, candidate_of
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT, candidate_of
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.traces import read_trace
 

@@ -22,7 +22,7 @@ from typing import Final, TextIO
 from benchmarks.lib.reporting import say
 from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
-from zerotune.store.sqlite.runnable import can_run
+from zerotune.store.sqlite.rows.runnable import can_run
 
 Setting = tuple[str, str]
 """(algorithm, protocol) in lower case; empty = NCCL's own choice."""

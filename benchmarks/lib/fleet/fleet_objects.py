@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.fleet.objects import Fabric, Packed, pack
 
 ROWS_PER_OBJECT: Final = 200_000

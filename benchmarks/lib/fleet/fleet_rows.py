@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Collective, Phase, TimingSource
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 
 FACTS = {"nccl_version": 22809, "gpu": "H100", "n_nodes": 2}
 

@@ -23,7 +23,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.explaining.shadow import ShadowBrain

@@ -20,7 +20,7 @@ from zerotune.store.records import (
     Protocol,
     StepRecord,
 )
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.policy.attribution import Attribution, Connections
 from zerotune.tuner.learning.policy.keys import KeyState

@@ -12,7 +12,7 @@ from zerotune.store import wire
 from zerotune.store.misaligned import MIN_SHARE_BYTES, Misaligned, misaligned
 from zerotune.store.records import Collective, Protocol
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.offline.explanations import head_of
 
 GATHER = Collective.all_gather

@@ -27,8 +27,8 @@ from zerotune.store.records import (
     Protocol,
 )
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
-from zerotune.store.sqlite.measurements import candidate_of, well_formed
-from zerotune.store.sqlite.runnable import only_protocol, with_only_protocols
+from zerotune.store.sqlite.rows.measurements import candidate_of, well_formed
+from zerotune.store.sqlite.rows.runnable import only_protocol, with_only_protocols
 from zerotune.store.wire import PlanOffer, decode_daemon, encode
 from zerotune.tuner.cli.app import app
 from zerotune.tuner.learning.knowledge import Knowledge

@@ -19,7 +19,7 @@ from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol, Source
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.offline.export import export_measurements, write_nvidia_csv
 from zerotune.tuner.offline.replay.loading import load_table

@@ -17,8 +17,8 @@ from benchmarks.lib.data.recorded_grids import Grid
 from zerotune.agent.nccl.catalog import legal_cells
 from zerotune.store.records import Algorithm, Collective, Protocol
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import MEASUREMENT
-from zerotune.store.sqlite.runnable import RUNNABLE_SQL, can_run, runnable
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.runnable import RUNNABLE_SQL, can_run, runnable
 from zerotune.tuner.offline.export import export_measurements
 from zerotune.tuner.offline.replay import load_table, replay_table
 from zerotune.tuner.traces import read_trace

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
-from zerotune.store.sqlite.runnable import runnable
+from zerotune.store.sqlite.rows.runnable import runnable
 from zerotune.tuner.offline.export import export_measurements
 from zerotune.tuner.offline.importing.command import import_measurements
 from zerotune.tuner.traces import Trace

@@ -14,8 +14,8 @@ from zerotune.agent.nccl.catalog import parse_algorithm, parse_protocol
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import candidate_of
-from zerotune.store.sqlite.runnable import runnable_cells
+from zerotune.store.sqlite.rows.measurements import candidate_of
+from zerotune.store.sqlite.rows.runnable import runnable_cells
 from zerotune.store.trace_format import TRACE_SUFFIX
 from zerotune.tuner.offline.importing.messages import OWN_FORMAT, left_out
 from zerotune.tuner.offline.importing.reading import Owner, Reading

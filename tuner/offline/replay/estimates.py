@@ -33,7 +33,7 @@ from zerotune.store.records import (
     Protocol,
     size_class_floor,
 )
-from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.store.sqlite.rows.measurements import candidate_of
 from zerotune.tuner.offline.replay.legality import in_effect_at, is_known_to_sum, may_run
 from zerotune.tuner.offline.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
 

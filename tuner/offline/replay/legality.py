@@ -17,7 +17,7 @@ from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import Candidate, Collective, CommunicatorClass, size_class_floor
-from zerotune.store.sqlite.runnable import can_run
+from zerotune.store.sqlite.rows.runnable import can_run
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 

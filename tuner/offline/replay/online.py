@@ -26,7 +26,7 @@ from zerotune.store.records import (
     TimingSource,
     size_class,
 )
-from zerotune.store.sqlite.measurements import MEASUREMENT
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import DEFAULT_CELL, CostPrior, cell_of

@@ -22,7 +22,7 @@ from zerotune.store.records import (
     TimingSource,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
+from zerotune.store.sqlite.rows.decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
 from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.late import late, was_late
 from zerotune.tuner.client.mistimed import mistimed

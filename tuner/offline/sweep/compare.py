@@ -13,7 +13,7 @@ from rich.table import Table
 from zerotune.store.errors import UserError
 from zerotune.store.records import BASELINE, Collective, Outcome, Source
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.store.sqlite.rows.measurements import candidate_of
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.surrogate import known_noise
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from zerotune.agent.nccl import catalog
 from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
-from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.store.sqlite.rows.measurements import candidate_of
 from zerotune.tuner.offline.sweep.protocol import whole_bytes
 
 Array = NDArray[Any]

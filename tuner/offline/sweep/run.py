@@ -19,7 +19,7 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import PluginError, UserError
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
-from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.store.sqlite.rows.measurements import candidate_of
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.modeling.trainer import load_correction
 from zerotune.tuner.offline.sweep.broken import leave_out

@@ -1,7 +1,7 @@
 """Our own measurements as CSV, as `zerotune export --to measurements` writes them.
 
-Columns are those of store.sqlite.measurements.MEASUREMENT, with names in place of numbers, and the job and fabric that
-a row was measured on; empty = unknown.
+Columns are those of store.sqlite.rows.measurements.MEASUREMENT, with names in place of numbers, and the job and fabric
+that a row was measured on; empty = unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
-from zerotune.store.sqlite.measurements import MEASUREMENT, well_formed
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT, well_formed
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, line_of, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut

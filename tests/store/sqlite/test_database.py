@@ -235,8 +235,8 @@ def test_a_limit_of_rows_holds_while_a_job_runs(path, block):
 
 
 def test_a_full_queue_drops_and_counts(store, block, monkeypatch):
-    monkeypatch.setattr("zerotune.store.sqlite.writer.MAX_PENDING_ROWS", 100)
-    monkeypatch.setattr("zerotune.store.sqlite.writer.LINGER_S", 30.0)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.MAX_PENDING_ROWS", 100)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.LINGER_S", 30.0)
     for _ in range(5):
         store.record_measurements("f", "j", block(40))
     store.flush()

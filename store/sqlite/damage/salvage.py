@@ -17,14 +17,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 from sqlite_utils import Database
 
-from zerotune.store.sqlite import row_checksums
-from zerotune.store.sqlite.checksums import COVERED, agree
-from zerotune.store.sqlite.damage import is_io_error, is_passing
+from zerotune.store.sqlite.damage.damage import is_io_error, is_passing
+from zerotune.store.sqlite.damage.orphans import orphans
+from zerotune.store.sqlite.damage.pages import PAGE_BYTES, read_pages
+from zerotune.store.sqlite.damage.replacement import work_prefix
+from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, sound_condition
 from zerotune.store.sqlite.migrations import MIGRATIONS
-from zerotune.store.sqlite.orphans import orphans
-from zerotune.store.sqlite.pages import PAGE_BYTES, read_pages
-from zerotune.store.sqlite.replacement import work_prefix
-from zerotune.store.sqlite.sound_rows import CELLS, columns_of, sound_condition
+from zerotune.store.sqlite.rows import row_checksums
+from zerotune.store.sqlite.rows.checksums import COVERED, agree
 
 _CHUNK_ROWS: Final = 10_000
 _LAST_ID: Final = 2**62

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.sqlite.checksums import COVERED, agree
-from zerotune.store.sqlite.pages import PAGE_BYTES, TABLE_LEAF, read_pages
+from zerotune.store.sqlite.damage.pages import PAGE_BYTES, TABLE_LEAF, read_pages
+from zerotune.store.sqlite.rows.checksums import COVERED, agree
 
 _HEADER_BYTES: Final = 8
 _WAL_BYTES: Final = 32

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Final
 
 from zerotune.store.errors import reason
-from zerotune.store.sqlite.checkpoints import IDLE_S, Checkpoints
-from zerotune.store.sqlite.checksums import ChecksumWatch
-from zerotune.store.sqlite.damage import DamageWatch, is_damage
+from zerotune.store.sqlite.damage.damage import DamageWatch, is_damage
+from zerotune.store.sqlite.damage.sound_rows import sound_condition
 from zerotune.store.sqlite.opening import Redo
-from zerotune.store.sqlite.recent import Operation, RecentOperations
-from zerotune.store.sqlite.sound_rows import sound_condition
+from zerotune.store.sqlite.rows.checksums import ChecksumWatch
+from zerotune.store.sqlite.writing.checkpoints import IDLE_S, Checkpoints
+from zerotune.store.sqlite.writing.recent import Operation, RecentOperations
 from zerotune.store.wire import StoreState
 
 _log = logging.getLogger("zerotune.store")

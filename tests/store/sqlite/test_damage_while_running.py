@@ -13,8 +13,10 @@ import pytest
 
 from zerotune.store.atomic_file import sync_folder
 from zerotune.store.records import StepRecord
-from zerotune.store.sqlite import checksums, damage, recent, replacement
+from zerotune.store.sqlite.damage import damage, replacement
 from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.rows import checksums
+from zerotune.store.sqlite.writing import recent
 
 PAGE_BYTES = 4096
 
@@ -141,7 +143,7 @@ def test_rows_older_than_those_checked_at_opening_are_checked_in_their_turn(writ
     monkeypatch.setattr(checksums.mark_wrong_rows, "__defaults__", (100, 2**63 - 1))
     monkeypatch.setattr(checksums, "ROWS_AT_A_TIME", 2000)
     monkeypatch.setattr(damage, "EVERY_S", 0.05)
-    monkeypatch.setattr("zerotune.store.sqlite.writer.IDLE_S", 0.01)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.IDLE_S", 0.01)
     with closing(sqlite3.connect(written)) as connection, connection:
         connection.execute("UPDATE measurements SET duration_us = duration_us + 1 WHERE id IN (3, 5000)")
     with Store.open(written) as store:
@@ -165,7 +167,7 @@ def wait_until_copied(path: Path) -> None:
 @pytest.mark.parametrize("most_rows", [100_000, 1000])
 def test_what_was_recorded_since_the_last_look_is_done_again(written, block, monkeypatch, first_page, most_rows):
     monkeypatch.setattr(recent, "MOST_ROWS", most_rows)
-    monkeypatch.setattr("zerotune.store.sqlite.writer.IDLE_S", 0.01)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.IDLE_S", 0.01)
     may_look = threading.Event()
     monkeypatch.setattr(damage.DamageWatch, "due_in_s", property(lambda _: 0.0 if may_look.is_set() else 60.0))
     with Store.open(written) as store:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.store.sqlite.rows import DECISION_COLUMNS
+from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS
 
 COVERED: Final = {
     "steps": ("job", "step", "epoch", "duration_us", "exposed_us", "memory_pressure"),

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, Stage, TimingSource
-from zerotune.store.sqlite.measurements import UNKNOWN, candidate_of
-from zerotune.store.sqlite.runnable import RUNNABLE_SQL
+from zerotune.store.sqlite.rows.measurements import UNKNOWN, candidate_of
+from zerotune.store.sqlite.rows.runnable import RUNNABLE_SQL
 
 _log = logging.getLogger("zerotune.store")
 

@@ -6,7 +6,7 @@ import sqlite3
 from typing import NamedTuple
 
 from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
-from zerotune.store.sqlite.sound_rows import sound_condition
+from zerotune.store.sqlite.damage.sound_rows import sound_condition
 
 
 class MeasuredCalls(NamedTuple):

@@ -12,11 +12,12 @@ from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError
 from zerotune.store.lockfile import LockFile
-from zerotune.store.sqlite import database, measurements, opening, soundness
+from zerotune.store.sqlite import database, opening, soundness
 from zerotune.store.sqlite.backup import back_up
+from zerotune.store.sqlite.damage.salvage import salvage
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.migrations import MIGRATIONS
-from zerotune.store.sqlite.salvage import salvage
+from zerotune.store.sqlite.rows import measurements
 
 N_ROWS = 4000
 
@@ -115,7 +116,7 @@ def test_a_lock_whose_file_cannot_be_removed_is_free_all_the_same(tmp_path, monk
 
 
 def test_what_finds_no_memory_is_written_later(path, block, monkeypatch):
-    monkeypatch.setattr("zerotune.store.sqlite.writer.RETRY_S", 0.01)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.RETRY_S", 0.01)
     with Store.open(path) as store:
         monkeypatch.setattr(measurements, "insert", Once(measurements.insert, MemoryError()))
         store.record_measurements("f", "j", block(10))
@@ -127,8 +128,8 @@ def test_what_finds_no_memory_is_written_later(path, block, monkeypatch):
 @pytest.mark.parametrize("begin", ["ROLLBACK", "BEGIN", "COMMIT", "PRAGMA busy_timeout =", "PRAGMA wal_checkpoint"])
 @pytest.mark.parametrize("error", [MemoryError(), io_error()], ids=["memory", "disk"])
 def test_the_writer_lives_on_whatever_statement_fails(path, block, monkeypatch, statement, begin, error):
-    monkeypatch.setattr("zerotune.store.sqlite.writer.RETRY_S", 0.01)
-    monkeypatch.setattr("zerotune.store.sqlite.writer.IDLE_S", 0.01)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.RETRY_S", 0.01)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.IDLE_S", 0.01)
     with Store.open(path) as store:
         statement.arm(begin, error)
         monkeypatch.setattr(measurements, "insert", Once(measurements.insert, MemoryError()))  # undone by ROLLBACK

@@ -6,7 +6,7 @@ import sqlite3
 from typing import Any, Final
 
 from zerotune.store.records import Collective, CommunicatorClass, Decision, DecisionKey, Phase
-from zerotune.store.sqlite.measurements import candidate_of
+from zerotune.store.sqlite.rows.measurements import candidate_of
 
 DECISION_COLUMNS: Final = (
     "n_ranks", "n_nodes", "collective", "phase", "size_class", "algorithm", "protocol", "n_channels",

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from zerotune.store.sqlite import checkpoints, writer
 from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.writing import checkpoints, writer
 
 
 def bytes_of(store: Store) -> tuple[int, int]:

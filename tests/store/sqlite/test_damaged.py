@@ -23,9 +23,9 @@ from zerotune.store.records import (
     Phase,
     StepRecord,
 )
+from zerotune.store.sqlite.damage.sound_rows import CELLS
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.migrations import columns_without
-from zerotune.store.sqlite.sound_rows import CELLS
 
 COLUMNS = [(table, column) for table, cells in CELLS.items() for column in cells]
 DAMAGE = {"text": "'{nope'", "negative": "-1e300", "bytes": "x'fffe'", "null": "NULL"}

@@ -106,7 +106,7 @@ def test_an_import_that_finds_no_room_says_so_and_goes_on_later(tmp_path, monkey
 
 
 def test_what_finds_no_room_in_memory_either_is_lost_but_for_what_is_written_once(store, block, monkeypatch, caplog):
-    monkeypatch.setattr("zerotune.store.sqlite.writer.MAX_PENDING_ROWS", 3000)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.MAX_PENDING_ROWS", 3000)
     with full_disk(store):
         store.record_measurements("f", "j", block(3000))
         store.flush()

@@ -27,8 +27,8 @@ from zerotune.store.records import (
     TimingSource,
     size_class,
 )
-from zerotune.store.sqlite.checksums import checksums
-from zerotune.store.sqlite.levels import Cells, Levelled, levelled
+from zerotune.store.sqlite.rows.checksums import checksums
+from zerotune.store.sqlite.rows.levels import Cells, Levelled, levelled
 
 UNKNOWN: Final = 255
 """`algorithm` and `protocol` of a measurement that does not say which ran; `protocol` may be unknown alone."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.records import Algorithm, Collective, Protocol
-from zerotune.store.sqlite.measurements import UNKNOWN
+from zerotune.store.sqlite.rows.measurements import UNKNOWN
 
 _RING: Final = tuple((Algorithm.ring, protocol) for protocol in Protocol)
 _BOTH_WAYS: Final = tuple((algorithm, Protocol.simple) for algorithm in (Algorithm.collnet_direct, Algorithm.nvls))

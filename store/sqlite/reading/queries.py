@@ -1,0 +1,277 @@
+"""What is read of a store: all that is committed. Each thread has a connection of its own."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.lateness import Lateness
+from zerotune.store.passages import Passages
+from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
+from zerotune.store.sqlite.opening import reader
+from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls, measured_calls
+from zerotune.store.sqlite.rows import measurements as _measurements
+from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, decision_of
+
+Of = TypeVar("Of", Passages, Lateness)
+
+
+class Reading:
+    """The half of a store that others read through."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._readers = threading.local()
+        self._n_files = 0
+        self._readers.connection, self._readers.n_files = connection, 0
+        self._connections = [connection]
+
+    def measurements(
+        self,
+        fabric_id: str | None = None,
+        job_id: str | None = None,
+        *,
+        source: Source | None = None,
+        since_s: float | None = None,
+        limit: int | None = None,
+    ) -> NDArray[np.void]:
+        """Measurements that match all that is given.
+
+        Args:
+            fabric_id: None: of any fabric.
+            job_id: None: of any job.
+            source: live, sweep or imported; None: any.
+            since_s: those recorded at this Unix time or later; None: of any age.
+            limit: the newest so many; None: all.
+
+        Returns:
+            MEASUREMENT, shape (n,), oldest first.
+        """
+        conditions: dict[str, Any] = {
+            "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
+            "m.job = (SELECT id FROM jobs WHERE job_id = ?)": job_id,
+            "s.source = ?": source,
+            "m.measured_at_s >= ?": since_s,
+        }
+        where, parameters = _where(conditions)
+        return _measurements.select(self._reader(), where, parameters, limit)
+
+    def measurements_at_usual_level(
+        self, fabric_id: str, *, limit: int | None = None, without_job: str | None = None
+    ) -> NDArray[np.void]:
+        """Measurements with durations as they would have been at the network's usual speed.
+
+        So a setting that ran while the network was slow does not look slower than the others.
+
+        Args:
+            fabric_id: the fabric that they were measured on.
+            limit: the newest so many; None: all.
+            without_job: leave this job's out; None: take all jobs.
+
+        Returns:
+            MEASUREMENT, shape (n,), oldest first.
+        """
+        conditions = {
+            "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
+            "m.job IS NOT (SELECT id FROM jobs WHERE job_id = ?)": without_job,
+        }
+        where, parameters = _where(conditions)
+        return _measurements.select_at_usual_level(self._reader(), where, parameters, limit)
+
+    def measured(self) -> dict[tuple[str, str], int]:
+        """How many measurements there are of each job on each fabric, the jobs oldest first."""
+        rows = self._reader().execute(
+            "SELECT j.job_id, f.fabric_id, counted.n_rows FROM"
+            " (SELECT m.job, s.fabric, count(*) AS n_rows FROM measurements m JOIN series s ON s.id = m.series"
+            " GROUP BY m.job, s.fabric) counted"
+            " JOIN jobs j ON j.id = counted.job JOIN fabrics f ON f.id = counted.fabric"
+            " ORDER BY counted.job, counted.fabric"
+        )
+        return {(job_id, fabric_id): n_rows for job_id, fabric_id, n_rows in rows}
+
+    def statistics(
+        self, fabric_id: str, job_id: str | None = None, *, without_job: str | None = None
+    ) -> list[CandidateStatistics]:
+        """Count, median, mean, spread and minimum of the successful measurements on a fabric.
+
+        Where the network was slower for a time, durations count as they would have been at its usual speed. It takes
+        two to three seconds per million rows kept, most of that outside the GIL.
+
+        Args:
+            fabric_id: the fabric that they were measured on.
+            job_id: of this job only; None: of all jobs.
+            without_job: leave this job's out; None: leave none out.
+
+        Returns:
+            One entry per (key, candidate, chosen by NCCL or not), sorted by key.
+        """
+        return _measurements.statistics(self._reader(), fabric_id, job_id, without_job)
+
+    def count_measurements(self) -> int:
+        """How many rows of measurements the file has, damaged ones included: quick."""
+        return int(self._reader().execute("SELECT count(*) FROM main.measurements").fetchone()[0])
+
+    def measured_calls(self, job_id: str) -> MeasuredCalls:
+        """How many calls of a job were measured, and in how many steps; damaged rows were calls, too."""
+        return measured_calls(self._reader(), job_id)
+
+    def steps(self, job_id: str, *, after: int = -1, limit: int | None = None) -> list[StepRecord]:
+        """Recorded steps of a job, in order.
+
+        Args:
+            job_id: whose.
+            after: only steps with higher numbers.
+            limit: the newest so many; None: all.
+
+        Returns:
+            One record per step.
+        """
+        rows = self._reader().execute(
+            "SELECT step, epoch, duration_us, exposed_us, memory_pressure FROM steps"
+            " WHERE job = (SELECT id FROM jobs WHERE job_id = ?) AND step > ? ORDER BY step DESC LIMIT ?",
+            (job_id, after, -1 if limit is None else limit),
+        )
+        return [StepRecord(*row) for row in rows][::-1]
+
+    def last_steps(self) -> dict[str, int]:
+        """The last step of every job that recorded any."""
+        rows = self._reader().execute(
+            "SELECT job_id, (SELECT max(step) FROM steps WHERE job = jobs.id) AS last FROM jobs WHERE last IS NOT NULL"
+        )
+        return {job_id: int(last) for job_id, last in rows}
+
+    def highest_epoch(self, job_id: str) -> int | None:
+        """The highest epoch of the plans that steps of a job ran under; 0: NCCL's own choice ran.
+
+        None: no step is recorded.
+        """
+        (found,) = self._reader().execute(
+            "SELECT max(epoch) FROM steps WHERE job = (SELECT id FROM jobs WHERE job_id = ?)", (job_id,)
+        )
+        return None if found[0] is None else int(found[0])
+
+    def decisions(
+        self, job_id: str | None = None, fabric_id: str | None = None, *, limit: int | None = None
+    ) -> list[Decision]:
+        """Decisions that match all that is given.
+
+        Args:
+            job_id: None: of any job.
+            fabric_id: None: on any fabric.
+            limit: the newest so many; None: all.
+
+        Returns:
+            Decisions, oldest first.
+        """
+        where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
+        there = self._columns("decisions")
+        columns = ("d." + name if name in there else "NULL" for name in DECISION_COLUMNS)
+        rows = self._reader().execute(
+            f"SELECT j.job_id, f.fabric_id, {','.join(columns)}"
+            f" FROM decisions d JOIN jobs j ON j.id = d.job JOIN fabrics f ON f.id = d.fabric"
+            f" WHERE {where} ORDER BY d.id DESC LIMIT ?",
+            (*parameters, -1 if limit is None else limit),
+        )
+        return [decision_of(row) for row in rows][::-1]
+
+    def newest_decision(self, job_id: str) -> int:
+        """Row of a job's newest decision, which grows with every one; 0: there is none. It costs next to nothing."""
+        (found,) = self._reader().execute(
+            "SELECT coalesce(max(id), 0) FROM decisions WHERE job = (SELECT id FROM jobs WHERE job_id = ?)", (job_id,)
+        )
+        return int(found[0])
+
+    def fabrics(self) -> dict[str, dict[str, str | int | float | bool]]:
+        """Description of every fabric, by fabric_id."""
+        rows = self._reader().execute("SELECT fabric_id, description FROM fabrics ORDER BY id")
+        return {fabric_id: msgspec.json.decode(description) for fabric_id, description in rows}
+
+    def jobs(self) -> list[JobRecord]:
+        """Every job, oldest first."""
+        columns = self._columns("jobs")
+        newer = "name, is_lost" if "name" in columns else "'', 0"
+        newer += ", passages" if "passages" in columns else ", '{}'"
+        newer += ", lateness" if "lateness" in columns else ", '{}'"
+        newer += ", failure" if "failure" in columns else ", ''"
+        rows = self._reader().execute(
+            f"SELECT job_id, coalesce(fabric_id, ''), n_ranks, stage, started_at_s, ended_at_s, {newer}"
+            " FROM jobs LEFT JOIN fabrics ON fabrics.id = jobs.fabric ORDER BY jobs.id"
+        )
+        return [
+            JobRecord(
+                job, fabric, n, Stage(stage), start, end, name, bool(is_lost),
+                _read(seen, Passages), _read(late, Lateness), failure,
+            )
+            for job, fabric, n, stage, start, end, name, is_lost, seen, late, failure in rows
+        ]
+
+    def shapes(self) -> dict[str, set[tuple[int, int, int, int]]]:
+        """What each job measured, as (n_ranks, n_nodes, collective, message_bytes)."""
+        rows = self._reader().execute(
+            "SELECT DISTINCT j.job_id, s.n_ranks, s.n_nodes, s.collective, s.message_bytes"
+            " FROM (SELECT DISTINCT job, series FROM measurements) m"
+            " JOIN series s ON s.id = m.series JOIN jobs j ON j.id = m.job"
+        )
+        found: dict[str, set[tuple[int, int, int, int]]] = {}
+        for job_id, *shape in rows:
+            found.setdefault(job_id, set()).add((shape[0], shape[1], shape[2], shape[3]))
+        return found
+
+    def ran(self, job_id: str) -> list[tuple[int, int, int, int]]:
+        """What a job measured, as (collective, n_ranks, message_bytes, protocol), each once."""
+        return self._reader().execute(
+            "SELECT DISTINCT s.collective, s.n_ranks, s.message_bytes, s.protocol FROM series s WHERE s.id IN"
+            " (SELECT DISTINCT series FROM measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?))",
+            (job_id,),
+        ).fetchall()
+
+    def load_model(self, name: str, fabric_id: str) -> ModelRecord | None:
+        """The saved model of that name for that fabric, if any."""
+        found = [one for one in self.models() if (one.name, one.fabric_id) == (name, fabric_id)]
+        return found[0] if found else None
+
+    def models(self) -> list[ModelRecord]:
+        """Every saved model; of one with a damaged cell only the name and the fabric, see `ModelRecord.is_damaged`."""
+        rows = self._reader().execute(
+            "SELECT is_sound, name, fabric_id, blob, versions, training_hash, error, created_at_s FROM models"
+            " ORDER BY name, fabric_id"
+        )
+        return [
+            ModelRecord(name, fabric_id, blob, msgspec.json.decode(versions), training_hash, error, created_at_s)
+            if is_sound
+            else ModelRecord(name, fabric_id, b"", {}, "", None, 0.0, is_damaged=True)
+            for is_sound, name, fabric_id, blob, versions, training_hash, error, created_at_s in rows
+        ]
+
+    def _columns(self, table: str) -> set[str]:
+        """What a table has: an older store that is only read may lack the newest."""
+        return {name for _, name, *_ in self._reader().execute(f"PRAGMA table_info({table})")}
+
+    def _reader(self) -> sqlite3.Connection:
+        """This thread's reading connection; SQLite allows any number of them."""
+        connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
+        if connection is None or self._readers.n_files != self._n_files:
+            n_files = self._n_files
+            connection = self._readers.connection = reader(self.path)
+            self._readers.n_files = n_files
+            self._connections.append(connection)
+        return connection
+
+
+def _where(conditions: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    given = {clause: value for clause, value in conditions.items() if value is not None}
+    return " AND ".join(given) or "1", tuple(given.values())
+
+
+def _read(text: str, kind: type[Of]) -> Of:
+    """What a job's row says of it; nothing where that cannot be read."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.MsgspecError:
+        return kind()

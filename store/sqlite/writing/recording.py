@@ -1,0 +1,208 @@
+"""What is queued to be written: jobs, measurements, steps, decisions, models. Nothing here waits for the disk."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotune.store.errors import StoreError
+from zerotune.store.lateness import Lateness
+from zerotune.store.passages import Passages
+from zerotune.store.records import Decision, ModelRecord, Stage, StepRecord
+from zerotune.store.sqlite.rows import measurements as _measurements
+from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, decision_values, fabric_row, job_row
+from zerotune.store.sqlite.rows.row_checksums import row_checksum
+from zerotune.store.sqlite.writing.retention import Retention, retain
+from zerotune.store.sqlite.writing.writer import Writer
+
+
+class Recording:
+    """The half of a store that others write through; its methods queue, and never block."""
+
+    path: Path
+    _writer: Writer | None
+
+    def __init__(self, retention: Retention, clock: Callable[[], float]) -> None:
+        self.n_invalid = 0
+        """Measurements refused because a field held a value no record allows."""
+        self._clock = clock
+        self._retention = retention
+        self._rows_until_retention = 0
+        self._series = _measurements.SeriesIds()
+
+    def record_job(
+        self, job_id: str, fabric_id: str, fabric: dict[str, str | int | float | bool], n_ranks: int, name: str = ""
+    ) -> None:
+        """Queue the start of a job on a fabric; a job that was recorded before counts as running again.
+
+        Args:
+            job_id: what tells it from all others.
+            fabric_id: of the hardware that it runs on.
+            fabric: what that hardware is; empty leaves what is known.
+            n_ranks: ranks that it has.
+            name: what people call it; empty leaves what is known.
+        """
+        now_s, description = self._clock(), msgspec.json.encode(fabric).decode()
+
+        def write(connection: sqlite3.Connection) -> None:
+            row = fabric_row(connection, fabric_id)
+            if fabric:
+                connection.execute("UPDATE fabrics SET description = ? WHERE id = ?", (description, row))
+            connection.execute(
+                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL, is_lost = 0, failure = '',"
+                " name = CASE ? WHEN '' THEN name ELSE ? END,"
+                " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END WHERE id = ?",
+                (n_ranks, name, name, now_s, job_row(connection, job_id, row)),
+            )
+
+        self._put(write, is_essential=True)
+
+    def update_job(
+        self,
+        job_id: str,
+        *,
+        stage: Stage | None = None,
+        ended_at_s: float | None = None,
+        is_lost: bool | None = None,
+        failure: str | None = None,
+        name: str | None = None,
+        passages: Passages | None = None,
+        lateness: Lateness | None = None,
+    ) -> None:
+        """Queue what became known of a job; None leaves a field as it is.
+
+        Nothing happens if the job was never recorded.
+
+        Args:
+            job_id: which one.
+            stage: the kind of training that it was recognised as.
+            ended_at_s: when its last rank left or was heard, in seconds since the epoch.
+            is_lost: whether one of its ranks fell silent.
+            failure: the rank whose script an exception ended, and which.
+            name: what people call it.
+            passages: what passed the tuner by in it.
+            lateness: which of its ranks collectives wait for.
+        """
+        seen = None if passages is None else msgspec.json.encode(passages).decode()
+        late = None if lateness is None else msgspec.json.encode(lateness).decode()
+        self._put(
+            lambda connection: connection.execute(
+                "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s),"
+                " is_lost = coalesce(?, is_lost), name = coalesce(?, name), passages = coalesce(?, passages),"
+                " lateness = coalesce(?, lateness), failure = coalesce(?, failure) WHERE job_id = ?",
+                (stage, ended_at_s, is_lost, name, seen, late, failure, job_id),
+            ),
+            is_essential=True,
+        )
+
+    def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
+        """Queue measurements; malformed rows and those that a full queue refuses are counted.
+
+        Args:
+            fabric_id: the fabric that they were measured on.
+            job_id: the job that measured them.
+            block: MEASUREMENT, shape (n,); copied.
+        """
+        good = _measurements.well_formed(block)
+        if not good.all():
+            self.n_invalid += int(len(block) - good.sum())
+            block = block[good]
+        if not len(block):
+            return
+        block, now_s = block.copy(), int(self._clock())
+
+        def write(connection: sqlite3.Connection) -> None:
+            fabric = fabric_row(connection, fabric_id)
+            series = self._series.of_block(connection, fabric, block)
+            _measurements.insert(connection, series, job_row(connection, job_id, fabric), block, now_s)
+            self._rows_until_retention -= len(block)
+            if self._rows_until_retention < 0:
+                self._rows_until_retention = self._retention.every_rows
+                retain(connection, self._retention)
+
+        self._put(write, len(block))
+
+    def record_steps(self, job_id: str, steps: Sequence[StepRecord]) -> None:
+        """Queue finished steps; a step recorded twice keeps the newer values."""
+        rows = [(s.step, s.epoch, s.duration_us, s.exposed_us, s.memory_pressure) for s in steps]
+
+        def write(connection: sqlite3.Connection) -> None:
+            job = job_row(connection, job_id, None)
+            connection.executemany(
+                "INSERT OR REPLACE INTO steps (job, step, epoch, duration_us, exposed_us, memory_pressure, checksum)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(job, *row, row_checksum((job, *row))) for row in rows],
+            )
+
+        self._put(write, len(rows))
+
+    def record_decisions(self, decisions: Sequence[Decision]) -> None:
+        """Queue decisions."""
+        decisions = list(decisions)
+
+        def write(connection: sqlite3.Connection) -> None:
+            for decision in decisions:
+                fabric = fabric_row(connection, decision.fabric_id)
+                values = (job_row(connection, decision.job_id, fabric), fabric, *decision_values(decision))
+                columns = ",".join(("job", "fabric", *DECISION_COLUMNS, "checksum"))
+                marks = ",".join("?" * (len(values) + 1))
+                row = (*values, row_checksum(values))
+                connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({marks})", row)
+
+        self._put(write, len(decisions), is_essential=True)
+
+    def save_model(self, model: ModelRecord) -> None:
+        """Queue a model; it replaces the one of the same name and fabric."""
+        values = (
+            model.name, model.fabric_id, model.blob, msgspec.json.encode(model.versions).decode(),
+            model.training_hash, model.error, model.created_at_s,
+        )  # fmt: skip
+        self._put(
+            lambda connection: connection.execute(
+                "INSERT OR REPLACE INTO models"
+                " (name, fabric_id, blob, versions, training_hash, error, created_at_s)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                values,
+            ),
+            is_essential=True,
+        )
+
+    def delete_model(self, name: str, fabric_id: str) -> None:
+        """Queue the deletion of a model, if there is one of that name for that fabric."""
+        self._put(
+            lambda connection: connection.execute(
+                "DELETE FROM models WHERE name = ? AND fabric_id = ?", (name, fabric_id)
+            ),
+            is_essential=True,
+        )
+
+    def rename_model(self, name: str, fabric_id: str, new_name: str) -> None:
+        """Queue the renaming of a model; its cells stay as they are, even damaged ones.
+
+        Args:
+            name: its name so far.
+            fabric_id: of the fabric that it was trained for.
+            new_name: a model of this fabric that has this name is replaced.
+        """
+        self._put(
+            lambda connection: connection.execute(
+                "UPDATE OR REPLACE models SET name = ? WHERE name = ? AND fabric_id = ?", (new_name, name, fabric_id)
+            ),
+            is_essential=True,
+        )
+
+    def _put(
+        self, operation: Callable[[sqlite3.Connection], object], n_rows: int = 1, *, is_essential: bool = False
+    ) -> None:
+        if self._writer is None:
+            raise StoreError(f"store {self.path} is open for reading only", "open it for writing")
+
+        def write(connection: sqlite3.Connection) -> None:
+            operation(connection)
+
+        self._writer.put(write, n_rows, is_essential=is_essential)
