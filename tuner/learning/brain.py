@@ -45,7 +45,7 @@ from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.learning.policy.plans import Epochs, PlanBook, PlanInForce, ending_by_itself, lasts_for
+from zerotune.tuner.learning.policy.plans import PlanInForce, Plans, ending_by_itself, lasts_for
 from zerotune.tuner.learning.policy.risk import Budget, Withdrawal
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
@@ -118,18 +118,15 @@ class Brain(Inspection):
         """Steps that ended while each stage was shown; none before one was."""
         self._keys = KeyTable(self._new_key)
         self._states = self._keys.states
-        self._plans = PlanBook()
+        self._plans = Plans(self._withdrawal, settings.window_steps)
         self._attribution = Attribution(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
         self._refusals = Refusals()
-        self._epochs = Epochs(self._plans, self._withdrawal, settings.window_steps)
         self._step = 0
         self._urgent = True
         self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
         self._offered_by = 0
         """The revision of the cost tables that offered all settings in force."""
-        self._overlay: Mapping[int, Candidate] = {}
-        """What the variant in the newest plan runs instead."""
         self._pending: list[tuple[Event, int]] = []
 
     @property
@@ -177,13 +174,9 @@ class Brain(Inspection):
             return
         self._withdrawal.observed(int(block["step"].min()), int(block["step"].max()))
         logs = self._keys.logs(block, keys)
-        epochs = block["epoch"]
-        if (epochs == epochs[0]).all():
-            self._take_in(int(epochs[0]), block, keys, logs)
-        else:
-            for epoch in np.unique(epochs).tolist():
-                here = epochs == epoch
-                self._take_in(epoch, block[here], keys[here], logs[here])
+        for epoch in np.unique(block["epoch"]).tolist():
+            here = block["epoch"] == epoch
+            self._take_in(epoch, block[here], keys[here], logs[here])
         left = self._regimes.evidence
         if self._regimes.recognise():
             self._new_evidence(left, f"the network is as it was in regime {self._regimes.label}")
@@ -215,7 +208,7 @@ class Brain(Inspection):
             if self.memory.is_overbooked or (self.memory.is_short and not before[0]):
                 self._policy.connect_nothing()
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
-        self._epochs.step_ran(step.epoch)
+        self._plans.step_ran(step.epoch)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._policy.price.exposed.finished(step.step, step.exposed_us)
         if is_timed:
@@ -231,21 +224,21 @@ class Brain(Inspection):
 
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
-        self._epochs.adopted(epoch, step)
-        self._urgent |= self._epochs.must_repeat
+        self._plans.adopted(epoch, step)
+        self._urgent |= self._plans.must_repeat
 
     # ---- what the job is sent ---------------------------------------------------------------------
 
     def propose(self) -> Plan | None:
         """The next plan, None while the one in force (or on its way) should run on."""
         self._withdrawal.looked()
-        epochs = self._epochs
-        if not self._states or not (self._urgent or epochs.is_due(self._step)):
+        plans = self._plans
+        if not self._states or not (self._urgent or plans.is_due(self._step)):
             return None
         self._urgent = False
-        epochs.plan_at(self._step)
-        if epochs.takes_over:
-            epochs.takes_over = False
+        plans.plan_at(self._step)
+        if plans.takes_over:
+            plans.takes_over = False
             words = "another daemon took over: what earlier measurements do not prove is decided anew"
             self._note(Event(self._states[0], self._states[0].incumbent, "takeover", words))
         if self._costs.revision != self._offered_by:
@@ -260,39 +253,35 @@ class Brain(Inspection):
         self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
         evidence = self._regimes.evidence
+        if self.settings.explore:
+            self._step_feedback.consider_variants(self._states, evidence, self._step)
+        self._step_feedback.show(self._states, evidence)
         may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
         changes = self._policy.next_window(
             self._states, evidence, self._step, may_start=may_start, leads_rest_at=leads_rest_at
         )
-        if self.settings.explore:
-            self._step_feedback.consider_variants(self._states, evidence, self._step)
         variant = self._step_feedback.variants.running
-        overlay = variant.changes if variant is not None else {}
-        for index in {*self._overlay, *overlay} if overlay is not self._overlay else ():
-            changes[index] = self._policy.runs(self._states[index])
-        self._overlay = overlay
-        changes |= overlay
-        differs = self._plans.ask(self._states, changes, self.knowledge.model_id)
-        differs |= self._ahead.refresh(self._states, evidence) or epochs.must_repeat
-        epochs.must_repeat = False
-        latest = epochs.latest
+        differs = plans.ask(self._states, changes, self.knowledge.model_id)
+        differs |= self._ahead.refresh(self._states, evidence) or plans.must_repeat
+        plans.must_repeat = False
+        latest = plans.latest
         gathers_after_step = self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             # What was promoted, and ran on trial until now, is in force without a new plan.
-            is_trial = self._explored(len(self._states))[: len(latest.candidates)]
+            is_trial = self._policy.explored(len(self._states))[: len(latest.candidates)]
             latest = latest._replace(is_trial=is_trial, variant=variant)
-            self._plans.add(latest, epochs.active)
+            plans.add(latest)
             if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=latest.has_trial):
                 return None
             # Or the other way round: the same settings, to last as long as they may.
         looks = self._policy.first_looks(evidence) if self._withdrawal.needs_looks and variant is None else []
-        entry = self._plan(epochs.next, gathers_after_step, looks)
+        entry = self._plan(plans.next, gathers_after_step, looks)
         if looks:
-            self._plans.ask(self._states, self._policy.end_first_looks(looks), self.knowledge.model_id)
-            after = self._plan(epochs.next + 1, gathers_after_step, looks)
+            plans.ask(self._states, self._policy.end_first_looks(looks), self.knowledge.model_id)
+            after = self._plan(plans.next + 1, gathers_after_step, looks)
             entry = ending_by_itself(entry, after, [state.index for state in looks])
-            self._plans.add(after, epochs.active)
-        epochs.offer(entry, self._step)
+            plans.add(after)
+        plans.offer(entry, self._step)
         return entry.plan
 
     def decisions(self) -> list[Decision]:
@@ -317,18 +306,13 @@ class Brain(Inspection):
 
     def _plan(self, epoch: int, gathers_after_step: bool, looks: Sequence[KeyState] = ()) -> PlanInForce:
         """What is asked for now, as a plan with the rows of `looks` first."""
-        is_trial = self._explored(len(self._states))
+        is_trial = self._policy.explored(len(self._states))
         plan = Plan(epoch, gathers_after_step=gathers_after_step)
         entry = PlanInForce([], is_trial, plan, self._step_feedback.variants.running, self._ahead.rows)
         return self._plans.make(entry, [state.index for state in looks])
 
-    def _explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
-        is_trial = self._policy.explored(n_keys)
-        is_trial[[index for index in self._overlay if index < n_keys]] = False
-        return is_trial
-
     def _note(self, event: Event) -> None:
-        self._pending.append((event if event.step is not None else event._replace(step=self._step), self._epochs.next))
+        self._pending.append((event if event.step is not None else event._replace(step=self._step), self._plans.next))
 
     def _new_key(self, state: KeyState) -> None:
         self._plans.meet(state)
@@ -345,13 +329,14 @@ class Brain(Inspection):
         self._urgent |= row is not None or state.lead_is_proven
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
-        is_variants = self._overlay.get(state.index) == candidate
+        variants = self._step_feedback.variants
+        is_variants = variants.on_trial is not None and variants.on_trial.changes.get(state.index) == candidate
         if is_variants or candidate in (state.trial, state.lead):
             why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
             self._policy.drop(state, candidate, why, ban=True)
             self._urgent = True
         if is_variants:
-            self._step_feedback.variants.give_up(ratio, self._states, self._step)
+            variants.give_up(ratio, self._states, self._step)
 
     def _take_in(self, epoch: int, block: npt.NDArray[np.void], keys: Ints, logs: Floats) -> None:
         in_force = self._plans.get(epoch)
@@ -409,7 +394,6 @@ class Brain(Inspection):
     def _new_evidence(self, left: CallEvidence, reason: str) -> None:
         """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
         self._surrogate.leave(left)
-        self._plans.forget_slots()
         self._attribution.reset()
         self._step_feedback.reset()
         if self._states:

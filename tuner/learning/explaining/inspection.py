@@ -13,7 +13,7 @@ from zerotune.store.records import Candidate, DecisionKey, Plan
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import KeyState, KeyStatus
-from zerotune.tuner.learning.policy.plans import Epochs
+from zerotune.tuner.learning.policy.plans import Plans
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
@@ -101,8 +101,8 @@ class Inspection:
     budget: Budget
     _attribution: Attribution
     _costs: CostPrior
-    _epochs: Epochs
     _regimes: Regimes
+    _plans: Plans
     _states: list[KeyState]
     _step_feedback: StepFeedback
     _surrogate: Surrogate
@@ -152,7 +152,7 @@ class Inspection:
     @property
     def plan(self) -> PlanView | None:
         """The newest plan, be it in force or on its way; None while another daemon's is in force."""
-        latest = self._epochs.latest
+        latest = self._plans.latest
         if latest is None:
             return None
         explores = frozenset(self._states[index].key for index in np.flatnonzero(latest.is_trial).tolist())

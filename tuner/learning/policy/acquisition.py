@@ -210,7 +210,7 @@ class Options:
         """Whether a trial of it may begin at all."""
         if candidate in (state.incumbent, state.lead) or candidate in state.banned:
             return False
-        if candidate.n_channels > state.max_channels:
+        if state.channels_of(candidate) > state.max_channels:
             return False
         return self.may_run(state, candidate)
 

@@ -24,7 +24,7 @@ from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.learning.policy.plans import PlanBook, PlanInForce
+from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.step_effects import (
     ENOUGH,
     HORIZON_STEPS,
@@ -306,7 +306,7 @@ class StepFeedback:
     """
 
     def __init__(
-        self, policy: Policy, plans: PlanBook, attribution: Attribution, report: Callable[[Event], None]
+        self, policy: Policy, plans: Plans, attribution: Attribution, report: Callable[[Event], None]
     ) -> None:
         self._policy = policy
         self._plans = plans
@@ -346,7 +346,6 @@ class StepFeedback:
         """By key whose incumbent is still compared with the one before: its slot, and for how many steps by now."""
         self._withdrawn = Cooldown()
         """Keys at which something slowed steps down."""
-        self._policy.show({}, ())
 
     def enqueued(self, steps: Ints, message_bytes: Ints) -> None:
         """Calls of rank 0, shape [n] each: the steps in which they were enqueued and what they move."""
@@ -386,6 +385,23 @@ class StepFeedback:
         is_guarding = bool(self._promoted) or bool(self._guard.suspects)
         self.variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
+    def show(self, states: Sequence[KeyState], evidence: CallEvidence) -> None:
+        """Let keys run in the next window what the variant or the experiment asks for."""
+        if self.variants.running is not None:
+            self._policy.show(self.variants.running.changes, ())
+            return
+        over = []
+        for name in self._guard.suspects:
+            state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
+            if candidate not in (state.trial, state.lead, state.incumbent):
+                over.append(name)
+        self._guard.dismiss(over)
+        may_try = self._policy.budget.remaining_us >= 0
+        shown = {key: name if may_try else None for key, name in self._guard.shown.items()}
+        settings = {key: evidence.candidates[self._usual[key] if one is None else one] for key, one in shown.items()}
+        explores = [key for key, name in shown.items() if name is not None and settings[key] != states[key].incumbent]
+        self._policy.show(settings, explores)
+
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _judge(self, step: StepRecord, states: list[KeyState], evidence: CallEvidence) -> bool:
@@ -423,7 +439,6 @@ class StepFeedback:
         slow = guard.step(log_us, explored, {name for name in explored if evidence.log_us(name) > usual[name]})
         if slow is not None:
             self._withdraw(slow, step.step, states, evidence)
-        self._show_suspects(states, evidence)
         if shift is not None and states:  # steps of before are no yardstick any more
             self.variants.reset()
             for _ in range(len(self._recent) - ENOUGH):
@@ -460,20 +475,6 @@ class StepFeedback:
                 self._usual[key], differs[key] = slot, slot != slots[key]
         tried = np.flatnonzero(differs)
         return dict(zip(slots[tried].tolist(), tried.tolist(), strict=True))
-
-    def _show_suspects(self, states: Sequence[KeyState], evidence: CallEvidence) -> None:
-        """Let keys run in the next step what the experiment asks for."""
-        over = []
-        for name in self._guard.suspects:
-            state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
-            if candidate not in (state.trial, state.lead, state.incumbent):
-                over.append(name)
-        self._guard.dismiss(over)
-        may_try = self._policy.budget.remaining_us >= 0
-        shown = {key: name if may_try else None for key, name in self._guard.shown.items()}
-        settings = {key: evidence.candidates[self._usual[key] if one is None else one] for key, one in shown.items()}
-        explores = [key for key, name in shown.items() if name is not None and settings[key] != states[key].incumbent]
-        self._policy.show(settings, explores)
 
     def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: CallEvidence) -> None:
         self._policy.budget.spend(slow.excess_us)
