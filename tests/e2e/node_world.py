@@ -1,6 +1,7 @@
 """One node of its own: a real daemon and real training processes, as a user would start them."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -85,6 +86,17 @@ class World:
         )  # fmt: skip
         return process, path
 
+    def losses_without_us(self, n_steps):
+        """Of the same two ranks on gloo: there is one order to add in. They are forks of what has torch loaded."""
+        path, port, context = self.folder / "without.jsonl", free_port(), multiprocessing.get_context("forkserver")
+        ranks = [context.Process(target=_plain_rank, args=(rank, port, path, n_steps)) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(90)
+            assert rank.exitcode == 0
+        return losses_of(path)
+
     def take_steps(self, n_steps, launch=()):
         """Start two ranks that train nothing: a second of torch less for each than an optimizer takes."""
         return self.launch(RANKS, 2, STEPS, n_steps, launch=launch)
@@ -126,6 +138,14 @@ class World:
             process.kill()
         for process in self.processes:
             process.wait(timeout=10)
+
+
+def _plain_rank(rank, port, path, n_steps):
+    from zerotune.zero_runtime.examples.train import main
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sys.argv = ["train", "--stage", "3", *map(str, SMALL), "--losses", str(path), "--steps", str(n_steps)]
+    main()
 
 
 def environment_of(process):

@@ -40,10 +40,9 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found_and_ends_in
 
     # How far training came by then is the machine's affair, so the reference is as long as that was.
     n_steps = at_replan + 10
-    untuned, reference = world.train("--steps", n_steps, agent=False, losses="reference.jsonl")
-    assert world.finish(untuned)[0] == 0
-    assert at_kill < n_steps == len(losses_of(reference))
-    assert losses_of(losses)[:n_steps] == losses_of(reference)
+    reference = world.losses_without_us(n_steps)
+    assert at_kill < n_steps == len(reference)
+    assert losses_of(losses)[:n_steps] == reference
 
 
 @pytest.mark.timeout(180)
