@@ -29,7 +29,7 @@ CONTRACTS: Final = {"store"}
 RECORDED: Final = {"store", "store/sqlite"}
 ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "store": ("what all share: records, errors, wire format, paths", set()),
-    "store/sqlite": ("records at rest: SQLite, one writer", CONTRACTS),
+    "store/sqlite": ("records at rest: SQLite, one writer; `rows`, `damage`, `writing` and `reading`", CONTRACTS),
     "agent base": ("`launch`, settings, the job's c10d store, the fabric's identity", CONTRACTS | {"agent/nccl"}),
     "agent/nccl": ("what NCCL is, as far as we touch it: catalog, cost model, plugin", CONTRACTS),
     "agent/nccl/emulated": ("an NCCL for machines without GPUs", CONTRACTS | {"agent/nccl"}),

@@ -73,6 +73,21 @@ def test_no_module_is_loaded_under_two_names():
     assert wrong == []
 
 
+def test_rooms_of_the_store_build_on_each_other():
+    may = {"rows": (), "damage": ("rows",), "writing": ("rows", "damage"), "reading": ("rows", "damage")}
+    wrong = [
+        f"{file} imports {one}"
+        for file in rooms.files()
+        for one in rooms.imports(file)
+        for name, others in may.items()
+        if file.startswith(f"store/sqlite/{name}/")
+        and one.startswith("store/sqlite/")
+        and one.count("/") > 2
+        and one.split("/")[2] not in (name, *others)
+    ]
+    assert wrong == []
+
+
 def test_the_page_shows_the_rooms_as_they_are():
     assert rooms.PAGE.read_text() == rooms.page(), "run python docs/rooms.py"
     assert rooms.PICTURE.read_text() == rooms.picture(), "run python docs/rooms.py"
