@@ -112,7 +112,7 @@ def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfigura
         changed: what it could run.
 
     Returns:
-        The gain; its range is never empty.
+        The gain; its range is empty where nothing is gained or lost alone.
     """
     compute, network = problem.measured.compute_factor or 1.0, problem.measured.network_factor or 1.0
     expected = seconds_per_sequence(problem, running) / seconds_per_sequence(problem, changed)
@@ -123,7 +123,8 @@ def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfigura
         ratios.append(seconds_per_sequence(other, running) / seconds_per_sequence(other, changed))
     same_blocks = msgspec.structs.replace(running, bucket_bytes=changed.bucket_bytes, prefetch=changed.prefetch)
     constants = problem.constants
-    error = math.exp(constants.overlap_spread if changed == same_blocks else constants.comparison_spread)
+    overlap_spread = constants.overlap_error * abs(math.log(expected))
+    error = math.exp(overlap_spread if changed == same_blocks else constants.comparison_spread)
     return Range(min(ratios) / error - 1, expected - 1, max(ratios) * error - 1)
 
 

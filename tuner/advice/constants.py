@@ -50,8 +50,9 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     comparison_spread: float = 0.16
     """Of the logarithm of two configurations' ratio, 90 %: pairs of published runs of one model on one cluster
     (`python -m benchmarks advise_error`: comparison_error_p90)."""
-    overlap_spread: float = 0.12
-    """Of that logarithm where only bucket or prefetch differ (`python -m benchmarks advise_emulated`, likewise)."""
+    overlap_error: float = 0.12
+    """Share by which the logarithm of a gain is off, 90 %, where only bucket or prefetch differ; assumed, and
+    measured by `python -m benchmarks advise_emulated` (gain_error_p90)."""
 
 
 DEFAULT: Final = Constants(matmul_shares={70: 0.76, 80: 0.74, 90: 0.58})

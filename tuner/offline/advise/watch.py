@@ -125,7 +125,7 @@ def _where_ranges_come_from(problem: Problem) -> str:
         f" ({'measured' if known.compute_factor else 'assumed'}), the network {network:.0%}"
         f" ({'measured' if known.network_factor else 'assumed'}), and a comparison"
         f" {math.expm1(constants.comparison_spread):.0%} as in published runs, or"
-        f" {math.expm1(constants.overlap_spread):.0%} where only bucket or prefetch change"
+        f" {constants.overlap_error:.0%} of the gain where only bucket or prefetch change"
     )
 
 
