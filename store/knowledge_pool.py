@@ -20,15 +20,13 @@ from typing import Final
 import msgspec
 
 from zerotune.store.atomic_file import atomic_write
-from zerotune.store.records import CandidateStatistics, DecisionKey
+from zerotune.store.records import LEAST_US, CandidateStatistics, DecisionKey
 
 _log = logging.getLogger("zerotune.knowledge_pool")
 
 VERSION: Final = 1
 MAX_FILE_BYTES: Final = 64 * 2**20
 MAX_USERS: Final = 256
-MIN_US: Final = 0.01
-"""No measurement is shorter: what is reported as less is dropped before it is stored."""
 MAX_US: Final = 1e9
 MAX_CALLS: Final = 10**9
 
@@ -144,7 +142,7 @@ def _read(path: Path, uid: int) -> bytes:
 def _is_possible(line: CandidateStatistics) -> bool:
     times_us = (line.median_us, line.mean_us, line.min_us)
     return (
-        all(MIN_US <= one_us <= MAX_US for one_us in times_us)
+        all(LEAST_US <= one_us <= MAX_US for one_us in times_us)
         and 0.0 <= line.std_us <= MAX_US
         and 0.0 <= line.level_std <= 10.0
         and 0 < line.count <= MAX_CALLS

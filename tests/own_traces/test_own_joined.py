@@ -121,7 +121,7 @@ def test_what_lacks_ranks_says_so(folder: Path, tmp_path: Path):
     (folder / "job-1.rank00003.zttrace").unlink()
     trace, n_rows = imported(folder, tmp_path / "s.db")
     assert n_rows == N_CALLS
-    assert any("3 of 4 ranks" in one and "job-1" in one for one in trace.summary.notes)
+    assert any("3 of 4 ranks" in one and "job-1" in one for one in trace.summary.remarks)
 
 
 def test_a_rank_that_breaks_off_takes_the_others_along_no_further(folder: Path, tmp_path: Path):

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import (
+    LEAST_US,
     Candidate,
     Collective,
     CommunicatorClass,
@@ -51,9 +52,8 @@ from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
-LEAST_US: Final = 0.01
 MOST_CALL_US: Final = 1e10
-"""Durations outside these limits (up to three hours) were not measured: a clock stopped or jumped."""
+"""Three hours. Longer durations were not measured, nor were those below `LEAST_US`: a clock stopped or jumped."""
 
 
 class BrainSettings(msgspec.Struct, frozen=True):

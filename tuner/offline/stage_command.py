@@ -47,6 +47,8 @@ class Recognition:
     """Why `shown` has no stage."""
     n_unsized: int = 0
     """Collectives in the trace that were left out, since it does not tell their size or kind."""
+    faults: tuple[str, ...] = ()
+    """Files that are damaged or were cut, each by its name."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reco
 def _unless_incomplete(reading: Recognition, summary: Summary) -> Recognition:
     """No stage where many collectives are left out: what remains of ZeRO-1 without its gathers looks like DDP."""
     n_unsized = sum(n for reason, n in summary.unusable.items() if reason in UNSIZED)
-    reading = replace(reading, n_unsized=n_unsized)
+    reading = replace(reading, n_unsized=n_unsized, faults=tuple(summary.faults))
     if n_unsized <= MAX_UNSIZED * (summary.n_records + n_unsized):
         return reading
     return replace(reading, changes=(), shown=UNKNOWN, missing_evidence=MissingEvidence.incomplete)
@@ -229,7 +231,9 @@ def _of_start(start: OneStart, rank: int | None, where: str) -> Recognition:
     if rank is not None and rank not in files:
         raise _no_rank(where, rank, files)
     chosen = start.files[0] if rank is None else files[rank]
-    return _followed(read_trace(chosen.path).blocks(), trace=str(chosen.path), job_id=chosen.header.job_id)
+    trace = read_trace(chosen.path)
+    reading = _followed(trace.blocks(), trace=str(chosen.path), job_id=chosen.header.job_id)
+    return replace(reading, faults=(*(error.problem for error in start.damaged), *trace.summary.faults))
 
 
 def _only(blocks: Iterator[Block], rank: int | None, path: Path) -> Iterator[Block]:

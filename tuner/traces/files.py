@@ -119,7 +119,7 @@ def line_chunks(path: Path, summary: Summary | None = None) -> Iterator[bytes]:
 
     def cut(how: str = "its compressed data end early") -> None:
         if summary is not None:
-            summary.note(f"{path.name} is cut ({how}): it was read up to there")
+            summary.fault(f"{path.name} is cut ({how}): it was read up to there")
 
     with opened(path) as file:
         rest, is_first = b"", True

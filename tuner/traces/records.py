@@ -110,6 +110,15 @@ def communicator_id(*words: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
+def _add(text: str, remarks: list[str]) -> None:
+    if text in remarks:
+        return
+    if len(remarks) < MAX_REMARKS:
+        remarks.append(text)
+    else:
+        remarks[-1] = "and more remarks"
+
+
 @dataclass
 class Summary:
     """What was found, what could not be used and why; filled in while the blocks are read."""
@@ -126,6 +135,8 @@ class Summary:
     """Reason -> how many entries were left out."""
     examples: dict[LeftOut, list[str]] = field(default_factory=dict)
     """Reason -> the first such entries in words, where they say more than the reason does."""
+    faults: list[str] = field(default_factory=list)
+    """Files that are damaged, were cut, or are no trace, by their names."""
     notes: list[str] = field(default_factory=list)
     collective: Collective | None = None
     """What the user says was run, for files that do not say it."""
@@ -138,14 +149,18 @@ class Summary:
     is_named_after_folder: bool = False
     """Whether some fabric ids are only the folder's name."""
 
+    @property
+    def remarks(self) -> list[str]:
+        """Faults, and then notes."""
+        return [*self.faults, *self.notes]
+
+    def fault(self, text: str) -> None:
+        """Adds a file's fault, as `note`."""
+        _add(text, self.faults)
+
     def note(self, text: str) -> None:
         """Adds a note once; of very many, only the first are kept."""
-        if text in self.notes:
-            return
-        if len(self.notes) < MAX_REMARKS:
-            self.notes.append(text)
-        else:
-            self.notes[-1] = "and more remarks"
+        _add(text, self.notes)
 
     def skip(self, reason: LeftOut, n_entries: int = 1, *examples: str) -> None:
         """Count entries that cannot be used.

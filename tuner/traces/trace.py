@@ -50,6 +50,8 @@ class Trace:
         self._left_out = left_out
         self._n_others = 0
         self.summary = Summary(collective=collective)
+        self.path = files[0][0]
+        """The file whose records came last."""
         self.contents: dict[Path | None, hashlib.blake2b] = {}
         """Hash of what `portions` found in each file, whatever the user says; under None where files make one trace."""
 
@@ -103,7 +105,7 @@ class Trace:
         self._n_others = 0
         if self._left_out:
             named = ", ".join(self._left_out[:3]) + (" ..." if len(self._left_out) > 3 else "")
-            self.summary.note(f"left out {counted(len(self._left_out), 'file')}, no trace: {named}")
+            self.summary.fault(f"left out {counted(len(self._left_out), 'file')}, no trace: {named}")
 
     def _of_files(
         self, read: Callable[[Path, Format], Iterator[Read]], files: Sequence[tuple[Path, Format]] | None = None
@@ -118,10 +120,11 @@ class Trace:
                 if refusals == len(files):
                     raise
                 self.summary.skip(LeftOut.damaged_file)
-                self.summary.note(error.problem)
+                self.summary.fault(error.problem)
 
     def _blocks_of(self, path: Path, file_format: Format) -> Iterator[Block]:
         for block in file_format.read(path, self.summary):
+            self.path = path
             sane = (block["message_bytes"] <= MAX_BYTES) & (block["message_bytes"] > 0)
             if not bool(sane.all()):
                 self.summary.skip(LeftOut.no_bytes, int((~sane).sum()))
@@ -265,9 +268,10 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
         raise refusals[0]
     if not files:
         raise TraceError(f"{path} holds no trace of a known format", "docs/reference/traces.md lists the formats")
-    names = sorted({file_format.name for _, file_format in files})
-    if len(names) > 1:
-        raise TraceError(f"{path} holds traces of several formats: {', '.join(names)}", "name one file or one format")
+    first = {file_format.name: file for file, file_format in reversed(files)}
+    if len(first) > 1:
+        named = ", ".join(f"{name} ({first[name].name})" for name in sorted(first))
+        raise TraceError(f"{path} holds traces of several formats: {named}", "name one file or one format")
     return Trace(files, collective, left_out)
 
 

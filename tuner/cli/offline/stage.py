@@ -105,6 +105,8 @@ def try_trace(
     for one in readings:
         if len(traces) > 1:
             out.print(f"{one.trace}{f', job {one.job_id}' if one.job_id else ''}:", markup=False, soft_wrap=True)
+        for fault in one.faults:
+            out.print(fault, style="yellow", markup=False, highlight=False, soft_wrap=True)
         for n_calls, shown in one.changes:
             out.print(f"after {n_calls:,} calls: {shown}")
         why = f" ({in_words(one.missing_evidence)})" if one.missing_evidence else ""
@@ -121,6 +123,7 @@ def _document(one: Recognition) -> dict[str, object]:
         "calls_per_step": one.period,
         **_fields(one.shown),
         "missing_evidence": one.missing_evidence,
+        "faults": one.faults,
         "changes": [{"n_calls": n_calls, **_fields(shown)} for n_calls, shown in one.changes],
     }
 

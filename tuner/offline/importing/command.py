@@ -219,7 +219,8 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
     for reason, remedy_for in (_REMEDIES | _REMEDIES_OF_FORMAT.get(trace.format_name, {})).items():
         if reason in summary.unusable:
             remedy = remedy_for
-    raise UserError(f"{path} was read as {trace.title}: {what}{f': {reasons}' if reasons else ''}", remedy)
+    faults = "".join(f"; {fault}" for fault in summary.faults[:3])
+    raise UserError(f"{path} was read as {trace.title}: {what}{f': {reasons}' if reasons else ''}{faults}", remedy)
 
 
 _REMEDIES: Final = {

@@ -53,7 +53,7 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
         "fabrics": summary.fabrics,
         "left_out": {reason.name: count for reason, count in left_out(trace).items()},
         "examples": {reason.name: examples for reason, examples in summary.examples.items()},
-        "notes": summary.notes,
+        "notes": summary.remarks,
         "facts": summary.facts,
     }
     return json.dumps(document, default=str)
@@ -69,6 +69,8 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
         dry_run: whether nothing was recorded.
     """
     summary = trace.summary
+    for fault in summary.faults:  # ahead of figures that lack something
+        console.print(fault, style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"{trace.title}: {counted(summary.n_records, 'record')} in {counted(summary.n_files, 'file')},"
         f" {summary.n_timed:,} timed, {summary.n_settings:,} say which setting ran"

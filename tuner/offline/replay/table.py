@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.agent.nccl.fabric import Fabric
+from zerotune.store.counted import counted
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, CommunicatorClass, DecisionKey, Phase, size_class
 from zerotune.store.wire import FLAG_MATCHED, FLAG_TIMED
@@ -154,7 +156,7 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
         n_partial=n_partial,
-        notes=_missing_note(traces, header.n_ranks) + _cut_note(traces) + _partial_note(n_partial),
+        notes=_cut_note(traces) + _missing_note(traces, header.n_ranks) + _partial_note(n_partial),
         own_comms=np.unique(first.records["comm_id"]),
     )
 
@@ -169,13 +171,14 @@ def _missing_note(traces: Sequence[OwnTrace], n_ranks: int) -> tuple[str, ...]:
 
 
 def _cut_note(traces: Sequence[OwnTrace]) -> tuple[str, ...]:
-    n_cut = sum(not trace.ended for trace in traces)
-    if not n_cut:
+    cut = [trace.path.name for trace in traces if not trace.ended]
+    if not cut:
         return ()
-    whose = "The file ends" if len(traces) == 1 else f"{n_cut} of {len(traces)} files end"
+    more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
     return (
-        f"{whose} without an end mark: the process was killed or the file was cut. What stands before the cut was"
-        " replayed; up to a second before it is missing.",
+        f"{', '.join(cut[:3])}{more} ({len(cut)} of {counted(len(traces), 'file')}) without an end mark: the process"
+        " was killed or the file was cut. What stands before the cut was replayed; up to a second before it is"
+        " missing.",
     )
 
 
@@ -207,10 +210,10 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
     blocks, files = [], []
     for block in trace.blocks():
         blocks.append(block)
-        files.append(np.full(len(block), trace.summary.n_files))
+        files.append(np.full(len(block), trace.paths.index(trace.path)))
     rows = _concatenated(blocks) if blocks else np.empty(0, RECORD_DTYPE)
     if blocks and trace.is_measurements:
-        _refuse_several_choices(rows, np.concatenate(files))
+        _refuse_several_choices(rows, np.concatenate(files), trace.paths)
     n_read = len(rows)
     rows = _usable(rows)
     n_usable = len(rows)
@@ -231,7 +234,7 @@ def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable
         n_records=n_usable,
         left_out=dict((+left_out).most_common()),
         is_silent_on_choices=bool((rows["flags"] & (FLAG_DEFAULT | FLAG_FORCED) == 0).any()),
-        notes=tuple(f"{note}." for note in trace.summary.notes),
+        notes=tuple(f"{note}." for note in trace.summary.remarks),
     )
 
 
@@ -267,7 +270,7 @@ def _table(rows: Array, **facts: Any) -> CollectiveTable:
     return CollectiveTable(rows=rows, duration_us=_known_durations(rows), is_default=is_default, **facts)
 
 
-def _refuse_several_choices(rows: Array, file: Array) -> None:
+def _refuse_several_choices(rows: Array, file: Array, paths: Sequence[Path]) -> None:
     """Refuse measurements of which nobody says what ran, where several runs may be of several settings.
 
     One of them counts as NCCL's own choice; at one size NCCL chooses one algorithm and protocol.
@@ -285,10 +288,11 @@ def _refuse_several_choices(rows: Array, file: Array) -> None:
     at = np.flatnonzero(changes & is_same_place)
     if len(at):
         one = rows[order[at[0]]]
+        named = ", ".join(paths[int(number)].name for number in np.unique(file[order[at[0] : at[0] + 2]]))
         raise TraceError(
-            f"several runs measured {Collective(one['collective']).name} of {int(one['message_bytes']):,} bytes on"
-            f" {int(one['n_ranks'])} ranks, and none says whether NCCL chose its setting: they cannot all count as its"
-            " own choice",
+            f"{named}: several runs measured {Collective(one['collective']).name} of {int(one['message_bytes']):,}"
+            f" bytes on {int(one['n_ranks'])} ranks, and none says whether NCCL chose its setting: they cannot all"
+            " count as its own choice",
             "name one run's file; or import each with --default or --setting, and replay what `zerotune export --to"
             " measurements` writes",
         )

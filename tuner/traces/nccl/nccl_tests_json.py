@@ -54,7 +54,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
                 summary.note(GROUPED)
     summary.facts["nccl_version"] = head.get("nccl_version")
     if stream.truncated:
-        summary.note(f"{path.name} ends early")
+        summary.fault(f"{path.name} ends early")
     elif not seen:
         raise TraceError(f"{path} has no results", "name a file that nccl-tests -J wrote")
 

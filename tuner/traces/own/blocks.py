@@ -32,4 +32,4 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
             ended = True
             summary.skip(LeftOut.lost, member.n_dropped)
     if not ended:
-        summary.note(f"{path.name} ends early: its process did not end in good order")
+        summary.fault(f"{path.name} ends early: its process did not end in good order")

@@ -79,7 +79,7 @@ class _Damage:
         if not self._n_whole:
             raise error
         self._summary.skip(LeftOut.damaged_file)
-        self._summary.note(error.problem)
+        self._summary.fault(error.problem)
 
 
 class _Stream:

@@ -41,6 +41,7 @@ _decoder: Final[msgspec.msgpack.Decoder[TraceMember]] = msgspec.msgpack.Decoder(
 class OwnTrace:
     """One rank's trace: `records` of OBSERVATION_FIELDS, shape (n,), and `steps` of STEP_FIELDS, shape (m,)."""
 
+    path: Path
     header: TraceHeader
     records: np.ndarray[Any, Any]
     steps: np.ndarray[Any, Any]
@@ -96,6 +97,7 @@ def read_own(path: Path) -> OwnTrace:
         elif isinstance(member, TraceEnd):
             n_dropped, ended = member.n_dropped, True
     return OwnTrace(
+        path=path,
         header=header,
         records=np.concatenate(records) if records else np.empty(0, RECORD_DTYPE),
         steps=np.concatenate(steps) if steps else np.empty(0, STEP_DTYPE),

@@ -135,7 +135,7 @@ def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
             byte = read_some(file, 1)
             if not byte:
                 if shift:
-                    summary.note(f"{path.name} ends early")
+                    summary.fault(f"{path.name} ends early")
                 return
             n_bytes |= (byte[0] & 0x7F) << shift
             shift += 7
@@ -149,7 +149,7 @@ def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
             raise TraceError(f"{path}: message {index} is empty, as no node is", "it is no Chakra trace")
         message = read_some(file, n_bytes) if n_bytes else b""
         if len(message) < n_bytes:
-            summary.note(f"{path.name} ends early")
+            summary.fault(f"{path.name} ends early")
             return
         yield message
 

@@ -69,7 +69,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
                 if observation is not None:
                     yield observation
     if stream.truncated:
-        summary.note(f"{path.name} ends early")
+        summary.fault(f"{path.name} ends early")
     elif not seen:
         raise TraceError(f"{path} has no nodes", "name a PyTorch execution trace")
 

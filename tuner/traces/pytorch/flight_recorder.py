@@ -63,7 +63,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         elif key in FACTS:
             summary.facts[FACTS[key]] = value
     if first.truncated:
-        summary.note(f"{path.name} ends early")
+        summary.fault(f"{path.name} ends early")
     if not seen_entries:
         raise TraceError(f"{path} has no entries", "name a Flight Recorder dump")
 

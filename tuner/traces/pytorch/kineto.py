@@ -132,7 +132,7 @@ def _collect(path: Path, summary: Summary) -> _Events:
         elif key == "baseTimeNanoseconds":
             events.base_ns = _integer(value) or 0
     if stream.truncated:
-        summary.note(f"{path.name} ends early")
+        summary.fault(f"{path.name} ends early")
     elif not seen:
         raise TraceError(f"{path} has no trace events", "name a file that torch.profiler exported")
     return events

@@ -65,7 +65,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
                 if observation is not None:
                     yield observation
     if stream.truncated:
-        summary.note(f"{path.name} ends early")
+        summary.fault(f"{path.name} ends early")
 
 
 def _observation(
