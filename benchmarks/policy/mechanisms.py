@@ -13,7 +13,6 @@ from unittest.mock import patch
 from zerotune.tuner.learning.policy import acquisition, surrogate, variants
 from zerotune.tuner.learning.policy.acquisition import TrialVerdict
 from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.learning.policy.risk import PendingTrials
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 from zerotune.tuner.learning.policy.surrogate import Kernel
 
@@ -29,7 +28,6 @@ def _without_leads(*arguments: Any, **named: Any) -> Any:
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "channel_fill": ((surrogate, "KERNEL", Kernel(fill=0.0)),),
     "neighbours": ((CallEvidence, "nearby", CallEvidence.contrast),),
-    "twins": ((PendingTrials, "has_twin", lambda *_: False),),
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),

@@ -328,7 +328,7 @@ class StepFeedback:
     @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.variants.is_comparing or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
+        return self.variants.on_trial is not None or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
 
     @property
     def is_new(self) -> bool:
@@ -373,17 +373,16 @@ class StepFeedback:
             is_urgent |= self._judge(self._waiting.popleft(), states, evidence)
         return is_urgent
 
-    def consider_variants(self, states: list[KeyState], evidence: CallEvidence, step: int) -> None:
+    def consider_variants(self, states: list[KeyState], step: int) -> None:
         """Once the keys have settled, let variants of the whole plan compete on step time.
 
         Args:
             states: of all keys, by key index.
-            evidence: of the regime in force.
             step: the newest step.
         """
         step_us = float(np.median(self._recent)) if self._recent else math.inf
         is_guarding = bool(self._promoted) or bool(self._guard.suspects)
-        self.variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
+        self.variants.consider(states, step, step_us, may_begin=not is_guarding)
 
     def show(self, states: Sequence[KeyState], evidence: CallEvidence) -> None:
         """Let keys run in the next window what the variant or the experiment asks for."""
@@ -427,8 +426,6 @@ class StepFeedback:
             return False
         log_us, shown = math.log(step.duration_us * duration_us / without_extra_us), guard.shown
         explored = self._explored(in_force, states, evidence)
-        if not is_doubtful:
-            self.variants.learn(math.log(duration_us), explored, self._usual, states, evidence)
         if in_force.variant is not None:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
