@@ -12,6 +12,7 @@ from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
 from zerotune.store.records import StepRecord
 from zerotune.tuner import cli
+from zerotune.tuner.client.background_daemon import SlowDaemonError
 
 
 class Launched(Exception):
@@ -179,6 +180,16 @@ def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monk
         code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *words)
         assert code == 0, error
         assert asked.pop() == list(words)
+
+
+def test_training_starts_beside_a_daemon_that_is_slow_to_start(tmp_path, monkeypatch, capsys):
+    def slow(*_, **__):
+        raise SlowDaemonError("ipc://x", Started, tmp_path / "s.daemon.log")
+
+    monkeypatch.setattr("zerotune.tuner.client.background_daemon.ensure_daemon", slow)
+    code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db")
+    assert (code, error.count("\n")) == (0, 1), error
+    assert "s.daemon.log" in error
 
 
 ANSWER = wire.StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0)

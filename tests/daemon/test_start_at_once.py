@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.client.background_daemon import ensure_daemon
+from zerotune.tuner.client import background_daemon
+from zerotune.tuner.client.background_daemon import SlowDaemonError, ensure_daemon
 from zerotune.tuner.client.status import fetch_status
 
 
@@ -68,3 +69,16 @@ def test_a_log_that_is_a_link_is_not_followed(endpoint: str, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"s\.daemon\.log"):
         ensure_daemon(endpoint, tmp_path / "s.db")
     assert (tmp_path / "secret").read_text() == "secret"
+
+
+def test_one_that_is_slow_to_answer_is_left_to_it(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import signal, sys\nif 'daemon' in sys.orig_argv: signal.pause()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(background_daemon, "START_TIMEOUT_S", 0.5)
+    with pytest.raises(SlowDaemonError) as slow:
+        ensure_daemon(endpoint, tmp_path / "s.db")
+    assert slow.value.process.poll() is None
+    slow.value.process.kill()
+    slow.value.process.wait()

@@ -19,6 +19,15 @@ from zerotune.tuner.client.status import fetch_status
 START_TIMEOUT_S = 30.0
 
 
+class SlowDaemonError(UserError):
+    """A daemon runs and does not answer yet, as where Python comes from a cold network drive."""
+
+    def __init__(self, endpoint: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        super().__init__(f"the daemon at {endpoint} has not answered for {START_TIMEOUT_S:.0f} s", f"see {log}")
+        self.process = process
+        """Ours; it has ended where another command's took the address."""
+
+
 def start_in_background(
     endpoint: str,
     store_path: Path,
@@ -42,7 +51,13 @@ def start_in_background(
     Raises:
         UserError: it does not answer within START_TIMEOUT_S, or another one does; the reason is in the message.
     """
-    answer, process = ensure_daemon(endpoint, store_path, idle_exit_s=idle_exit_s, log_path=log_path, options=options)
+    try:
+        answer, process = ensure_daemon(
+            endpoint, store_path, idle_exit_s=idle_exit_s, log_path=log_path, options=options
+        )
+    except SlowDaemonError as error:
+        _end(error.process)
+        raise
     if process is None:
         raise UserError(f"a daemon (pid {answer.daemon_pid}) answers at {endpoint} already", "stop it")
     return process
@@ -69,8 +84,8 @@ def ensure_daemon(
         The serving daemon's answer, and its process; None where another command started it.
 
     Raises:
-        UserError: none answers within START_TIMEOUT_S (the last line of our daemon's log is in the message), or its log
-            cannot be written.
+        SlowDaemonError: none answers within START_TIMEOUT_S; ours runs on.
+        UserError: ours ended (the last line of its log is in the message), or its log cannot be written.
     """
     command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
@@ -107,7 +122,9 @@ def ensure_daemon(
         if process.poll() is not None and holder_of(endpoint) is None and listener is None:
             break  # with a holder, it has lost the race and the winner is about to answer
         time.sleep(0.02)
-    _end(process)
+    else:
+        raise SlowDaemonError(endpoint, process, log)
+    process.wait()
     words = log.read_bytes()[n_before:].decode(errors="replace").strip().splitlines()
     raise UserError(f"the daemon did not start: {words[-1] if words else 'no message'}", f"see {log}")
 

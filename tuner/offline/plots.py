@@ -6,9 +6,11 @@ shows dark pictures. Text stays text.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -102,6 +104,14 @@ def new_rows(heights_inches: Sequence[float]) -> tuple[Figure, list[Axes]]:
     return figure, list(axes)
 
 
+@contextlib.contextmanager
+def _drawing() -> Iterator[None]:
+    """Our style, and silence about characters of names that the font lacks: boxes in a PNG, text in an SVG."""
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        yield
+
+
 def inline_svg(figure: Figure, name: str, description: str) -> str:
     """A figure as an SVG element whose colours are CSS variables.
 
@@ -114,7 +124,7 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
         The element, without width and height.
     """
     text = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
+    with _drawing():
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -140,7 +150,7 @@ def save(figure: Figure, path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix not in (".png", ".svg"):
         raise UserError(f"cannot write a picture as {path.suffix or 'a file without suffix'}", "use .png or .svg")
-    with matplotlib.rc_context(_STYLE), users_file(path) as partial:
+    with _drawing(), users_file(path) as partial:
         metadata = {"Date": None} if suffix == ".svg" else None
         figure.savefig(partial, format=suffix[1:], dpi=180, facecolor="white", metadata=metadata)
 

@@ -38,7 +38,8 @@ def dashboard(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"the dashboard needs {error.name}, which is not installed", "pip install 'zerotune[dashboard]'"
+            f"the dashboard needs {error.name}, which is not installed",
+            "pip install 'zerotune[dashboard]', or '.[dashboard]' where its sources are",
         ) from None
     from zerotune.tuner.watching.watcher import Watcher
     from zerotune.tuner.watching.web.access import is_loopback, new_token

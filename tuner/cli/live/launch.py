@@ -160,7 +160,7 @@ def launch(
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
     if start_daemon and store_file is not None:  # so neither --no-agent nor --plan
-        from zerotune.tuner.client.background_daemon import ensure_daemon
+        from zerotune.tuner.client.background_daemon import SlowDaemonError, ensure_daemon
         from zerotune.tuner.client.batch_job import batch_job
 
         started = None
@@ -169,15 +169,18 @@ def launch(
         if answer is None:
             heard = [] if listen is None else ["--listen", listen]
             heard += [] if listen is None or curve_keys is None else ["--curve-keys", str(curve_keys)]
-            answer, started = ensure_daemon(
-                where, store_file, idle_exit_s=IDLE_EXIT_S, options=[*for_daemon, *heard, *shared, *bound]
-            )
-        if started is None:
+            try:
+                answer, started = ensure_daemon(
+                    where, store_file, idle_exit_s=IDLE_EXIT_S, options=[*for_daemon, *heard, *shared, *bound]
+                )
+            except SlowDaemonError as error:
+                print(f"zerotune: {error}; training starts, and is tuned once it answers", file=sys.stderr)
+        if answer is not None and started is None:
             print(
                 f"zerotune: daemon {answer.daemon_pid} is running at {where}, store {answer.store_path}",
                 file=sys.stderr,
             )
-        else:
+        elif started is not None:
             print(
                 f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
                 f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank{'' if job is None else f' or with {job.name}'}",
