@@ -180,6 +180,20 @@ def test_whom_a_straggler_held_up_is_not_to_blame_when_it_ends():
     assert job.named()[0] == set()
 
 
+def test_a_rank_of_another_node_is_not_to_blame_for_the_link_between_them():
+    """That node's own daemon sees its ranks alone; in noise, the node is the later one of two for a while."""
+    job = Job()
+    job.finder.node_says(8, 8, "b")
+    pairs = [
+        call({0: 0, 8: 60 * (one == 3)}, comm_id=one, transfer_us=TRANSFER_US + 600 * (one == 1)) for one in range(4)
+    ]
+    job.play(40, *pairs)
+    late = LateRank(9, 600.0, 1.0, 0, 40, "b")
+    job.finder.node_says(8, 8, "b", Lateness(40, late=(late,)))
+    job.play(40, *pairs)
+    assert job.named(step_us=5000.0)[0] == set()
+
+
 def test_a_node_is_not_to_blame_for_a_rank_that_was_late():
     """Its own daemon takes the name back sooner than the nodes' comparison does; later the node is late as a whole."""
     job = Job()

@@ -213,10 +213,12 @@ class LateRankFinder:
         if self.nodes:
             node_of = [frozenset(one if one in self.nodes else self._own_node for one in of) for of in self._members]
             links = [(frozenset(node_of[one.column]), one.usual_us) for one in slower]
-            for node in blamed(_by_place(self._node_window.going_on(limit_us)), node_of, links):
-                late = {**_kept(self._behind_node(node), node, before), **late}
-            for node in blamed(_by_place(self._freed.going_on(limit_us)), node_of, links):
-                late = {**_kept(self._late_enough(node), node, before), **late}
+            # Its own daemon does not see a link to other nodes: behind a slow one, a node must be proven late itself.
+            behind_link = frozenset(node for of_link, _ in links for node in of_link)
+            for window, ranks_of in ((self._node_window, self._behind_node), (self._freed, self._late_enough)):
+                for node in blamed(_by_place(window.going_on(limit_us)), node_of, links):
+                    if node.is_proven or node.column not in behind_link:
+                        late = {**_kept(ranks_of(node), node, before), **late}
         gone = [one for one in self._known.late if one.rank not in late]
         self._past.extendleft(gone)
         self._known = Lateness(

@@ -44,7 +44,6 @@ HOW_TO_COMPARE: Final = (
     " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
 )
 TOO_FEW: Final = "too few steps"
-MORE_RUNS: Final = "A first plan may come within a few steps; starts of later jobs with the same training count, too."
 STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO_COMPARE}"
 
 
@@ -210,10 +209,10 @@ def _of_part(jobs: JobsRead, job: JobRecord, steps: Sequence[StepRecord], planne
     )
     others, more = _earlier(jobs, job, first) if len(first) >= MIN_OWN_STEPS else ([], [])
     if not others:
-        reason = "earlier jobs with the same fabric, ranks, collectives and pace do not have more in this store"
+        reason = "starts of earlier jobs with the same training, which count as well, do not make up for it"
         if len(first) < MIN_OWN_STEPS:
             reason = "so few do not tell whether earlier jobs had the same pace"
-        return BeforeAfter([], f"{TOO_FEW}: {few}, and {reason}", f"{MORE_RUNS} {HOW_TO_COMPARE}")
+        return BeforeAfter([], f"{TOO_FEW}: {few}, and {reason}", HOW_TO_COMPARE)
     explanation = (
         "steps under NCCL's own choice at the start of this job and of others with the same fabric, ranks, kind of"
         f" training, collectives and pace ({', '.join(others)}), and the last quarter of this job's under a plan. For"

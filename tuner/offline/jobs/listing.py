@@ -131,7 +131,7 @@ def gain_of(jobs: JobsRead, job: JobRecord) -> Gain:
 def as_gain(found: BeforeAfter) -> Gain:
     """What a comparison says of the time of steps."""
     if not found.changes:
-        return Gain(GainKind.unknown, why=". ".join(filter(None, (found.explanation, found.remedy))))
+        return Gain(GainKind.unknown, why=found.explanation)
     change = found.changes[0]
     return Gain(
         GainKind.measured if change.is_beyond_noise else GainKind.within_noise,
