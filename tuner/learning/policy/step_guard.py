@@ -405,17 +405,13 @@ class StepFeedback:
 
     def _judge(self, step: StepRecord, states: list[KeyState], evidence: CallEvidence) -> bool:
         """One step of which all is known that will be; true when a new plan is due at once."""
-        extra_of_step, guard = self._attribution.extra_of_step, self._guard
-        extra_us = extra_of_step.pop(step.step, 0.0)
-        while extra_of_step and (first := next(iter(extra_of_step))) < step.step - 2 * ENOUGH:
-            del extra_of_step[first]  # it was judged long ago, or never will be
+        guard, extra_us = self._guard, self._attribution.extra_of(step.step)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
         duration_us = self._kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:
             return False
-        connections = self._attribution.connections
-        is_doubtful = connections.finished(step.step, duration_us, self._recent, guard.effects.noise)
+        is_doubtful = self._attribution.connected(step.step, duration_us, self._recent, guard.effects.noise)
         is_doubtful |= extra_us > DOUBTFUL_SHARE * step.duration_us
         if in_force is None:
             return False
