@@ -174,7 +174,7 @@ class Options:
         if not (risk_us <= case.room_us and self.may_try(state, candidate)):
             return None
         budget, lent_us = self._budget, 0.0
-        if self.never_ran(state, candidate, evidence):
+        if self._never_ran(state, candidate, evidence):
             risk_us = max(risk_us, CANARY_RATIO * case.usual_us * case.charged_calls)
             lent_us = budget.fraction * max(0.0, CANARY_STEPS / max(1, budget.n_steps) - 1.0) * budget.training_us
         return Option(
@@ -191,17 +191,8 @@ class Options:
         told = self._surrogate.fields.knowledge.canary(state.key)
         self.trusts_book &= told is None or self._surrogate.fields.named(state, told.candidate) != candidate
 
-    def never_ran(self, state: KeyState, candidate: Candidate, evidence: CallEvidence) -> bool:
-        """Whether an algorithm and protocol was never measured on a communicator.
-
-        Args:
-            state: a key of the communicator.
-            candidate: of that algorithm and protocol.
-            evidence: of the regime in force.
-
-        Returns:
-            True if so.
-        """
+    def _never_ran(self, state: KeyState, candidate: Candidate, evidence: CallEvidence) -> bool:
+        """Whether its algorithm and protocol were never measured on the key's communicator."""
         algorithm, protocol = cell_of(candidate)
         ran = (evidence.algorithm == algorithm) & (evidence.protocol == protocol) & (evidence.n_calls > 0)
         communicators = self._surrogate.fields.communicator

@@ -14,6 +14,7 @@ looked at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.policy.acquisition import (
     TRIAL_STEPS,
+    Z_90,
     Option,
     Options,
     PolicySettings,
@@ -469,12 +471,14 @@ class Policy:
                     state.quiet_until = step + max(RETRY_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
         is_busy = bool(picked) or bool(self.trials) or canaries_only
         self.has_settled = not is_busy and all(step < one.quiet_until or not is_expected[one.index] for one in states)
-        # What is a catastrophe at one key is one at others, too: what never ran is first looked at in one place.
+        # What is a catastrophe at one key is one at others, too: what may be one is first looked at in one place.
         looked_at = {(one.key.communicator, one.trial) for one in self._unmeasured(evidence)}
+        log_catastrophe = math.log(self.settings.catastrophic_ratio)
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             fits = found.risk_us <= room_us + found.lent_us and self.options.may_run(state, found.candidate)
             place = state.key.communicator, found.candidate
-            if fits and not (place in looked_at and self.options.never_ran(state, found.candidate, evidence)):
+            is_sane = Z_90 * found.hope[1] - found.hope[0] < log_catastrophe
+            if fits and (is_sane or place not in looked_at):
                 room_us -= found.risk_us
                 looked_at.add(place)
                 self._begin_trial(state, found, evidence)

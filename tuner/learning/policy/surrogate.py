@@ -1,7 +1,7 @@
 """From what was measured to what was not: one Gaussian process over settings, message sizes and networks.
 
 The starting guess gives every candidate a mean and a standard deviation of its log duration. Errors of that guess are
-correlated: candidates of neighbouring sizes share what the fabric does, more so those of one protocol or cell, and how
+correlated: candidates of neighbouring sizes share what the fabric does, more so those of one cell, and how
 many channels fill a link is about the same at all sizes. Conditioning on what was measured near the key turns a handful
 of calls into an opinion about every candidate. Nothing here assumes that durations have one minimum over channels.
 
@@ -28,15 +28,14 @@ from zerotune.tuner.modeling.matern import matern
 
 @dataclass(frozen=True)
 class Kernel:
-    """How errors of the starting guess hang together. The first five are shares of its variance.
+    """How errors of the starting guess hang together. The first four are shares of its variance.
 
     What NCCL chooses is what it believes best, so its guess is among the most flattering. If much of that error were
     taken to be about all cells, those that nobody has tried would pass for slow, too, and never be tried.
     """
 
     by_all: float = 0.10
-    by_protocol: float = 0.10
-    by_cell: float = 0.60
+    by_cell: float = 0.70
     by_near_channels: float = 0.10
     """Neighbouring channel counts of a cell at neighbouring sizes."""
     own: float = 0.02
@@ -82,10 +81,9 @@ def covariance(first: Floats, second: Floats) -> Floats:
 
     sizes = np.abs(np.subtract.outer(first[:, Column.log2_bytes], second[:, Column.log2_bytes]))
     channels = np.abs(np.subtract.outer(first[:, Column.log2_channels], second[:, Column.log2_channels]))
-    same_protocol = equal(Column.protocol)
-    same_cell = same_protocol & equal(Column.algorithm)
+    same_cell = equal(Column.protocol) & equal(Column.algorithm)
     near = matern(sizes / KERNEL.octaves)
-    shared: Floats = (KERNEL.by_cell * same_cell + KERNEL.by_protocol * same_protocol + KERNEL.by_all) * near
+    shared: Floats = (KERNEL.by_cell * same_cell + KERNEL.by_all) * near
     shared += KERNEL.by_near_channels * same_cell * near * matern(channels / KERNEL.channel_octaves)
     fill = np.multiply.outer(first[:, Column.transfer_share], second[:, Column.transfer_share])
     fill *= np.minimum.outer(first[:, Column.octaves_fewer], second[:, Column.octaves_fewer])
@@ -98,7 +96,7 @@ def covariance(first: Floats, second: Floats) -> Floats:
 def variance_of(rows: Floats) -> Floats:
     """The diagonal of `covariance`."""
     fill = 2.0 * KERNEL.fill * rows[:, Column.octaves_fewer] * rows[:, Column.transfer_share] ** 2
-    constant = KERNEL.by_all + KERNEL.by_protocol + KERNEL.by_cell + KERNEL.by_near_channels + KERNEL.own
+    constant = KERNEL.by_all + KERNEL.by_cell + KERNEL.by_near_channels + KERNEL.own
     variance: Floats = fill + constant
     return variance
 
