@@ -164,9 +164,9 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
     found = _of_part(jobs, job, alike, [step for step in alike if step.epoch > 0])
     if not part.explanation:
         return found
-    return replace(
-        found, part=part, explanation=f"{found.explanation}. {part.explanation}", remedy=found.remedy or HOW_TO_COMPARE
-    )
+    # A part that has ended gets no longer by training on.
+    remedy = found.remedy if found.remedy and part.end is None else HOW_TO_COMPARE
+    return replace(found, part=part, explanation=f"{found.explanation}. {part.explanation}", remedy=remedy)
 
 
 def is_of_pace(decision: Decision) -> bool:
