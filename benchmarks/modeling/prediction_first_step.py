@@ -15,9 +15,9 @@ from benchmarks.lib.data.data_sets import DataSet, Measured, sweep_block
 from benchmarks.lib.reporting import Result
 from benchmarks.modeling.prediction_verdicts import places, summed_up, truth_of, verdicts
 from zerotune.store.records import BASELINE, Collective
-from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, FieldBook, KeyTable
+from zerotune.tuner.learning.policy.keys import FieldBook, KeyTable
 from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.learning.policy.surrogate import Surrogate
+from zerotune.tuner.learning.policy.surrogate import COMMON_DOUBT, Surrogate
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
 from zerotune.tuner.modeling.features import CostPrior, Floats

@@ -13,6 +13,7 @@ from unittest.mock import patch
 from zerotune.tuner.learning.policy import acquisition, surrogate, variants
 from zerotune.tuner.learning.policy.acquisition import TrialVerdict
 from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.risk import PendingTrials
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 from zerotune.tuner.learning.policy.surrogate import Kernel
 
@@ -28,6 +29,7 @@ def _without_leads(*arguments: Any, **named: Any) -> Any:
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "channel_fill": ((surrogate, "KERNEL", Kernel(fill=0.0)),),
     "neighbours": ((CallEvidence, "nearby", CallEvidence.contrast),),
+    "twins": ((PendingTrials, "has_twin", lambda *_: False),),
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
@@ -37,7 +39,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "odds_but_a_half": ((acquisition, "UNPAID_ODDS", 0.5),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),
     "kernel_structure": (
-        (surrogate, "KERNEL", Kernel(by_all=0.0, by_cell=0.0, by_near_channels=0.0, own=1.0)),
+        (surrogate, "KERNEL", Kernel(by_all=0.0, by_protocol=0.0, by_cell=0.0, by_near_channels=0.0, own=1.0)),
     ),
 }
 """By name: (object or module, attribute, what stands in for it)."""

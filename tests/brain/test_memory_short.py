@@ -19,7 +19,7 @@ from benchmarks.lib.simulated.brain_world import (
     play,
     zero3_step,
 )
-from benchmarks.lib.simulated.earlier_jobs import knowledge, offer_only
+from benchmarks.lib.simulated.earlier_jobs import knowledge, lines, offer_only
 from benchmarks.lib.simulated.tight_world import TightWorld
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import (
@@ -236,6 +236,27 @@ def test_fewer_channels_are_found_to_train_faster_while_memory_is_short_too() ->
         world.fixed = decided(brain)
         found.append(float(np.median([world.run_step()[1].duration_us for _ in range(20)])))
     assert found[1] < 1.01 * found[0]
+
+
+@pytest.mark.parametrize("becomes_short", [False, True])
+def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short(becomes_short: bool) -> None:
+    """Nothing but a tree of few channels is offered, whose calls are slower: only steps may speak for it."""
+    place = fabric.load("few_sms_node").communicator(range(8))
+    call = Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 24)
+    world = OverlappedWorld("few_sms_node", place, [call] * 6, compute_us=30_000.0)
+    tree = Candidate(Algorithm.tree, Protocol.simple, 16)
+    slower = Knowledge(lines(world, {(call, tree): -0.3}))
+    brain = make_brain(world, slower)
+    offer_only(world, brain, tree)
+    while brain.variant is None:
+        assert world.step < 200
+        play(world, brain, 1)
+    assert {*brain.variant.settings.values()} == {tree}
+    assert Algorithm.tree not in dict(brain.memory.connected())[place]
+    world.memory_pressure = 0.97 if becomes_short else 0.3
+    plans = play(world, brain, 20)
+    assert (tree in {row.candidate for plan in plans for row in plan.rows}) == (not becomes_short)
+    assert not (becomes_short and brain.variant)
 
 
 def test_what_fits_alone_may_not_fit_as_a_whole() -> None:

@@ -17,7 +17,8 @@ from benchmarks.modeling.prediction_verdicts import looked_up
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from zerotune.tuner.learning.knowledge import LEVEL_STD, Knowledge
-from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, FieldBook
+from zerotune.tuner.learning.policy.keys import FieldBook
+from zerotune.tuner.learning.policy.surrogate import COMMON_DOUBT
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Baked
 from zerotune.tuner.modeling.correction.estimators import Kriging

@@ -147,7 +147,7 @@ def test_what_an_older_regime_knew_returns_with_it_and_what_came_later_is_kept()
             assert first <= _ran(brain)
         errors = _known_errors(world, brain, known)
         known |= _ran(brain)
-        assert np.median(np.abs(errors)) < 0.25
+        assert np.median(np.abs(errors)) < 0.2
 
 
 def test_keys_seen_first_after_a_change_are_where_others_of_their_size_are() -> None:
@@ -170,7 +170,7 @@ def test_keys_seen_first_after_a_change_are_where_others_of_their_size_are() -> 
 
 @pytest.mark.parametrize("seed", [48, 49])
 def test_what_may_be_a_catastrophe_is_tried_at_one_key_first(seed: int) -> None:
-    """The same setting at another key waits until the first has shown itself."""
+    """The same setting at the same size, in another phase or collective, waits until the first has shown itself."""
     world = _world(seed)
     brain = make_brain(world)
     begun: set[tuple[DecisionKey, Candidate]] = set()
@@ -182,7 +182,7 @@ def test_what_may_be_a_catastrophe_is_tried_at_one_key_first(seed: int) -> None:
                 continue
             begun.add((view.key, view.trial))
             hoped, std = view.hope
-            unseen.setdefault((view.trial,), []).append(1.645 * std - hoped)
+            unseen.setdefault((view.trial, view.key.size_class), []).append(2.33 * std - hoped)
         for surprises in unseen.values():
             assert sum(one > math.log(2.0) for one in surprises) <= 1
     assert len(begun) > 10
@@ -192,7 +192,7 @@ def test_a_step_record_is_not_needed_to_carry_anything() -> None:
     """What is believed follows measurements alone."""
     world = _world(50)
     brain = make_brain(world)
-    for _ in range(80):
+    for _ in range(60):
         block, record = world.run_step()
         if world.step == 31:
             world.large = world.small = 1.6
@@ -207,8 +207,7 @@ def test_a_step_record_is_not_needed_to_carry_anything() -> None:
         for option, it in options.items()
         if option in before[key] and not it.n_calls
     ]
-    # What was tried just before the change is noticed moves beliefs, too.
-    assert float(np.median(moved)) == pytest.approx(math.log(1.6), abs=0.25)
+    assert float(np.median(moved)) == pytest.approx(math.log(1.6), abs=0.1)
 
 
 @pytest.mark.parametrize("seed", [51, 52, 53])

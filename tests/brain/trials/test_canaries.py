@@ -61,11 +61,10 @@ def test_what_is_tried_first_is_what_the_book_says() -> None:
     brain = make_brain(world, Knowledge.empty().with_book(told))
     plans = play(world, brain, 10)
     explored = [one for one in brain.decisions() if one.kind == "explore"]
-    assert len(explored) > 4, "each setting at one key at first, then elsewhere"
+    assert len(explored) > 4, "one at first, then twice as many as went well"
     assert all(one.candidate == told[one.key][0] for one in explored)
-    first = {row.candidate for row in plans[0].rows}
-    assert len(first) == len(plans[0].rows), "a setting begins at one key"
-    assert first <= {candidate for candidate, _, _ in told.values()}
+    (first,) = plans[0].rows
+    assert first.candidate == explored[0].candidate
     assert explored[0].step <= 5
 
 

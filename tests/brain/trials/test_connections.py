@@ -22,7 +22,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.policy.attribution import Attribution, Connections
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import CallEvidence
@@ -232,20 +232,17 @@ def test_the_gate_says_which_calls_connected_something() -> None:
 
 
 def test_a_connection_is_known_from_calls_and_steps_together() -> None:
-    job = Job(has_other_algorithm=True)
-    attribution, budget, others_us = job.attribution, job.budget, [1_000.0] * 8
-    assert attribution.connection_us == 0.0
-    assert not attribution.connected(3, 50_000.0, others_us, 0.02)
-    job.step = 5
-    job.run(RING, [2_100.0], connects=True)
-    assert attribution.connected(5, 4_000.0, others_us, 0.02)
-    assert budget.spent_us == pytest.approx(2_000.0 + 3_000.0), "what the call showed was charged with it"
-    assert attribution.connection_us == pytest.approx(5_000.0)
-    job.step = 7
-    job.run(RING, [1_100.0], connects=True)
-    assert attribution.connected(7, 1_050.0, others_us, 0.02), "noise"
-    assert attribution.connection_us == pytest.approx(3_000.0)
-    assert budget.spent_us == pytest.approx(6_000.0)
+    budget = Budget(0.01)
+    connections = Connections(budget)
+    assert connections.typical_us == 0.0
+    assert not connections.finished(3, 50_000.0, [1_000.0] * 8, 0.02)
+    connections.made(5, 2_000.0)
+    assert connections.finished(5, 4_000.0, [1_000.0] * 8, 0.02)
+    assert budget.spent_us == 3_000.0, "what the call showed was charged with it"
+    connections.made(7, 1_000.0)
+    assert connections.finished(7, 1_050.0, [1_000.0] * 8, 0.02), "noise"
+    assert connections.typical_us == 3_000.0
+    assert budget.spent_us == 3_000.0
 
 
 def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compared() -> None:

@@ -18,7 +18,7 @@ from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import CallEvidence, radius
-from zerotune.tuner.learning.policy.risk import Budget, Price
+from zerotune.tuner.learning.policy.risk import Budget, Price, Stakes
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement, odds_above
 from zerotune.tuner.modeling.features import Floats, cell_of
 
@@ -60,8 +60,6 @@ class Option(NamedTuple):
     hope: tuple[float, float]
     """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
     reason: str
-    lent_us: float = 0.0
-    """What may be spent on it beyond what is left of the budget."""
 
 
 class Case(NamedTuple):
@@ -74,15 +72,7 @@ class Case(NamedTuple):
     """What mostly runs at the key."""
     log_now: float
     """Its log duration."""
-    room_us: float
-    """What is left of the budget."""
-    calls_per_step: float
-    charged_calls: float
-    """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
-    least_odds: float = 0.0
-    """A trial must be as likely as that to be faster, if it risks more than `gained_us`."""
-    gained_us: float = 0.0
-    """What exploring has gained, less what it cost."""
+    stakes: Stakes
     once_us: Floats | float = 0.0
     """What each option costs besides, once: to be connected."""
     least_gain: Floats | float = 0.0
@@ -97,14 +87,46 @@ class Case(NamedTuple):
     def risk_us(self) -> Floats:
         """What a trial of each costs on average until it can be withdrawn; nothing where it turns out faster."""
         mean, spread = self.opinion
-        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls + self.once_us
+        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.stakes.charged_calls + self.once_us
 
+
+CANARY_HOPE: Final = 0.1
+"""What is hoped for of a canary (log) at most, and its doubt at least: one call measured here weighs more."""
 
 CANARY_RATIO: Final = 50.0
 CANARY_STEPS: Final = 100
-"""A book's setting, of an algorithm and protocol that never ran here, is tried where it would cost, were it
-CANARY_RATIO times slower, what so many steps earn the budget at most: at small messages first.
+"""Until a book's algorithm and protocol went well somewhere in this job, they are tried where they would cost, were
+they CANARY_RATIO times slower, what so many steps earn the budget at most: at small messages first.
 """
+
+
+class _Canaries:
+    """How far a book of the fleet is trusted in this job: one key first, then twice as many as went well.
+
+    One setting of it that proves to be a catastrophe, and nothing more is taken from it.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[KeyState, Candidate]] = []
+        """They run, or were offered and may begin yet."""
+        self.went_well: set[tuple[object, ...]] = set()
+        """Algorithms and protocols, by communicator and collective."""
+        self._n_good = 0
+        self._is_bad = False
+
+    def may_begin(self, key: KeyState, evidence: CallEvidence) -> bool:
+        """Whether one more may be tried now, at this key."""
+        waiting = []
+        for state, candidate in self.waiting:
+            if candidate in state.banned:
+                self._is_bad = True
+            elif evidence.has_measured(state.index, candidate):
+                self._n_good += 1
+                self.went_well.add((*state.family, *cell_of(candidate)))
+            elif state.trial == candidate or (state is not key and candidate not in state.numbers):
+                waiting.append((state, candidate))
+        self.waiting = waiting
+        return not self._is_bad and len(waiting) <= self._n_good
 
 
 class Options:
@@ -118,8 +140,7 @@ class Options:
         self._budget = budget
         self._memory = memory
         self._price = price
-        self.trusts_book = True
-        """Nothing that the fleet's book says was a catastrophe here."""
+        self._canaries = _Canaries()
         self.canaries_only = False
         """For now no trial begins but what the fleet's book says."""
 
@@ -139,64 +160,51 @@ class Options:
         slot = slots[0] if slots[0] is not None else slots[1]
         if slot is None:
             return None
-        fields, budget, price = self._surrogate.fields, self._budget, self._price
-        options = fields.of(state).options
-        calls_us = price.calls_us * budget.n_steps
+        options, stakes = self._surrogate.fields.of(state).options, self._price.stakes(state, room_us)
+        budget, calls_us = self._budget, self._price.calls_us * self._budget.n_steps
+        odds = unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0
         case = Case(
             options,
             opinion,
             state.usual,
             evidence.log_us(slot),
-            room_us,
-            float(price.traffic.per_step[state.index]),
-            price.traffic.calls_in(state.index, price.withdrawal.first_steps) * price.charged_share,
-            unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0,
-            budget.gained_us,
+            stakes._replace(least_odds=odds, gained_us=budget.gained_us),
             self._connections_us(state, options),
             self._memory.least_gain(options, state.n_channels),
         )
-        told = fields.knowledge.canary(state.key) if state.lead is None and self.trusts_book else None
-        candidate = fields.named(state, told.candidate) if told is not None else BASELINE
-        if told is not None and candidate in options and candidate not in state.numbers:
-            found = self._canary(state, case, (candidate, told.gain), evidence)
-            if found is not None:
-                return found if found.risk_us <= room_us + found.lent_us else None  # no guess of ours comes before
-        if self.canaries_only:
-            return None
+        canary = self._canary(state, case, evidence)
+        if canary is not None or self.canaries_only or self._awaits_canary(state):
+            return canary
         return best_option(case, self._settings, lambda one: self.may_try(state, one), state.retired)
 
-    def _canary(
-        self, state: KeyState, case: Case, told: tuple[Candidate, float], evidence: CallEvidence
-    ) -> Option | None:
+    def _canary(self, state: KeyState, case: Case, evidence: CallEvidence) -> Option | None:
         """What the fleet's book says wins here, once. What it may cost is not the book's to say."""
-        (candidate, gain), at = told, case.options.index(told[0])
-        risk_us, log_us = float(case.risk_us[at]), float(case.opinion[0][at])
-        if not (risk_us <= case.room_us and self.may_try(state, candidate)):
+        told, stakes = self._surrogate.fields.knowledge.canary(state.key), case.stakes
+        if told is None or state.lead is not None or not self._canaries.may_begin(state, evidence):
             return None
-        budget, lent_us = self._budget, 0.0
-        if self._never_ran(state, candidate, evidence):
-            risk_us = max(risk_us, CANARY_RATIO * case.usual_us * case.charged_calls)
-            lent_us = budget.fraction * max(0.0, CANARY_STEPS / max(1, budget.n_steps) - 1.0) * budget.training_us
+        candidate = self._surrogate.fields.named(state, told.candidate)
+        if candidate not in case.options or candidate in state.numbers or not self.may_try(state, candidate):
+            return None
+        risk_us = float(case.risk_us[case.options.index(candidate)])
+        lent_us = CANARY_STEPS * self._budget.fraction * self._budget.training_us / max(1, self._budget.n_steps)
+        went_well = (*state.family, *cell_of(candidate)) in self._canaries.went_well
+        worst_us = 0.0 if went_well else CANARY_RATIO * case.usual_us * stakes.charged_calls
+        if worst_us > max(lent_us, stakes.room_us) or not risk_us <= stakes.room_us:
+            return None
+        self._canaries.waiting.append((state, candidate))
         return Option(
-            worth_us=gain * case.usual_us * case.calls_per_step,
+            worth_us=told.gain * case.usual_us * stakes.calls_per_step,
             risk_us=risk_us,
             candidate=candidate,
-            hope=(case.log_now - log_us, float(case.opinion[1][at])),
-            reason=f"the fleet's book: {saved(gain)} faster on other nodes, tried first here",
-            lent_us=lent_us,
+            hope=(min(told.gain, CANARY_HOPE), max(told.gain_std, CANARY_HOPE)),
+            reason=f"the fleet's book: {saved(told.gain)} faster on other nodes, tried first here",
         )
 
-    def was_catastrophe(self, state: KeyState, candidate: Candidate) -> None:
-        """A setting is banned at a key: if the book told of it, nothing more is taken from it."""
-        told = self._surrogate.fields.knowledge.canary(state.key)
-        self.trusts_book &= told is None or self._surrogate.fields.named(state, told.candidate) != candidate
-
-    def _never_ran(self, state: KeyState, candidate: Candidate, evidence: CallEvidence) -> bool:
-        """Whether its algorithm and protocol were never measured on the key's communicator."""
-        algorithm, protocol = cell_of(candidate)
-        ran = (evidence.algorithm == algorithm) & (evidence.protocol == protocol) & (evidence.n_calls > 0)
-        communicators = self._surrogate.fields.communicator
-        return bool((communicators[evidence.key[ran]] != communicators[state.index]).all())
+    def _awaits_canary(self, state: KeyState) -> bool:
+        """What the book says here is not tried yet, and what it says elsewhere is: no guess of ours comes before."""
+        told, expected = self._surrogate.fields.knowledge.canary(state.key), self._price.traffic.is_expected
+        is_open = told is not None and self._surrogate.fields.named(state, told.candidate) not in state.numbers
+        return is_open and any(expected[one.index] for one, _ in self._canaries.waiting)
 
     def may_try(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether a trial of it may begin at all."""
@@ -244,20 +252,20 @@ def best_option(
     Returns:
         The trial; None if there is none.
     """
-    (mean, spread), log_now, risk_us = case.opinion, case.log_now, case.risk_us
+    (mean, spread), stakes, log_now, risk_us = case.opinion, case.stakes, case.log_now, case.risk_us
     improvement = expected_improvement(log_now - mean - settings.min_gain - case.least_gain, spread)
     # What gains pay for may be a long shot; nothing else may.
-    is_likely = (odds_above(log_now - mean, spread) >= case.least_odds) | (risk_us < case.gained_us)
+    is_likely = (odds_above(log_now - mean, spread) >= stakes.least_odds) | (risk_us < stakes.gained_us)
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
     is_sane = mean - spread - log_now <= math.log(settings.catastrophic_ratio)
-    fits = (improvement >= settings.worthwhile) & is_likely & is_sane & (risk_us <= case.room_us)
+    fits = (improvement >= settings.worthwhile) & is_likely & is_sane & (risk_us <= stakes.room_us)
     order = [int(index) for index in np.argsort(-improvement) if fits[index]]
     for index in sorted(order, key=lambda index: case.options[index] in last):
         if may_try(case.options[index]):
             log_us, std = float(mean[index]), float(spread[index])
             low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
             return Option(
-                worth_us=float(improvement[index]) * case.usual_us * case.calls_per_step,
+                worth_us=float(improvement[index]) * case.usual_us * stakes.calls_per_step,
                 risk_us=float(risk_us[index]),
                 candidate=case.options[index],
                 hope=(log_now - log_us, std),
@@ -283,8 +291,8 @@ def saved(gain: float) -> str:
     return f"{-100.0 * math.expm1(-gain):.1f} %"
 
 
-TRIAL_STEPS: Final = 8
-"""A trial that is still open when so many more steps have run it is a tie: others come first now. What is probably
+MAX_TRIAL_UNITS: Final = 8
+"""A trial that is still open after this many more steps of evidence is a tie: others come first now. What is probably
 faster leads from then on and so goes on being measured; what is not is tried again once it looks better.
 """
 VERIFIED: Final = 0.2

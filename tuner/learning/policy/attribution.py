@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import CallEvidence, Calls, grouped
+from zerotune.tuner.learning.policy.observations import KEPT, CallEvidence, Calls, grouped
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_effects import ENOUGH
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints
@@ -26,9 +26,51 @@ CONFIRMED: Final = 2
 LEAST_SCALE: Final = 0.01
 """Noise (log) of calls is believed to be no less: clocks tick."""
 ABSURD: Final = 10.0
-"""A call of this many times the incumbent's time may be a straggler: another one tells."""
+"""A call of this many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
 STRAGGLER_RATE: Final = 0.005
 """One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
+
+
+class Connections:
+    """Charges the budget what steps say of them, and remembers how much a connection takes."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._open: deque[int] = deque(maxlen=KEPT)
+        """Steps that connected something, until their record is here."""
+        self._total_us, self._n = 0.0, 0
+
+    @property
+    def typical_us(self) -> float:
+        """What training waits for one, as far as seen; 0 before the first."""
+        return self._total_us / self._n if self._n else 0.0
+
+    def made(self, step: int, charged_us: float) -> None:
+        """Calls of `step` connected something, and were charged `charged_us` for what they took longer."""
+        if step not in self._open:
+            self._open.append(step)
+            self._n += 1
+        self._total_us += charged_us
+
+    def finished(self, step: int, left_us: float, usual_us: Sequence[float], noise: float) -> bool:
+        """Whether a step connected something; what it took longer besides what calls were charged is charged now.
+
+        Args:
+            step: the step.
+            left_us: its duration without what exploration is known to have added.
+            usual_us: durations of other steps.
+            noise: of steps (log); a step that is longer by less than `CLIP` of these says nothing.
+
+        Returns:
+            True if the step connected something.
+        """
+        if step not in self._open:
+            return False
+        self._open.remove(step)
+        if len(usual_us) >= ENOUGH and left_us > (usual := median(usual_us)) * math.exp(CLIP * noise):
+            self._budget.spend(left_us - usual)
+            self._total_us += left_us - usual
+        return True
 
 
 class Refusals:
@@ -75,8 +117,19 @@ class Refusals:
 Place = tuple[CommunicatorClass, int, int, Algorithm | None]
 
 
+class _Absurd(NamedTuple):
+    """Calls of one setting that took more than `ABSURD` times as long as the incumbent."""
+
+    n: int = 0
+    beyond_us: float = 0.0
+    given_back_us: float = 0.0
+
+
 class Attribution:
-    """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took."""
+    """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took.
+
+    `extra_of_step` holds the microseconds that exploration added to each recent step.
+    """
 
     def __init__(
         self,
@@ -89,34 +142,26 @@ class Attribution:
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
         self._means = StepMeans()
+        self._absurd: dict[int, _Absurd] = {}
+        """By slot."""
+        self.connections = Connections(budget)
         self._n_usual, self._n_slow = 0, 0
         """Calls of settings that are not on trial, and how many of them were slow as a catastrophe."""
         self._met: set[Place] = set()
         """Algorithms that were on trial, by what they were tried for."""
-        self._held_us: dict[int, float] = {}
-        """By slot, what its first absurd call took beyond what is charged for it."""
         self.doubted: set[int] = set()
         """Slots whose next call will tell whether the setting is slow."""
-        self._extra_us: dict[int, float] = {}
-        """What exploration added to steps, by step."""
-        self._connected: set[int] = set()
-        """Steps that connected something, until their record is here."""
-        self._connections_us, self._n_connections = 0.0, 0
+        self.extra_of_step: dict[int, float] = {}
         self.n_explored = 0
         """Calls that ran a setting on trial."""
         self.is_suspicious = False
         """The newest calls of settings that are not on trial are not what they were: no time to compare with before."""
 
-    @property
-    def connection_us(self) -> float:
-        """What training waits for an algorithm to be connected, as far as seen; 0 before the first."""
-        return self._connections_us / max(1, self._n_connections)
-
     def reset(self) -> None:
         """A new regime began: deviations are counted afresh."""
         self._changes.reset()
         self._means.reset()
-        self._held_us.clear()
+        self._absurd.clear()
         self.doubted.clear()
         self.is_suspicious = False
 
@@ -195,7 +240,7 @@ class Attribution:
         """Account for calls of what is tried or verified, and report at once what is catastrophically slow.
 
         Only the `exposed_share` of what they took longer was waited for. Calls of incumbents among them cost nothing;
-        of a setting's first straggler no more counts than ten times the incumbent's time.
+        of a straggler no more counts than ten times the incumbent's time.
 
         Args:
             states: all keys.
@@ -219,13 +264,11 @@ class Attribution:
         share = np.broadcast_to(exposed_share, len(says))[known]
         usual_us = share * np.exp(logs - excess)
         extra_us = share * np.exp(logs) - usual_us
-        more_us = np.maximum(extra_us, 0.0)
         when, of_step = np.unique(steps, return_inverse=True)
-        for step, us in zip(when.tolist(), np.bincount(of_step, more_us).tolist(), strict=True):
-            self._extra_us[step] = self._extra_us.get(step, 0.0) + us
-        self._n_connections += len({*steps[is_new].tolist()} - self._connected)
-        self._connections_us += float(more_us[is_new].sum())
-        self._connected |= {*steps[is_new].tolist()}
+        for step, more_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra_us, 0.0)), strict=True):
+            self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(more_us)
+        for step, more_us in zip(steps[is_new].tolist(), extra_us[is_new].tolist(), strict=True):
+            self.connections.made(step, max(more_us, 0.0))
         self._met |= {_place(int(slot), states, evidence) for slot in np.unique(slots[is_new])}
         # What connected something is no straggler, nor is what may have.
         is_first = np.zeros(len(slots), np.bool_)
@@ -234,54 +277,32 @@ class Attribution:
         for at in np.flatnonzero(is_first & ~is_new).tolist():
             is_first[at] = self._may_connect(int(slots[at]), states, evidence)
         beyond_us = np.where(is_new | is_first, 0.0, extra_us + (1.0 - ABSURD) * usual_us)
-        tried = np.unique(slots)
-        before_us = np.maximum(evidence.extra_us[tried], 0.0)
+        before_us = np.maximum(evidence.extra_us[slots], 0.0)
         np.add.at(evidence.extra_us, slots, extra_us)
-        self._hold(slots, beyond_us, evidence)
+        self._give_back(slots, beyond_us, evidence)
+        tried, first = np.unique(slots, return_index=True)
+        self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us[first]).sum()))
         says[known] = ~is_new | (excess <= 0.0)
         # Nothing is ten times as slow by itself, but less than that may be the setting's own doing.
         may_be_slow = is_new & (excess > self._log_catastrophe) & (excess <= math.log(ABSURD))
         self.doubted |= {*slots[may_be_slow].tolist()}
         here = says[known]
         says[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here], states, evidence))
-        self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us).sum()))
         return says
-
-    def extra_of(self, step: int) -> float:
-        """Microseconds that exploration is known to have added to a step; asked in the order of steps."""
-        extra_us = self._extra_us.pop(step, 0.0)
-        while self._extra_us and (first := next(iter(self._extra_us))) < step - 2 * ENOUGH:
-            del self._extra_us[first]  # it was judged long ago, or never will be
-        return extra_us
-
-    def connected(self, step: int, left_us: float, usual_us: Sequence[float], noise: float) -> bool:
-        """Whether a step connected something; what it took longer besides what calls were charged is charged now.
-
-        Args:
-            step: the step.
-            left_us: its duration without what exploration is known to have added.
-            usual_us: durations of other steps.
-            noise: of steps (log); a step that is longer by less than `CLIP` of these says nothing.
-
-        Returns:
-            True if the step connected something.
-        """
-        if step not in self._connected:
-            return False
-        self._connected = {one for one in self._connected if one > step}
-        if len(usual_us) >= ENOUGH and left_us > (usual := median(usual_us)) * math.exp(CLIP * noise):
-            self._budget.spend(left_us - usual)
-            self._connections_us += left_us - usual
-        return True
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _hold(self, slots: Ints, beyond_us: Floats, evidence: CallEvidence) -> None:
-        """Charge no more than `ABSURD` times the usual time of the first call of a setting that took longer."""
-        for slot in np.unique(slots[beyond_us > 0.0]).tolist():
-            absurd_us = beyond_us[(slots == slot) & (beyond_us > 0.0)].tolist()
-            evidence.extra_us[slot] += self._held_us.get(slot, -absurd_us[0] if len(absurd_us) == 1 else 0.0)
-            self._held_us[slot] = 0.0 if slot in self._held_us or len(absurd_us) > 1 else absurd_us[0]
+    def _give_back(self, slots: Ints, beyond_us: Floats, evidence: CallEvidence) -> None:
+        """Of a setting's only absurd call no more counts than `ABSURD`, once others were sane; else all of it does."""
+        is_absurd = beyond_us > 0.0
+        for slot in {*self._absurd, *slots[is_absurd].tolist()}.intersection(slots.tolist()):
+            here, before = slots == slot, self._absurd.get(slot, _Absurd())
+            n_absurd = before.n + int(np.count_nonzero(here & is_absurd))
+            all_us = before.beyond_us + float(beyond_us[here & is_absurd].sum())
+            n_sane = int(evidence.n_calls[slot]) + int(np.count_nonzero(here)) - n_absurd
+            given_us = all_us if n_absurd == 1 and n_sane >= ENOUGH else 0.0
+            evidence.extra_us[slot] -= given_us - before.given_back_us
+            self._absurd[slot] = _Absurd(n_absurd, all_us, given_us)
 
     def _doubtful(
         self, slots: Ints, excess: Floats, steps: Ints, states: list[KeyState], evidence: CallEvidence
@@ -312,8 +333,6 @@ class Attribution:
                 if not was_sane:
                     doubtful.append(slot)
                 continue
-            evidence.extra_us[slot] += self._held_us.get(slot, 0.0)
-            self._held_us[slot] = 0.0
             self._on_catastrophe(states[int(evidence.key[slot])], evidence.candidates[slot], math.exp(ratio))
         return doubtful
 

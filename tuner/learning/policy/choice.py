@@ -14,7 +14,6 @@ looked at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
@@ -24,8 +23,7 @@ import numpy.typing as npt
 
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.policy.acquisition import (
-    TRIAL_STEPS,
-    Z_90,
+    MAX_TRIAL_UNITS,
     Option,
     Options,
     PolicySettings,
@@ -37,11 +35,11 @@ from zerotune.tuner.learning.policy.acquisition import (
 from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget, Price, Withdrawal
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget, PendingTrials, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 
-INCUMBENT_EVERY: Final = 13
-"""A lead leaves one in so many windows to the incumbent; odd, as trials take every other one."""
+INCUMBENT_EVERY: Final = 12
+"""A lead leaves one in so many of the windows without a trial to the incumbent."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -50,14 +48,18 @@ class Allocation(Columns):
     """What all keys run, by index: a trial in every other window, and at once; a lead in nearly all others."""
 
     def __init__(self) -> None:
-        self._window = 0
-        self._trial_since = np.zeros(0, np.int64)
-        self._lead_since = np.zeros(0, np.int64)
-        """The window that is the first of the trial's or lead's; 0: there is none."""
-        self._is_proven = np.zeros(0, np.bool_)
-        """The lead is."""
         self._runs_trial = np.zeros(0, np.bool_)
         self._runs_lead = np.zeros(0, np.bool_)
+        self._has_trial = np.zeros(0, np.bool_)
+        self._has_lead = np.zeros(0, np.bool_)
+        self._is_proven = np.zeros(0, np.bool_)
+        """The lead is."""
+        self._was_trials = np.zeros(0, np.bool_)
+        """The last window was the trial's, were it only for its first steps."""
+        self._n_waited = np.zeros(0, np.int64)
+        """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent, as a trial
+        would: what earlier jobs proved is verified.
+        """
         self._changed: set[int] = set()
 
     def register(self, index: int) -> None:
@@ -79,31 +81,32 @@ class Allocation(Columns):
 
     def verified(self) -> Flags:
         """Where something that earlier jobs proved takes turns with the incumbent."""
-        verified: Flags = (self._lead_since > 0) & self._is_proven
+        verified: Flags = self._has_lead & self._is_proven
         return verified
 
     def begin_trial(self, index: int) -> None:
-        """A trial from the next window on."""
-        self._trial_since[index] = self._window + 1
+        """A trial from now on."""
+        self._has_trial[index], self._was_trials[index] = True, False
 
     def end_trial(self, index: int) -> None:
         """No trial any more."""
-        self._trial_since[index] = 0
+        self._has_trial[index] = False
         self._changed.add(index)
 
     def end_window(self, index: int) -> None:
         """The trial gives way before the window is over: what usually runs goes on."""
         self._runs_trial[index] = False
-        self._runs_lead[index] = self._lead_since[index] > 0
+        self._runs_lead[index] = self._has_lead[index]
 
     def begin_lead(self, index: int, *, is_proven: bool) -> None:
-        """A lead from the next window on, which earlier jobs proved or not."""
-        self._lead_since[index], self._is_proven[index] = self._window + 1, is_proven
+        """A lead from now on, which earlier jobs proved or not."""
+        self._has_lead[index], self._is_proven[index] = True, is_proven
+        self._n_waited[index] = -MAX_TRIAL_UNITS if is_proven else 0
         self._changed.add(index)
 
     def end_lead(self, index: int) -> None:
         """No lead any more."""
-        self._lead_since[index] = 0
+        self._has_lead[index] = False
         self._changed.add(index)
 
     def take(self, *, is_overspent: bool, leads_rest_at: Collection[int] | None = None) -> set[int]:
@@ -117,14 +120,14 @@ class Allocation(Columns):
         Returns:
             Keys at which something else may run than in the last window.
         """
-        self._window += 1
-        runs_trial = (self._trial_since > 0) & ((self._window - self._trial_since) % 2 == 0)
-        runs_lead = (self._lead_since > 0) & ~runs_trial
+        runs_trial = self._has_trial & ~self._was_trials
+        self._was_trials = runs_trial.copy()
+        runs_lead = self._has_lead & ~runs_trial
         if leads_rest_at is None:
-            n_before = self._window - self._lead_since
+            self._n_waited += runs_lead
             # Not all keys' leads rest in the same window.
-            rests = (n_before + np.arange(len(n_before)) + 1) % INCUMBENT_EVERY == 0
-            runs_lead &= ~np.where(self._is_proven & (n_before < TRIAL_STEPS), n_before % 2 == 1, rests)
+            rests = (self._n_waited + np.arange(len(runs_lead))) % INCUMBENT_EVERY == 0
+            runs_lead &= ~np.where(self._n_waited < 0, self._n_waited % 2 == 0, rests)
         else:
             runs_lead[[*leads_rest_at]] = False
         if is_overspent:
@@ -175,7 +178,7 @@ class Policy:
         self.budget = budget
         self.memory = memory
         self._report = report
-        self.price = Price(Withdrawal(settings.steps_per_window))
+        self.price = Price(settings.steps_per_window)
         self.options = Options(settings, surrogate, budget, memory, self.price)
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
@@ -188,7 +191,10 @@ class Policy:
         """What runs at some keys in this window, whosever turn it is, while it is found out what steps make of it."""
         self._shown_explores: list[int] = []
         self._shown_changed: set[int] = set()
+        self._pending = PendingTrials(settings.catastrophic_ratio)
         self._next_key = 0
+        self._n_in_vain = 0
+        """How many keys in a row had nothing to try when they were looked at."""
         self.has_settled = False
         """No key has a trial, and none has anything left to try now."""
 
@@ -234,12 +240,11 @@ class Policy:
                 running[state.index] = running.pop(state.index)
                 self._settle(state, evidence, leads=leads)
         self.has_settled = False
+        for state in self._pending.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
+            self.end_trial(state)
         self.surrogate.fields.follow()
         self.budget.save(self.price.saved_us(states, evidence))
-        for state in self._unmeasured(evidence):
-            if not self.price.traffic.is_expected[state.index]:
-                self.end_trial(state)
-        room_us = self.budget.remaining_us - sum(one.risk_us for one in self._unmeasured(evidence))
+        room_us = self.budget.remaining_us - self._pending.reserved_us
         if may_start and room_us > 0:
             self._start_trials(states, evidence, step, room_us)
         changed = self._allocation.take(is_overspent=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
@@ -302,11 +307,12 @@ class Policy:
         state.numbers.setdefault(candidate, state.n_tried + 1)
         state.retired.pop(candidate, None)
         state.trial, state.trial_reason, state.hope = candidate, option.reason, option.hope
-        state.trial_until_units = TRIAL_STEPS + (evidence.units(slot) if slot is not None else 0.0)
+        state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
         self._allocation.begin_trial(state.index)
-        state.risk_us = option.risk_us
+        if not evidence.has_measured(state.index, candidate):
+            self._pending.begin(state, candidate, option.risk_us)
         self._report(Event(state, candidate, "explore", option.reason))
 
     def end_trial(self, state: KeyState) -> None:
@@ -374,8 +380,6 @@ class Policy:
             ban: it is not tried again in this regime; else it is tried again after all others.
         """
         (state.banned if ban else state.retired)[candidate] = reason
-        if ban:
-            self.options.was_catastrophe(state, candidate)
         if candidate == state.trial:
             self.end_trial(state)
         if candidate == state.lead:
@@ -439,48 +443,36 @@ class Policy:
     def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
         self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))
 
-    def _unmeasured(self, evidence: CallEvidence) -> list[KeyState]:
-        """Keys whose trial waits for its first measurement."""
-        return [
-            one
-            for one in self.trials.values()
-            if one.trial is not None and not evidence.has_measured(one.index, one.trial)
-        ]
-
     def _start_trials(self, states: list[KeyState], evidence: CallEvidence, step: int, room_us: float) -> None:
         """Begin the most promising trials whose risks together fit `room_us`."""
         picked: list[tuple[KeyState, Option]] = []
         n_looked_at, canaries_only = 0, self.options.canaries_only
-        is_expected = self.price.traffic.is_expected.tolist()
         for _ in range(len(states)):
             if n_looked_at >= MAX_NEW_TRIALS:
                 break
             state = states[self._next_key % len(states)]
             self._next_key += 1
-            if state.trial is not None or step < state.quiet_until or not is_expected[state.index]:
-                continue
             incumbent = evidence.find(state.index, state.incumbent)
-            if incumbent is None or evidence.units(incumbent) < FIRST_LOOK_STEPS:
+            is_quiet = step < state.quiet_until or not self.price.traffic.is_expected[state.index]
+            if state.trial is not None or is_quiet:
+                self._n_in_vain += 1
+            elif incumbent is None or evidence.units(incumbent) < FIRST_LOOK_STEPS:
                 continue
-            if not canaries_only or self.surrogate.fields.knowledge.canary(state.key) is not None:
+            elif not canaries_only or self.surrogate.fields.knowledge.canary(state.key) is not None:
                 n_looked_at += 1
                 found = self.options.best(state, evidence, room_us)
                 if found is not None:
                     picked.append((state, found))
                 elif not canaries_only:
+                    self._n_in_vain += 1
                     state.quiet_until = step + max(RETRY_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
-        is_busy = bool(picked) or bool(self.trials) or canaries_only
-        self.has_settled = not is_busy and all(step < one.quiet_until or not is_expected[one.index] for one in states)
-        # What is a catastrophe at one key is one at others, too: what may be one is first looked at in one place.
-        looked_at = {(one.key.communicator, one.trial) for one in self._unmeasured(evidence)}
-        log_catastrophe = math.log(self.settings.catastrophic_ratio)
+        if picked or self.trials or canaries_only:
+            self._n_in_vain = 0
+        self.has_settled = self._n_in_vain >= len(states)
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
-            fits = found.risk_us <= room_us + found.lent_us and self.options.may_run(state, found.candidate)
-            place = state.key.communicator, found.candidate
-            is_sane = Z_90 * found.hope[1] - found.hope[0] < log_catastrophe
-            if fits and (is_sane or place not in looked_at):
+            may_run = found.risk_us <= room_us and self.options.may_run(state, found.candidate)
+            if may_run and not self._pending.has_twin(state, found.candidate, found.hope):
                 room_us -= found.risk_us
-                looked_at.add(place)
                 self._begin_trial(state, found, evidence)
 
     def connect_nothing(self) -> None:

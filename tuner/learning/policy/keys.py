@@ -122,8 +122,6 @@ class KeyState:
         """Earlier jobs proved the lead: it runs at once, is no exploration, and is verified on the side."""
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
-        self.risk_us = 0.0
-        """What the trial may cost until it is measured, on average over the cases in which it is slower and not."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
         self.n_withdrawn = 0
@@ -328,13 +326,7 @@ class KeyTable(Columns):
             self._on_new(state)
 
 
-COMMON_DOUBT: Final = 1.5
-"""How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
-the first calls tell it.
-"""
-
-
-class FieldBook(Columns):
+class FieldBook:
     """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
 
     def __init__(self, costs: CostPrior) -> None:
@@ -344,11 +336,6 @@ class FieldBook(Columns):
         self._made_for = (0, costs.revision)
         self.states: list[KeyState] = []
         """Of all keys, by key index."""
-        self.size_class = np.zeros(0, np.int64)
-        self.collective = np.zeros(0, np.int64)
-        self.communicator = np.zeros(0, np.int64)
-        """Of each key: the three say where it lies."""
-        self._communicators: dict[CommunicatorClass, int] = {}
         self._sizes: dict[Family, dict[int, None]] = {}
         """Message sizes met, in the order they were met."""
         self._cells: dict[Family, set[tuple[int, int]]] = {}
@@ -380,10 +367,6 @@ class FieldBook(Columns):
         """A key was seen for the first time."""
         self._sizes.setdefault(state.family, {})[int(state.message_bytes)] = None
         self.states.append(state)
-        self.make_room(len(self.states))
-        self.size_class[state.index], self.collective[state.index] = state.key.size_class, int(state.key.collective)
-        known = self._communicators
-        self.communicator[state.index] = known.setdefault(state.key.communicator, len(known))
 
     def follow(self) -> tuple[int, int]:
         """If costs or knowledge have changed, everything is worked out anew when it is asked for next.
@@ -425,12 +408,11 @@ class FieldBook(Columns):
         return self.knowledge.correction is None and self.costs.default(*family, MIDDLING_BYTES) is None
 
     def doubt_in_common(self, family: Family) -> float:
-        """How far off (log) all guesses may be together: the machine, or earlier runs' network, may be another."""
+        """How far off (log) what earlier runs leave for other communicators may be for all options together."""
         self.follow()
         if family not in self._doubts:
             offered = self.costs.candidates(*family)
-            doubt = self.knowledge.doubt_in_common(*family, offered, self.costs)
-            self._doubts[family] = COMMON_DOUBT if self.is_guesswork(family) else doubt
+            self._doubts[family] = self.knowledge.doubt_in_common(*family, offered, self.costs)
         return self._doubts[family]
 
     def _make(self, state: KeyState) -> Field:

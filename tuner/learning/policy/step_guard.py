@@ -328,7 +328,7 @@ class StepFeedback:
     @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.variants.on_trial is not None or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
+        return self.variants.is_comparing or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
 
     @property
     def is_new(self) -> bool:
@@ -373,16 +373,17 @@ class StepFeedback:
             is_urgent |= self._judge(self._waiting.popleft(), states, evidence)
         return is_urgent
 
-    def consider_variants(self, states: list[KeyState], step: int) -> None:
+    def consider_variants(self, states: list[KeyState], evidence: CallEvidence, step: int) -> None:
         """Once the keys have settled, let variants of the whole plan compete on step time.
 
         Args:
             states: of all keys, by key index.
+            evidence: of the regime in force.
             step: the newest step.
         """
         step_us = float(np.median(self._recent)) if self._recent else math.inf
         is_guarding = bool(self._promoted) or bool(self._guard.suspects)
-        self.variants.consider(states, step, step_us, may_begin=not is_guarding)
+        self.variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
 
     def show(self, states: Sequence[KeyState], evidence: CallEvidence) -> None:
         """Let keys run in the next window what the variant or the experiment asks for."""
@@ -405,13 +406,17 @@ class StepFeedback:
 
     def _judge(self, step: StepRecord, states: list[KeyState], evidence: CallEvidence) -> bool:
         """One step of which all is known that will be; true when a new plan is due at once."""
-        guard, extra_us = self._guard, self._attribution.extra_of(step.step)
+        extra_of_step, guard = self._attribution.extra_of_step, self._guard
+        extra_us = extra_of_step.pop(step.step, 0.0)
+        while extra_of_step and (first := next(iter(extra_of_step))) < step.step - 2 * ENOUGH:
+            del extra_of_step[first]  # it was judged long ago, or never will be
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
         duration_us = self._kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:
             return False
-        is_doubtful = self._attribution.connected(step.step, duration_us, self._recent, guard.effects.noise)
+        connections = self._attribution.connections
+        is_doubtful = connections.finished(step.step, duration_us, self._recent, guard.effects.noise)
         is_doubtful |= extra_us > DOUBTFUL_SHARE * step.duration_us
         if in_force is None:
             return False
@@ -422,6 +427,8 @@ class StepFeedback:
             return False
         log_us, shown = math.log(step.duration_us * duration_us / without_extra_us), guard.shown
         explored = self._explored(in_force, states, evidence)
+        if not is_doubtful:
+            self.variants.learn(math.log(duration_us), explored, self._usual, states, evidence)
         if in_force.variant is not None:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
