@@ -1,10 +1,16 @@
 /* Another's profiler of one version (-DVERSION=1 .. 7). It follows what it is told and trusts it: what is no event of its
  * own as a parent, or as a handle to be stopped, ends the process. Tests say what it asks for. */
+#define _POSIX_C_SOURCE 200809L
+#include <time.h>
+
 #include "nccl_abi.h"
 
 #define N_EVENTS 4096
 #ifndef MASK
 #define MASK 0
+#endif
+#ifndef CHANNEL_NS /* for how long it holds NCCL's thread up at each kernel channel */
+#define CHANNEL_NS 0
 #endif
 
 /* what tests set, and read */
@@ -44,6 +50,7 @@ static nccl_result begin(void *context, void **handle, uint64_t type, const void
   const int number = __atomic_fetch_add(&other_n_starts, 1, __ATOMIC_RELAXED);
   __atomic_fetch_add(&other_n_of_type[__builtin_ctzll(type)], 1, __ATOMIC_RELAXED);
   if (parent == NULL) __atomic_fetch_add(&other_n_orphans, 1, __ATOMIC_RELAXED);
+  if (CHANNEL_NS > 0 && type == NCCL_PROFILE_KERNEL_CHANNEL) nanosleep(&(struct timespec){0, CHANNEL_NS}, NULL);
   uint64_t *its = &pool[other_reuses ? __builtin_ctzll(type) : number % N_EVENTS];
   __atomic_store_n(its, type, __ATOMIC_RELAXED);
   *handle = type & other_untracked ? NULL : its;

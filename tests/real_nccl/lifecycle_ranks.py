@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from zerotune.agent.nccl.libnccl import Libnccl, NcclError
@@ -242,10 +243,17 @@ def main() -> int:
     processes = [context.Process(target=run, args=(options, rank, ids)) for rank in range(options.n_ranks)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join()
     is_fine = {0, -signal.SIGKILL} if options.scenario == "killed" else {0}
-    return int(not {process.exitcode for process in processes} <= is_fine)
+    left = {process.sentinel: process for process in processes}
+    while left:
+        for sentinel in wait(list(left)):
+            ended = left.pop(sentinel)
+            ended.join()
+            if ended.exitcode not in is_fine:
+                for process in processes:
+                    process.kill()  # the others wait for it
+                return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ WARM_UP = 4
 """Rounds in which libraries and Python fill what they keep."""
 EVERYTHING = 0xFF
 """What another profiler asks for: groups, collectives, proxies, channels, network plugins."""
+CHANNEL_NS = 20_000
+"""How long a slow profiler keeps NCCL's thread at each kernel channel."""
 RESIDENT_KIB = 1024
 """How much a process may grow from the warm-up on."""
 SANITIZERS = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
@@ -106,6 +108,15 @@ def test_nor_beside_others_plugins(newest, scenario, tmp_path):
         ),
     }
     check(told(newest, scenario, ROUNDS[scenario], PLUGIN.build(), **others), scenario, ROUNDS[scenario])
+
+
+def test_a_communicator_ends_once_nccls_thread_has_read_all_of_it(newest, tmp_path):
+    # 2.31 and 2.32 free the counters that their thread still reads; another profiler keeps it.
+    slow = other_profiler(
+        tmp_path / "slow.so", Release(newest[0]).profiler_abi, f"-DMASK={EVERYTHING}", f"-DCHANNEL_NS={CHANNEL_NS}"
+    )
+    ranks = told(newest, "graphs", ROUNDS["graphs"], PLUGIN.build(), ZEROTUNE_NEXT_PROFILER=str(slow))
+    check(ranks, "graphs", ROUNDS["graphs"])
 
 
 @pytest.mark.slow

@@ -301,8 +301,10 @@ static bool is_ours_to_follow(uint64_t type, const void *parent) {
 
 static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) {
   *handle = NULL;
-  if (event->type == NCCL_PROFILE_KERNEL_CHANNEL && event->kernel_channel.start_ns != 0)
+  if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
     zt_shifts_heard(context, event->kernel_channel.start_ns);
+  else if (event->type == NCCL_PROFILE_COLL && !event->coll_v7.is_symmetric)
+    zt_shifts_launched(context, event->coll_v7.coll.coll.n_channels);
   if (!is_ours_to_follow(event->type, event->parent)) return NCCL_SUCCESS;
   if (event->type == NCCL_PROFILE_COLL_API && !event->coll_api.graph_captured) {
     *handle = pointer(call_now());

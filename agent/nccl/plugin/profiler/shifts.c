@@ -2,6 +2,7 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <time.h>
 
 #include "events.h"
 
@@ -9,12 +10,15 @@
 #define DRIFT_SHIFT 10u       /* clocks drift apart by less than 2^-10, slewed by NTP */
 #define SLACK_NS 100000       /* far above the steps of the GPU's clock */
 #define NOT_HEARD INT64_MAX
+#define MOMENT_NS 100000 /* NCCL's thread looks more often */
+#define MOST_MOMENTS 500
 
 static struct {
   _Atomic(const void *) communicator; /* NULL = free */
   _Atomic int64_t lead_ns;            /* of the CPU's clock over the GPU's: at most this */
   _Atomic uint64_t heard_ns;          /* when that was known */
   _Atomic bool is_shifted;
+  _Atomic uint64_t n_launched, n_told; /* channels */
 } watched[N_WATCHED];
 
 #define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
@@ -29,6 +33,8 @@ static int entry_of(const void *communicator) {
 static void forget_history(int i) {
   WRITE(watched[i].lead_ns, NOT_HEARD);
   WRITE(watched[i].is_shifted, false);
+  WRITE(watched[i].n_launched, 0);
+  WRITE(watched[i].n_told, 0);
 }
 
 void zt_shifts_watch(const void *communicator) {
@@ -53,10 +59,24 @@ static int64_t lead_at(int i, uint64_t cpu_ns) {
 void zt_shifts_heard(const void *communicator, uint64_t gpu_ns) {
   const int i = entry_of(communicator);
   if (i < 0) return;
+  atomic_fetch_add_explicit(&watched[i].n_told, 1, memory_order_relaxed);
+  if (gpu_ns == 0) return;
   const uint64_t cpu_ns = zt_cpu_ns();
   const int64_t known_ns = lead_at(i, cpu_ns), told_ns = (int64_t)(cpu_ns - gpu_ns);
   WRITE(watched[i].lead_ns, told_ns < known_ns ? told_ns : known_ns);
   WRITE(watched[i].heard_ns, cpu_ns);
+}
+
+void zt_shifts_launched(const void *communicator, uint32_t n_channels) {
+  const int i = entry_of(communicator);
+  if (i >= 0) atomic_fetch_add_explicit(&watched[i].n_launched, n_channels, memory_order_relaxed);
+}
+
+void zt_shifts_wait(const void *communicator) {
+  const int i = entry_of(communicator);
+  const struct timespec moment = {0, MOMENT_NS};
+  for (int n = 0; i >= 0 && n < MOST_MOMENTS && READ(watched[i].n_told) < READ(watched[i].n_launched); n++)
+    nanosleep(&moment, NULL);
 }
 
 bool zt_shifts_are_impossible(const void *communicator, const zt_channel_times *times, uint64_t called_us) {

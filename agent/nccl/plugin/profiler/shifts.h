@@ -1,4 +1,5 @@
-/* Times that cannot be a collective's own.
+/* What NCCL's thread tells of kernel channels, and when: times that cannot be a collective's own, and works that it has
+ * not read yet.
  *
  * From 2.31 on NCCL's host counts only works whose kernel channels are asked for, and its kernels count all: behind one
  * that was not, each of its channels is told the times of an earlier work, for as long as the communicator lives.
@@ -15,8 +16,14 @@
 void zt_shifts_watch(const void *communicator);
 void zt_shifts_forget(const void *communicator);
 
-/* NCCL tells now that a channel started at `gpu_ns`. */
+/* A work was launched whose channels NCCL will tell of. */
+void zt_shifts_launched(const void *communicator, uint32_t n_channels);
+/* NCCL tells now that a channel started at `gpu_ns`; 0 = not known. */
 void zt_shifts_heard(const void *communicator, uint64_t gpu_ns);
+
+/* Before a communicator ends: until NCCL has told of all its works, 50 ms at most. 2.31 and 2.32 free the counters that
+ * their thread reads before they take the communicator's works from it, and crash where it still has some. */
+void zt_shifts_wait(const void *communicator);
 
 /* Over the channels of one collective, by the GPU's clock. */
 typedef struct {

@@ -11,6 +11,7 @@
 #include "../next/tuner.h"
 #include "../plan/plan.h"
 #include "../plan/shared_state.h"
+#include "../profiler/shifts.h"
 #include "../records/records.h"
 #include "communicator.h"
 #include "costs.h"
@@ -392,6 +393,7 @@ INIT_WITH_CONSTANTS(7)
 
 static nccl_result finalize(void *context) {
   if (context == NULL) return NCCL_SUCCESS;
+  zt_shifts_wait(context); /* NCCL ends the tuner first, then the rest */
   zt_next_tuner_end(context);
   zt_detach(context, ZT_TUNER);
   return NCCL_SUCCESS;
