@@ -121,6 +121,13 @@ def test_agent_is_light():
     }
 
 
+def test_whoever_reads_a_store_takes_no_schema_steps(tmp_path):
+    opened = "from zerotune.store.sqlite.database import Store; Store.open({!r}, read_only={}).close()"
+    path = str(tmp_path / "store.db")
+    assert "sqlite_utils" in loaded_after(opened.format(path, False))
+    assert "sqlite_utils" not in loaded_after(opened.format(path, True))
+
+
 def test_command_line_loads_no_torch():
     loaded = loaded_after("import zerotune.tuner.cli, zerotune.agent.launch")
     assert not loaded & {"torch", "sklearn", "scipy", "sqlite_utils", "matplotlib", "google"}

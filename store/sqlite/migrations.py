@@ -11,19 +11,33 @@ all of them takes less time than keeping one would have taken.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from sqlite_utils import Database, Migrations
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 APPLICATION_ID: Final = 0x5A54554E
 """SQLite's application_id of every store ("ZTUN")."""
 
-MIGRATIONS: Final = Migrations("zerotune")
+MIGRATIONS_TABLE: Final = "_sqlite_migrations"
+"""Where sqlite_utils keeps which steps a file has taken."""
+_SET: Final = "zerotune"
+
+Step = Callable[["sqlite3.Connection | Database"], None]
+_STEPS: Final[dict[str, Step]] = {}
 
 
-@MIGRATIONS()
-def m001_first_schema(db: Database) -> None:
+def _step(step: Step) -> Step:
+    _STEPS[step.__name__] = step
+    return step
+
+
+@_step
+def m001_first_schema(db: sqlite3.Connection | Database) -> None:
     """Fabrics, jobs, series with their measurements, steps, decisions, models."""
     statements = (
         """CREATE TABLE fabrics (
@@ -68,47 +82,47 @@ def m001_first_schema(db: Database) -> None:
         db.execute(statement)
 
 
-@MIGRATIONS()
-def m002_step_of_decisions(db: Database) -> None:
+@_step
+def m002_step_of_decisions(db: sqlite3.Connection | Database) -> None:
     """At which step a decision was taken."""
     db.execute("ALTER TABLE decisions ADD COLUMN step INTEGER")
 
 
-@MIGRATIONS()
-def m003_names_and_ends_of_jobs(db: Database) -> None:
+@_step
+def m003_names_and_ends_of_jobs(db: sqlite3.Connection | Database) -> None:
     """What people call a job, and whether its end was seen."""
     db.execute("ALTER TABLE jobs ADD COLUMN name TEXT NOT NULL DEFAULT ''")
     db.execute("ALTER TABLE jobs ADD COLUMN is_lost INTEGER NOT NULL DEFAULT 0")
 
 
-@MIGRATIONS()
-def m004_what_passed_the_tuner_by(db: Database) -> None:
+@_step
+def m004_what_passed_the_tuner_by(db: sqlite3.Connection | Database) -> None:
     """Sums of what ran in a job with and without the tuner's decision, as JSON (`store/passages.py`)."""
     db.execute("ALTER TABLE jobs ADD COLUMN passages TEXT NOT NULL DEFAULT '{}'")
 
 
-@MIGRATIONS()
-def m005_what_was_written(db: Database) -> None:
+@_step
+def m005_what_was_written(db: sqlite3.Connection | Database) -> None:
     """A checksum of each measurement (NULL: not checked), and how many measurements there must be."""
     db.execute("ALTER TABLE measurements ADD COLUMN checksum INTEGER")
     db.execute("CREATE TABLE tallies (name TEXT PRIMARY KEY, n_rows INTEGER NOT NULL) WITHOUT ROWID")
     db.execute("INSERT INTO tallies SELECT 'measurements', count(*) FROM measurements")
 
 
-@MIGRATIONS()
-def m006_who_was_late(db: Database) -> None:
+@_step
+def m006_who_was_late(db: sqlite3.Connection | Database) -> None:
     """Which ranks of a job collectives waited for, as JSON (`store/lateness.py`)."""
     db.execute("ALTER TABLE jobs ADD COLUMN lateness TEXT NOT NULL DEFAULT '{}'")
 
 
-@MIGRATIONS()
-def m007_failures(db: Database) -> None:
+@_step
+def m007_failures(db: sqlite3.Connection | Database) -> None:
     """The rank of a job whose script ended by an exception, and that exception's type."""
     db.execute("ALTER TABLE jobs ADD COLUMN failure TEXT NOT NULL DEFAULT ''")
 
 
-@MIGRATIONS()
-def m008_steps_and_decisions_as_written(db: Database) -> None:
+@_step
+def m008_steps_and_decisions_as_written(db: sqlite3.Connection | Database) -> None:
     """A checksum of each step and decision (NULL: not checked)."""
     for table in ("steps", "decisions"):
         db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
@@ -121,21 +135,49 @@ READABLE_WITHOUT: Final = {
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 
 
-@lru_cache(maxsize=1)
+def migrate(connection: sqlite3.Connection) -> None:
+    """Take the schema steps that a store lacks, each in a transaction of its own.
+
+    Raises:
+        sqlite3.Error: one cannot be taken now; the store stays as the steps before left it.
+    """
+    from sqlite_utils import Database, Migrations  # 0.15 s that whoever only reads does without
+
+    migrations = Migrations(_SET)
+    for step in _STEPS.values():
+        migrations()(step)
+    migrations.apply(Database(connection))
+
+
+def applied(connection: sqlite3.Connection) -> list[str]:
+    """The schema steps that a store has taken, in their order; none where it does not say.
+
+    Raises:
+        sqlite3.Error: it cannot be read.
+    """
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (MIGRATIONS_TABLE,)).fetchone():
+        return []
+    rows = connection.execute(f"SELECT name FROM {MIGRATIONS_TABLE} WHERE migration_set = ? ORDER BY rowid", (_SET,))
+    return [name for (name,) in rows]
+
+
 def all_steps() -> frozenset[str]:
     """The names of all schema steps."""
-    database = Database(memory=True)
-    steps = frozenset(step.name for step in MIGRATIONS.pending(database))
-    database.close()
-    return steps
+    return frozenset(_STEPS)
 
 
 @lru_cache(maxsize=2)
 def columns_without(pending: frozenset[str]) -> dict[str, frozenset[str]]:
     """The columns of every table of ours, in a store that has taken all steps but these."""
-    database = Database(memory=True)
-    MIGRATIONS.apply(database, stop_before=pending)
-    tables = {table.name: frozenset(column.name for column in table.columns) for table in database.tables}
-    database.close()
-    del tables[MIGRATIONS.migrations_table]
-    return tables
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for name, step in _STEPS.items():
+            if name in pending:
+                break
+            step(connection)
+        tables: dict[str, set[str]] = {}
+        for table, column in connection.execute(
+            "SELECT one.name, found.name FROM sqlite_master AS one, pragma_table_info(one.name) AS found"
+            " WHERE one.type = 'table'"
+        ):
+            tables.setdefault(table, set()).add(column)
+    return {table: frozenset(columns) for table, columns in tables.items()}

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from sqlite_utils import Database
-
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError, reason
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.private_folders import make_private
@@ -32,7 +30,15 @@ from zerotune.store.sqlite.damage.replacement import (
 )
 from zerotune.store.sqlite.damage.salvage import Salvaged, salvage
 from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, show_sound_rows, sound_condition, warn_of_damage
-from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS, READABLE_WITHOUT, all_steps, columns_without
+from zerotune.store.sqlite.migrations import (
+    APPLICATION_ID,
+    MIGRATIONS_TABLE,
+    READABLE_WITHOUT,
+    all_steps,
+    applied,
+    columns_without,
+    migrate,
+)
 from zerotune.store.sqlite.rows.checksums import mark_wrong_rows
 from zerotune.store.sqlite.rows.row_checksums import COVERED, mark_wrong_records
 
@@ -268,7 +274,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
             connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
             _check_origin(connection, path)
             _check_tables(connection)
-            if any(step.name not in READABLE_WITHOUT for step in MIGRATIONS.pending(Database(connection))):
+            if not all_steps() - {*_applied(connection)} <= {*READABLE_WITHOUT}:
                 raise StoreError(
                     f"store {path} was written by an older zerotune",
                     "start `zerotune daemon` once to bring it up",
@@ -397,10 +403,9 @@ def _checked(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
         connection.execute("PRAGMA journal_size_limit = 67108864")
-        database = Database(connection)
-        if MIGRATIONS.pending(database):
+        if all_steps() - {*_applied(connection)}:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            MIGRATIONS.apply(database)
+            migrate(connection)
         mark_wrong_rows(connection, sound_condition(connection, "measurements"))
         for table in COVERED:
             mark_wrong_records(connection, table, sound_condition(connection, table))
@@ -428,10 +433,10 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse another application's database and a newer zerotune's."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    applied = _applied(connection)
-    if n_tables and not applied and application_id != APPLICATION_ID:
+    taken = _applied(connection)
+    if n_tables and not taken and application_id != APPLICATION_ID:
         raise StoreError(f"{path} is a database of another application", _ELSEWHERE)
-    if unknown := [name for name in applied if name not in all_steps()]:
+    if unknown := [name for name in taken if name not in all_steps()]:
         raise StoreVersionError(
             f"store {path} was written by a newer zerotune (it has schema step {unknown[-1]})",
             "install that version, or " + _ELSEWHERE,
@@ -439,10 +444,10 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _applied(connection: sqlite3.Connection) -> list[str]:
-    there = columns_of(connection, MIGRATIONS.migrations_table)
+    there = columns_of(connection, MIGRATIONS_TABLE)
     if there and (lost := {"migration_set", "name"} - there):
-        raise StoreDamage(f"column {min(lost)} of table {MIGRATIONS.migrations_table} is missing")
-    return [step.name for step in MIGRATIONS.applied(Database(connection))]
+        raise StoreDamage(f"column {min(lost)} of table {MIGRATIONS_TABLE} is missing")
+    return applied(connection)
 
 
 def _check_tables(connection: sqlite3.Connection) -> None:

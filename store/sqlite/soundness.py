@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError, reason
 from zerotune.store.sqlite.damage.damage import is_damage, is_io_error
 from zerotune.store.sqlite.damage.pages import PAGE_BYTES, damaged_pages, read_pages
 from zerotune.store.sqlite.damage.replacement import free_stamp, remove, unfinished
 from zerotune.store.sqlite.damage.salvage import Salvaged, salvage
-from zerotune.store.sqlite.migrations import APPLICATION_ID, MIGRATIONS
+from zerotune.store.sqlite.migrations import APPLICATION_ID, migrate
 from zerotune.store.sqlite.opening import held, open_unchecked, replace, write_sound_rows
 
 _SHOWN: Final = 5
@@ -166,7 +165,7 @@ def _check(copy: Path) -> Soundness:
         except sqlite3.DatabaseError as error:
             problems.append(str(error))
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as target:
-        MIGRATIONS.apply(Database(target))
+        migrate(target)
         salvaged = salvage(copy, target)
     words = [line for problem in problems for line in problem.splitlines() if not line.startswith("***")]
     n_pages = copy.stat().st_size // PAGE_BYTES

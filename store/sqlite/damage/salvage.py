@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
-from sqlite_utils import Database
 
 from zerotune.store.sqlite.damage.damage import is_io_error, is_passing
 from zerotune.store.sqlite.damage.orphans import orphans
 from zerotune.store.sqlite.damage.pages import PAGE_BYTES, read_pages
 from zerotune.store.sqlite.damage.replacement import work_prefix
 from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, sound_condition
-from zerotune.store.sqlite.migrations import MIGRATIONS
+from zerotune.store.sqlite.migrations import migrate
 from zerotune.store.sqlite.rows import row_checksums
 from zerotune.store.sqlite.rows.checksums import COVERED, agree
 
@@ -311,7 +310,7 @@ def _readable(damaged: Path, folder: Path) -> Path:
         mended, new = folder / "mended.db", folder / "new.db"
     if not mended.exists():
         with contextlib.closing(sqlite3.connect(new)) as connection:
-            MIGRATIONS.apply(Database(connection))
+            migrate(connection)
         page = bytearray(new.read_bytes()[:PAGE_BYTES])
         pages = read_pages(damaged)
         page[28:32] = len(pages).to_bytes(4, "big")

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlite_utils import Database
 
 from zerotune.store.errors import StoreError
 from zerotune.store.lockfile import LockFile
@@ -16,7 +15,7 @@ from zerotune.store.sqlite import database, opening, soundness
 from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.damage.salvage import salvage
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.migrations import MIGRATIONS
+from zerotune.store.sqlite.migrations import migrate
 from zerotune.store.sqlite.rows import measurements
 
 N_ROWS = 4000
@@ -165,7 +164,7 @@ def n_sound(written) -> int:
 @pytest.mark.parametrize("begin", ["SELECT count(*) FROM sqlite_m", "PRAGMA main.table_info(meas", "SELECT n_rows"])
 def test_a_read_that_fails_once_is_no_damage_to_a_salvage(written, n_sound, statement, begin):
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as target:
-        MIGRATIONS.apply(Database(target))
+        migrate(target)
         statement.arm(begin, io_error())
         found = salvage(written, target)
     assert statement.has_failed
