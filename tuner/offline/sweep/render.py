@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from rich import box
 from rich.console import Console
@@ -15,10 +16,20 @@ from zerotune.store.records import CommunicatorClass
 from zerotune.tuner.offline.emulated_note import emulated_note
 from zerotune.tuner.offline.sweep.result import SweepResult, SweepRow
 from zerotune.tuner.offline.sweep.run import Progress as Callback
+from zerotune.tuner.offline.sweep.unvisited import Unvisited, Why
 
 MAX_PER_PLACE = 4
 WIDE = 140
 """Columns of a terminal from which on all figures have room."""
+WHY: Final = {
+    Why.slower: "that should be slower than the choice of their size, as samples of others show",
+    Why.tie: "that should be as fast as the choice of their size, within --precision",
+    Why.budget: "for which --budget had no sample left",
+    Why.known: "that an earlier sweep measured",
+    Why.broken: "that broke before, or whose kind did",
+    Why.ended: "whose turn did not come",
+}
+MAX_NAMED: Final = 4
 LEFT_OUT_IF_NARROW = ("collective", "95 %", "algbw", "n")
 """Where there is no room; the collective is on a line of its own then."""
 
@@ -65,9 +76,9 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         words += f"; {result.n_restored:,} samples of earlier sweeps were not measured again"
     if result.n_broken:
         words += f"; [red]{counted(result.n_broken, 'setting')} hung or failed[/]"
-    if result.n_left_out:
-        words += f"; {result.n_left_out} were not tried, since they or their kind broke several times"
     console.print(f"{words}. {f'Recorded as {result.job_id}.' if result.job_id else 'Nothing new was measured.'}")
+    for words in _why_unvisited(result.unvisited):
+        console.print(words, highlight=False)
     if result.gave_up:
         console.print(
             "[red]Given up[/]: so many settings hang or fail that something else is wrong. What was measured is kept;"
@@ -91,6 +102,23 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
         )
     if result.interrupted:
         console.print(f"[yellow]Interrupted[/]{_how_far(result)}")
+
+
+def _why_unvisited(unvisited: Sequence[Unvisited]) -> Iterator[str]:
+    """A line for each reason: how many settings, and which, where they are few."""
+    for why, words in WHY.items():
+        found = [one for one in unvisited if one.why is why]
+        if not found:
+            continue
+        percents = [one.slower_percent for one in found if one.slower_percent is not None]
+        if why is Why.slower and percents:
+            low, high = min(percents), max(percents)
+            words += f", by {low:.0f}" + (f" to {high:,.0f} %" if round(high) > round(low) else " %")
+        which = ""
+        if len(found) <= MAX_NAMED:
+            named = (f"{one.collective} {one.message_bytes:,} {_setting(one.setting)}" for one in found)
+            which = f": {', '.join(named)}"
+        yield f"not visited: {len(found):,} {words}{which}"
 
 
 def _table(result: SweepResult, max_per_place: int, *, is_narrow: bool) -> Table:
@@ -160,7 +188,7 @@ def _how_far(result: SweepResult) -> str:
 
 def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[str, ...]:
     head = (row.collective, f"{row.message_bytes:,}") if is_first else ("", "")
-    setting = "NCCL's own" if row.setting == "baseline" else row.setting
+    setting = _setting(row.setting)
     if row.outcome != "ok":
         return (*head, setting, "-", "-", "-", "-", "-", str(row.n_samples), f"[red]{row.outcome}: {row.reason}[/]")
     time_us = row.expected_us if row.median_us is None else row.median_us
@@ -183,6 +211,10 @@ def _cells(row: SweepRow, *, is_first: bool, is_gain_expected: bool) -> tuple[st
     )
 
 
+def _setting(setting: str) -> str:
+    return "NCCL's own" if setting == "baseline" else setting
+
+
 def _rate(gbs: float | None) -> str:
     if gbs is None:
         return "-"
@@ -190,6 +222,8 @@ def _rate(gbs: float | None) -> str:
 
 
 def _verdict(row: SweepRow) -> str:
-    if not row.is_best:
-        return "" if row.confidence is None else f"a guess, {100 * row.confidence:.0f} % sure"
-    return "best" if row.confidence is None else f"best, {100 * row.confidence:.0f} % sure"
+    word = "best" if row.is_best else "a guess"
+    if row.confidence is None:
+        return word if row.is_best else ""
+    # More than that draws of the opinion cannot tell.
+    return f"{word}, {'> 99' if row.confidence >= 0.995 else f'{100 * row.confidence:.0f}'} % sure"

@@ -11,6 +11,7 @@ import msgspec
 from zerotune.store.records import BASELINE, Collective, Outcome
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.strategy import Choice
+from zerotune.tuner.offline.sweep.unvisited import Unvisited
 
 
 class SweepRow(msgspec.Struct, frozen=True):
@@ -64,6 +65,8 @@ class SweepResult(msgspec.Struct, frozen=True):
     gave_up: bool
     """Too many settings hung or failed: it ended early."""
     rows: tuple[SweepRow, ...]
+    unvisited: tuple[Unvisited, ...] = ()
+    """Settings that this sweep did not visit, and why."""
 
     @property
     def n_compared(self) -> int:

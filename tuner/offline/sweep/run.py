@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from zerotune.agent.nccl import catalog, compiled
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import PluginError, UserError
-from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Outcome, Phase, Source
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, Phase, Source
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
 from zerotune.store.sqlite.rows.measurements import candidate_of
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.modeling.trainer import load_correction
 from zerotune.tuner.offline.sweep.broken import leave_out
 from zerotune.tuner.offline.sweep.grid import MIN_REPEATS, GridPoint, Place, make_grid, message_sizes, restore
-from zerotune.tuner.offline.sweep.protocol import Measure, Ready
+from zerotune.tuner.offline.sweep.protocol import Measure, MeasuredCalls, Ready
 from zerotune.tuner.offline.sweep.result import SweepResult, rows_of
 from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, FullGrid, Strategy
+from zerotune.tuner.offline.sweep.unvisited import unvisited
 from zerotune.tuner.offline.sweep.workers import GroupFailure, WorkerGroup, joined_us
 
 Array = NDArray[Any]
@@ -201,11 +202,16 @@ class _Sweep:
             n_restored=n_restored,
             n_broken=sum(point.outcome is not Outcome.ok and not point.is_left_out for point in self._points),
             n_left_out=sum(point.is_left_out for point in self._points),
-            n_unsettled=strategy.n_unsettled() if strategy is not None else 0,
+            n_unsettled=len(strategy.unsettled()) if strategy is not None else 0,
             wall_s=time.monotonic() - began_s,
             interrupted=interrupted,
             gave_up=gave_up,
             rows=tuple(rows_of(self._points, request.n_ranks, choices)),
+            unvisited=tuple(
+                unvisited(self._points, self._visited, strategy, request.precision, was_cut=interrupted or gave_up)
+                if strategy is not None
+                else ()
+            ),
         )
 
     def _strategy(self, communicator: CommunicatorClass, ready: Ready) -> Strategy:
@@ -266,8 +272,9 @@ class _Sweep:
             leave_out(self._points)
             return
         fresh_us = joined_us(ranks)
-        if not all(one.is_correct for one in ranks):
-            point.outcome, point.reason = Outcome.failed, "the result was wrong"
+        wrong = "" if all(one.is_correct for one in ranks) else "the result was wrong"
+        if wrong := wrong or _refused(point.candidate, ranks[0]):
+            point.outcome, point.reason = Outcome.failed, wrong
             self._record(ready, [_broken_row(point, communicator)])
             leave_out(self._points)
             return
@@ -339,6 +346,15 @@ def _of(store: Store, fabric_id: str, communicator: CommunicatorClass) -> Array:
     ours = (found["n_ranks"] == communicator.n_ranks) & (found["n_nodes"] == communicator.n_nodes)
     matching: Array = found[ours]
     return matching
+
+
+def _refused(asked: Candidate, ran: MeasuredCalls) -> str:
+    """What NCCL ran instead of a setting, in words; empty where it ran that, at most on fewer channels."""
+    setting = candidate_of(ran.algorithm, ran.protocol, ran.n_channels)
+    is_known = setting.algorithm is not None and setting.protocol is not None
+    if asked == BASELINE or not is_known or (setting.algorithm, setting.protocol) == (asked.algorithm, asked.protocol):
+        return ""
+    return f"NCCL refused it and ran {setting}"
 
 
 def _row(point: GridPoint, communicator: CommunicatorClass, outcome: Outcome) -> Array:

@@ -17,7 +17,7 @@ from zerotune.tuner.modeling.correction.baked import Correction
 from zerotune.tuner.modeling.features import CostPrior, Floats
 from zerotune.tuner.offline.sweep import outliers
 from zerotune.tuner.offline.sweep.grid import CONFIDENCE, MIN_REPEATS, GridPoint, Place
-from zerotune.tuner.offline.sweep.surrogate import Opinion, Surrogate, sample_noise
+from zerotune.tuner.offline.sweep.surrogate import Opinion, Surrogate, noise_freedom, sample_noise
 
 LOOK_REPEATS: Final = 1
 """Samples of one visit of the active sweep: until few settings are left, they differ by far more than samples do."""
@@ -55,7 +55,7 @@ class Choice(NamedTuple):
     own_us: float
     """Expected duration of NCCL's own choice."""
     confidence: float
-    """Probability that nothing is faster by more than the wanted precision."""
+    """Probability that nothing is faster by more than the wanted precision; below 1."""
 
 
 class Look(NamedTuple):
@@ -88,8 +88,11 @@ class Strategy(Protocol):
     def progress(self) -> tuple[int, int]:
         """(done, total), in the strategy's own unit; it may end before all are done."""
 
-    def n_unsettled(self) -> int:
+    def unsettled(self) -> set[Place]:
         """Places whose choice is not sure yet."""
+
+    def expected_us(self) -> dict[tuple[Place, Candidate], float]:
+        """What settings should take, measured or not; empty where nothing is expected."""
 
 
 class FullGrid:
@@ -115,9 +118,13 @@ class FullGrid:
         done = sum(point.is_done(self._precision, self._max_repeats) for point in self._points)
         return done, len(self._points)
 
-    def n_unsettled(self) -> int:
+    def unsettled(self) -> set[Place]:
         """Places with points that are not precise yet."""
-        return len({point.place for point in self._points if not point.is_done(self._precision, self._max_repeats)})
+        return {point.place for point in self._points if not point.is_done(self._precision, self._max_repeats)}
+
+    def expected_us(self) -> dict[tuple[Place, Candidate], float]:
+        """Empty: it expects nothing."""
+        return {}
 
 
 class Active:
@@ -157,6 +164,7 @@ class Active:
             for found in self._points_of.values()
         ]
         self._assessments: dict[Place, Assessment] = {}
+        self._means: dict[Place, Floats] = {}
         self._outlier_share = 0.0
         self._roughness: dict[Place, float] = {}
 
@@ -225,9 +233,17 @@ class Active:
         n_taken = sum(len(point.duration_us) for points in self._by_place.values() for point in points)
         return n_taken, n_taken + LOOK_REPEATS * self._visits_left(self._budget)
 
-    def n_unsettled(self) -> int:
+    def unsettled(self) -> set[Place]:
         """Places with a visit that is still wanted."""
-        return sum(assessment.visit is not None for assessment in self._assessments.values())
+        return {place for place, assessment in self._assessments.items() if assessment.visit is not None}
+
+    def expected_us(self) -> dict[tuple[Place, Candidate], float]:
+        """What the surrogate expects of every setting."""
+        return {
+            (place, point.candidate): math.exp(log_us)
+            for place, means in self._means.items()
+            for point, log_us in zip(self._by_place[place], means.tolist(), strict=True)
+        }
 
     def choices(self) -> dict[Place, Choice]:
         """What the sweep chooses at each place, measured there or not."""
@@ -239,10 +255,13 @@ class Active:
         for points, surrogate in self._surrogates:
             self._roughness |= outliers.roughness(points)
             surrogate.show(self._settings(points))
+            spread = draw_scales(noise_freedom(points))
             for place, opinion in surrogate.opinions().items():
-                self._assessments[place] = self._assess(self._by_place[place], opinion)
+                self._means[place] = opinion.mean
+                self._assessments[place] = self._assess(self._by_place[place], opinion, spread)
 
-    def _assess(self, points: Sequence[GridPoint], opinion: Opinion) -> Assessment:
+    def _assess(self, points: Sequence[GridPoint], opinion: Opinion, scales: Floats) -> Assessment:
+        """`scales`, shape (N_DRAWS, 1): by which factor the opinion's spread may be off."""
         usable = [index for index, point in enumerate(points) if point.outcome is Outcome.ok]
         if not usable:
             return Assessment(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
@@ -253,11 +272,12 @@ class Active:
         # Only differences matter: what all settings of a place share is no doubt about the choice.
         difference = covariance - covariance[:, [best]] - covariance[[best], :] + covariance[best, best]
         lower = np.linalg.cholesky(difference + 1e-10 * np.eye(len(usable)))
-        edges = (mean[best] - mean)[None, :] + draws(len(usable)) @ lower.T
+        edges = (mean[best] - mean)[None, :] + scales * draws(len(usable)) @ lower.T
         edges[:, best] = 0.0
         regret = edges.max(axis=1)
         gains = np.maximum(edges, 0.0).mean(axis=0)
-        doubt = float(np.mean(regret > self._precision))
+        # Never 0, nor 1: so many draws tell no more.
+        doubt = (float(np.sum(regret > self._precision)) + 0.5) / (N_DRAWS + 1)
         own_us = math.exp(opinion.mean[0]) if points[0].candidate == BASELINE else math.nan
         choice = Choice(found[best].candidate, math.exp(mean[best]), own_us, 1 - doubt)
         leader = outliers.leader(found) if rough > outliers.ROUGH_SHARE else None
@@ -366,3 +386,16 @@ def _are_apart(one: Place, other: Place) -> bool:
 def draws(n_points: int) -> Floats:
     """Fixed standard normal draws, shape (N_DRAWS, n_points): equal samples give equal choices."""
     return np.random.default_rng(n_points).standard_normal((N_DRAWS, n_points))
+
+
+@lru_cache(maxsize=128)
+def draw_scales(n_free: int) -> Floats:
+    """By which factor a spread may be off that was estimated with `n_free` degrees of freedom, shape (N_DRAWS, 1).
+
+    Normal draws times these are draws of Student's t: of few samples even the spread is not known.
+    """
+    from scipy.special import chdtri  # late: commands that sweep nothing do without
+
+    shares = np.random.default_rng(0).permutation((np.arange(N_DRAWS) + 0.5) / N_DRAWS)
+    scales: Floats = np.sqrt(n_free / chdtri(n_free, shares))[:, None]
+    return scales

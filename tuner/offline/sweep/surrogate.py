@@ -162,6 +162,11 @@ def sample_noise(points: Sequence[GridPoint]) -> float:
     return max(LEAST_NOISE, math.sqrt((squares + USUAL_WEIGHT * USUAL_NOISE**2) / (n_free + USUAL_WEIGHT)))
 
 
+def noise_freedom(points: Sequence[GridPoint]) -> int:
+    """Degrees of freedom with which `sample_noise` knows it."""
+    return USUAL_WEIGHT + _pooled_squares(points)[1]
+
+
 def known_noise(points: Sequence[GridPoint]) -> float | None:
     """Standard deviation of one sample's log, pooled over `points`, robust against outliers; None: too few samples."""
     squares, n_free = _pooled_squares(points)

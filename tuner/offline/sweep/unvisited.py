@@ -1,0 +1,82 @@
+"""Why a sweep did not visit a setting: each has a reason, and the reasons are few."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Container, Iterator, Sequence
+
+import msgspec
+
+from zerotune.store.records import Outcome
+from zerotune.tuner.offline.sweep.grid import GridPoint
+from zerotune.tuner.offline.sweep.strategy import Strategy
+
+
+class Why(enum.Enum):
+    """Why a setting was not visited."""
+
+    slower = "slower"
+    """All samples together expect it to be slower than the choice of its size by more than the wanted precision."""
+    tie = "tie"
+    """They expect it to be within the wanted precision of the choice."""
+    budget = "budget"
+    """The choice of its size is open, and the samples that the budget allows were taken."""
+    known = "known"
+    """An earlier sweep measured it."""
+    broken = "broken"
+    """It hung, failed or was refused in an earlier sweep, or it or its kind did so at other sizes."""
+    ended = "ended"
+    """The sweep was interrupted, or given up, before its turn."""
+
+
+class Unvisited(msgspec.Struct, frozen=True):
+    """A setting at a size that was not visited."""
+
+    collective: str
+    message_bytes: int
+    setting: str
+    why: Why
+    slower_percent: float | None = None
+    """By how much it is expected to be slower than the choice of its size; None: nothing is expected."""
+
+
+def unvisited(
+    points: Sequence[GridPoint],
+    visited: Container[int],
+    strategy: Strategy,
+    precision: float,
+    *,
+    was_cut: bool,
+) -> Iterator[Unvisited]:
+    """The points of a sweep that it did not visit.
+
+    Args:
+        points: all.
+        visited: ids of the Python objects of those that were.
+        strategy: that chose them.
+        precision: share by which a setting has to be slower than the choice to be worse.
+        was_cut: whether the sweep was interrupted or given up.
+
+    Yields:
+        One each, in the order of the grid.
+    """
+    choices, expected_us, open_places = strategy.choices(), strategy.expected_us(), strategy.unsettled()
+    for point in points:
+        if id(point) in visited:
+            continue
+        choice = choices.get(point.place)
+        chosen_us = choice.expected_us if choice else math.nan
+        ratio = expected_us.get((point.place, point.candidate), math.nan) / chosen_us
+        if point.outcome is not Outcome.ok:
+            why = Why.broken
+        elif point.duration_us:
+            why = Why.known
+        elif was_cut:
+            why = Why.ended
+        elif point.place in open_places:
+            why = Why.budget
+        else:
+            why = Why.slower if ratio > 1 + precision else Why.tie
+        percent = 100 * (ratio - 1) if math.isfinite(ratio) and why is not Why.broken else None
+        yield Unvisited(point.place.collective.name, point.place.message_bytes, str(point.candidate), why, percent)
