@@ -89,9 +89,9 @@ def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
     """
     if book is None or book_key is None:
         return None
-    from zerotune.tuner.fleet import check_installed
+    from zerotune.tuner.fleet import READING, check_installed
 
-    check_installed("--book")
+    check_installed("--book", READING)
     from zerotune.tuner.fleet.shelf import Shelf
     from zerotune.tuner.fleet.signing import Verifier
     from zerotune.tuner.fleet.storage import Storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Final
 
 from zerotune.store.errors import UserError
 
@@ -12,16 +13,25 @@ def is_book(begin: bytes) -> bool:
     return begin.startswith(b'{"zerotune_book":')
 
 
-def check_installed(what: str) -> None:
-    """See that the optional packages are there.
+KEYS: Final = ("cryptography",)
+"""What making a key takes,"""
+READING: Final = (*KEYS, "fsspec")
+"""what reading a book takes,"""
+ALL: Final = ("pyarrow", *READING, "duckdb")
+"""and what writing objects and merging them takes."""
+
+
+def check_installed(what: str, packages: tuple[str, ...] = ALL) -> None:
+    """See that optional packages are there.
 
     Args:
         what: the option or command that needs them, for the message.
+        packages: that it needs.
 
     Raises:
         UserError: one is missing.
     """
-    missing = [name for name in ("pyarrow", "fsspec", "duckdb", "cryptography") if find_spec(name) is None]
+    missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise UserError(
             f"{what} needs {missing[0]}, which is not installed",

@@ -212,9 +212,9 @@ def _unused(
     words = ["--listen", listen] if listen is not None and not answer.listen else []
     if fleet is None and book is None:
         return words
-    from zerotune.tuner.fleet import check_installed
+    from zerotune.tuner.fleet import ALL, READING, check_installed
 
-    check_installed("--fleet" if book is None else "--book")
+    check_installed(*(("--book", READING) if fleet is None else ("--fleet", ALL)))
     from zerotune.tuner.fleet.storage import shown
 
     if fleet is not None and answer.fleet.url != shown(fleet):

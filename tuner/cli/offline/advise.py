@@ -194,9 +194,9 @@ def _is_book(path: Path) -> bool:
 
 
 def _facts_and_rows(path: Path, fabric_id: str | None) -> tuple[Facts, NDArray[np.void]]:
-    from zerotune.tuner.fleet import check_installed
+    from zerotune.tuner.fleet import READING, check_installed
 
-    check_installed("a book")
+    check_installed("a book", READING)
     from zerotune.tuner.fleet.reading import default_rows, read_book
 
     return default_rows(read_book(str(path)), str(path), fabric_id)

@@ -35,9 +35,9 @@ def key(
 
     Example: zerotune book key book.key
     """
-    from zerotune.tuner.fleet import check_installed
+    from zerotune.tuner.fleet import KEYS, check_installed
 
-    check_installed("book key")
+    check_installed("book key", KEYS)
     from zerotune.tuner.fleet.signing import make_key, public_path
 
     public = make_key(file)
@@ -117,9 +117,9 @@ def show(
 
     Example: zerotune book show fleet.book --book-key book.key.pub
     """
-    from zerotune.tuner.fleet import check_installed
+    from zerotune.tuner.fleet import READING, check_installed
 
-    check_installed("book show")
+    check_installed("book show", READING)
     from zerotune.tuner.fleet import reading
     from zerotune.tuner.fleet.signing import Verifier
 
@@ -141,9 +141,9 @@ def diff(
 
     Example: zerotune book diff old.book fleet.book
     """
-    from zerotune.tuner.fleet import check_installed
+    from zerotune.tuner.fleet import READING, check_installed
 
-    check_installed("book diff")
+    check_installed("book diff", READING)
     from zerotune.tuner.fleet import reading
 
     found = list(reading.differences(reading.read_book(before), reading.read_book(after)))

@@ -102,9 +102,9 @@ def export(
 
 
 def _write_book(to: str, out: Path, book: str, book_key: str | None, fabric_id: str | None) -> list[str]:
-    from zerotune.tuner.fleet import check_installed
+    from zerotune.tuner.fleet import READING, check_installed
 
-    check_installed("--book")
+    check_installed("--book", READING)
     from zerotune.store.plan_file import PlanFile, write_plan
     from zerotune.store.records import Plan
     from zerotune.tuner.fleet import reading
