@@ -39,14 +39,7 @@ import argparse
 import contextlib
 import json
 import math
-import os
-import random
-import resource
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -54,15 +47,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-import psutil
-import zmq
-
-from benchmarks.agent.chaos_node import HANG_S, ZEROTUNE, Job, Node, wait_for
 from benchmarks.agent.chaos_rounds import Rounds, together
+from benchmarks.agent.chaos_run import Chaos
 from benchmarks.lib.argument_types import positive
-from benchmarks.lib.faults.bad_line_worker import HARMS, PASS
-from benchmarks.lib.faults.shifted_clock import ShiftedClock
-from benchmarks.lib.faults.two_namespaces import LEADER, LINK, Namespace, two_namespaces
+from benchmarks.lib.faults.two_namespaces import two_namespaces
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.recording.record import commit_now
 from zerotune.store.errors import UserError
@@ -78,224 +66,9 @@ QUICK_S: Final = 30.0
 """Of chaos, at most."""
 QUICK_ENDS_S: Final = 30.0
 """Chaos ends so long after the run began: what it left takes ten seconds to end."""
-LEAST_S: Final = 13.0
-"""Of chaos, however late it began."""
 ROUND_S: Final = 300.0
 """Of a long run, which goes on with the next round after an interrupt."""
-RANK_LIVES_S: Final = 45.0
-"""From one death of a rank to the next, so that a job trains between its restarts."""
-REFERENCE_S: Final = 120.0
-"""What happens without the agent is watched for so long at least, or for as long as with it."""
-PAUSE_S: Final = (0.2, 1.0)
-"""Between two events."""
-RECORDS_WITHIN_S: Final = 10.0
-"""Of a daemon's start."""
-DIES_YOUNG: Final = 0.6
-"""Chance that a daemon which follows a killed one is killed, too, within YOUNG_S."""
-YOUNG_S: Final = 0.6
-"""A daemon's start takes most of it on a quiet machine."""
-DAY_S: Final = 86_400.0
-CLOCK_JUMPS_S: Final = (DAY_S, 3652.5 * DAY_S)
-"""From the machine's clock, ahead or back; both ends are as likely as what lies between."""
 WARM_UP_STEPS: Final = 5
-MARK: Final = "ZEROTUNE_CHAOS"
-"""In the environment of every process that belongs to one run."""
-
-
-class Chaos:
-    """One run: the jobs, the daemons, and what befalls them."""
-
-    def __init__(self, folder: Path, arguments: argparse.Namespace, networks: Sequence[Namespace] = ()) -> None:
-        self.folder, self.arguments = folder, arguments
-        self.chance = random.Random(arguments.seed)
-        self.events: Counter[str] = Counter()
-        self.n_hangs = 0
-        self.is_over = threading.Event()
-        (folder / "clock").mkdir()
-        self.clock = ShiftedClock(folder / "clock")
-        """Of all ranks."""
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(folder)}
-        self.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else gloo may meet dead ranks, pytorch#135712
-        self.line: subprocess.Popen[str] | None = None
-        self.nodes = [Node(folder / "n", self.environment)] if not networks else self._two_nodes(networks)
-        n_ranks = max(1, arguments.ranks // len(self.nodes))
-        self.jobs = [
-            Job(one, folder, self.nodes, n_ranks, self.clock.environment, with_agent=arguments.with_agent)
-            for one in arguments.jobs
-        ]
-
-    def _two_nodes(self, networks: Sequence[Namespace]) -> list[Node]:
-        """Nodes whose daemons speak over a line of ours."""
-        keys = self.folder / "keys"
-        subprocess.run([*ZEROTUNE, "keys", str(keys)], check=True, capture_output=True)
-        self.environment |= {"GLOO_SOCKET_IFNAME": LINK, "ZEROTUNE_CURVE_KEYS": str(keys)}
-        first, second = networks
-        place = f"{LEADER}:5577"
-        line = [*second.prefix, sys.executable, "-m", "benchmarks.lib.faults.bad_line_worker", place, str(first.path)]
-        self.line = subprocess.Popen(line, stdin=subprocess.PIPE, text=True, env=self.environment)
-        options = ("--curve-keys", str(keys), "--listen")
-        return [
-            Node(
-                self.folder / name, self.environment, prefix=network.prefix, address=network.address,
-                options=(*options, f"tcp://{place if network is first else network.address + ':5577'}"),
-            )
-            for name, network in (("a", first), ("b", second))
-        ]  # fmt: skip
-
-    # ---- events -------------------------------------------------------------------------------------
-
-    @property
-    def node(self) -> Node:
-        """Any of them."""
-        return self.chance.choice(self.nodes)
-
-    @property
-    def records_within_s(self) -> float:
-        """How long a daemon's death waits for what it writes."""
-        return RECORDS_WITHIN_S if self.arguments.with_agent and not self.arguments.quick else 1.0
-
-    def _kill_daemon(self, node: Node) -> None:
-        """Every other time however young it is, else once it has written what it measured."""
-        waits_s = 0.0
-        if self.chance.random() < 0.5:
-            waits_s = self.records_within_s
-        node.kill_daemon(waits_s)
-
-    def kill_daemon(self) -> None:
-        """A daemon dies, and some that follow it while they begin; after a while there is another."""
-        node = self.node
-        self._kill_daemon(node)
-        while self.chance.random() < DIES_YOUNG:
-            node.start_daemon()
-            time.sleep(self.chance.uniform(0.0, YOUNG_S))
-            node.kill_daemon(0.0)
-        time.sleep(self.chance.choice((0.0, 0.0, 0.0, 1.5)))
-        node.start_daemon()
-
-    def stop_daemon(self) -> None:
-        """A daemon stands still."""
-        daemon = self.node.daemon
-        daemon.send_signal(signal.SIGSTOP)
-        time.sleep(self.chance.uniform(0.1, 3.0))
-        daemon.send_signal(signal.SIGCONT)
-
-    def send_garbage(self) -> None:
-        """A daemon hears what makes no sense."""
-        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-            socket.linger = 100
-            socket.connect(self.node.endpoint)
-            for _ in range(50):
-                frames = [self.chance.randbytes(self.chance.choice((0, 3, 100, 10_000))) for _ in range(3)]
-                socket.send_multipart(frames[: self.chance.randint(1, 3)], zmq.DONTWAIT)
-
-    def imitate_daemon(self) -> None:
-        """A daemon dies, and something answers in its place that makes no sense."""
-        node = self.node
-        self._kill_daemon(node)
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-            socket.linger = 0
-            socket.bind(node.endpoint)
-            node.socket.chmod(0o600)
-            until_s = time.monotonic() + 1.0
-            while time.monotonic() < until_s:
-                if socket.poll(100):
-                    sender = socket.recv_multipart()[0]
-                    with contextlib.suppress(zmq.ZMQError):
-                        socket.send_multipart([sender, self.chance.randbytes(self.chance.choice((1, 50, 5_000)))])
-        node.start_daemon()
-
-    def fill_disk(self) -> None:
-        """For a while no file of a daemon's may grow."""
-        pid = self.node.daemon.pid
-        with contextlib.suppress(OSError):
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-            time.sleep(self.chance.uniform(0.5, 2.0))
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-
-    def jump_clock(self) -> None:
-        """The calendar of a daemon or of all ranks is another, until the next jump."""
-        shortest, longest = map(math.log, CLOCK_JUMPS_S)
-        ahead_s = self.chance.choice((-1, 1)) * math.exp(self.chance.uniform(shortest, longest))
-        self.chance.choice((self.clock, self.node.clock)).shift(wall_s=ahead_s)
-
-    def harm_line(self) -> None:
-        """What nodes' daemons say to each other comes late, in part, or not at all."""
-        self._tell_line(self.chance.choice(HARMS))
-        time.sleep(self.chance.uniform(0.5, 6.0))
-        self._tell_line(PASS)
-
-    def _tell_line(self, word: str) -> None:
-        if self.line is not None and self.line.stdin is not None:
-            self.line.stdin.write(f"{word}\n")
-            self.line.stdin.flush()
-
-    def kill_rank(self) -> None:
-        """A rank dies; torchrun starts its job again."""
-        ranks = self.chance.choice(self.jobs).ranks()
-        if ranks:
-            with contextlib.suppress(psutil.Error):
-                self.chance.choice(ranks).kill()
-
-    # ---- the run ------------------------------------------------------------------------------------
-
-    @property
-    def n_deaths(self) -> int:
-        """Daemons that were killed."""
-        return sum(node.n_deaths for node in self.nodes)
-
-    def run(
-        self, seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf, by_s: float = math.inf
-    ) -> None:
-        """Let things happen, then end the jobs in order.
-
-        Args:
-            seconds: how long at most.
-            n_deaths: enough daemons that were killed.
-            n_steps: enough of them in one start of each job, from REFERENCE_S on.
-            by_s: when to end, after LEAST_S at least, by the monotonic clock.
-        """
-        common = [getattr(self, name) for name in self.arguments.events if name != "kill_rank"]
-        wait_for(lambda: self.is_over.is_set() or all(job.steps() for job in self.jobs), 120.0)
-        until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * RANK_LIVES_S
-        until_s = max(min(until_s, by_s), time.monotonic() + min(seconds, LEAST_S))
-        enough_s, told_at_s = time.monotonic() + REFERENCE_S, 0.0
-        while time.monotonic() < until_s and not self.n_hangs and all(job.runs for job in self.jobs):
-            if self.n_deaths >= n_deaths or self.is_over.is_set():
-                break
-            event = self.chance.choice(common)
-            is_long_enough = n_steps < math.inf and time.monotonic() > enough_s  # but for steps, which a death ends
-            if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s and not is_long_enough:
-                event, next_rank_s = self.kill_rank, time.monotonic() + RANK_LIVES_S
-            event()
-            self.events[event.__name__] += 1
-            time.sleep(self.chance.uniform(*PAUSE_S))
-            self.n_hangs += sum(job.hangs() for job in self.jobs)
-            if time.monotonic() - told_at_s > 10.0:
-                told_at_s = time.monotonic()
-                left_s = until_s - time.monotonic()
-                say(f"{self.events.total()} events, {self.n_deaths} deaths of daemons, {left_s:.0f} s to go at most")
-                if time.monotonic() > enough_s and min(job.n_steps_at_most() for job in self.jobs) >= n_steps:
-                    break
-        for job in self.jobs:
-            job.stop()
-        wait_for(lambda: self.is_over.is_set() or all(job.has_ended for job in self.jobs), 2 * HANG_S)
-        if self.is_over.is_set():
-            return
-        self.n_hangs += sum(not job.has_ended for job in self.jobs) if not self.n_hangs else 0
-        time.sleep(1.0)  # the last records are on their way
-        for node in self.nodes:
-            node.end_daemon()
-
-    def close(self) -> None:
-        """Leave no process behind."""
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == str(self.folder):
-                    process.kill()
-        for one in (*(node.daemon for node in self.nodes), *(one for job in self.jobs for one in job.processes)):
-            one.wait()
-        if self.line is not None:
-            self.line.wait()
 
 
 @contextlib.contextmanager

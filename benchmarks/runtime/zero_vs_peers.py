@@ -35,58 +35,15 @@ from typing import Any
 from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report
+from benchmarks.runtime.contenders import LOADS, Load, build
 from benchmarks.runtime.transformer_loads import TRANSFORMERS, TransformerLoad
 from zerotune.zero_runtime import analysis
 
-Step = Callable[[Any], None]
 OURS = ("ours-1", "ours-2", "ours-3")
 PEERS = ("fsdp2", "fsdp2-r", "zero-redundancy", "ddp")
 PEERS_BF16 = ("fsdp2", "fsdp2-r")  # with fp32 master weights
 DEEPSPEED = ("deepspeed-1", "deepspeed-2", "deepspeed-3")
 DEEPSPEED_BF16 = ("deepspeed-2", "deepspeed-3")
-
-
-@dataclass(frozen=True)
-class Load:
-    """What is trained."""
-
-    n_layers: int
-    width: int
-    n_context: int
-    batch: int
-
-    @property
-    def tokens_per_step(self) -> int:
-        """What one rank trains on in one step."""
-        return self.batch * self.n_context
-
-    def model(self) -> Any:
-        """Our example GPT, in fp32."""
-        from zerotune.zero_runtime.examples.gpt import GPT, GPTShape
-
-        return GPT(GPTShape(n_context=self.n_context, n_layers=self.n_layers, n_heads=4, width=self.width))
-
-    def draw(self) -> Any:
-        """A random batch: tokens and targets."""
-        import torch
-
-        rows = torch.randint(256, (self.batch, self.n_context + 1))
-        return rows[:, :-1], rows[:, 1:]
-
-    def loss(self, model: Any, batch: Any) -> Any:
-        """The model's own loss."""
-        return model(*batch)
-
-    def layers(self, model: Any) -> list[Any]:
-        """What FSDP2 shards one by one."""
-        return list(model.blocks)
-
-
-LOADS: dict[str, Load | TransformerLoad] = {
-    "tiny": Load(n_layers=4, width=320, n_context=128, batch=4),  # about 5 million parameters
-    "medium": Load(n_layers=8, width=752, n_context=64, batch=2),  # about 55 million
-    **TRANSFORMERS,
-}
 
 
 @dataclass(frozen=True)
@@ -120,85 +77,6 @@ CELLS = (
 )
 TRANSFORMER_CELLS = tuple(Cell(name, precision, 2, 40.0) for name in TRANSFORMERS for precision in ("fp32", "bf16"))
 QUICK_S = 12.0
-
-
-def build(name: str, load: Load | TransformerLoad, precision: str = "fp32") -> Step:
-    """One training step of a contender, as a function of a batch.
-
-    Args:
-        name: kind and variant, e.g. "ours-3", "fsdp2-r", "deepspeed-2".
-        load: size of model and batch.
-        precision: "fp32" or "bf16" (mixed).
-
-    Returns:
-        The step.
-    """
-    import torch
-    import torch.distributed as dist
-
-    torch.manual_seed(1)
-    model = load.model().train()
-    kind, _, variant = name.partition("-")
-    if kind == "deepspeed":
-        return _deepspeed(model, load, int(variant), precision)
-    optimizer: Any
-    if kind == "ours":
-        from zerotune import zero_runtime
-
-        engine = zero_runtime.shard(model, stage=int(variant), precision=None if precision == "fp32" else precision)
-        optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
-    elif kind == "fsdp2":
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        dtype = None if precision == "fp32" else torch.bfloat16
-        options: Any = {
-            "mesh": init_device_mesh("cpu", (dist.get_world_size(),)),
-            "reshard_after_forward": variant == "r",
-            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
-        }
-        for block in load.layers(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    else:
-        model = torch.nn.parallel.DistributedDataParallel(model)
-        if kind == "zero":
-            from torch.distributed.optim import ZeroRedundancyOptimizer
-
-            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-        else:
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(batch: Any) -> None:
-        load.loss(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def _deepspeed(model: Any, load: Load | TransformerLoad, stage: int, precision: str) -> Step:
-    import deepspeed
-    import torch
-
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
-        config={
-            "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {"stage": stage},
-            "bf16": {"enabled": precision == "bf16"},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        },
-    )
-
-    def step(batch: Any) -> None:
-        engine.backward(load.loss(engine, batch))
-        engine.step()
-
-    return step
 
 
 def _join(rank: int, n_ranks: int, port: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from boundary_model import FIRST, Bounds, Model, Rank, State, Violation, explore
+from boundary_model import FIRST, Model
+from boundary_state import Bounds, Rank, State, Violation
+from exploration import explore
 
 from zerotune.agent.agreement.protocol import BoundaryMessage, Follower, Leader, Pacing
 from zerotune.store.records import Plan

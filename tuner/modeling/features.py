@@ -29,6 +29,7 @@ from zerotune.store.records import (
     Protocol,
     size_class_floor,
 )
+from zerotune.tuner.modeling.undescribed import GENERIC_INTER_GBS, generic_cost, interpolated_cost
 
 FEATURES_VERSION: Final = 1
 """Raised whenever a model fitted earlier would read its inputs differently."""
@@ -50,12 +51,6 @@ _FLOORS: Final = np.array([size_class_floor(index) for index in range(N_SIZE_CLA
 _SATURATING_SHARE = 0.6
 _GENERIC_MAX_CHANNELS = 32
 _MAX_LIVE_TABLES = 256
-# Generic hop latency in us and share of the link bandwidth by protocol (LL, LL128, Simple).
-_GENERIC_HOP_US = (1.2, 2.2, 5.0)
-_GENERIC_BASE_US = (6.6, 14.0, 8.4)
-_GENERIC_SHARE = (0.4, 0.9, 1.0)
-_GENERIC_INTRA_GBS = 100.0
-_GENERIC_INTER_GBS = 12.0
 
 
 def size_classes(message_bytes: npt.ArrayLike) -> Ints:
@@ -452,11 +447,11 @@ class CostPrior:
             latency = np.minimum(total, float(nothing[0]))
             total = np.where(total < 0, np.nan, total)
         elif tables:
-            total = _interpolated_cost(tables, cell, sizes)
+            total = interpolated_cost(tables, cell, sizes)
             least = min(float(table[cell]) for table in tables.values())
             latency = np.minimum(total, np.maximum(least, 0.0) if least >= 0 else np.nan)
         else:
-            latency, total = _generic_cost(communicator, collective, algorithm, protocol, sizes)
+            latency, total = generic_cost(communicator, collective, algorithm, protocol, sizes)
         return latency, total - latency
 
     def _cheapest_cell(
@@ -472,7 +467,7 @@ class CostPrior:
                 collective, n_nodes=communicator.n_nodes, n_ranks=communicator.n_ranks, nvls=False
             )
         if not cells:
-            return np.full(len(sizes), 10.0), sizes / (1000.0 * _GENERIC_INTER_GBS)
+            return np.full(len(sizes), 10.0), sizes / (1000.0 * GENERIC_INTER_GBS)
         parts = [
             self._latency_and_transfer(communicator, collective, (int(a), int(p)), sizes, described_only)
             for a, p in cells
@@ -482,38 +477,3 @@ class CostPrior:
         every = np.arange(len(sizes))
         latencies, transfers = np.stack([p[0] for p in parts]), np.stack([p[1] for p in parts])
         return latencies[best, every], transfers[best, every]
-
-
-def _interpolated_cost(tables: Mapping[int, npt.NDArray[np.float32]], cell: tuple[int, int], sizes: Floats) -> Floats:
-    """Cost of `cell` between the reported sizes, log-log; beyond them in proportion to the bytes."""
-    known = np.array(sorted(tables), dtype=np.float64)
-    costs = np.array([float(tables[int(at)][cell]) for at in known])
-    if np.any(costs < 0):
-        return np.full(len(sizes), np.nan)
-    logs = np.interp(np.log(sizes), np.log(known), np.log(np.maximum(costs, 1e-3)))
-    beyond = np.maximum(sizes / known[-1], 1.0)
-    result: Floats = np.exp(logs) * beyond
-    return result
-
-
-def _generic_cost(
-    communicator: CommunicatorClass,
-    collective: Collective,
-    algorithm: Algorithm,
-    protocol: Protocol,
-    sizes: Floats,
-) -> tuple[Floats, Floats]:
-    """A latency-bandwidth line for hardware nobody described: only the shape is meant to be right."""
-    n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
-    steps = max(1, n_ranks - 1) * (2 if collective is Collective.all_reduce else 1)
-    hop_us = _GENERIC_HOP_US[protocol] * (3.0 if n_nodes > 1 else 1.0)
-    if algorithm is Algorithm.ring:
-        n_hops: float = steps
-    else:
-        n_hops = 2.0 * np.log2(max(2, n_ranks)) + 2.0
-    link_gbs = (_GENERIC_INTRA_GBS if n_nodes == 1 else _GENERIC_INTER_GBS) * _GENERIC_SHARE[protocol]
-    if algorithm is not Algorithm.ring:
-        link_gbs *= 0.8
-    latency = np.full(len(sizes), _GENERIC_BASE_US[protocol] + n_hops * hop_us)
-    transfer = sizes * (steps / n_ranks) / (1000.0 * link_gbs)
-    return latency, latency + transfer
