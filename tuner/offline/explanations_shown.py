@@ -117,9 +117,9 @@ def _render_savings(
                 _indented(console, f"whole steps: {unknown_gain(gain)}")
     if quiet:
         percent = sum(one.step_percent or 0.0 for one in quiet)
-        keys = "1 key runs" if len(quiet) == 1 else f"{len(quiet):,} keys run"
-        share = f", {percent:.1f} % of step time" if percent else ""
-        _indented(console, f"{keys} NCCL's own choice, with nothing else on its way{share}: --all shows them")
+        rows = "1 row more{} runs" if len(quiet) == 1 else f"{len(quiet):,} rows more{{}} run"
+        share = f" ({percent:.1f} % of step time)" if percent else ""
+        _indented(console, f"{rows.format(share)} NCCL's own choice: --all shows them")
 
 
 def _savings(one: Explanation) -> tuple[float | None, float | None]:
