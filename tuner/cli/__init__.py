@@ -111,9 +111,12 @@ def _explain_usage(error: Any) -> int:
         return 2
     path = error.ctx.command_path if error.ctx is not None else "zerotune"
     problem = " ".join(error.format_message().split()).rstrip(".") + _value_of(error)
-    if path.endswith(" launch") and "--" not in sys.argv and type(error).__name__ == "NoSuchOption":
+    kind = type(error).__name__
+    if path.endswith(" launch") and "--" not in sys.argv and kind == "NoSuchOption":
         return _failed(f"{problem}; put `--` before the training command, or see `{path} --help`", 2)
-    return _failed(f"{problem}; see `{path} --help`", 2)
+    if path.endswith(" launch") and kind == "MissingParameter":
+        return _failed(f"{problem}; for example `{path} --start-daemon -- torchrun train.py`, see `{path} --help`", 2)
+    return _failed(f"{problem} See `{path} --help`" if problem.endswith("?") else f"{problem}; see `{path} --help`", 2)
 
 
 def _value_of(error: Any) -> str:

@@ -16,7 +16,7 @@ def named_store(store_path: Path, trace: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    if not store_path.exists():
+    if not store_path.exists() and trace.exists():  # what is wrong with the trace is told elsewhere
         beside = _other_beside(store_path, trace)
         remedy = "leave out --store (or ZEROTUNE_STORE) for the default one"
         remedy = remedy if beside is None else f"there is one at {beside}: --store"
