@@ -19,6 +19,7 @@ from zerotune.tuner.advice.prediction.step import step_parts
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import batch_that_fits, memory_of
 from zerotune.tuner.offline.advise.watch import watch
+from zerotune.tuner.offline.jobs.listing import list_jobs
 
 PROBLEM = Problem(
     shape=from_parameters(3e9), cluster=cluster("p4d", 4, DEFAULT), software=Software(), constants=DEFAULT
@@ -164,5 +165,7 @@ def test_a_job_that_ended_early_is_refused(tmp_path):
         store.record_steps("job", steps(3))
         store.update_job("job", ended_at_s=1e9)
         store.flush()
-    with pytest.raises(UserError):
+    with pytest.raises(UserError) as refused:
         list(watch(PROBLEM, path, None, RUNS))
+    (line,) = list_jobs(path, limit=1)
+    assert f" {line.n_steps} " in str(refused.value), "counted as in the list of jobs"

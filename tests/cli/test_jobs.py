@@ -117,9 +117,9 @@ def test_how_jobs_end(path: Path) -> None:
         ends = {one.job_id: one.end for one in list_jobs(path, limit=99, all_kinds=True)}
         assert (ends["silent"], ends["job-faster"], ends["sweep-1"]) == (JobEnd.lost, JobEnd.ended, JobEnd.ended)
         assert ends["raises"] is JobEnd.failed
-    # Its daemon is gone, and nobody will see its end.
+    # Its daemon is gone: nobody would see its end.
     (trains,) = (one for one in list_jobs(path, limit=99, all_kinds=True) if one.job_id == "trains")
-    assert trains.end is JobEnd.lost
+    assert trains.end is JobEnd.unwatched
     with Store.open(path) as store:  # the next daemon does not take it for one of its own ...
         store.flush()
         assert end_of(job_of(store, "trains"), is_written=True) is JobEnd.lost

@@ -37,7 +37,8 @@ class FakeStore:
         self.jobs[job_id] = {"fabric_id": fabric_id, "fabric": fabric, "n_ranks": n_ranks, "name": name}
 
     def update_job(self, job_id, **news):
-        self.jobs[job_id] |= news
+        if job_id in self.jobs:
+            self.jobs[job_id] |= {name: known for name, known in news.items() if known is not None}
 
     def record_measurements(self, fabric_id, job_id, block):
         self.blocks.append((fabric_id, job_id, block))

@@ -323,8 +323,7 @@ class Job:
 
     def rank_failed(self, rank: int, failure: str) -> None:
         """A rank left by an exception of type `failure`; empty: it left in good order."""
-        if failure and not self.failure:
-            self.failure = f"rank {rank}: {failure if failure.isidentifier() else 'an exception'}"
+        self.failure = self.failure or failure_of(rank, failure) or ""
 
     def measure_rate(self, now_s: float) -> None:
         """Update the rate of observations, every RATE_PERIOD_S."""
@@ -383,6 +382,11 @@ class Job:
             f"{self.n_ranks_here} of {self.n_ranks} ranks report here: nothing can be tuned unless the agent runs on"
             " the others, too"
         )
+
+
+def failure_of(rank: int, failure: str) -> str | None:
+    """What is kept of an exception of type `failure` that ended a rank's script; None where none did."""
+    return f"rank {rank}: {failure if failure.isidentifier() else 'an exception'}" if failure else None
 
 
 def headline(decision: Decision) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.lateness import Lateness
-from zerotune.store.passages import Passages
-from zerotune.store.records import Decision, Stage, StepRecord
+from zerotune.store.job_news import JobNews
+from zerotune.store.records import Decision, StepRecord
 from zerotune.store.wire import (
     Adopted,
     AgentMessage,
@@ -37,8 +36,11 @@ from zerotune.store.wire import (
 from zerotune.tuner.join import measurements_of
 from zerotune.tuner.modeling.requests import Learning
 from zerotune.tuner.service.absent_jobs import AbsentJobs
-from zerotune.tuner.service.job import SETTLE_S, BrainLike, Job, RankSession, headline
+from zerotune.tuner.service.job import SETTLE_S, BrainLike, Job, RankSession, failure_of, headline
 from zerotune.tuner.service.nodes import NodeSession, NoUplinks, UplinksLike
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing's own from Python 3.11 on
 
 _log = logging.getLogger("zerotune.service")
 
@@ -69,29 +71,12 @@ class StoreLike(Protocol):
             name: what people call it; empty: it has none.
         """
 
-    def update_job(
-        self,
-        job_id: str,
-        *,
-        stage: Stage | None = None,
-        ended_at_s: float | None = None,
-        is_lost: bool | None = None,
-        failure: str | None = None,
-        name: str | None = None,
-        passages: Passages | None = None,
-        lateness: Lateness | None = None,
-    ) -> None:
-        """Something became known of a job; None leaves a field as it is.
+    def update_job(self, job_id: str, **news: Unpack[JobNews]) -> None:
+        """Something became known of a job.
 
         Args:
             job_id: the job.
-            stage: kind of training that was recognised.
-            ended_at_s: when its last rank left or was heard, in seconds since the epoch.
-            is_lost: whether one of its ranks fell silent.
-            failure: the rank whose script an exception ended, and which.
-            name: what people call it.
-            passages: what passed the tuner by in it.
-            lateness: which of its ranks collectives wait for.
+            **news: fields of `JobNews`.
         """
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
@@ -192,6 +177,8 @@ class Service:
         owner = self._senders.get(sender)
         if owner is None:
             self.n_unannounced += 1
+            if isinstance(message, Goodbye):
+                self._ended_unannounced(message)
             return []
         job = self._jobs[owner[0]]
         rank, session = owner[1], job.ranks[owner[1]][1]
@@ -439,6 +426,13 @@ class Service:
         if self._share is not None:
             self._share(job.fabric_id, job.fabric, job.job_id, block)
         self.learning.measured(job.fabric_id, len(block))
+
+    def _ended_unannounced(self, said: Goodbye) -> None:
+        """A rank leaves that never greeted this daemon, a new one: what is recorded of its job counts as ended."""
+        if said.job_id not in self._jobs:
+            self._store.update_job(
+                said.job_id, ended_at_s=self._clock(), is_lost=False, failure=failure_of(said.rank, said.failure)
+            )
 
     def _leave(self, sender: bytes) -> None:
         job_id, rank = self._senders.pop(sender)

@@ -82,7 +82,7 @@ class Reading:
             "m.job IS NOT (SELECT id FROM jobs WHERE job_id = ?)": without_job,
         }
         where, parameters = _where(conditions)
-        return _measurements.select_at_usual_level(self._reader(), where, parameters, limit)
+        return _measurements.select(self._reader(), where, parameters, limit, at_usual_level=True)
 
     def measured(self) -> dict[tuple[str, str], int]:
         """How many measurements there are of each job on each fabric, the jobs oldest first."""

@@ -153,7 +153,12 @@ def insert(
 
 
 def select(
-    connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
+    connection: sqlite3.Connection,
+    where: str,
+    parameters: tuple[Any, ...],
+    limit: int | None,
+    *,
+    at_usual_level: bool = False,
 ) -> NDArray[np.void]:
     """Measurements that meet a condition.
 
@@ -162,17 +167,11 @@ def select(
         where: SQL over `m` (measurements) and `s` (series), with a `?` for each parameter.
         parameters: values of the question marks.
         limit: the newest so many; None: all.
+        at_usual_level: with durations as they would have been at the network's usual speed; see levels.py.
 
     Returns:
         MEASUREMENT, shape (n,), oldest first.
     """
-    return _select_with_jobs(connection, where, parameters, limit)[0]
-
-
-def _select_with_jobs(
-    connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
-) -> tuple[NDArray[np.void], NDArray[np.int64]]:
-    """As `select`, and the id of each one's job."""
     columns = ", ".join(f"m.{name}" if name in _ROW_COLUMNS else f"s.{name}" for name, _ in MEASUREMENT_FIELDS)
     rows = connection.execute(
         f"SELECT {columns}, m.job FROM measurements m JOIN series s ON s.id = m.series"
@@ -183,7 +182,10 @@ def _select_with_jobs(
     filled = [
         row[:-1] if row[pressure] is not None else (*row[:pressure], np.nan, *row[pressure + 1 : -1]) for row in rows
     ]
-    return np.array(filled, MEASUREMENT)[::-1], np.array([row[-1] for row in rows], np.int64)[::-1]
+    block = np.array(filled, MEASUREMENT)[::-1]
+    if at_usual_level:
+        _shift_to_usual_level(block, job=np.array([row[-1] for row in rows], np.int64)[::-1])
+    return block
 
 
 def _allowed(*values: int) -> NDArray[np.bool_]:
@@ -219,24 +221,11 @@ def well_formed(block: NDArray[np.void]) -> NDArray[np.bool_]:
     return good
 
 
-def select_at_usual_level(
-    connection: sqlite3.Connection, where: str, parameters: tuple[Any, ...], limit: int | None
-) -> NDArray[np.void]:
-    """As `select`, with durations as they would have been at the network's usual speed; see levels.py.
-
-    Args:
-        connection: a reader's.
-        where: SQL over `m` (measurements) and `s` (series), with a `?` for each parameter.
-        parameters: values of the question marks.
-        limit: the newest so many; None: all.
-
-    Returns:
-        MEASUREMENT, shape (n,), oldest first.
-    """
-    block, job = _select_with_jobs(connection, where, parameters, limit)
+def _shift_to_usual_level(block: NDArray[np.void], job: NDArray[np.int64]) -> None:
+    """Change durations in place; `job` has the id of each row's job."""
     usable = np.flatnonzero(block["outcome"] == Outcome.ok)
     if not len(usable):
-        return block
+        return
     here = block[usable]
     columns = np.stack([here[name].astype(np.int64) for name in _SETTING_COLUMNS], axis=1)
     settings, cell = np.unique(columns, axis=0, return_inverse=True)
@@ -244,7 +233,6 @@ def select_at_usual_level(
     levels = _levels_of(settings, cell.reshape(-1), job[usable], usable, step, here["duration_us"])
     if levels is not None:
         block["duration_us"][usable] *= np.exp(-levels.shift)
-    return block
 
 
 _SETTING_COLUMNS: Final = (

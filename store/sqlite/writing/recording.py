@@ -5,20 +5,23 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.errors import StoreError
-from zerotune.store.lateness import Lateness
-from zerotune.store.passages import Passages
-from zerotune.store.records import Decision, ModelRecord, Stage, StepRecord
+from zerotune.store.job_news import JobNews
+from zerotune.store.records import Decision, ModelRecord, StepRecord
 from zerotune.store.sqlite.rows import measurements as _measurements
 from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, decision_values, fabric_row, job_row
 from zerotune.store.sqlite.rows.row_checksums import row_checksum
 from zerotune.store.sqlite.writing.retention import Retention, retain
 from zerotune.store.sqlite.writing.writer import Writer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing's own from Python 3.11 on
 
 
 class Recording:
@@ -62,43 +65,27 @@ class Recording:
 
         self._put(write, is_essential=True)
 
-    def update_job(
-        self,
-        job_id: str,
-        *,
-        stage: Stage | None = None,
-        ended_at_s: float | None = None,
-        is_lost: bool | None = None,
-        failure: str | None = None,
-        name: str | None = None,
-        passages: Passages | None = None,
-        lateness: Lateness | None = None,
-    ) -> None:
-        """Queue what became known of a job; None leaves a field as it is.
+    def update_job(self, job_id: str, **news: Unpack[JobNews]) -> None:
+        """Queue what became known of a job.
 
         Nothing happens if the job was never recorded.
 
         Args:
             job_id: which one.
-            stage: the kind of training that it was recognised as.
-            ended_at_s: when its last rank left or was heard, in seconds since the epoch.
-            is_lost: whether one of its ranks fell silent.
-            failure: the rank whose script an exception ended, and which.
-            name: what people call it.
-            passages: what passed the tuner by in it.
-            lateness: which of its ranks collectives wait for.
+            **news: fields of `JobNews`.
         """
-        seen = None if passages is None else msgspec.json.encode(passages).decode()
-        late = None if lateness is None else msgspec.json.encode(lateness).decode()
-        self._put(
-            lambda connection: connection.execute(
-                "UPDATE jobs SET stage = coalesce(?, stage), ended_at_s = coalesce(?, ended_at_s),"
-                " is_lost = coalesce(?, is_lost), name = coalesce(?, name), passages = coalesce(?, passages),"
-                " lateness = coalesce(?, lateness), failure = coalesce(?, failure) WHERE job_id = ?",
-                (stage, ended_at_s, is_lost, name, seen, late, failure, job_id),
-            ),
-            is_essential=True,
-        )
+        known: dict[str, object] = {name: value for name, value in news.items() if value is not None}
+        for name in ("passages", "lateness"):
+            if name in known:
+                known[name] = msgspec.json.encode(known[name]).decode()
+        if known:
+            columns = ", ".join(f"{name} = ?" for name in known)
+            self._put(
+                lambda connection: connection.execute(
+                    f"UPDATE jobs SET {columns} WHERE job_id = ?", (*known.values(), job_id)
+                ),
+                is_essential=True,
+            )
 
     def record_measurements(self, fabric_id: str, job_id: str, block: NDArray[np.void]) -> None:
         """Queue measurements; malformed rows and those that a full queue refuses are counted.

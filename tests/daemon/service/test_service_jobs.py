@@ -130,6 +130,23 @@ def test_a_job_that_says_goodbye_is_not_lost(bench):
     assert bench.store.jobs["job"]["is_lost"] is False
 
 
+@pytest.mark.parametrize("failure", ["", "RuntimeError"])
+def test_a_goodbye_to_a_daemon_that_came_too_late_for_a_greeting_tells_how_the_job_ended(bench, failure):
+    bench.store.record_job("job", "fabric", {}, 2)
+    bench.store.update_job("job", is_lost=True, failure="")
+    for rank in range(2):
+        assert bench.send(rank, wire.Goodbye("job", rank, failure if rank else "")) == []
+    job = bench.store.jobs["job"]
+    assert (job["is_lost"], job["ended_at_s"]) == (False, bench.now_s)
+    assert job["failure"] == (f"rank 1: {failure}" if failure else "")
+
+
+def test_a_goodbye_of_one_that_never_greeted_does_not_end_a_job_that_is_here(bench):
+    bench.hello(0, n_ranks=2)
+    bench.send(1, wire.Goodbye("job", 1))
+    assert "ended_at_s" not in bench.store.jobs["job"]
+
+
 def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
     bench.join_all()
     report(bench, records, ranks=(0, 1, 2, 3), n=5)

@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.advice.alternatives import Alternative, alternatives, gain_of, memory_share
@@ -92,7 +93,11 @@ def watch(
                     withdrawn=tuple(withdrawn),
                 )
         elif has_ended:
-            raise UserError(f"{found.title} ended after {len(steps)} steps", f"watch one of {_LEAST_STEPS} or more")
+            n_steps = 1 + steps[-1].step if steps else 0
+            raise UserError(
+                f"{found.title} ended after {counted(n_steps, 'step')}, {len(steps)} of them with a time",
+                f"watch one that has {_LEAST_STEPS} or more",
+            )
         if has_ended:
             return
         sleep(EVERY_S)

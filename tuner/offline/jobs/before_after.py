@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.store.counted import counted
 from zerotune.store.records import Decision, JobRecord, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
@@ -158,7 +159,7 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
     if not steps:
         return BeforeAfter([], f"{TOO_FEW}: the store has no step times of this job")
     if not any(step.epoch for step in steps):
-        return BeforeAfter([], "nothing to compare: no plan was adopted, NCCL's own choice ran throughout")
+        return BeforeAfter([], f"nothing to compare: {without_plan(steps)}")
     part = part_around_first_plan(steps, decisions)
     alike = part.of(steps)
     found = _of_part(jobs, job, alike, [step for step in alike if step.epoch > 0])
@@ -167,6 +168,13 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
     # A part that has ended gets no longer by training on.
     remedy = found.remedy if found.remedy and part.end is None else HOW_TO_COMPARE
     return replace(found, part=part, explanation=f"{found.explanation}. {part.explanation}", remedy=remedy)
+
+
+def without_plan(steps: Sequence[StepRecord]) -> str:
+    """What is known of a job none of whose steps (one at least) ran under a plan, in words."""
+    heard, n_steps = {0, *(step.step for step in steps)}, 1 + max(step.step for step in steps)  # the first has no time
+    known = "all" if len(heard) == n_steps else f"{len(heard):,} of them"
+    return f"no plan was adopted in {counted(n_steps, 'step')}, {known} heard of by a daemon: NCCL's own choice ran"
 
 
 def is_of_pace(decision: Decision) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import os
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from zerotune.store.records import JobRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.client.holders import living_holder
-from zerotune.tuner.offline.jobs.before_after import BeforeAfter, JobsRead, of_job
+from zerotune.tuner.offline.jobs.before_after import BeforeAfter, JobsRead, of_job, without_plan
 
 
 class JobEnd(enum.Enum):
@@ -23,6 +24,12 @@ class JobEnd(enum.Enum):
     """An exception ended the script of one of its ranks."""
     lost = "lost"
     """One of its ranks fell silent, or no daemon ran when it ended."""
+    unwatched = "unwatched"
+    """No daemon runs that would see its end: it may train on."""
+
+
+STILL_OPEN: Final = (JobEnd.running, JobEnd.unwatched)
+"""Ends that are none yet."""
 
 
 class GainKind(enum.Enum):
@@ -32,7 +39,7 @@ class GainKind(enum.Enum):
     """Steps took less or more time than under NCCL's own choice, beyond noise."""
     within_noise = "within_noise"
     no_plan = "no_plan"
-    """NCCL's own choice ran throughout: nothing was changed."""
+    """NCCL's own choice ran in all steps that were heard of: nothing was changed in them."""
     unknown = "unknown"
 
 
@@ -90,7 +97,7 @@ def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLin
         for job in reversed(jobs.all):
             if len(lines) == limit:
                 break
-            if all_kinds or job.job_id in last_steps or end_of(job, is_written=is_written) is JobEnd.running:
+            if all_kinds or job.job_id in last_steps or end_of(job, is_written=is_written) in STILL_OPEN:
                 lines.append(_line(store, jobs, job, 1 + last_steps.get(job.job_id, -1), is_written=is_written))
         return lines
 
@@ -104,7 +111,7 @@ def last_line(path: Path) -> JobLine | None:
     with Store.open(path, read_only=True) as store:
         jobs, last_steps, is_written = JobsRead(store), store.last_steps(), _is_written(path)
         for job in reversed(jobs.all):
-            if job.job_id in last_steps and end_of(job, is_written=is_written) is not JobEnd.running:
+            if job.job_id in last_steps and end_of(job, is_written=is_written) not in STILL_OPEN:
                 return _line(store, jobs, job, 1 + last_steps[job.job_id], is_written=is_written)
     return None
 
@@ -117,14 +124,14 @@ def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:
         return JobEnd.lost
     if job.ended_at_s is not None:
         return JobEnd.ended
-    return JobEnd.running if is_written else JobEnd.lost
+    return JobEnd.running if is_written else JobEnd.unwatched
 
 
 def gain_of(jobs: JobsRead, job: JobRecord) -> Gain:
     """What a job gained by what was decided in it."""
     steps = jobs.steps(job.job_id)
     if steps and not any(step.epoch for step in steps):
-        return Gain(GainKind.no_plan, why="no plan was adopted, NCCL's own choice ran throughout")
+        return Gain(GainKind.no_plan, why=without_plan(steps))
     return as_gain(of_job(jobs, job))
 
 

@@ -12,7 +12,13 @@ from rich.table import Table
 from zerotune.store.job_names import titled
 from zerotune.tuner.offline.jobs.listing import Gain, GainKind, JobEnd, JobLine
 
-STYLES = {JobEnd.running: "green", JobEnd.ended: "none", JobEnd.failed: "red", JobEnd.lost: "yellow"}
+STYLES = {
+    JobEnd.running: "green",
+    JobEnd.ended: "none",
+    JobEnd.failed: "red",
+    JobEnd.lost: "yellow",
+    JobEnd.unwatched: "yellow",
+}
 
 
 def render(lines: Sequence[JobLine], console: Console) -> None:
@@ -32,6 +38,8 @@ def render(lines: Sequence[JobLine], console: Console) -> None:
             _gain(one.gain) + (" (emulated)" if one.emulated and one.gain.saved_us is not None else ""),
         )
     console.print(table)
+    if any(one.end is JobEnd.unwatched for one in lines):
+        console.print("unwatched: no daemon runs; such a job may train on, and greets the next `zerotune daemon`")
     if unknown := next((one for one in lines if one.gain.kind is GainKind.unknown), None):
         why = f"{titled(unknown.job_id, unknown.name)}: {unknown_gain(unknown.gain)}"
         console.print(why, style="dim", markup=False, highlight=False, soft_wrap=True)
@@ -41,7 +49,7 @@ def last_job_in_words(line: JobLine) -> str:
     """What a job that has ended gained, in one or two lines."""
     gain, title = line.gain, titled(line.job_id, line.name)
     if gain.kind is GainKind.no_plan:
-        return f"{title}: NCCL's own choice ran throughout, nothing was changed"
+        return f"{title}: nothing was changed: {gain.why}"
     if gain.saved_us is None or gain.saved_percent is None:
         return f"{title}: {unknown_gain(gain)}"
     if gain.kind is GainKind.within_noise:

@@ -1,0 +1,28 @@
+"""What becomes known of a job after its start."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from zerotune.store.lateness import Lateness
+from zerotune.store.passages import Passages
+from zerotune.store.records import Stage
+
+
+class JobNews(TypedDict, total=False):
+    """News of a job; what is missing or None leaves what is known as it is."""
+
+    stage: Stage | None
+    """The kind of training that it was recognised as."""
+    ended_at_s: float | None
+    """When its last rank left or was heard, in seconds since the epoch."""
+    is_lost: bool | None
+    """Whether one of its ranks fell silent."""
+    failure: str | None
+    """The rank whose script an exception ended, and which."""
+    name: str | None
+    """What people call it."""
+    passages: Passages | None
+    """What passed the tuner by in it."""
+    lateness: Lateness | None
+    """Which of its ranks collectives wait for."""
