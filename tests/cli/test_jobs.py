@@ -132,6 +132,18 @@ def test_how_jobs_end(path: Path) -> None:
         assert job_of(store, "trains").name == "again", "what is known stays"
 
 
+def test_of_a_job_without_a_plan_is_said_how_many_steps_that_is_known_of(path: Path) -> None:
+    """It trained on while no daemon ran: of those steps nothing is known."""
+    with Store.open(path) as store:
+        store.record_job("gaps", "fabric", {}, 2)
+        store.record_steps("gaps", [*steps((0, 5, 100.0)), StepRecord(300, 0, 100.0)])
+        store.update_job("gaps", ended_at_s=4000.0)
+    (line,) = list_jobs(path, limit=1)
+    assert (line.gain.kind, line.n_steps) == (GainKind.no_plan, 301)
+    words = last_job_in_words(line).split()
+    assert {"301", "7"} <= set(words), "seven are recorded, with the first, which never has a time"
+
+
 def test_a_job_is_found_by_its_name_if_only_one_has_it(path: Path) -> None:
     with Store.open(path) as store:
         store.record_job("second", "fabric", {}, 2, "same")

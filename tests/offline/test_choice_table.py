@@ -85,6 +85,14 @@ def test_one_node_that_describes_no_network_is_shown_alone(tmp_path: Path):
     assert (code, {one["n_nodes"] for one in json.loads(shown)["entries"]}) == (0, {1})
 
 
+def test_a_rank_alone_sends_nothing(tmp_path: Path):
+    where = ("--store", tmp_path / "none.db", "--fabric", "ethernet_boxes")  # boxes of one rank
+    code, shown = run(*where, "--sizes", "1M", "--json")
+    assert (code, min(one["n_ranks"] for one in json.loads(shown)["entries"])) == (0, 2)
+    code, shown = run(*where, "--nodes", "1")
+    assert (code, "--ranks-per-node" in shown) == (1, True)
+
+
 def test_what_is_not_proved_leads(tmp_path: Path):
     """Few calls, faster by little more than their noise."""
     block = np.zeros(26, MEASUREMENT)

@@ -103,11 +103,11 @@ def choice_table(
         ranks_per_node: None: as the jobs had, or else as the fabric file says.
 
     Returns:
-        One entry per collective, phase that was measured, node count and size.
+        One entry per collective, phase that was measured, node count (without a lone rank) and size.
 
     Raises:
         UserError: there is no job, the fabric has no network, or a node not so many ranks, or nobody
-            says how many it has.
+            says how many it has, or there is one rank only.
         FabricError: there is no such fabric.
         StoreError: the store cannot be read.
     """
@@ -145,6 +145,8 @@ def choice_table(
             f"--ranks-per-node {per_node}: a node of {described.name} has {described.ranks_per_node} ranks",
             "ask for no more",
         )
+    if not (nodes := [n_nodes for n_nodes in nodes if n_nodes * per_node > 1]):
+        raise UserError("1 rank on 1 node sends nothing", "give --nodes 2 or more, or --ranks-per-node")
     costs = CostPrior(facts, described)
     measured = medians(lines)
     entries = []
