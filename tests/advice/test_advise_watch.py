@@ -169,3 +169,13 @@ def test_a_job_that_ended_early_is_refused(tmp_path):
         list(watch(PROBLEM, path, None, RUNS))
     (line,) = list_jobs(path, limit=1)
     assert f" {line.n_steps} " in str(refused.value), "counted as in the list of jobs"
+
+
+def test_without_a_daemon_nobody_waits_for_steps_to_come(tmp_path):
+    path = tmp_path / "s.db"
+    with Store.open(path) as store:
+        store.record_job("job", "fabric", {}, 32)
+        store.record_steps("job", steps(3))
+        store.flush()
+    with pytest.raises(UserError, match="daemon"):
+        list(watch(PROBLEM, path, None, RUNS, lambda _: pytest.fail("it waits")))

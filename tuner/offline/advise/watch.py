@@ -22,6 +22,7 @@ from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.offline.advise.measured import is_store, measured
 from zerotune.tuner.offline.advise.shown import name_of
 from zerotune.tuner.offline.jobs.finding import job_of
+from zerotune.tuner.offline.jobs.listing import has_writer
 
 EVERY_S: Final = 10.0
 _LEAST_STEPS: Final = 20
@@ -64,7 +65,7 @@ def watch(
         What would pay: at first all, then what left the ranges that were told.
 
     Raises:
-        UserError: there is no such job, or its steps cannot be this model's.
+        UserError: there is no such job, or its steps cannot be this model's, or no daemon records them.
         StoreError: the store cannot be read.
     """
     if not path.is_file():
@@ -100,6 +101,8 @@ def watch(
             )
         if has_ended:
             return
+        if told is None and not has_writer(path):
+            raise UserError(f"no daemon runs that would record {found.title}", "start `zerotune daemon` first")
         sleep(EVERY_S)
 
 

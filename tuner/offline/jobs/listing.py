@@ -91,7 +91,7 @@ def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLin
         StoreError: there is no store, or it cannot be read.
     """
     with Store.open(path, read_only=True) as store:
-        is_written = _is_written(path)
+        is_written = has_writer(path)
         jobs, last_steps = JobsRead(store), store.last_steps()
         lines: list[JobLine] = []
         for job in reversed(jobs.all):
@@ -109,7 +109,7 @@ def last_line(path: Path) -> JobLine | None:
         StoreError: the store cannot be read.
     """
     with Store.open(path, read_only=True) as store:
-        jobs, last_steps, is_written = JobsRead(store), store.last_steps(), _is_written(path)
+        jobs, last_steps, is_written = JobsRead(store), store.last_steps(), has_writer(path)
         for job in reversed(jobs.all):
             if job.job_id in last_steps and end_of(job, is_written=is_written) not in STILL_OPEN:
                 return _line(store, jobs, job, 1 + last_steps[job.job_id], is_written=is_written)
@@ -167,6 +167,6 @@ def _line(store: Store, jobs: JobsRead, job: JobRecord, n_steps: int, *, is_writ
     )
 
 
-def _is_written(path: Path) -> bool:
+def has_writer(path: Path) -> bool:
     """Whether a living process has it open for writing."""
     return living_holder(Path(os.path.realpath(path) + ".lock")) is not None
