@@ -113,21 +113,22 @@ def test_active_finds_the_best_with_a_part_of_the_grid(name: str, communicator: 
     assert sum(len(point.duration_us) for point in sweep.points) < 0.6 * n_grid, "settled long before the budget"
 
 
-def test_a_difference_of_few_samples_is_no_certainty_and_many_samples_make_it_one():
-    """The spread of two samples is known badly: 20 % apart is 5 usual standard deviations."""
+@pytest.mark.parametrize("others_us", [110.0, 115.0, 140.0])
+def test_few_samples_are_no_certainty_and_many_make_it_one(others_us: float):
+    """How far two samples spread tells little of how far the next would."""
     fast = Candidate(Algorithm.ring, Protocol.simple, 4)
     sure = []
     for n_samples in (1, 2, 30):
-        chance = np.random.default_rng(3)
+        noise = np.exp(0.04 * np.resize([1, -1], n_samples)) if n_samples > 1 else np.ones(1)
         points = [
-            GridPoint(PLACE, one, (us * chance.lognormal(0, 0.04, n_samples)).tolist())
-            for one, us in ((BASELINE, 120.0), (fast, 100.0), (FAR, 120.0))
+            GridPoint(PLACE, one, (us * noise).tolist())
+            for one, us in ((BASELINE, others_us), (fast, 100.0), (FAR, others_us))
         ]
         strategy = Active(points, CommunicatorClass(2, 2), CostPrior({"comm_channels": 4}), None, 0.03, 30)
         choice = strategy.choices()[PLACE]
         assert choice.candidate == fast
         sure.append(choice.confidence)
-    assert sure[0] < sure[1] < 0.99 < sure[2] < 1
+    assert 0.9 < sure[0] <= sure[1] <= 0.99 < sure[2] < 1
 
 
 def test_an_outlier_among_two_samples_is_looked_into():

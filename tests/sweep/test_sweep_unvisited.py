@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from zerotune.agent.nccl import cost_model, fabric
-from zerotune.store.records import BASELINE, Protocol, TimingSource
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Protocol, TimingSource
 from zerotune.tuner.offline.sweep import SweepRequest, SweepResult, render, run_sweep
 from zerotune.tuner.offline.sweep.protocol import Measure, MeasuredCalls
 from zerotune.tuner.offline.sweep.run import ready_emulated
@@ -38,8 +38,10 @@ class ScriptedGroup:
         if self.n_visits < 0:
             raise KeyboardInterrupt
         where, ran = (command.collective, command.message_bytes), command.candidate
-        if ran == BASELINE or ran.protocol is self.refused:
+        if ran == BASELINE:
             ran = cost_model.default_choice(self._topology, *where)
+        elif ran.protocol is self.refused:
+            ran = Candidate(Algorithm.ring, Protocol.simple, 1)
         us = self._fabric.truth_us(
             self._communicator, command.collective, ran.algorithm, ran.protocol, ran.n_channels, command.message_bytes
         )

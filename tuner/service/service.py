@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.job_news import JobNews
 from zerotune.store.records import Decision, StepRecord
+from zerotune.store.sqlite.writing.job_news import JobNews
 from zerotune.store.wire import (
     Adopted,
     AgentMessage,

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.errors import StoreError
-from zerotune.store.job_news import JobNews
 from zerotune.store.records import Decision, ModelRecord, StepRecord
 from zerotune.store.sqlite.rows import measurements as _measurements
 from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, decision_values, fabric_row, job_row
 from zerotune.store.sqlite.rows.row_checksums import row_checksum
+from zerotune.store.sqlite.writing.job_news import JobNews
 from zerotune.store.sqlite.writing.retention import Retention, retain
 from zerotune.store.sqlite.writing.writer import Writer
 

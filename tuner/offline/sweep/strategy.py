@@ -17,7 +17,14 @@ from zerotune.tuner.modeling.correction.baked import Correction
 from zerotune.tuner.modeling.features import CostPrior, Floats
 from zerotune.tuner.offline.sweep import outliers
 from zerotune.tuner.offline.sweep.grid import CONFIDENCE, MIN_REPEATS, GridPoint, Place
-from zerotune.tuner.offline.sweep.surrogate import Opinion, Surrogate, noise_freedom, sample_noise
+from zerotune.tuner.offline.sweep.surrogate import (
+    MIN_FREE,
+    USUAL_WEIGHT,
+    Opinion,
+    Surrogate,
+    noise_freedom,
+    sample_noise,
+)
 
 LOOK_REPEATS: Final = 1
 """Samples of one visit of the active sweep: until few settings are left, they differ by far more than samples do."""
@@ -26,6 +33,8 @@ BUDGET: Final = 0.125
 VISIT_OCTAVES: Final = 2.0
 """Distance between the places of one round: a visit changes what is expected at nearer places."""
 N_DRAWS: Final = 512
+ASSUMED_DOUBT: Final = 0.01
+"""Least doubt of a choice where too few samples were repeated to tell their noise."""
 Z_MEDIAN: Final = 3.4
 """Half width of a median's 95 % interval by order statistics in rounds of six, in standard errors of a mean."""
 LOOK_SHARE: Final = 0.9
@@ -255,13 +264,13 @@ class Active:
         for points, surrogate in self._surrogates:
             self._roughness |= outliers.roughness(points)
             surrogate.show(self._settings(points))
-            spread = draw_scales(noise_freedom(points))
+            n_free = noise_freedom(points)
             for place, opinion in surrogate.opinions().items():
                 self._means[place] = opinion.mean
-                self._assessments[place] = self._assess(self._by_place[place], opinion, spread)
+                self._assessments[place] = self._assess(self._by_place[place], opinion, n_free)
 
-    def _assess(self, points: Sequence[GridPoint], opinion: Opinion, scales: Floats) -> Assessment:
-        """`scales`, shape (N_DRAWS, 1): by which factor the opinion's spread may be off."""
+    def _assess(self, points: Sequence[GridPoint], opinion: Opinion, n_free: int) -> Assessment:
+        """`n_free`: degrees of freedom with which the samples tell their own noise."""
         usable = [index for index, point in enumerate(points) if point.outcome is Outcome.ok]
         if not usable:
             return Assessment(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
@@ -272,12 +281,13 @@ class Active:
         # Only differences matter: what all settings of a place share is no doubt about the choice.
         difference = covariance - covariance[:, [best]] - covariance[[best], :] + covariance[best, best]
         lower = np.linalg.cholesky(difference + 1e-10 * np.eye(len(usable)))
-        edges = (mean[best] - mean)[None, :] + scales * draws(len(usable)) @ lower.T
+        edges = (mean[best] - mean)[None, :] + draw_scales(n_free + USUAL_WEIGHT) * draws(len(usable)) @ lower.T
         edges[:, best] = 0.0
         regret = edges.max(axis=1)
         gains = np.maximum(edges, 0.0).mean(axis=0)
-        # Never 0, nor 1: so many draws tell no more.
-        doubt = (float(np.sum(regret > self._precision)) + 0.5) / (N_DRAWS + 1)
+        # So many draws tell no more; and while the noise is an assumption, so is any certainty.
+        least = 0.5 / (N_DRAWS + 1) if n_free >= MIN_FREE else ASSUMED_DOUBT
+        doubt = max(least, float(np.mean(regret > self._precision)))
         own_us = math.exp(opinion.mean[0]) if points[0].candidate == BASELINE else math.nan
         choice = Choice(found[best].candidate, math.exp(mean[best]), own_us, 1 - doubt)
         leader = outliers.leader(found) if rough > outliers.ROUGH_SHARE else None

@@ -163,8 +163,8 @@ def sample_noise(points: Sequence[GridPoint]) -> float:
 
 
 def noise_freedom(points: Sequence[GridPoint]) -> int:
-    """Degrees of freedom with which `sample_noise` knows it."""
-    return USUAL_WEIGHT + _pooled_squares(points)[1]
+    """Degrees of freedom with which samples tell their own noise; `sample_noise` adds USUAL_WEIGHT."""
+    return _pooled_squares(points)[1]
 
 
 def known_noise(points: Sequence[GridPoint]) -> float | None:
