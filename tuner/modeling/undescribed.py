@@ -20,7 +20,16 @@ GENERIC_INTER_GBS = 12.0
 
 
 def interpolated_cost(tables: Mapping[int, npt.NDArray[np.float32]], cell: tuple[int, int], sizes: Floats) -> Floats:
-    """Cost of `cell` between the reported sizes, log-log; beyond them in proportion to the bytes."""
+    """Cost between the sizes that NCCL reported, log-log; beyond them in proportion to the bytes.
+
+    Args:
+        tables: microseconds by algorithm and protocol, shape (7, 3), by message bytes; below zero: not available.
+        cell: algorithm and protocol.
+        sizes: message bytes, shape (n,).
+
+    Returns:
+        Microseconds, shape (n,); NaN: not available.
+    """
     known = np.array(sorted(tables), dtype=np.float64)
     costs = np.array([float(tables[int(at)][cell]) for at in known])
     if np.any(costs < 0):
@@ -38,7 +47,18 @@ def generic_cost(
     protocol: Protocol,
     sizes: Floats,
 ) -> tuple[Floats, Floats]:
-    """A latency-bandwidth line for hardware nobody described: only the shape is meant to be right."""
+    """A latency-bandwidth line for hardware nobody described: only the shape is meant to be right.
+
+    Args:
+        communicator: of the calls.
+        collective: that is called.
+        algorithm: that runs.
+        protocol: that it uses.
+        sizes: message bytes, shape (n,).
+
+    Returns:
+        Microseconds that do not depend on the bytes, and all, each of shape (n,).
+    """
     n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
     steps = max(1, n_ranks - 1) * (2 if collective is Collective.all_reduce else 1)
     hop_us = _GENERIC_HOP_US[protocol] * (3.0 if n_nodes > 1 else 1.0)
