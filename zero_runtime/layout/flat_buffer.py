@@ -4,9 +4,10 @@ What a rank keeps at rest, in the words of the ZeRO paper (Ψ elements, N_d rank
 
                         whole (2Ψ)      shard           master, momentum, variance (KΨ/N_d)
     stages 1 and 2      kept            part of whole   this rank's slices
-    stage 3             only while used kept            this rank's slices
+    stage 3             only while used part of whole   this rank's slices
 
-Without mixed precision the shard is its own master, and no second copy exists.
+Without mixed precision the shard is its own master, and no second copy exists: stage 3 keeps the shard then. With it,
+stage 3 keeps the master alone, and rounds it into its place in the whole right before that is gathered.
 """
 
 from __future__ import annotations
@@ -76,18 +77,17 @@ class Flat:
         nothing = torch.full((), float("nan"), dtype=compute_dtype, device=self.device)
         self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
         self._works: dict[int, tuple[Work, range]] = {}  # by chunk, with all that it gathers
-        own = [slice(*layout.rank_slice(chunk, self.rank)) for chunk in layout.chunks]
-        if partitioned:
-            self.shard = torch.empty(layout.shard_numel, dtype=compute_dtype, device=self.device)
-            self.slices = [self.shard[c.shard_start : c.shard_start + c.shard_numel] for c in layout.chunks]
-        else:
-            self.slices = [self.whole[s] for s in own]
         self.has_master = self.trainable and compute_dtype != self.master_dtype
-        if self.has_master:
-            master = torch.empty(layout.shard_numel, dtype=self.master_dtype, device=self.device)
-            self.masters = [master[c.shard_start : c.shard_start + c.shard_numel] for c in layout.chunks]
+        if partitioned and not self.has_master:
+            self.slices = self._beside_whole(compute_dtype)
         else:
-            self.masters = self.slices
+            self.slices = [self.whole[slice(*layout.rank_slice(chunk, self.rank))] for chunk in layout.chunks]
+        self.masters = self._beside_whole(self.master_dtype) if self.has_master else self.slices
+
+    def _beside_whole(self, dtype: torch.dtype) -> list[Tensor]:
+        """Memory of its own for this rank's slices, one behind another."""
+        shard = torch.empty(self.layout.shard_numel, dtype=dtype, device=self.device)
+        return [shard[c.shard_start : c.shard_start + c.shard_numel] for c in self.layout.chunks]
 
     @property
     def chunk_bytes(self) -> int:
@@ -148,6 +148,8 @@ class Flat:
         storage = self.whole.untyped_storage()
         if storage.nbytes() < self.whole_bytes:
             storage.resize_(self.whole_bytes)
+        if self.partitioned:
+            self._round_master()
         chunks = self.layout.chunks
         for bundle in self.bundles:
             phases.announce(phase)
@@ -172,9 +174,13 @@ class Flat:
         self._point(self._placeholders)
         self.whole.untyped_storage().resize_(0)
 
-    @torch.no_grad()
     def publish_master(self) -> None:
-        """Rounds the updated master copy into the shard that is gathered next."""
+        """Rounds the updated master copy into what is gathered next; stage 3 does that right before the gather."""
+        if not self.partitioned:
+            self._round_master()
+
+    @torch.no_grad()
+    def _round_master(self) -> None:
         if self.has_master and self.slices:
             torch._foreach_copy_(self.slices, self.masters)
 

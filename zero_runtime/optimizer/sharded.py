@@ -112,28 +112,31 @@ class ShardedGradients:
     def finish(self) -> list[Tensor]:
         """Waits for all reductions and returns the gradients, in the master copy's dtype."""
         self._flights.land_all()
-        if any(gradients.changed for gradients in self._gradients):
+        changed = [gradients for gradients in self._gradients if gradients.changed]
+        if changed:
             unused = self._unused() if self._find_unused else set()
+            slices: dict[int, list[ShardSlice]] = {id(gradients): [] for gradients in changed}
             for shard_slice in self.slices:
-                if not shard_slice.gradients.changed:
-                    continue
-                if (
-                    not shard_slice.gradients.is_ready
-                    or (id(shard_slice.gradients), shard_slice.pieces[0].slot) in unused
-                ):
-                    shard_slice.parameter.grad = None
-                    continue
-                values = shard_slice.gradients.values(
-                    shard_slice.start, shard_slice.parameter.numel(), shard_slice.parameter.dtype
-                )
-                if shard_slice.gradients.is_handed_over and shard_slice.parameter.grad is not None:
-                    shard_slice.parameter.grad.add_(values)
-                else:
-                    shard_slice.parameter.grad = values
-            for gradients in self._gradients:
-                if gradients.changed:
-                    gradients.hand_over()
+                if shard_slice.gradients.changed:
+                    slices[id(shard_slice.gradients)].append(shard_slice)
+            for gradients in changed:
+                for shard_slice in slices[id(gradients)]:
+                    self._lend(shard_slice, unused)
+                gradients.hand_over()  # at once: where the optimizer has copies, the sums of one layer lie beside them
         return [shard_slice.parameter.grad for shard_slice in self.slices if shard_slice.parameter.grad is not None]
+
+    @staticmethod
+    def _lend(shard_slice: ShardSlice, unused: set[tuple[int, int]]) -> None:
+        """Shows the optimizer one slice's gradient."""
+        gradients, parameter = shard_slice.gradients, shard_slice.parameter
+        if not gradients.is_ready or (id(gradients), shard_slice.pieces[0].slot) in unused:
+            parameter.grad = None
+            return
+        values = gradients.values(shard_slice.start, parameter.numel(), parameter.dtype)
+        if gradients.is_handed_over and parameter.grad is not None:
+            parameter.grad.add_(values)
+        else:
+            parameter.grad = values
 
     def _unused(self) -> set[tuple[int, int]]:
         """(gradients, slot) of parameters that no rank has a gradient for."""
