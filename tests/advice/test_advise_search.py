@@ -104,6 +104,13 @@ def test_beyond_a_fabrics_nodes_is_marked_and_less_sure():
     assert beyond.step_s.high / beyond.step_s.low > within.step_s.high / within.step_s.low
 
 
+def test_a_generation_that_no_published_run_had_is_marked_and_less_sure():
+    one = ZeroConfiguration(stage=3, micro_batch=1)
+    known, new = (estimate(problem(1e9, machine), one) for machine in ("dgx_h100", "dgx_b200"))
+    assert (known.extrapolated, new.extrapolated) == (False, True)
+    assert new.step_s.high / new.step_s.low > known.step_s.high / known.step_s.low
+
+
 def test_measurements_move_and_narrow_the_range():
     one = problem()
     configuration = ZeroConfiguration(stage=3, micro_batch=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from zero_world import World, group_of
 from zerotune import zero_runtime
 from zerotune.zero_runtime import analysis, collectives, phases
 from zerotune.zero_runtime.examples.gpt import GPT
+from zerotune.zero_runtime.layout import fragmentation
 from zerotune.zero_runtime.stages.lifecycle import Lifecycle, State
 
 Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
@@ -196,6 +198,24 @@ def test_model_states_take_what_the_formula_says(world: World, stage: int, preci
             expected -= states.parameters_bytes
         slack = 64 * TINY.n_layers + 256  # Adam's step counters, NaN placeholders
         assert abs(found - expected) <= slack, (found, expected)
+
+
+def step_growth_bytes() -> tuple[int, int, int]:
+    """By how much an optimizer step of bf16 training needs more than was there; elements of this rank, of a layer."""
+    model = GPT(dataclasses.replace(TINY, n_layers=12))
+    engine = zero_runtime.shard(model, group=group_of(2), stage=3, precision="bf16")
+    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
+    model(*gpt_batch(0, 0)).backward()
+    engine.flights.land_all()
+    events = fragmentation.record(optimizer.step)
+    numels = [flat.layout.shard_numel for flat in engine.flats]
+    return max(itertools.accumulate(event.n_bytes for event in events)), sum(numels), max(numels)
+
+
+def test_a_step_holds_one_layers_gradients_in_both_precisions(world: World) -> None:
+    """fp32 ones come, 16-bit ones go, layer by layer."""
+    for grown, psi, layer in world.run(2, step_growth_bytes):
+        assert (4 - 2) * psi <= grown <= (4 - 2) * psi + 2 * layer + 4096 < 4 * psi
 
 
 def peak_temporary_bytes(n_layers: int, stage: int) -> int:

@@ -43,6 +43,9 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Per logit: 16-bit, fp32 copy, fp32 gradient."""
     compute_spread: float = 0.32
     """Of the logarithm of a step's time: nine of ten runs that constants were fitted to are no further off."""
+    generation_spread: float = 0.24
+    """What is added to it, as a square, on GPUs of a generation without a share of its own: by so much the logarithms
+    of Ampere's and Hopper's differ."""
     network_spread: float = 0.4
     """Of the logarithm of the time of communication, 90 %; assumed."""
     narrowed: float = 0.25

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from zero_models import MODELS, TINY, gpt_batch, loss_of
+from zero_models import DTYPES, MODELS, TINY, gpt_batch, loss_of
 from zero_world import World, group_of
 
 from zerotune import zero_runtime
@@ -49,41 +49,50 @@ def compile_layers(model: nn.Module) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("precision", [None, "bf16"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("name", ["gpt", "recomputed", "adapted", "shared-by-layers"])
-def test_compiled_training_is_the_same(world: World, name: str, stage: int, how: str) -> None:
-    assert world.run(2, train_compiled, name, stage, how) == world.run(2, train_compiled, name, stage, "not")
+def test_compiled_training_is_the_same(world: World, name: str, stage: int, precision: str | None, how: str) -> None:
+    compiled, plain = (world.run(2, train_compiled, name, stage, way, precision) for way in (how, "not"))
+    assert compiled == plain
 
 
-def train_alone(name: str, n_ranks: int) -> list[list[float]]:
+def train_alone(name: str, n_ranks: int, precision: str | None) -> list[list[float]]:
     """What plain torch makes of the batches of all ranks with compiled layers; the losses by rank."""
     torch._dynamo.reset()
     make, batch = MODELS[name]
     model = make()
+    compute = DTYPES[precision]
+    masters = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.data = p.data.to(compute or p.dtype)
     compile_layers(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(masters, lr=1e-2)
     losses: list[list[float]] = [[] for _ in range(n_ranks)]
     for n in range(3):
         for rank in range(n_ranks):
-            loss = loss_of(model, batch(rank, n))
+            loss = loss_of(model, batch(rank, n), compute)
             loss.backward()
             losses[rank].append(loss.item())
-        for p in model.parameters():
-            if p.grad is not None:
-                p.grad /= n_ranks
+        for p, master in zip(model.parameters(), masters, strict=True):
+            master.grad = torch.zeros_like(master) if p.grad is None else (p.grad / n_ranks).to(master.dtype)
+            p.grad = None
         optimizer.step()
-        optimizer.zero_grad()
+        with torch.no_grad():
+            for p, master in zip(model.parameters(), masters, strict=True):
+                p.copy_(master)
     return losses
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["layers", "model"])
+@pytest.mark.parametrize("precision", [None, "bf16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "t5", "vit"])
-def test_compiled_transformers_train_the_same(world: World, name: str, how: str) -> None:
+def test_compiled_transformers_train_the_same(world: World, name: str, precision: str | None, how: str) -> None:
     """As compiled layers do without us: all of T5's decoder reads what its encoder returned, and graphs change the
     order in which autograd adds those gradients."""
     pytest.importorskip("transformers")
-    assert world.run(2, train_compiled, name, 3, how) == world.run(1, train_alone, name, 2)[0]
+    assert world.run(2, train_compiled, name, 3, how, precision) == world.run(1, train_alone, name, 2, precision)[0]
 
 
 def graph_sizes(how: str) -> list[list[int]]:

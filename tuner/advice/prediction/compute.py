@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from zerotune.tuner.advice.configuration import Software
@@ -27,10 +29,14 @@ class BlockTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.multiplying_s + self.attention_s + self.traffic_s + self.waiting_s
 
 
+def nearest_share(shares: Mapping[int, float], capability: int) -> int:
+    """The generation whose share counts for another: the newest that is not newer."""
+    return max((known for known in shares if known <= capability), default=min(shares))
+
+
 def matmul_share(constants: Constants, capability: int) -> float:
     """What large multiplications reach on that generation."""
-    shares = constants.matmul_shares
-    return shares[max((known for known in shares if known <= capability), default=min(shares))]
+    return constants.matmul_shares[nearest_share(constants.matmul_shares, capability)]
 
 
 def block_forward(

@@ -81,7 +81,7 @@ class StepEstimate(msgspec.Struct, frozen=True, kw_only=True):
     network_s: float
     """Collectives of data parallelism, hidden or not."""
     extrapolated: bool
-    """The cluster is larger than its description."""
+    """The cluster is larger than its description, or its GPUs are of a generation that no constant was fitted to."""
 
 
 class _Pieces(NamedTuple):
@@ -124,7 +124,7 @@ def estimate(problem: Problem, configuration: ZeroConfiguration) -> StepEstimate
         model_flops_utilization=step.inverse(flops / peak),
         hardware_tflops=(flops + again * tokens * repeated) / step.expected / cluster.n_gpus / 1e12,
         network_s=network_s,
-        extrapolated=cluster.is_extrapolated,
+        extrapolated=cluster.is_extrapolated or not _knows_generation(problem),
     )
 
 
@@ -133,11 +133,17 @@ def spreads(problem: Problem) -> tuple[float, float]:
     cluster, constants, measured = problem.cluster, problem.constants, problem.measured
     widened = 1 + (0.5 * math.log2(cluster.n_nodes / cluster.network.known_nodes) if cluster.is_extrapolated else 0)
     compute, network = constants.compute_spread, constants.network_spread
+    if not _knows_generation(problem):
+        compute = math.hypot(compute, constants.generation_spread)
     if measured.compute_factor:
         compute *= constants.narrowed
     if measured.network_factor:
         network = max(network * constants.narrowed, measured.network_spread)
     return compute, network * widened
+
+
+def _knows_generation(problem: Problem) -> bool:
+    return problem.cluster.gpu.capability in problem.constants.matmul_shares
 
 
 def step_parts(problem: Problem, configuration: ZeroConfiguration) -> StepParts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork
 from zerotune.tuner.advice.models import meta_module
 from zerotune.tuner.advice.models.huggingface import read_config
 from zerotune.tuner.advice.models.model_shape import ModelShape, from_dimensions, from_parameters
+from zerotune.tuner.advice.prediction.compute import nearest_share
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import RECOMPUTES, Choice
 from zerotune.tuner.offline.memory_report import OPTIMIZERS, PRECISIONS, parse_parameters
@@ -158,7 +160,7 @@ def assumptions(problem: Problem, gpu_was_named: bool) -> tuple[str, ...]:
     if not gpu_was_named:
         found.append(f"its GPUs are {cluster.gpu.name}")
     if problem.measured.compute_factor is None:
-        found.append("computation reaches what it reached in published runs on this generation of GPUs")
+        found.append(_computation(cluster.gpu.capability, problem.constants.matmul_shares))
     if problem.measured.network_factor is None:
         source = (
             "NCCL's cost model on the machine's links" if isinstance(cluster.network, LinkNetwork) else "the fabric"
@@ -167,6 +169,17 @@ def assumptions(problem: Problem, gpu_was_named: bool) -> tuple[str, ...]:
     if cluster.is_extrapolated:
         found.append(f"{cluster.n_nodes} nodes behave as {cluster.network.known_nodes} do: extrapolated")
     return tuple(found)
+
+
+def _computation(capability: int, shares: Mapping[int, float]) -> str:
+    """Where the share of the peak is from that multiplications reach."""
+    nearest = nearest_share(shares, capability)
+    if nearest == capability:
+        return "computation reaches what it reached in published runs on this generation of GPUs"
+    return (
+        f"computation reaches that share of the peak which GPUs of compute capability {nearest / 10:.1f} reached in"
+        f" published runs; these have {capability / 10:.1f}: extrapolated"
+    )
 
 
 def scaled(cluster: Cluster, n_nodes: int) -> Cluster:
