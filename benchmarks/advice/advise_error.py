@@ -283,6 +283,7 @@ def results(runs: list[PublishedRun], constants: Constants = DEFAULT) -> list[Re
         Result("held_out_deepspeed_error_median", median(deepspeed), "share"),
         Result("held_out_in_range_share", _in_range_share(aside, constants), "share", ">= 0.9"),
         Result("held_out_runs", len(errors), "runs"),
+        Result("fitted_in_range_share", _in_range_share(seen, constants), "share", ">= 0.9"),
         Result("fitted_runs_error_median", median(abs(error(run, constants)) for run in seen), "share"),
         *_comparison_results(aside, seen, constants),
         *_memory_results(runs, constants),
