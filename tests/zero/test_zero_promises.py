@@ -26,10 +26,11 @@ Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
 
 
 class Recorder:
-    """Stands in for the collectives and writes down every one of a model's."""
+    """Stands in for the collectives and writes down every one of a model's, and how many gathers were waited for."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.n_waited = 0
         self._phase = ""
 
     def __enter__(self) -> Recorder:
@@ -41,7 +42,7 @@ class Recorder:
 
             def gather(whole: Tensor, shard: Tensor, group: dist.ProcessGroup) -> collectives.Work:
                 self.events.append((self._phase, "all_gather", whole.numel()))
-                return real.all_gather(whole, shard, group)
+                return Noted(real.all_gather(whole, shard, group), self)
 
             def scatter(shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> collectives.Work:
                 self.events.append((self._phase, "reduce_scatter", whole.numel()))
@@ -62,6 +63,17 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         phases.set_listener(None)
         collectives.for_group = self._original
+
+
+class Noted:
+    """A gather that says when it is waited for."""
+
+    def __init__(self, work: collectives.Work, recorder: Recorder) -> None:
+        self._work, self._recorder = work, recorder
+
+    def wait(self) -> None:
+        self._recorder.n_waited += 1
+        self._work.wait()
 
 
 def record_steps(settings: dict[str, Any], checkpointed: bool = False) -> tuple[list[Event], int, int]:
@@ -92,6 +104,31 @@ def test_stages_1_and_2_move_2_psi(world: World, stage: int) -> None:
             ("post_step_gather", "all_gather"),
         }
         assert sum(n for _, _, n in events) == analysis.step_traffic(psi, stage).total_elements + 2 * padding
+
+
+def waited_before_layers(stage: int) -> tuple[list[int], int]:
+    """Of the gathers after a step, how many each layer has waited for when it begins; all of them."""
+    with Recorder() as recorder:
+        model = GPT(dataclasses.replace(TINY, n_layers=6))
+        optimizer = zero_runtime.shard(model, group=group_of(2), stage=stage, bucket_bytes=2048).optimizer(
+            torch.optim.SGD, lr=0.1
+        )
+        model(*gpt_batch(0, 0)).backward()
+        recorder.events.clear()
+        optimizer.step()
+        recorder.n_waited, found = 0, []
+        for block in model.blocks:
+            block.register_forward_pre_hook(lambda *_: found.append(recorder.n_waited))
+        model(*gpt_batch(0, 1))
+        return found, len(recorder.events)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_layer_waits_for_its_own_parameters_alone(world: World, stage: int) -> None:
+    for waited, n_gathers in world.run(2, waited_before_layers, stage):
+        assert waited == sorted(set(waited))  # each for more than the one before
+        assert waited[0] < n_gathers / 3
+        assert waited[-1] <= n_gathers
 
 
 def test_stage_3_gathers_2n_minus_1_layers_and_moves_3_psi_less_what_it_keeps(world: World) -> None:

@@ -69,6 +69,7 @@ class Flat:
             max_chunk_bytes // compute_dtype.itemsize,
         )
         self.bundle(max_chunk_bytes)
+        self._first: frozenset[int] = frozenset()
         layout = self.layout
         self.whole = torch.empty(layout.numel, dtype=compute_dtype, device=self.device)
         self._views = [self.whole[s.offset : s.end].view(s.shape) for s in layout.slots]
@@ -104,6 +105,10 @@ class Flat:
         indices = range(len(self.layout.chunks))
         n_together = max(1, bucket_bytes // max(1, self.chunk_bytes))
         self.bundles = [indices[start : start + n_together] for start in range(0, len(indices), n_together)]
+
+    def gather_first(self, chunks: Sequence[int]) -> None:
+        """From now on these chunks are gathered ahead of the others: everything waits for them."""
+        self._first = frozenset(chunks)
 
     @property
     def name(self) -> str:
@@ -151,7 +156,7 @@ class Flat:
         if self.partitioned:
             self._round_master()
         chunks = self.layout.chunks
-        for bundle in self.bundles:
+        for bundle in sorted(self.bundles, key=self._first.isdisjoint):  # those with one of the first come first
             phases.announce(phase)
             pairs = [(self.whole[chunks[i].start : chunks[i].end], self.slices[i]) for i in bundle]
             work = self._collectives.together(self._collectives.all_gather, pairs, self.group)

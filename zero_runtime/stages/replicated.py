@@ -1,7 +1,8 @@
 """Stages 1 and 2: every rank keeps whole parameters and updates its slices; a gather after the step shares them.
 
-The gather is issued chunk by chunk in the model's order right after the optimizer step and runs on while the
-next forward begins: a layer waits only for the chunks that hold its own parameters.
+The gather is issued chunk by chunk right after the optimizer step and runs on while the next forward begins: a layer
+waits only for the chunks that hold its own parameters. Those of what lies outside of layers come first, since they may
+be used anywhere; a norm behind the last layer would otherwise hold all of forward back. Then it is the model's order.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class ReplicatedParameters:
             self._hold(module, self._needs(slot_of, [p for p in module.parameters() if id(p) in slot_of]))
         rest = [p for p in root.parameters() if id(p) not in inside and id(p) in slot_of]
         self._root_needs = self._needs(slot_of, rest)
+        for flat, chunks in self._root_needs:
+            flat.gather_first(chunks)
         root.register_forward_hook(self._end_forward)
 
     @staticmethod
