@@ -242,11 +242,18 @@ def step_growth_bytes() -> tuple[int, int, int]:
     model = GPT(dataclasses.replace(TINY, n_layers=12))
     engine = zero_runtime.shard(model, group=group_of(2), stage=3, precision="bf16")
     optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
-    model(*gpt_batch(0, 0)).backward()
-    engine.flights.land_all()
-    events = fragmentation.record(optimizer.step)
+    mark_bytes = 1_234_567
+
+    def run() -> None:
+        model(*gpt_batch(0, 0)).backward()
+        engine.flights.land_all()
+        torch.empty(mark_bytes, dtype=torch.uint8)
+        optimizer.step()
+
+    events = [event.n_bytes for event in fragmentation.record(run)]
+    in_step = events[events.index(-mark_bytes) + 1 :]
     numels = [flat.layout.shard_numel for flat in engine.flats]
-    return max(itertools.accumulate(event.n_bytes for event in events)), sum(numels), max(numels)
+    return max(itertools.accumulate(in_step)), sum(numels), max(numels)
 
 
 def test_a_step_holds_one_layers_gradients_in_both_precisions(world: World) -> None:
