@@ -138,7 +138,16 @@ def run(name: str, stage: int, n_steps: int) -> Ran:
 
 
 def runs(names: Sequence[str], n_steps: int, keep: Path | None) -> Iterator[Ran]:
-    """All of some fabrics, those of the file first looked up there."""
+    """Train on each fabric in both stages.
+
+    Args:
+        names: of the fabrics.
+        n_steps: measured of each configuration.
+        keep: what is in this file is not run again, and the rest is added; None: nothing is kept.
+
+    Yields:
+        What came of each fabric and stage.
+    """
     known = _kept(keep) if keep is not None else {}
     for name, stage in itertools.product(names, (2, 3)):
         ran = known.get((name, stage, n_steps))
