@@ -23,23 +23,13 @@ TRIAL_EXPIRES_AFTER: Final = 1
 """What is on trial must not run unwatched."""
 
 
-class Load(NamedTuple):
-    """How much longer a group's calls take in a step."""
-
-    calls_us: float = 0.0
-    held_us: float = 0.0
-    """Channels times how long they are held."""
-
-
 class Variant(NamedTuple):
     """Another setting for some keys, by key index, that is judged by step time."""
 
     name: str
     changes: Mapping[int, Candidate]
-    loads: Mapping[str, Load] = {}
-    """What it loads steps with beyond what runs, by group of keys."""
     worst_us: float = 0.0
-    """What it may cost a step at worst."""
+    """By how much a step's calls take longer at worst (90 %)."""
 
 
 class PlanInForce(NamedTuple):

@@ -140,11 +140,6 @@ class StepEffects:
         """Standard deviation of a step (log) around its level."""
         return max(LEAST_EFFECT, math.sqrt(self._squares / self._weight))
 
-    @property
-    def level(self) -> tuple[float, float]:
-        """Log duration of a step with nothing but what is usual, and its standard deviation."""
-        return float(self._state.mean[0]), math.sqrt(self._state.covariance[0, 0])
-
     def effect(self, shares: Mapping[int, float]) -> tuple[float, float]:
         """Mean and standard deviation of what steps take longer with all of these together."""
         design = self._design(shares)

@@ -328,7 +328,7 @@ class StepFeedback:
     @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
-        return self.variants.is_comparing or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
+        return self.variants.on_trial is not None or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
 
     @property
     def is_new(self) -> bool:
@@ -427,8 +427,6 @@ class StepFeedback:
             return False
         log_us, shown = math.log(step.duration_us * duration_us / without_extra_us), guard.shown
         explored = self._explored(in_force, states, evidence)
-        if not is_doubtful:
-            self.variants.learn(math.log(duration_us), explored, self._usual, states, evidence)
         if in_force.variant is not None:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
