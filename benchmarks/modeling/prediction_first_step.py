@@ -15,8 +15,8 @@ from benchmarks.lib.data.data_sets import DataSet, Measured, sweep_block
 from benchmarks.lib.reporting import Result
 from benchmarks.modeling.prediction_verdicts import places, summed_up, truth_of, verdicts
 from zerotune.store.records import BASELINE, Collective
+from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import FieldBook, KeyTable
-from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.surrogate import COMMON_DOUBT, Surrogate
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
@@ -62,7 +62,8 @@ def after_the_first_step(data: DataSet) -> Floats:
     every key has made one call with NCCL's own choice.
     """
     costs = Measured(data.facts, data.problems)
-    surrogate, evidence = Surrogate(costs), CallEvidence()
+    surrogate = Surrogate(costs, Regimes())
+    evidence = surrogate.evidence
     keys = KeyTable(surrogate.fields.register)
     block = sweep_block(data.problems, n_each=1)
     block = block[block["is_default"] > 0]
@@ -74,7 +75,7 @@ def after_the_first_step(data: DataSet) -> Floats:
     for state in keys.states:
         problem = problems[state.key]
         true_us = dict(zip(problem.candidates, problem.truth_us, strict=True))
-        mean, std = surrogate.posterior(state, evidence)
+        mean, std = surrogate.posterior(state)
         for at, option in enumerate(surrogate.fields.of(state).options):
             if not option.is_baseline and option in true_us and math.isfinite(mean[at]):
                 scores.append((math.log(true_us[option]) - float(mean[at])) / float(std[at]))

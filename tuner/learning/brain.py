@@ -40,12 +40,11 @@ from zerotune.tuner.learning.explaining import decision_records
 from zerotune.tuner.learning.explaining.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.acquisition import PolicySettings
-from zerotune.tuner.learning.policy.attribution import Attribution, Refusals
+from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
-from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans, ending_by_itself, lasts_for
 from zerotune.tuner.learning.policy.risk import Budget, Withdrawal
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
@@ -96,7 +95,8 @@ class Brain(Inspection):
         self._costs = CostPrior(fabric)
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
         self.memory = MemoryGate(settings.memory_threshold, fabric)
-        self._surrogate = Surrogate(self._costs)
+        self._regimes = Regimes()
+        self._surrogate = Surrogate(self._costs, self._regimes)
         self._surrogate.fields.knowledge = knowledge
         self._policy = Policy(
             PolicySettings(
@@ -112,16 +112,16 @@ class Brain(Inspection):
         )
         self._withdrawal = Withdrawal(self._policy.price.steps_at_risk)
         self._ahead = Ahead(self.memory, self._surrogate, settings.min_gain, may_try=settings.explore)
-        self._regimes = Regimes()
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
         """Steps that ended while each stage was shown; none before one was."""
         self._keys = KeyTable(self._new_key)
         self._states = self._keys.states
-        self._plans = Plans(self._withdrawal, settings.window_steps)
-        self._attribution = Attribution(self.budget, settings.catastrophic_ratio, self._stop_catastrophe)
+        self._plans = Plans(self._withdrawal, settings.window_steps, self._surrogate)
+        self._attribution = Attribution(
+            self.budget, self._surrogate, settings.catastrophic_ratio, self._stop_catastrophe
+        )
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
-        self._refusals = Refusals()
         self._step = 0
         self._urgent = True
         self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
@@ -177,9 +177,8 @@ class Brain(Inspection):
         for epoch in np.unique(block["epoch"]).tolist():
             here = block["epoch"] == epoch
             self._take_in(epoch, block[here], keys[here], logs[here])
-        left = self._regimes.evidence
         if self._regimes.recognise():
-            self._new_evidence(left, f"the network is as it was in regime {self._regimes.label}")
+            self._new_evidence(f"the network is as it was in regime {self._regimes.label}")
 
     def cost_tables(self, block: npt.NDArray[np.void]) -> None:
         """Take in live cost tables (COST_FIELDS)."""
@@ -212,7 +211,7 @@ class Brain(Inspection):
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._policy.price.exposed.finished(step.step, step.exposed_us)
         if is_timed:
-            self._urgent |= self._step_feedback.step_finished(step, self._step, self._states, self._regimes.evidence)
+            self._urgent |= self._step_feedback.step_finished(step, self._step)
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
@@ -243,41 +242,37 @@ class Brain(Inspection):
             self._note(Event(self._states[0], self._states[0].incumbent, "takeover", words))
         if self._costs.revision != self._offered_by:
             self._offered_by = self._costs.revision
-            self._policy.withdraw_what_is_not_offered(self._states)
+            self._policy.withdraw_what_is_not_offered()
         self._policy.price.steps_at_risk = self._withdrawal.steps
         self._policy.price.first_steps_at_risk = self._withdrawal.first_steps
-        self._policy.price.connection_us = self._attribution.connections.typical_us
+        self._policy.price.connection_us = self._attribution.connection_us
         self._policy.price.traffic = self._keys.traffic(self._step)
         self._policy.may_promote = not self._attribution.is_suspicious
         is_new = self._step_feedback.is_new
         self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
-        evidence = self._regimes.evidence
         if self.settings.explore:
-            self._step_feedback.consider_variants(self._states, evidence, self._step)
-        self._step_feedback.show(self._states, evidence)
+            self._step_feedback.consider_variants(self._step)
+        self._step_feedback.show()
         may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
-        changes = self._policy.next_window(
-            self._states, evidence, self._step, may_start=may_start, leads_rest_at=leads_rest_at
-        )
+        differs = plans.ask(self._policy.next_window(self._step, may_start=may_start, leads_rest_at=leads_rest_at))
         variant = self._step_feedback.variants.running
-        differs = plans.ask(self._states, changes, self.knowledge.model_id)
-        differs |= self._ahead.refresh(self._states, evidence) or plans.must_repeat
+        differs |= self._ahead.refresh() or plans.must_repeat
         plans.must_repeat = False
         latest = plans.latest
         gathers_after_step = self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             # What was promoted, and ran on trial until now, is in force without a new plan.
-            is_trial = self._policy.explored(len(self._states))[: len(latest.candidates)]
+            is_trial = self._policy.explored()[: len(latest.candidates)]
             latest = latest._replace(is_trial=is_trial, variant=variant)
             plans.add(latest)
             if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=latest.has_trial):
                 return None
             # Or the other way round: the same settings, to last as long as they may.
-        looks = self._policy.first_looks(evidence) if self._withdrawal.needs_looks and variant is None else []
+        looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
         entry = self._plan(plans.next, gathers_after_step, looks)
         if looks:
-            plans.ask(self._states, self._policy.end_first_looks(looks), self.knowledge.model_id)
+            plans.ask(self._policy.end_first_looks(looks))
             after = self._plan(plans.next + 1, gathers_after_step, looks)
             entry = ending_by_itself(entry, after, [state.index for state in looks])
             plans.add(after)
@@ -306,9 +301,8 @@ class Brain(Inspection):
 
     def _plan(self, epoch: int, gathers_after_step: bool, looks: Sequence[KeyState] = ()) -> PlanInForce:
         """What is asked for now, as a plan with the rows of `looks` first."""
-        is_trial = self._policy.explored(len(self._states))
         plan = Plan(epoch, gathers_after_step=gathers_after_step)
-        entry = PlanInForce([], is_trial, plan, self._step_feedback.variants.running, self._ahead.rows)
+        entry = PlanInForce([], self._policy.explored(), plan, self._step_feedback.variants.running, self._ahead.rows)
         return self._plans.make(entry, [state.index for state in looks])
 
     def _note(self, event: Event) -> None:
@@ -336,54 +330,48 @@ class Brain(Inspection):
             self._policy.drop(state, candidate, why, ban=True)
             self._urgent = True
         if is_variants:
-            variants.give_up(ratio, self._states, self._step)
+            variants.give_up(ratio, self._step)
 
     def _take_in(self, epoch: int, block: npt.NDArray[np.void], keys: Ints, logs: Floats) -> None:
         in_force = self._plans.get(epoch)
         if in_force is None:
             return  # a plan of another daemon's time: what was asked is unknown
         evidence = self._regimes.evidence
-        n_keys = len(self._states)
-        slots = self._plans.slots(epoch, n_keys, evidence)[keys]
+        slots = self._plans.slots(epoch)[keys]
         steps = block["step"].astype(np.int64)
         self._keys.count(keys, steps)
         self._step = max(self._step, int(steps.max()))
         self._keys.learn_defaults(block, keys, self._costs)
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
-        differs = self._refusals.ran_something_else(block, slots, self._states, evidence, self._costs)
+        differs = self._attribution.refused(block, slots)
         if differs.any():
             keys, logs, slots = keys[~differs], logs[~differs], slots[~differs]
             steps, connects = steps[~differs], connects[~differs]
             if not len(keys):
                 return
-        is_trial = np.zeros(n_keys, np.bool_)
+        is_trial = np.zeros(len(self._states), np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial
-        self._attribution.forget_slow_firsts(slots, logs, evidence)
+        self._attribution.forget_slow_firsts(slots, logs)
         calls = evidence.calls(slots, logs)
-        shift = self._attribution.shift(calls, steps, is_trial, evidence)
+        shift = self._attribution.shift(calls, steps, is_trial)
         if shift is not None:
             self._regimes.begin(shift)
-            self._new_evidence(evidence, f"calls take {math.exp(shift):.2f} times as long as before")
+            self._new_evidence(f"calls take {math.exp(shift):.2f} times as long as before")
             evidence = self._regimes.evidence
-            slots = self._plans.slots(epoch, n_keys, evidence)[keys]
+            slots = self._plans.slots(epoch)[keys]
             calls = evidence.calls(slots, logs)
         kept = np.ones(len(slots), np.bool_)
-        tries, variant = is_trial | self._policy.verified(n_keys), in_force.variant
+        tries, variant = is_trial | self._policy.verified(), in_force.variant
         exposed_share = np.where(tries, self._policy.price.charged_share, 0.0)
         if variant is not None:
             tries[[*variant.changes]] = True
         tried = tries[keys]
         if tried.any():
             self._attribution.n_explored += int(np.count_nonzero(is_trial[keys]))
+            share = exposed_share[keys[tried]]
             kept[tried] = self._attribution.charge(
-                self._states,
-                slots[tried],
-                logs[tried],
-                steps[tried],
-                evidence,
-                exposed_share=exposed_share[keys[tried]],
-                connects=connects[tried],
+                slots[tried], logs[tried], steps[tried], exposed_share=share, connects=connects[tried]
             )
         if not kept.all():
             if not kept.any():
@@ -391,15 +379,14 @@ class Brain(Inspection):
             calls, steps = evidence.calls(slots[kept], logs[kept]), steps[kept]
         evidence.add(calls, steps)
 
-    def _new_evidence(self, left: CallEvidence, reason: str) -> None:
-        """The regime of `left` ended: verdicts are open again; what runs stays until measurements speak against it."""
-        self._surrogate.leave(left)
+    def _new_evidence(self, reason: str) -> None:
+        """The regime ended: verdicts are open again; what runs stays until measurements speak against it."""
         self._attribution.reset()
         self._step_feedback.reset()
         if self._states:
             state = self._states[0]
             self._note(Event(state, state.incumbent, "regime", reason))
-        self._policy.reopen(self._states)
+        self._policy.reopen()
         self._urgent = True
 
 

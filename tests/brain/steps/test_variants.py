@@ -38,6 +38,7 @@ from zerotune.store.records import (
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.acquisition import PolicySettings
+from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
@@ -267,12 +268,10 @@ class Trial:
         self.budget = Budget(0.01)
         self.budget.earn(1e9)
         self.events: list[Event] = []
-        policy = Policy(
-            PolicySettings(), Surrogate(CostPrior({})), self.budget, MemoryGate(0.92), self.events.append
-        )
+        surrogate = Surrogate(CostPrior({}), Regimes())
+        policy = Policy(PolicySettings(), surrogate, self.budget, MemoryGate(0.92), self.events.append)
         key = DecisionKey(CommunicatorClass(8, 1), GATHER, Phase.forward_gather, 88)
-        self.states = [KeyState(0, key, 1 << 22)]
-        policy.register(self.states[0])
+        policy.register(KeyState(0, key, 1 << 22))
         self.effects = StepEffects()
         self.variants = Variants(policy, self.effects, self.events.append)
         self.n_on = 0
@@ -288,7 +287,7 @@ class Trial:
             duration_us = step_us(is_on)
             self.effects.step(math.log(duration_us), {ARM: 1.0} if is_on else {})
             plan = PlanInForce([], np.zeros(0, np.bool_), Plan(1), VARIANT if is_on else None)
-            if self.variants.judge(plan, step, duration_us, self.states):
+            if self.variants.judge(plan, step, duration_us):
                 return any(one.kind == "rollback" for one in self.events)  # it goes back to the baseline
         return None
 

@@ -22,11 +22,13 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.attribution import Attribution, Connections
+from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.surrogate import Surrogate
+from zerotune.tuner.modeling.features import CostPrior
 
 RING, TREE = (Candidate(algorithm, Protocol.simple, 4) for algorithm in (Algorithm.ring, Algorithm.tree))
 PLACE = CommunicatorClass(8, 1)
@@ -132,8 +134,10 @@ class Job:
         self.state = KeyState(0, KEY, 1 << 23)
         self.state.default_setting = TREE if self.has_other_algorithm else RING
         self.state.trial = RING
-        self.budget, self.evidence, self.banned = Budget(0.01), CallEvidence(), 0
-        self.attribution = Attribution(self.budget, 2.0, self._ban)
+        surrogate = Surrogate(CostPrior({}), Regimes())
+        surrogate.fields.register(self.state)
+        self.budget, self.evidence, self.banned = Budget(0.01), surrogate.evidence, 0
+        self.attribution = Attribution(self.budget, surrogate, 2.0, self._ban)
         self.step = 0
         for _ in range(4):
             self.run(BASELINE, [100.0] * 2)
@@ -147,7 +151,7 @@ class Job:
         logs, steps = np.log(durations_us), np.full(len(durations_us), self.step)
         new = np.zeros(len(slots), np.bool_)
         new[0] = connects
-        says = self.attribution.charge([self.state], slots, logs, steps, self.evidence, exposed_share=1.0, connects=new)
+        says = self.attribution.charge(slots, logs, steps, exposed_share=1.0, connects=new)
         if says.any():
             self.evidence.add(self.evidence.calls(slots[says], logs[says]), steps[says])
         self.step += 1
@@ -232,17 +236,20 @@ def test_the_gate_says_which_calls_connected_something() -> None:
 
 
 def test_a_connection_is_known_from_calls_and_steps_together() -> None:
-    budget = Budget(0.01)
-    connections = Connections(budget)
-    assert connections.typical_us == 0.0
-    assert not connections.finished(3, 50_000.0, [1_000.0] * 8, 0.02)
-    connections.made(5, 2_000.0)
-    assert connections.finished(5, 4_000.0, [1_000.0] * 8, 0.02)
-    assert budget.spent_us == 3_000.0, "what the call showed was charged with it"
-    connections.made(7, 1_000.0)
-    assert connections.finished(7, 1_050.0, [1_000.0] * 8, 0.02), "noise"
-    assert connections.typical_us == 3_000.0
-    assert budget.spent_us == 3_000.0
+    job = Job(has_other_algorithm=True)
+    attribution, budget, others_us = job.attribution, job.budget, [1_000.0] * 8
+    assert attribution.connection_us == 0.0
+    assert not attribution.connected(3, 50_000.0, others_us, 0.02)
+    job.step = 5
+    job.run(RING, [2_100.0], connects=True)
+    assert attribution.connected(5, 4_000.0, others_us, 0.02)
+    assert budget.spent_us == pytest.approx(2_000.0 + 3_000.0), "what the call showed was charged with it"
+    assert attribution.connection_us == pytest.approx(5_000.0)
+    job.step = 7
+    job.run(RING, [1_100.0], connects=True)
+    assert attribution.connected(7, 1_050.0, others_us, 0.02), "noise"
+    assert attribution.connection_us == pytest.approx(3_000.0)
+    assert budget.spent_us == pytest.approx(6_000.0)
 
 
 def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compared() -> None:
@@ -250,7 +257,7 @@ def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compa
     job.run(RING, [190.0])
     for _ in range(4):
         slots, logs = np.array([job.evidence.slot(0, RING)]), np.log([80.0])
-        job.attribution.forget_slow_firsts(slots, logs, job.evidence)
+        job.attribution.forget_slow_firsts(slots, logs)
         job.run(RING, [80.0])
         job.run(BASELINE, [100.0])
     slot = job.evidence.slot(0, RING)

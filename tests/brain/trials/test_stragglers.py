@@ -18,9 +18,11 @@ from zerotune.store.records import (
     Protocol,
 )
 from zerotune.tuner.learning.policy.attribution import ABSURD, Attribution
+from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.surrogate import Surrogate
+from zerotune.tuner.modeling.features import CostPrior
 
 TRIED = Candidate(Algorithm.tree, Protocol.ll, 4)
 USED = Candidate(Algorithm.tree, Protocol.simple, 8)
@@ -36,19 +38,24 @@ class Job:
         self.state = KeyState(0, key, 1 << 20)
         self.state.trial, self.state.default_setting = TRIED, USED
         self.budget = Budget(0.01)
-        self.evidence = CallEvidence()
+        self.regimes = Regimes()
+        surrogate = Surrogate(CostPrior({}), self.regimes)
+        surrogate.fields.register(self.state)
         self.banned: list[float] = []
-        self.attribution = Attribution(self.budget, 2.0, lambda _state, _candidate, ratio: self.banned.append(ratio))
+        self.attribution = Attribution(
+            self.budget, surrogate, 2.0, lambda _state, _candidate, ratio: self.banned.append(ratio)
+        )
         self._step = 0
         for _ in range(4):
             self.run(BASELINE, [USUAL_US] * 2)
 
     def run(self, candidate: Candidate, durations_us: list[float]) -> None:
-        slots = np.full(len(durations_us), self.evidence.slot(0, candidate))
+        evidence = self.regimes.evidence
+        slots = np.full(len(durations_us), evidence.slot(0, candidate))
         logs, steps = np.log(durations_us), np.full(len(durations_us), self._step)
-        calls = self.evidence.calls(slots, logs)
-        self.attribution.charge([self.state], slots, logs, steps, self.evidence, exposed_share=1.0)
-        self.evidence.add(calls, steps)
+        calls = evidence.calls(slots, logs)
+        self.attribution.charge(slots, logs, steps, exposed_share=1.0)
+        evidence.add(calls, steps)
         self._step += 1
 
 
@@ -93,7 +100,7 @@ def test_another_regime_knows_nothing_of_stragglers_of_before() -> None:
     job = Job()
     job.run(TRIED, [120.0, 1e7])
     job.attribution.reset()
-    job.evidence = CallEvidence()
+    job.regimes.begin(0.5)
     spent_us = job.budget.spent_us
     job.run(BASELINE, [USUAL_US] * 2)
     job.run(TRIED, [120.0] * 8)

@@ -175,7 +175,7 @@ class Inspection:
         if state is None:
             raise KeyError(key)
         evidence, opinion = self._regimes.evidence, state.opinion
-        mean, std = self._surrogate.posterior(state, evidence)
+        mean, std = self._surrogate.posterior(state)
         state.opinion = opinion
         field, found = self._surrogate.fields.of(state), {}
         for at in np.flatnonzero(np.isfinite(mean)).tolist():

@@ -76,7 +76,7 @@ class ShadowBrain(Brain):
         at = self._surrogate.fields.of(state).place.get(setting)
         if setting.is_baseline or at is None or slot is None or not evidence.n_calls[slot]:
             return None
-        mean, spread = self._surrogate.posterior(state, evidence)
+        mean, spread = self._surrogate.posterior(state)
         gain, std = evidence.log_us(slot) - float(mean[at]), max(float(spread[at]), LEAST_STD)
         if not math.isfinite(gain):
             return None

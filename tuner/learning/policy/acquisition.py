@@ -144,18 +144,9 @@ class Options:
         self.canaries_only = False
         """For now no trial begins but what the fleet's book says."""
 
-    def best(self, state: KeyState, evidence: CallEvidence, room_us: float) -> Option | None:
-        """The best trial of one key that fits.
-
-        Args:
-            state: the key.
-            evidence: of the regime in force.
-            room_us: what is left of the budget.
-
-        Returns:
-            The trial; None if there is none.
-        """
-        opinion = self._surrogate.posterior(state, evidence)
+    def best(self, state: KeyState, room_us: float) -> Option | None:
+        """The best trial of one key that fits what is left of the budget; None if there is none."""
+        opinion, evidence = self._surrogate.posterior(state), self._surrogate.evidence
         slots = [evidence.find(state.index, one) for one in (state.usual, state.incumbent)]
         slot = slots[0] if slots[0] is not None else slots[1]
         if slot is None:

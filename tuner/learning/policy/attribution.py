@@ -14,10 +14,11 @@ import numpy.typing as npt
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import KEPT, CallEvidence, Calls, grouped
+from zerotune.tuner.learning.policy.observations import KEPT, Calls, grouped
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_effects import ENOUGH
-from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints
+from zerotune.tuner.learning.policy.surrogate import Surrogate
+from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints
 
 Flags = npt.NDArray[np.bool_]
 
@@ -29,89 +30,6 @@ ABSURD: Final = 10.0
 """A call of this many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
 STRAGGLER_RATE: Final = 0.005
 """One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
-
-
-class Connections:
-    """Charges the budget what steps say of them, and remembers how much a connection takes."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self._open: deque[int] = deque(maxlen=KEPT)
-        """Steps that connected something, until their record is here."""
-        self._total_us, self._n = 0.0, 0
-
-    @property
-    def typical_us(self) -> float:
-        """What training waits for one, as far as seen; 0 before the first."""
-        return self._total_us / self._n if self._n else 0.0
-
-    def made(self, step: int, charged_us: float) -> None:
-        """Calls of `step` connected something, and were charged `charged_us` for what they took longer."""
-        if step not in self._open:
-            self._open.append(step)
-            self._n += 1
-        self._total_us += charged_us
-
-    def finished(self, step: int, left_us: float, usual_us: Sequence[float], noise: float) -> bool:
-        """Whether a step connected something; what it took longer besides what calls were charged is charged now.
-
-        Args:
-            step: the step.
-            left_us: its duration without what exploration is known to have added.
-            usual_us: durations of other steps.
-            noise: of steps (log); a step that is longer by less than `CLIP` of these says nothing.
-
-        Returns:
-            True if the step connected something.
-        """
-        if step not in self._open:
-            return False
-        self._open.remove(step)
-        if len(usual_us) >= ENOUGH and left_us > (usual := median(usual_us)) * math.exp(CLIP * noise):
-            self._budget.spend(left_us - usual)
-            self._total_us += left_us - usual
-        return True
-
-
-class Refusals:
-    """One job's, by family (communicator class and collective), algorithm and protocol."""
-
-    def __init__(self) -> None:
-        self._n_calls: Counter[tuple[Family, tuple[int, int]]] = Counter()
-
-    def ran_something_else(
-        self,
-        block: npt.NDArray[np.void],
-        slots: Ints,
-        states: Sequence[KeyState],
-        evidence: CallEvidence,
-        costs: CostPrior,
-    ) -> Flags:
-        """Which calls ran another algorithm or protocol than was asked for.
-
-        Args:
-            block: measurements (MEASUREMENT_FIELDS), shape [n].
-            slots: that were asked for, shape [n].
-            states: of all keys, by key index.
-            evidence: says what each slot asks.
-            costs: told what turns out not to be offered: what was refused `CONFIRMED` times and never ran as asked.
-
-        Returns:
-            True for those calls, shape [n].
-        """
-        algorithm, protocol = block["algorithm"], block["protocol"]
-        is_told = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
-        differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
-        for slot, n_calls in Counter(slots[differs].tolist()).items():
-            family = states[int(evidence.key[slot])].family
-            cell = int(evidence.algorithm[slot]), int(evidence.protocol[slot])
-            before = self._n_calls[family, cell]
-            self._n_calls[family, cell] += n_calls
-            if before < CONFIRMED <= before + n_calls:
-                ran = (evidence.algorithm == cell[0]) & (evidence.protocol == cell[1]) & (evidence.n_calls > 0)
-                if not any(states[key].family == family for key in evidence.key[ran].tolist()):
-                    costs.learn_refused(*family, cell)
-        return differs
 
 
 Place = tuple[CommunicatorClass, int, int, Algorithm | None]
@@ -128,30 +46,42 @@ class _Absurd(NamedTuple):
 class Attribution:
     """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took.
 
-    `extra_of_step` holds the microseconds that exploration added to each recent step.
+    Args:
+        budget: is charged with what exploration costs.
+        surrogate: has the keys, and the evidence of the regime in force.
+        catastrophic_ratio: times the incumbent's time from which on a setting is a catastrophe.
+        on_catastrophe: is told of each: key, setting and how many times the incumbent's time it takes.
     """
 
     def __init__(
         self,
         budget: Budget,
+        surrogate: Surrogate,
         catastrophic_ratio: float,
         on_catastrophe: Callable[[KeyState, Candidate, float], None],
     ) -> None:
         self._budget = budget
+        self._surrogate = surrogate
         self._log_catastrophe = math.log(catastrophic_ratio)
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
         self._means = StepMeans()
         self._absurd: dict[int, _Absurd] = {}
         """By slot."""
-        self.connections = Connections(budget)
+        self._connecting: deque[int] = deque(maxlen=KEPT)
+        """Steps that connected something, until their record is here."""
+        self._connections_us, self._n_connections = 0.0, 0
+        """What training waited for them, and how many they were."""
+        self._n_refused: Counter[tuple[Family, tuple[int, int]]] = Counter()
+        """Calls that ran another algorithm and protocol than these, which were asked for."""
         self._n_usual, self._n_slow = 0, 0
         """Calls of settings that are not on trial, and how many of them were slow as a catastrophe."""
         self._met: set[Place] = set()
         """Algorithms that were on trial, by what they were tried for."""
         self.doubted: set[int] = set()
         """Slots whose next call will tell whether the setting is slow."""
-        self.extra_of_step: dict[int, float] = {}
+        self._extra_us: dict[int, float] = {}
+        """What exploration added to each recent step."""
         self.n_explored = 0
         """Calls that ran a setting on trial."""
         self.is_suspicious = False
@@ -165,32 +95,58 @@ class Attribution:
         self.doubted.clear()
         self.is_suspicious = False
 
-    def forget_slow_firsts(self, slots: Ints, logs: Floats, evidence: CallEvidence) -> None:
-        """Forget the only call of a slot that took more than twice as long as these: it connected something.
+    @property
+    def connection_us(self) -> float:
+        """What training waits for a connection, as far as seen; 0 before the first."""
+        return self._connections_us / self._n_connections if self._n_connections else 0.0
+
+    def refused(self, block: npt.NDArray[np.void], slots: Ints) -> Flags:
+        """Which calls ran another algorithm or protocol than was asked for.
+
+        What was refused `CONFIRMED` times and never ran as asked turns out not to be offered.
 
         Args:
-            slots: of each call, shape [n].
-            logs: log microseconds, shape [n].
-            evidence: without these calls; changed in place.
+            block: measurements (MEASUREMENT_FIELDS), shape [n].
+            slots: that were asked for, shape [n].
+
+        Returns:
+            True for those calls, shape [n].
         """
+        evidence, states = self._surrogate.evidence, self._surrogate.fields.states
+        algorithm, protocol = block["algorithm"], block["protocol"]
+        is_told = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
+        differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
+        for slot, n_calls in Counter(slots[differs].tolist()).items():
+            family = states[int(evidence.key[slot])].family
+            cell = int(evidence.algorithm[slot]), int(evidence.protocol[slot])
+            before = self._n_refused[family, cell]
+            self._n_refused[family, cell] += n_calls
+            if before < CONFIRMED <= before + n_calls:
+                ran = (evidence.algorithm == cell[0]) & (evidence.protocol == cell[1]) & (evidence.n_calls > 0)
+                if not any(states[key].family == family for key in evidence.key[ran].tolist()):
+                    self._surrogate.fields.costs.learn_refused(*family, cell)
+        return differs
+
+    def forget_slow_firsts(self, slots: Ints, logs: Floats) -> None:
+        """Forget the only call of a slot that took more than twice as long as these: it connected something."""
+        evidence = self._surrogate.evidence
         second = np.flatnonzero(evidence.n_calls[slots] == 1)
         if len(second):
             fell = evidence.centre(slots[second]) - logs[second] > self._log_catastrophe
             evidence.forget(slots[second[fell]])
 
-    def shift(self, calls: Calls, steps: Ints, is_trial: Flags, evidence: CallEvidence) -> float | None:
+    def shift(self, calls: Calls, steps: Ints, is_trial: Flags) -> float | None:
         """How much calls deviate from what they used to take, once that is beyond doubt.
 
         Args:
             calls: grouped by slot.
             steps: in which each ran, shape [n].
             is_trial: keys that run a trial, shape [n_keys].
-            evidence: without these calls.
 
         Returns:
             Log ratio; None as long as it is not beyond doubt.
         """
-        slots, of, deviation = calls.slots, calls.of, calls.deviation
+        slots, of, deviation, evidence = calls.slots, calls.of, calls.deviation, self._surrogate.evidence
         keys = evidence.key[slots]
         watched = evidence.n_units[slots] > ENOUGH
         if not watched.all():
@@ -227,15 +183,7 @@ class Attribution:
         return None
 
     def charge(
-        self,
-        states: list[KeyState],
-        slots: Ints,
-        logs: Floats,
-        steps: Ints,
-        evidence: CallEvidence,
-        *,
-        exposed_share: Floats | float,
-        connects: Flags | None = None,
+        self, slots: Ints, logs: Floats, steps: Ints, *, exposed_share: Floats | float, connects: Flags | None = None
     ) -> Flags:
         """Account for calls of what is tried or verified, and report at once what is catastrophically slow.
 
@@ -243,19 +191,17 @@ class Attribution:
         of a straggler no more counts than ten times the incumbent's time.
 
         Args:
-            states: all keys.
             slots: of each call, shape [n], as the next two.
             logs: log microseconds.
             steps: in which it ran.
-            evidence: without these calls.
             exposed_share: of the time of calls, or of each, shape [n]: 0 where steps say what is to be charged.
             connects: which of them connected something: how long they took says nothing about the setting.
 
         Returns:
             Which calls say something about their setting.
         """
-        says = np.ones(len(slots), np.bool_)
-        excess = logs - _usual_logs(slots, states, evidence)
+        says, evidence = np.ones(len(slots), np.bool_), self._surrogate.evidence
+        excess = logs - self._usual_logs(slots)
         known = np.flatnonzero(np.isfinite(excess))
         if not len(known):
             return says
@@ -266,20 +212,23 @@ class Attribution:
         extra_us = share * np.exp(logs) - usual_us
         when, of_step = np.unique(steps, return_inverse=True)
         for step, more_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra_us, 0.0)), strict=True):
-            self.extra_of_step[step] = self.extra_of_step.get(step, 0.0) + float(more_us)
+            self._extra_us[step] = self._extra_us.get(step, 0.0) + float(more_us)
         for step, more_us in zip(steps[is_new].tolist(), extra_us[is_new].tolist(), strict=True):
-            self.connections.made(step, max(more_us, 0.0))
-        self._met |= {_place(int(slot), states, evidence) for slot in np.unique(slots[is_new])}
+            if step not in self._connecting:
+                self._connecting.append(step)
+                self._n_connections += 1
+            self._connections_us += max(more_us, 0.0)
+        self._met |= {self._place(int(slot)) for slot in np.unique(slots[is_new])}
         # What connected something is no straggler, nor is what may have.
         is_first = np.zeros(len(slots), np.bool_)
         is_first[np.unique(slots, return_index=True)[1]] = True
         is_first &= evidence.n_calls[slots] == 0
         for at in np.flatnonzero(is_first & ~is_new).tolist():
-            is_first[at] = self._may_connect(int(slots[at]), states, evidence)
+            is_first[at] = self._may_connect(int(slots[at]))
         beyond_us = np.where(is_new | is_first, 0.0, extra_us + (1.0 - ABSURD) * usual_us)
         before_us = np.maximum(evidence.extra_us[slots], 0.0)
         np.add.at(evidence.extra_us, slots, extra_us)
-        self._give_back(slots, beyond_us, evidence)
+        self._give_back(slots, beyond_us)
         tried, first = np.unique(slots, return_index=True)
         self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us[first]).sum()))
         says[known] = ~is_new | (excess <= 0.0)
@@ -287,13 +236,41 @@ class Attribution:
         may_be_slow = is_new & (excess > self._log_catastrophe) & (excess <= math.log(ABSURD))
         self.doubted |= {*slots[may_be_slow].tolist()}
         here = says[known]
-        says[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here], states, evidence))
+        says[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here]))
         return says
+
+    def extra_of(self, step: int) -> float:
+        """Microseconds that exploration is known to have added to a step; asked in the order of steps."""
+        extra_us = self._extra_us.pop(step, 0.0)
+        while self._extra_us and (first := next(iter(self._extra_us))) < step - 2 * ENOUGH:
+            del self._extra_us[first]  # it was judged long ago, or never will be
+        return extra_us
+
+    def connected(self, step: int, left_us: float, usual_us: Sequence[float], noise: float) -> bool:
+        """Whether a step connected something; what it took longer besides what calls were charged is charged now.
+
+        Args:
+            step: the step.
+            left_us: its duration without what exploration is known to have added.
+            usual_us: durations of other steps.
+            noise: of steps (log); a step that is longer by less than `CLIP` of these says nothing.
+
+        Returns:
+            True if the step connected something.
+        """
+        if step not in self._connecting:
+            return False
+        self._connecting.remove(step)
+        if len(usual_us) >= ENOUGH and left_us > (usual := median(usual_us)) * math.exp(CLIP * noise):
+            self._budget.spend(left_us - usual)
+            self._connections_us += left_us - usual
+        return True
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _give_back(self, slots: Ints, beyond_us: Floats, evidence: CallEvidence) -> None:
+    def _give_back(self, slots: Ints, beyond_us: Floats) -> None:
         """Of a setting's only absurd call no more counts than `ABSURD`, once others were sane; else all of it does."""
+        evidence = self._surrogate.evidence
         is_absurd = beyond_us > 0.0
         for slot in {*self._absurd, *slots[is_absurd].tolist()}.intersection(slots.tolist()):
             here, before = slots == slot, self._absurd.get(slot, _Absurd())
@@ -304,9 +281,7 @@ class Attribution:
             evidence.extra_us[slot] -= given_us - before.given_back_us
             self._absurd[slot] = _Absurd(n_absurd, all_us, given_us)
 
-    def _doubtful(
-        self, slots: Ints, excess: Floats, steps: Ints, states: list[KeyState], evidence: CallEvidence
-    ) -> list[int]:
+    def _doubtful(self, slots: Ints, excess: Floats, steps: Ints) -> list[int]:
         """Report what is catastrophically slow; the slots that their calls say nothing about yet.
 
         At once where several calls show it, or a single one without doubt; else when the next call shows it, too. A
@@ -314,11 +289,12 @@ class Attribution:
         it may have connected something.
         """
         doubtful: list[int] = []
+        evidence, states = self._surrogate.evidence, self._surrogate.fields.states
         tried, may_connect = list(dict.fromkeys(slots.tolist())), set()
         for slot in tried:  # in the order of their calls: the first of an algorithm connects it for the others
-            if self._may_connect(slot, states, evidence):
+            if self._may_connect(slot):
                 may_connect.add(slot)
-            self._met.add(_place(slot, states, evidence))
+            self._met.add(self._place(slot))
         straggles = self._n_slow > STRAGGLER_RATE * self._n_usual
         for slot in tried:
             here = np.flatnonzero(slots == slot)
@@ -336,25 +312,25 @@ class Attribution:
             self._on_catastrophe(states[int(evidence.key[slot])], evidence.candidates[slot], math.exp(ratio))
         return doubtful
 
-    def _may_connect(self, slot: int, states: list[KeyState], evidence: CallEvidence) -> bool:
+    def _may_connect(self, slot: int) -> bool:
         """Whether it is the first of its algorithm on trial for what it does: that may have its own communicator."""
-        default = states[int(evidence.key[slot])].default_setting
-        is_usual = default is not None and default.algorithm == evidence.candidates[slot].algorithm
-        return not is_usual and _place(slot, states, evidence) not in self._met
+        default = self._surrogate.fields.states[int(self._surrogate.evidence.key[slot])].default_setting
+        place = self._place(slot)
+        return not (default is not None and default.algorithm == place[-1]) and place not in self._met
 
+    def _place(self, slot: int) -> Place:
+        key = self._surrogate.fields.states[int(self._surrogate.evidence.key[slot])].key
+        algorithm = self._surrogate.evidence.candidates[slot].algorithm
+        return key.communicator, int(key.collective), int(key.phase), algorithm
 
-def _usual_logs(slots: Ints, states: list[KeyState], evidence: CallEvidence) -> Floats:
-    """What incumbents' calls take (log us), shape [n]; NaN where that is unknown, and for the incumbent itself."""
-    tried, of = grouped(slots, len(evidence))
-    usual = np.full(len(tried), np.nan)
-    for place, key in enumerate(evidence.key[tried].tolist()):
-        incumbent = evidence.find(key, states[key].incumbent)
-        if incumbent is not None and incumbent != tried[place]:
-            usual[place] = evidence.log_us(incumbent)
-    found: Floats = usual[of]
-    return found
-
-
-def _place(slot: int, states: list[KeyState], evidence: CallEvidence) -> Place:
-    key = states[int(evidence.key[slot])].key
-    return key.communicator, int(key.collective), int(key.phase), evidence.candidates[slot].algorithm
+    def _usual_logs(self, slots: Ints) -> Floats:
+        """What incumbents' calls take (log us), shape [n]; NaN where it is unknown, and for the incumbent itself."""
+        evidence, states = self._surrogate.evidence, self._surrogate.fields.states
+        tried, of = grouped(slots, len(evidence))
+        usual = np.full(len(tried), np.nan)
+        for place, key in enumerate(evidence.key[tried].tolist()):
+            incumbent = evidence.find(key, states[key].incumbent)
+            if incumbent is not None and incumbent != tried[place]:
+                usual[place] = evidence.log_us(incumbent)
+        found: Floats = usual[of]
+        return found

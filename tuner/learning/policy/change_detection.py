@@ -10,7 +10,7 @@ under a label; when measurements fit one of them again, it is taken back instead
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -183,6 +183,10 @@ class Regimes:
     def label(self) -> int:
         """Label of the regime in force; 0 is the one the job began with."""
         return self.evidence.regime
+
+    def newest(self) -> Iterator[CallEvidence]:
+        """CallEvidence of all regimes that are remembered, the one in force first, and then the last before."""
+        return reversed(self._all)
 
     def begin(self, shift: float) -> None:
         """The network changed by `shift` (log): start afresh, keep what was known."""

@@ -14,7 +14,7 @@ looked at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -214,20 +214,22 @@ class Policy:
 
     # ---- one window ---------------------------------------------------------------------------------
 
+    @property
+    def states(self) -> list[KeyState]:
+        """Of all keys, by key index."""
+        return self.surrogate.fields.states
+
+    @property
+    def evidence(self) -> CallEvidence:
+        """Of the regime in force."""
+        return self.surrogate.evidence
+
     def next_window(
-        self,
-        states: list[KeyState],
-        evidence: CallEvidence,
-        step: int,
-        *,
-        may_start: bool = True,
-        leads_rest_at: Collection[int] | None = None,
+        self, step: int, *, may_start: bool = True, leads_rest_at: Collection[int] | None = None
     ) -> dict[int, Candidate]:
         """Judge what runs, begin trials, and choose the settings of the next window.
 
         Args:
-            states: of all keys, by key index.
-            evidence: of the regime in force.
             step: the newest step.
             may_start: whether trials may begin.
             leads_rest_at: as in `Allocation.take`.
@@ -238,19 +240,19 @@ class Policy:
         for running, leads in ((self.trials, False), (self.leads, True)):
             for state in list(islice(running.values(), AT_ONCE)):
                 running[state.index] = running.pop(state.index)
-                self._settle(state, evidence, leads=leads)
+                self._settle(state, leads=leads)
         self.has_settled = False
-        for state in self._pending.review(evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
+        for state in self._pending.review(self.evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
             self.end_trial(state)
         self.surrogate.fields.follow()
-        self.budget.save(self.price.saved_us(states, evidence))
+        self.budget.save(self.price.saved_us(self.states, self.evidence))
         room_us = self.budget.remaining_us - self._pending.reserved_us
         if may_start and room_us > 0:
-            self._start_trials(states, evidence, step, room_us)
+            self._start_trials(step, room_us)
         changed = self._allocation.take(is_overspent=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
         changed |= self._shown_changed
         self._shown_changed = set()
-        return {index: self.runs(states[index]) for index in changed}
+        return {index: self.runs(self.states[index]) for index in changed}
 
     def runs(self, state: KeyState) -> Candidate:
         """The setting of one key in this window."""
@@ -260,7 +262,7 @@ class Policy:
             return state.trial
         return state.usual if self._allocation.is_leads(state.index) else state.incumbent
 
-    def first_looks(self, evidence: CallEvidence) -> list[KeyState]:
+    def first_looks(self) -> list[KeyState]:
         """Keys at which this window tries what nobody has proved and this job has not measured."""
         return [
             state
@@ -268,7 +270,7 @@ class Policy:
             if state.trial is not None
             and self._allocation.is_trials(state.index)
             and state.index not in self._shown
-            and not evidence.has_measured(state.index, state.trial)
+            and not self.evidence.has_measured(state.index, state.trial)
         ]
 
     def end_first_looks(self, states: list[KeyState]) -> dict[int, Candidate]:
@@ -277,16 +279,16 @@ class Policy:
             self._allocation.end_window(state.index)
         return {state.index: self.runs(state) for state in states}
 
-    def explored(self, n_keys: int) -> npt.NDArray[np.bool_]:
+    def explored(self) -> npt.NDArray[np.bool_]:
         """At which keys this window tries something that nothing has spoken for yet."""
-        explored = self._allocation.explored()[:n_keys]
-        explored[[index for index in self._shown if index < n_keys]] = False
-        explored[[index for index in self._shown_explores if index < n_keys]] = True
+        explored = self._allocation.explored()[: len(self.states)]
+        explored[[*self._shown]] = False
+        explored[self._shown_explores] = True
         return explored
 
-    def verified(self, n_keys: int) -> npt.NDArray[np.bool_]:
+    def verified(self) -> npt.NDArray[np.bool_]:
         """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
-        return self._allocation.verified()[:n_keys]
+        return self._allocation.verified()[: len(self.states)]
 
     def show(self, settings: Mapping[int, Candidate], explores: Collection[int]) -> None:
         """Run these at their keys in the next window and judge nothing there: it is being found out what steps take.
@@ -301,17 +303,17 @@ class Policy:
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
-    def _begin_trial(self, state: KeyState, option: Option, evidence: CallEvidence) -> None:
+    def _begin_trial(self, state: KeyState, option: Option) -> None:
         """Let a candidate alternate with what usually runs from the next window on."""
-        candidate, slot = option.candidate, evidence.find(state.index, option.candidate)
+        candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
         state.numbers.setdefault(candidate, state.n_tried + 1)
         state.retired.pop(candidate, None)
         state.trial, state.trial_reason, state.hope = candidate, option.reason, option.hope
-        state.trial_until_units = MAX_TRIAL_UNITS + (evidence.units(slot) if slot is not None else 0.0)
+        state.trial_until_units = MAX_TRIAL_UNITS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
         self._allocation.begin_trial(state.index)
-        if not evidence.has_measured(state.index, candidate):
+        if not self.evidence.has_measured(state.index, candidate):
             self._pending.begin(state, candidate, option.risk_us)
         self._report(Event(state, candidate, "explore", option.reason))
 
@@ -363,9 +365,9 @@ class Policy:
         state.incumbent_kind, state.incumbent_reason = kind, reason
         self.end_lead(state)
 
-    def reopen(self, states: list[KeyState]) -> None:
+    def reopen(self) -> None:
         """The regime changed: every verdict is open again. What runs stays until measurements speak against it."""
-        for state in states:
+        for state in self.states:
             if state.trial is not None:
                 self.end_trial(state)
             state.reopen()
@@ -399,10 +401,10 @@ class Policy:
         self.end_trial(state)
         self.drop(state, candidate, reason, ban=True)
 
-    def withdraw_what_is_not_offered(self, states: Sequence[KeyState]) -> None:
+    def withdraw_what_is_not_offered(self) -> None:
         """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
         offers = self.surrogate.fields.offers
-        for state in states:
+        for state in self.states:
             for setting in (state.trial, state.lead):
                 if setting is not None and not offers(state.family, setting):
                     self.drop(state, setting, NOT_OFFERED, ban=True)
@@ -414,11 +416,11 @@ class Policy:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _settle(self, state: KeyState, evidence: CallEvidence, *, leads: bool) -> None:
+    def _settle(self, state: KeyState, *, leads: bool) -> None:
         candidate = state.lead if leads else state.trial
         if candidate is None or state.index in self._shown:
             return
-        verdict, gain, half = judge(evidence, state, self.settings, leads=leads)
+        verdict, gain, half = judge(self.evidence, state, self.settings, leads=leads)
         if verdict is TrialVerdict.better and self.may_promote:
             if not leads:
                 self.end_trial(state)
@@ -443,8 +445,9 @@ class Policy:
     def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
         self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))
 
-    def _start_trials(self, states: list[KeyState], evidence: CallEvidence, step: int, room_us: float) -> None:
+    def _start_trials(self, step: int, room_us: float) -> None:
         """Begin the most promising trials whose risks together fit `room_us`."""
+        states, evidence = self.states, self.evidence
         picked: list[tuple[KeyState, Option]] = []
         n_looked_at, canaries_only = 0, self.options.canaries_only
         for _ in range(len(states)):
@@ -460,7 +463,7 @@ class Policy:
                 continue
             elif not canaries_only or self.surrogate.fields.knowledge.canary(state.key) is not None:
                 n_looked_at += 1
-                found = self.options.best(state, evidence, room_us)
+                found = self.options.best(state, room_us)
                 if found is not None:
                     picked.append((state, found))
                 elif not canaries_only:
@@ -473,7 +476,7 @@ class Policy:
             may_run = found.risk_us <= room_us and self.options.may_run(state, found.candidate)
             if may_run and not self._pending.has_twin(state, found.candidate, found.hope):
                 room_us -= found.risk_us
-                self._begin_trial(state, found, evidence)
+                self._begin_trial(state, found)
 
     def connect_nothing(self) -> None:
         """End trials and leads that would take memory that is no longer there."""

@@ -326,7 +326,7 @@ class KeyTable(Columns):
             self._on_new(state)
 
 
-class FieldBook:
+class FieldBook(Columns):
     """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
 
     def __init__(self, costs: CostPrior) -> None:
@@ -336,6 +336,9 @@ class FieldBook:
         self._made_for = (0, costs.revision)
         self.states: list[KeyState] = []
         """Of all keys, by key index."""
+        self.places = np.zeros((0, 3), np.int64)
+        """Where each lies: its communicator's number, collective and size class."""
+        self._communicators: dict[CommunicatorClass, int] = {}
         self._sizes: dict[Family, dict[int, None]] = {}
         """Message sizes met, in the order they were met."""
         self._cells: dict[Family, set[tuple[int, int]]] = {}
@@ -367,6 +370,9 @@ class FieldBook:
         """A key was seen for the first time."""
         self._sizes.setdefault(state.family, {})[int(state.message_bytes)] = None
         self.states.append(state)
+        self.make_room(len(self.states))
+        number = self._communicators.setdefault(state.key.communicator, len(self._communicators))
+        self.places[state.index] = number, state.key.collective, state.key.size_class
 
     def follow(self) -> tuple[int, int]:
         """If costs or knowledge have changed, everything is worked out anew when it is asked for next.

@@ -37,7 +37,6 @@ from zerotune.store.records import (
     size_class_floor,
 )
 from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import cell_of
 
@@ -214,9 +213,9 @@ class Ahead:
         """Of each communicator's collectives, by phase, the key of the largest messages."""
         self.rows: tuple[PlanRow, ...] = ()
 
-    def refresh(self, states: list[KeyState], evidence: CallEvidence) -> bool:
+    def refresh(self) -> bool:
         """Bring the rows up to date; whether they changed."""
-        memory = self._memory
+        memory, states = self._memory, self._surrogate.fields.states
         if not (memory.is_short or memory.is_falling or self.rows):
             return False
         connected = {shape: dict(own) for shape, own in memory.connected()}
@@ -233,7 +232,7 @@ class Ahead:
         if memory.is_short:
             rows = self._guards(states, connected)
         elif memory.is_falling and self._may_try:
-            rows = self._carried(evidence)
+            rows = self._carried()
         self.rows = tuple(islice(rows, MAX_ROWS))
         return before != self.rows
 
@@ -264,22 +263,22 @@ class Ahead:
             for part in range(n_classes)
         }
 
-    def _carried(self, evidence: CallEvidence) -> Iterator[PlanRow]:
+    def _carried(self) -> Iterator[PlanRow]:
         for state in self._largest:
             first = state.key.size_class + 1
             settings = (
-                (one, state.usual if self._gain(state, one, evidence) > self._min_gain else BASELINE)
+                (one, state.usual if self._gain(state, one) > self._min_gain else BASELINE)
                 for one in range(first, first + OCTAVES_AHEAD * SIZE_CLASSES_PER_OCTAVE)
             )
             yield from _rows(_place(state.key), settings, FREE)
 
-    def _gain(self, state: KeyState, size_class: int, evidence: CallEvidence) -> float:
+    def _gain(self, state: KeyState, size_class: int) -> float:
         """By how much (log) what runs at a key should be faster than NCCL's own choice in a larger size class.
 
         As much as was measured at the key, less what NCCL's costs of both sizes and the distance take of it. NaN where
         that is not known, and where NCCL chooses another algorithm or protocol, beside which nothing was measured.
         """
-        costs, usual = self._surrogate.fields.costs, state.usual
+        costs, usual, evidence = self._surrogate.fields.costs, state.usual, self._surrogate.evidence
         slots = evidence.find(state.index, BASELINE), evidence.find(state.index, usual)
         ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
         sizes = int(state.message_bytes), *ends

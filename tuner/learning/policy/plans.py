@@ -15,6 +15,7 @@ from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import covering
 from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Withdrawal
+from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import Ints
 
 KEPT_EPOCHS: Final = 64
@@ -60,11 +61,13 @@ class Plans:
     Args:
         withdrawal: learns how long plans are on their way.
         window_steps: training steps that a plan runs before the next one may replace it.
+        surrogate: has the keys, and the evidence of the regime in force.
     """
 
-    def __init__(self, withdrawal: Withdrawal, window_steps: int) -> None:
+    def __init__(self, withdrawal: Withdrawal, window_steps: int, surrogate: Surrogate) -> None:
         self._withdrawal = withdrawal
         self._window_steps = window_steps
+        self._surrogate = surrogate
         self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
         self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0))
         self._slots: dict[int, Ints] = {}
@@ -102,17 +105,9 @@ class Plans:
             del self._plans[oldest]
             self._slots.pop(oldest, None)
 
-    def slots(self, epoch: int, n_keys: int, evidence: CallEvidence) -> Ints:
-        """CallEvidence slot of every key under a plan; keys that it does not know ran the baseline.
-
-        Args:
-            epoch: of the plan.
-            n_keys: keys known now.
-            evidence: of the regime in force.
-
-        Returns:
-            Slots by key index, shape [n_keys] or longer.
-        """
+    def slots(self, epoch: int) -> Ints:
+        """CallEvidence slot of every key under a plan; keys that it does not know ran the baseline."""
+        evidence, n_keys = self._surrogate.evidence, len(self._surrogate.fields.states)
         if evidence is not self._slots_of:
             self._slots, self._slots_of = {}, evidence
         slots = self._slots.get(epoch)
@@ -132,17 +127,9 @@ class Plans:
                 entry.candidates.extend([BASELINE] * (state.index - len(entry.candidates)))
                 entry.candidates.append(row.candidate)
 
-    def ask(self, states: Sequence[KeyState], changes: Mapping[int, Candidate], model_id: str) -> bool:
-        """Note what keys shall run from now on.
-
-        Args:
-            states: of all keys, by key index.
-            changes: new settings by key index.
-            model_id: for the rows.
-
-        Returns:
-            Whether anything differs from before.
-        """
+    def ask(self, changes: Mapping[int, Candidate]) -> bool:
+        """Note what keys, by index, shall run from now on; whether anything differs from before."""
+        states, model_id = self._surrogate.fields.states, self._surrogate.fields.knowledge.model_id
         missing = len(states) - len(self._asked)
         self._asked += [BASELINE] * missing
         self._rows += [None] * missing

@@ -22,8 +22,6 @@ from zerotune.store.records import StepRecord
 from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
 from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.step_effects import (
     ENOUGH,
@@ -351,17 +349,10 @@ class StepFeedback:
         """Calls of rank 0, shape [n] each: the steps in which they were enqueued and what they move."""
         self._kinds.enqueued(steps, message_bytes)
 
-    def step_finished(self, step: StepRecord, known_step: int, states: list[KeyState], evidence: CallEvidence) -> bool:
+    def step_finished(self, step: StepRecord, known_step: int) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
 
-        Args:
-            step: the newest step.
-            known_step: newest step that measurements have come of.
-            states: of all keys, by key index.
-            evidence: of the regime in force.
-
-        Returns:
-            True when a new plan is due at once.
+        Of the newest one measured that is `known_step`. True when a new plan is due at once.
         """
         is_urgent = False
         self._waiting.append(step)
@@ -370,27 +361,21 @@ class StepFeedback:
             or len(self._waiting) > ENOUGH
             or self._explores_nothing(self._waiting[0].epoch)
         ):
-            is_urgent |= self._judge(self._waiting.popleft(), states, evidence)
+            is_urgent |= self._judge(self._waiting.popleft())
         return is_urgent
 
-    def consider_variants(self, states: list[KeyState], evidence: CallEvidence, step: int) -> None:
-        """Once the keys have settled, let variants of the whole plan compete on step time.
-
-        Args:
-            states: of all keys, by key index.
-            evidence: of the regime in force.
-            step: the newest step.
-        """
+    def consider_variants(self, step: int) -> None:
+        """Once the keys have settled, let variants of the whole plan compete on step time."""
         step_us = float(np.median(self._recent)) if self._recent else math.inf
         is_guarding = bool(self._promoted) or bool(self._guard.suspects)
-        self.variants.consider(states, evidence, step, step_us, may_begin=not is_guarding)
+        self.variants.consider(step, step_us, may_begin=not is_guarding)
 
-    def show(self, states: Sequence[KeyState], evidence: CallEvidence) -> None:
+    def show(self) -> None:
         """Let keys run in the next window what the variant or the experiment asks for."""
         if self.variants.running is not None:
             self._policy.show(self.variants.running.changes, ())
             return
-        over = []
+        over, states, evidence = [], self._policy.states, self._policy.evidence
         for name in self._guard.suspects:
             state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
             if candidate not in (state.trial, state.lead, state.incumbent):
@@ -404,19 +389,16 @@ class StepFeedback:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _judge(self, step: StepRecord, states: list[KeyState], evidence: CallEvidence) -> bool:
+    def _judge(self, step: StepRecord) -> bool:
         """One step of which all is known that will be; true when a new plan is due at once."""
-        extra_of_step, guard = self._attribution.extra_of_step, self._guard
-        extra_us = extra_of_step.pop(step.step, 0.0)
-        while extra_of_step and (first := next(iter(extra_of_step))) < step.step - 2 * ENOUGH:
-            del extra_of_step[first]  # it was judged long ago, or never will be
+        states, evidence = self._policy.states, self._policy.evidence
+        guard, extra_us = self._guard, self._attribution.extra_of(step.step)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
         duration_us = self._kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:
             return False
-        connections = self._attribution.connections
-        is_doubtful = connections.finished(step.step, duration_us, self._recent, guard.effects.noise)
+        is_doubtful = self._attribution.connected(step.step, duration_us, self._recent, guard.effects.noise)
         is_doubtful |= extra_us > DOUBTFUL_SHARE * step.duration_us
         if in_force is None:
             return False
@@ -426,17 +408,17 @@ class StepFeedback:
             self.variants.charge_late()
             return False
         log_us, shown = math.log(step.duration_us * duration_us / without_extra_us), guard.shown
-        explored = self._explored(in_force, states, evidence)
+        explored = self._explored(in_force)
         if in_force.variant is not None:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
             guard.step(log_us, explored, arms=() if in_force.variant is None else [ARM])
-            return self.variants.judge(in_force, step.step, duration_us, states)
+            return self.variants.judge(in_force, step.step, duration_us)
         shift = guard.paced(log_us, explored)
         usual = {name: evidence.log_us(int(self._usual[key])) for name, key in explored.items()}
         slow = guard.step(log_us, explored, {name for name in explored if evidence.log_us(name) > usual[name]})
         if slow is not None:
-            self._withdraw(slow, step.step, states, evidence)
+            self._withdraw(slow, step.step)
         if shift is not None and states:  # steps of before are no yardstick any more
             self.variants.reset()
             for _ in range(len(self._recent) - ENOUGH):
@@ -446,14 +428,15 @@ class StepFeedback:
             self._report(Event(states[0], states[0].incumbent, "pace", words, step.step))
         return shown != guard.shown
 
-    def _explored(self, in_force: PlanInForce, states: Sequence[KeyState], evidence: CallEvidence) -> dict[int, int]:
+    def _explored(self, in_force: PlanInForce) -> dict[int, int]:
         """What a plan tries, and at which key."""
+        states, evidence = self._policy.states, self._policy.evidence
         n_keys = len(states)
         new = [evidence.slot(state.index, state.incumbent) for state in states[len(self._usual) :]]
         if new:
             self._usual = np.concatenate([self._usual, np.array(new, np.int64)])
-        slots = self._plans.slots(in_force.plan.epoch, n_keys, evidence)[:n_keys]
-        tries = self._policy.verified(n_keys)
+        slots = self._plans.slots(in_force.plan.epoch)[:n_keys]
+        tries = self._policy.verified()
         tries[: len(in_force.is_trial)] |= in_force.is_trial[:n_keys]
         if in_force.variant is not None:
             tries[[*in_force.variant.changes]] = True
@@ -474,7 +457,8 @@ class StepFeedback:
         tried = np.flatnonzero(differs)
         return dict(zip(slots[tried].tolist(), tried.tolist(), strict=True))
 
-    def _withdraw(self, slow: Slow, step: int, states: Sequence[KeyState], evidence: CallEvidence) -> None:
+    def _withdraw(self, slow: Slow, step: int) -> None:
+        states, evidence = self._policy.states, self._policy.evidence
         self._policy.budget.spend(slow.excess_us)
         rest = len(slow.names) - 1
         words = f"steps were {slow.percent:.1f} % slower with it"
@@ -494,5 +478,4 @@ class StepFeedback:
     def _explores_nothing(self, epoch: int) -> bool:
         """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""
         in_force = self._plans.get(epoch)
-        n_keys = len(self._policy.price.traffic.per_step)
-        return in_force is not None and not in_force.is_trial.any() and not self._policy.verified(n_keys).any()
+        return in_force is not None and not in_force.is_trial.any() and not self._policy.verified().any()

@@ -12,7 +12,6 @@ is from the network that the job began with. So what took three times as long as
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate, CommunicatorClass
-from zerotune.tuner.learning.policy.keys import Column, Field, FieldBook, KeyState
+from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
+from zerotune.tuner.learning.policy.change_detection import Regimes
+from zerotune.tuner.learning.policy.keys import Column, FieldBook, KeyState
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 from zerotune.tuner.modeling.matern import matern
@@ -62,7 +62,6 @@ COMMON_DOUBT: Final = 1.5
 """How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
 the first calls tell it.
 """
-_NO_SLOT: Final = -1
 
 
 class Known(NamedTuple):
@@ -164,136 +163,66 @@ def odds_above(edge: Floats, spread: Floats) -> Floats:
     return result
 
 
-class _Observed:
-    """What ran on one communicator, with the rows (as `Field.table`) that say where they lie, made when asked for."""
-
-    def __init__(self) -> None:
-        self._at: dict[tuple[int, Candidate], int] = {}
-        self._candidates: list[Candidate] = []
-        self._made_from: list[Field | None] = []
-        self._owner = np.zeros(0, np.int64)
-        self._slot = np.zeros(0, np.int64)
-        self._class = np.zeros(0)
-        self._collective = np.zeros(0, np.int64)
-        self._row = np.zeros((0, len(Column)))
-        self._past_log_us = np.zeros(0)
-        """What another regime measured last; NaN where none did."""
-        self._past_variance = np.zeros(0)
-        self._past_regime = np.zeros(0, np.int64)
-
-    def append(self, slot: int, state: KeyState, evidence: CallEvidence) -> None:
-        """The regime in force has a slot for a key's setting."""
-        candidate = evidence.candidates[slot]
-        at = self._at.setdefault((state.index, candidate), len(self._at))
-        if at == len(self._candidates):
-            if at >= len(self._class):
-                self._grow(max(64, at))
-            self._class[at], self._collective[at] = state.key.size_class, int(state.key.collective)
-            self._owner[at] = state.index
-            self._candidates.append(candidate)
-            self._made_from.append(None)
-        self._slot[at] = slot
-
-    def _grow(self, more: int) -> None:
-        fillers = {"_slot": _NO_SLOT, "_past_log_us": np.nan}
-        for name, old in vars(self).items():
-            if isinstance(old, np.ndarray):
-                added = np.full((more, *old.shape[1:]), fillers.get(name, 0), old.dtype)
-                setattr(self, name, np.concatenate([old, added]))
-
-    def leave(self, evidence: CallEvidence) -> None:
-        """The regime with this evidence is left."""
-        at = np.flatnonzero(self._is_measured(np.arange(len(self._at)), evidence))
-        slots = self._slot[at]
-        self._past_log_us[at], self._past_variance[at] = evidence.centre(slots), _noise(slots, evidence)
-        self._past_regime[at] = evidence.regime
-        self._slot[:] = _NO_SLOT
-
-    def _is_measured(self, at: Ints, evidence: CallEvidence) -> npt.NDArray[np.bool_]:
-        """Which of the places the regime in force has measured."""
-        slots = self._slot[at]
-        measured: npt.NDArray[np.bool_] = slots != _NO_SLOT
-        measured[measured] = evidence.n_calls[slots[measured]] > 0
-        return measured
-
-    def near(self, state: KeyState, fields: FieldBook, evidence: CallEvidence) -> Known:
-        """What was measured of AT_ONCE settings at the nearest sizes; other collectives count as two octaves off."""
-        n = len(self._at)
-        gaps = np.abs(self._class[:n] - state.key.size_class)
-        gaps += 2 * SIZE_CLASSES_PER_OCTAVE * (self._collective[:n] != int(state.key.collective))
-        chosen = np.argpartition(gaps, AT_ONCE)[:AT_ONCE] if n > AT_ONCE else np.arange(n)
-        at = self._with_rows(chosen, fields)
-        now = at[self._is_measured(at, evidence)]
-        past = at[np.isfinite(self._past_log_us[at]) & (self._past_regime[at] != evidence.regime)]
-        slots, rows = self._slot[now], self._row[np.concatenate([now, past])]
-        regime = np.concatenate([np.full(len(now), evidence.regime), self._past_regime[past]])
-        log_us = np.concatenate([evidence.centre(slots), self._past_log_us[past]])
-        variance = np.concatenate([_noise(slots, evidence), self._past_variance[past] + CARRIED_STD**2])
-        known = np.isfinite(log_us) & np.isfinite(rows[:, Column.guess])
-        rows = rows[known]
-        return Known(rows, regime[known], log_us[known] - rows[:, Column.guess], variance[known])
-
-    def _with_rows(self, chosen: Ints, fields: FieldBook) -> Ints:
-        """Those of the places whose rows are up to date by now."""
-        n_new, kept = 0, []
-        for at in chosen.tolist():
-            owner = fields.states[self._owner[at]]
-            field = owner.field
-            if field is None:
-                if n_new >= AT_ONCE // 6:  # left out until a later call
-                    continue
-                n_new += 1
-                field = fields.of(owner)
-            if self._made_from[at] is not field:
-                place = field.place.get(self._candidates[at])
-                self._row[at] = np.nan if place is None else field.table[place]
-                self._made_from[at] = field
-            kept.append(at)
-        return np.array(kept, dtype=np.int64)
-
-
-def _noise(slots: Ints, evidence: CallEvidence) -> Floats:
-    """Variance of the means of these slots."""
-    noise: Floats = evidence.sigma(evidence.key[slots]) ** 2 / (evidence.n_units[slots] + 1.0)
-    return noise
-
-
 class Surrogate:
-    """Posterior opinions about the keys of one job.
+    """Posterior opinions about the keys of one job, from what its regimes measured."""
 
-    The evidence of the regime in force is passed in; when another regime comes into force, `leave` takes the old one's.
-    """
-
-    def __init__(self, costs: CostPrior) -> None:
+    def __init__(self, costs: CostPrior, regimes: Regimes) -> None:
         self.fields = FieldBook(costs)
-        self._places: defaultdict[CommunicatorClass, _Observed] = defaultdict(_Observed)
-        self._n_followed = 0
-        """Slots of the regime in force that have their places."""
+        self.regimes = regimes
 
-    def posterior(self, state: KeyState, evidence: CallEvidence) -> tuple[Floats, Floats]:
+    @property
+    def evidence(self) -> CallEvidence:
+        """Of the regime in force."""
+        return self.regimes.evidence
+
+    def posterior(self, state: KeyState) -> tuple[Floats, Floats]:
         """What every option of a key is expected to take; kept as `state.opinion`.
 
         Mean (log us; infinite: not available) and standard deviation (log), each [n_options], the baseline first.
         """
         fields, table = self.fields, self.fields.of(state).table
-        self._follow(evidence)
-        known = self._places[state.key.communicator].near(state, fields, evidence)
         common_std = COMMON_DOUBT if fields.is_guesswork(state.family) else fields.doubt_in_common(state.family)
         usable = np.isfinite(table[:, Column.guess])
-        mean, spread = condition(np.nan_to_num(table), known, common_std, evidence.regime)
+        mean, spread = condition(np.nan_to_num(table), self._near(state), common_std, self.evidence.regime)
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
 
-    def leave(self, evidence: CallEvidence) -> None:
-        """The regime with this evidence is in force no longer."""
-        self._follow(evidence)
-        for places in self._places.values():
-            places.leave(evidence)
-        self._n_followed = 0
+    def _near(self, state: KeyState) -> Known:
+        """What was measured at the nearest sizes: AT_ONCE settings now, and of those before what ran last."""
+        rows: list[Floats] = []
+        found: list[tuple[Floats, Floats, Floats]] = []
+        n_new, seen = 0, set[tuple[int, Candidate]]()
+        for evidence in self.regimes.newest():
+            is_past, kept = evidence is not self.evidence, []
+            for slot in self._nearest(state, evidence).tolist() if len(rows) < 2 * AT_ONCE else ():
+                owner, candidate = self.fields.states[evidence.key[slot]], evidence.candidates[slot]
+                n_new += owner.field is None
+                if (owner.index, candidate) in seen or (owner.field is None and n_new > AT_ONCE // 6):
+                    continue  # of what has no field yet some wait for a later call
+                field = owner.field or self.fields.of(owner)
+                if candidate in field.place:
+                    rows.append(field.table[field.place[candidate]])
+                    kept.append(slot)
+                if is_past:
+                    seen.add((owner.index, candidate))
+            slots = np.array(kept, np.int64)
+            variance = evidence.sigma(evidence.key[slots]) ** 2 / (evidence.n_units[slots] + 1.0)
+            variance += CARRIED_STD**2 * is_past
+            found.append((np.full(len(kept), evidence.regime), evidence.centre(slots), variance))
+        table = np.array(rows).reshape(-1, len(Column))
+        regimes, log_us, variances = (np.concatenate(of_each) for of_each in zip(*found, strict=True))
+        residual = log_us - table[:, Column.guess]
+        known = np.isfinite(residual)
+        return Known(table[known], regimes[known], residual[known], variances[known])
 
-    def _follow(self, evidence: CallEvidence) -> None:
-        """Take in slots made since the last call."""
-        for slot in range(self._n_followed, len(evidence)):
-            state = self.fields.states[int(evidence.key[slot])]
-            self._places[state.key.communicator].append(slot, state, evidence)
-        self._n_followed = len(evidence)
+    def _nearest(self, state: KeyState, evidence: CallEvidence) -> Ints:
+        """AT_ONCE measured slots of the key's communicator, in their order; other collectives are two octaves off."""
+        places, keys = self.fields.places, evidence.key[: len(evidence)]
+        communicator, collective, own_class = places[state.index].tolist()
+        is_here = (places[keys, 0] == communicator) & (evidence.n_calls[: len(evidence)] > 0)
+        slots = np.flatnonzero(is_here)
+        if len(slots) <= AT_ONCE:
+            return slots
+        gaps = np.abs(places[keys[slots], 2] - own_class)
+        gaps += 2 * SIZE_CLASSES_PER_OCTAVE * (places[keys[slots], 1] != collective)
+        return slots[np.sort(np.argpartition(gaps, AT_ONCE)[:AT_ONCE])]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from statistics import median_low
 from typing import Final
 
@@ -19,7 +19,7 @@ from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.acquisition import Z_90, comparison, saved
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import Column, KeyState
-from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
+from zerotune.tuner.learning.policy.observations import AT_ONCE
 from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
 from zerotune.tuner.learning.policy.step_effects import (
     HORIZON_STEPS,
@@ -92,20 +92,16 @@ class Variants:
         self._search: Iterator[Variant | None] | None = None
         self._next_at_step = 0
 
-    def consider(
-        self, states: list[KeyState], evidence: CallEvidence, step: int, step_us: float, *, may_begin: bool
-    ) -> None:
+    def consider(self, step: int, step_us: float, *, may_begin: bool) -> None:
         """Once the keys have settled, look at one variant, and begin it if it may.
 
         Args:
-            states: all keys.
-            evidence: what calls took.
             step: the newest step.
             step_us: the usual step time; infinite where it is not known.
             may_begin: no promotion is under watch.
         """
         policy = self._policy
-        if self.on_trial is not None and not self._has_memory(self.on_trial, states):
+        if self.on_trial is not None and not self._has_memory(self.on_trial):
             self._end(step)
         if policy.trials:
             self._next_at_step = max(self._next_at_step, step + SETTLED_STEPS)
@@ -115,14 +111,14 @@ class Variants:
         if not may_begin or policy.budget.remaining_us <= 0:
             return
         if not self._open:
-            groups = sorted({group_of(state) for state in states})
+            groups = sorted({group_of(state) for state in policy.states})
             self._open = [(slower, one) for slower in SLOWER for one in [*(groups if len(groups) > 1 else ()), ""]]
-        self._search = self._search or self._lighter(*self._open.pop(), states)
+        self._search = self._search or self._lighter(*self._open.pop())
         variant = next(self._search)
         if variant is None:
             return
         self._search = None
-        if variant.changes and self._may_begin(variant, step, step_us, states, evidence):
+        if variant.changes and self._may_begin(variant, step, step_us):
             self.begin(variant, step, step_us)
         elif not self._open:
             self._next_at_step = step + SETTLED_STEPS
@@ -141,14 +137,13 @@ class Variants:
         self._effects.know(ARM, MOST_LOST / ONE_IN_TEN)
         self._is_on, self._steps_in_window = next(self._pairs), 0
 
-    def judge(self, in_force: PlanInForce, step: int, duration_us: float, states: list[KeyState]) -> bool:
+    def judge(self, in_force: PlanInForce, step: int, duration_us: float) -> bool:
         """Look at the regression after a step while a variant is on trial.
 
         Args:
             in_force: plan of the step.
             step: its number.
             duration_us: without exploration's cost.
-            states: of all keys, by key index.
 
         Returns:
             True when a new plan is due at once.
@@ -176,25 +171,18 @@ class Variants:
         if has_verdict:
             words = f"steps were {comparison(gain)} with it (90 %: give or take {100.0 * Z_90 * doubt:.1f}), so it "
             words += "runs now" if is_better else "does not run"
-        self._tell(variant, f"{words}; that cost {self._charged_us:,.0f} us", states, step)
+        self._tell(variant, f"{words}; that cost {self._charged_us:,.0f} us", step)
         if not has_verdict or gain + 2.0 * ONE_IN_TEN * doubt < LEAST_EFFECT:
             self.cooldown.begin(variant.name, NEVER_STEP)
         self._end(step)
         if has_verdict and is_better:
-            self._adopt(variant, gain, states)
+            self._adopt(variant, gain)
         return True
 
-    def give_up(self, ratio: float, states: list[KeyState], step: int) -> None:
-        """End the trial at once, if there is one. It may come back without the settings that are too slow.
-
-        Args:
-            ratio: times as long as usual that some calls took.
-            states: of all keys, by key index.
-            step: the newest step.
-        """
+    def give_up(self, ratio: float, step: int) -> None:
+        """End the trial at once: calls took that many times as long. It may come back without what is too slow."""
         if self.on_trial is not None:
-            words = f"given up, as calls took up to {ratio:.1f} times as long with it"
-            self._tell(self.on_trial, words, states, step)
+            self._tell(self.on_trial, f"given up, as calls took up to {ratio:.1f} times as long with it", step)
             self._end(step)
 
     def charge_late(self) -> None:
@@ -203,14 +191,14 @@ class Variants:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _lighter(self, slower: float, group: str, states: Sequence[KeyState]) -> Iterator[Variant | None]:
+    def _lighter(self, slower: float, group: str) -> Iterator[Variant | None]:
         """At every key of a group what holds channels for the least time, and takes at most `slower` times as long.
 
         Yields None until all keys are looked at, a few at a time.
         """
         changes: dict[int, Candidate] = {}
         worst_us, most = 0.0, 0
-        for n_looked_at, state in enumerate([*states], start=1):
+        for n_looked_at, state in enumerate([*self._policy.states], start=1):
             if n_looked_at % AT_ONCE == 0:
                 yield None
             field, opinion = self._policy.surrogate.fields.of(state), state.opinion
@@ -236,24 +224,20 @@ class Variants:
                     break
         yield Variant(f"at most {most} channels{group and ' for '}{group}", changes, float(worst_us))
 
-    def _may_begin(
-        self, variant: Variant, step: int, step_us: float, states: Sequence[KeyState], evidence: CallEvidence
-    ) -> bool:
+    def _may_begin(self, variant: Variant, step: int, step_us: float) -> bool:
         """Whether its turn has come, memory and budget have room for it, and no step may suffer by much."""
-        price = self._policy.price
+        price, has_measured = self._policy.price, self._policy.evidence.has_measured
         is_short = price.steps_at_risk <= FEW_STEPS
-        is_known = is_short or all(evidence.has_measured(index, one) for index, one in variant.changes.items())
+        is_known = is_short or all(has_measured(*change) for change in variant.changes.items())
         is_mild = variant.worst_us < MOST_LOST * step_us  # though all of it were waited for
         at_risk_us = 2.0 * price.steps_at_risk * price.charged_share * variant.worst_us
-        fits = at_risk_us <= self._policy.budget.remaining_us and self._has_memory(variant, states)
+        fits = at_risk_us <= self._policy.budget.remaining_us and self._has_memory(variant)
         return is_known and is_mild and fits and step >= self.cooldown.until(variant.name)
 
-    def _has_memory(self, variant: Variant, states: Sequence[KeyState]) -> bool:
+    def _has_memory(self, variant: Variant) -> bool:
         """Whether device memory allows all of a variant."""
-        settings = {
-            (self._policy.options.what_runs(states[index], candidate), states[index].key.communicator)
-            for index, candidate in variant.changes.items()
-        }
+        changes = ((self._policy.states[index], candidate) for index, candidate in variant.changes.items())
+        settings = {(self._policy.options.what_runs(*change), change[0].key.communicator) for change in changes}
         return self._policy.memory.allows_all(settings)
 
     def _charge(self) -> None:
@@ -271,16 +255,16 @@ class Variants:
         self.on_trial, self._is_on = None, False
         self._next_at_step = step + SETTLED_STEPS
 
-    def _tell(self, variant: Variant, words: str, states: list[KeyState], step: int) -> None:
-        state = states[min(variant.changes)]
+    def _tell(self, variant: Variant, words: str, step: int) -> None:
+        state = self._policy.states[min(variant.changes)]
         words = f"another plan on trial, {variant.name}: {words}"
         self._report(Event(state, state.incumbent, "variant", words, step))
 
-    def _adopt(self, variant: Variant, gain: float, states: list[KeyState]) -> None:
+    def _adopt(self, variant: Variant, gain: float) -> None:
         """Steps were faster with the variant: its settings become the incumbents."""
         reason = f"steps are {saved(gain)} faster with {variant.name}"
         for index, candidate in variant.changes.items():
-            state = states[index]
+            state = self._policy.states[index]
             state.max_channels = state.channels_of(candidate)
             state.banned[state.incumbent] = f"given up: {reason}"
             kind = "rollback" if candidate.is_baseline else "promote"
