@@ -330,10 +330,11 @@ class FieldBook(Columns):
     """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
 
     def __init__(self, costs: CostPrior) -> None:
-        self._costs = costs
-        self._knowledge = Knowledge.empty()
-        self._n_exchanged = 0
-        self._made_for = (0, costs.revision)
+        self.costs = costs
+        """What is predicted from."""
+        self.knowledge = Knowledge.empty()
+        """What earlier runs left."""
+        self._made_for: object = None
         self.states: list[KeyState] = []
         """Of all keys, by key index."""
         self.places = np.zeros((0, 3), np.int64)
@@ -346,26 +347,6 @@ class FieldBook(Columns):
         self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
         self._doubts: dict[Family, float] = {}
 
-    @property
-    def costs(self) -> CostPrior:
-        """What is predicted from; assign to exchange it."""
-        return self._costs
-
-    @costs.setter
-    def costs(self, costs: CostPrior) -> None:
-        self._costs = costs
-        self._n_exchanged += 1
-
-    @property
-    def knowledge(self) -> Knowledge:
-        """What earlier runs left; assign to exchange it."""
-        return self._knowledge
-
-    @knowledge.setter
-    def knowledge(self, knowledge: Knowledge) -> None:
-        self._knowledge = knowledge
-        self._n_exchanged += 1
-
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
         self._sizes.setdefault(state.family, {})[int(state.message_bytes)] = None
@@ -374,13 +355,9 @@ class FieldBook(Columns):
         number = self._communicators.setdefault(state.key.communicator, len(self._communicators))
         self.places[state.index] = number, state.key.collective, state.key.size_class
 
-    def follow(self) -> tuple[int, int]:
-        """If costs or knowledge have changed, everything is worked out anew when it is asked for next.
-
-        Returns:
-            The same for as long as they are the same.
-        """
-        now = self._n_exchanged, self._costs.revision
+    def follow(self) -> object:
+        """If costs or knowledge have changed, all is worked out anew when it is asked for next; the same while not."""
+        now = self.costs, self.costs.revision, self.knowledge
         if now != self._made_for:
             self._made_for = now
             for kept in (self._cells, self._guesses, self._options, self._doubts):
