@@ -5,15 +5,15 @@ No switch of these is in the policy itself, so that nothing is left behind when 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from zerotune.tuner.learning.policy import acquisition, surrogate, variants
+from zerotune.tuner.learning.policy import acquisition, choice, surrogate, variants
 from zerotune.tuner.learning.policy.acquisition import TrialVerdict
 from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.learning.policy.risk import PendingTrials
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 from zerotune.tuner.learning.policy.surrogate import Kernel
 
@@ -29,7 +29,7 @@ def _without_leads(*arguments: Any, **named: Any) -> Any:
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "channel_fill": ((surrogate, "KERNEL", Kernel(fill=0.0)),),
     "neighbours": ((CallEvidence, "nearby", CallEvidence.contrast),),
-    "twins": ((PendingTrials, "has_twin", lambda *_: False),),
+    "twins": ((choice, "UNLUCKY_Z", -math.inf),),
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),

@@ -46,7 +46,7 @@ from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans, ending_by_itself, lasts_for
-from zerotune.tuner.learning.policy.risk import Budget, Withdrawal
+from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
@@ -110,7 +110,7 @@ class Brain(Inspection):
             self.memory,
             self._note,
         )
-        self._withdrawal = Withdrawal(self._policy.price.steps_at_risk)
+        self._withdrawal = self._policy.price.withdrawal
         self._ahead = Ahead(self.memory, self._surrogate, settings.min_gain, may_try=settings.explore)
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
@@ -243,8 +243,6 @@ class Brain(Inspection):
         if self._costs.revision != self._offered_by:
             self._offered_by = self._costs.revision
             self._policy.withdraw_what_is_not_offered()
-        self._policy.price.steps_at_risk = self._withdrawal.steps
-        self._policy.price.first_steps_at_risk = self._withdrawal.first_steps
         self._policy.price.connection_us = self._attribution.connection_us
         self._policy.price.traffic = self._keys.traffic(self._step)
         self._policy.may_promote = not self._attribution.is_suspicious

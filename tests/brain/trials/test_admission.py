@@ -23,7 +23,6 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.acquisition import Case, Option, PolicySettings, best_option
-from zerotune.tuner.learning.policy.risk import Stakes
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
@@ -39,7 +38,7 @@ def _option(
 ) -> Option | None:
     """What may begin where the only candidate is believed to be slower by so much (log), give or take `doubt`."""
     opinion = np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])
-    case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), Stakes(room_us, 1.0, STEPS_AT_RISK))
+    case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), room_us, 1.0, STEPS_AT_RISK)
     return best_option(case, PolicySettings(), lambda candidate: candidate == TRIED, ())
 
 
@@ -124,8 +123,8 @@ def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
 
     def begins(once_us: float, room_us: float) -> Option | None:
         opinion = np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])
-        stakes, once = Stakes(room_us, 1.0, 1.0), np.array([0.0, once_us])
-        case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), stakes, once)
+        once = np.array([0.0, once_us])
+        case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), room_us, 1.0, 1.0, once_us=once)
         return best_option(case, PolicySettings(), lambda candidate: candidate == TRIED, ())
 
     assert begins(0.0, 1e3) is not None

@@ -8,21 +8,15 @@ import pytest
 from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
 from zerotune.store.records import (
     BASELINE,
-    Algorithm,
-    Candidate,
     Collective,
     CommunicatorClass,
-    DecisionKey,
     Phase,
-    Protocol,
 )
-from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, KeyState, KeyTable
-from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.learning.policy.risk import ExposedShare, PendingTrials
+from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, KeyTable
+from zerotune.tuner.learning.policy.risk import ExposedShare
 from zerotune.tuner.modeling.features import CostPrior
 
 NODE = CommunicatorClass(8, 1)
-LL = Candidate(Algorithm.ring, Protocol.ll, 4)
 MIB = 1 << 20
 
 
@@ -112,24 +106,3 @@ def test_a_key_that_is_called_seldom_is_called_at_once() -> None:
             assert traffic.calls_in(1, 3.0) == 8.0
             assert traffic.is_expected.tolist() == [True, step <= 150 + 3 * 50]
     assert LEAST_IDLE_STEPS < 50
-
-
-def _states(n: int) -> list[KeyState]:
-    keys = [DecisionKey(NODE, Collective.all_gather, Phase.other, 80 + 8 * place) for place in range(n)]
-    return [KeyState(index, key, float(MIB)) for index, key in enumerate(keys)]
-
-
-def test_what_a_trial_may_cost_is_set_aside_until_it_is_known() -> None:
-    pending, evidence = PendingTrials(2.0), CallEvidence()
-    states = _states(3)
-    for state in states:
-        state.trial = LL
-        pending.begin(state, LL, 5.0)
-    assert pending.reserved_us == 15.0
-    slot = np.array([evidence.slot(0, LL)])
-    evidence.add(evidence.calls(slot, np.array([3.0])), np.array([1]))
-    assert pending.review(evidence, lambda state: True) == []
-    assert pending.reserved_us == 10.0
-    assert pending.review(evidence, lambda state: state.index != 1) == [states[1]]
-    states[1].trial = None
-    assert pending.reserved_us == 5.0

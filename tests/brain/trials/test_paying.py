@@ -14,7 +14,7 @@ from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
 from zerotune.tuner.learning.policy.acquisition import UNPAID_ODDS, Case, PolicySettings, best_option, unpaid_odds
-from zerotune.tuner.learning.policy.risk import Budget, Stakes
+from zerotune.tuner.learning.policy.risk import Budget
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
 
@@ -27,7 +27,10 @@ def _first(least_odds: float, given_up: tuple[Candidate, ...] = ()) -> Candidate
         (means, np.array([1e-3, 0.4, 0.05])),
         BASELINE,
         math.log(100.0),
-        Stakes(1e9, 1.0, 3.0, least_odds),
+        1e9,
+        1.0,
+        3.0,
+        least_odds,
     )
     found = best_option(case, PolicySettings(), lambda candidate: not candidate.is_baseline, given_up)
     return found.candidate if found is not None else None

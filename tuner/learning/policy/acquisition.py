@@ -18,7 +18,7 @@ from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import CallEvidence, radius
-from zerotune.tuner.learning.policy.risk import Budget, Price, Stakes
+from zerotune.tuner.learning.policy.risk import Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement, odds_above
 from zerotune.tuner.modeling.features import Floats, cell_of
 
@@ -72,7 +72,15 @@ class Case(NamedTuple):
     """What mostly runs at the key."""
     log_now: float
     """Its log duration."""
-    stakes: Stakes
+    room_us: float
+    """What is left of the budget."""
+    calls_per_step: float
+    charged_calls: float
+    """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
+    least_odds: float = 0.0
+    """A trial must be as likely as that to be faster, if it risks more than `gained_us`."""
+    gained_us: float = 0.0
+    """What exploring has gained, less what it cost."""
     once_us: Floats | float = 0.0
     """What each option costs besides, once: to be connected."""
     least_gain: Floats | float = 0.0
@@ -87,7 +95,7 @@ class Case(NamedTuple):
     def risk_us(self) -> Floats:
         """What a trial of each costs on average until it can be withdrawn; nothing where it turns out faster."""
         mean, spread = self.opinion
-        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.stakes.charged_calls + self.once_us
+        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls + self.once_us
 
 
 CANARY_HOPE: Final = 0.1
@@ -151,15 +159,18 @@ class Options:
         slot = slots[0] if slots[0] is not None else slots[1]
         if slot is None:
             return None
-        options, stakes = self._surrogate.fields.of(state).options, self._price.stakes(state, room_us)
-        budget, calls_us = self._budget, self._price.calls_us * self._budget.n_steps
-        odds = unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0
+        options, budget, price = self._surrogate.fields.of(state).options, self._budget, self._price
+        calls_us = price.calls_us * budget.n_steps
         case = Case(
             options,
             opinion,
             state.usual,
             evidence.log_us(slot),
-            stakes._replace(least_odds=odds, gained_us=budget.gained_us),
+            room_us,
+            float(price.traffic.per_step[state.index]),
+            price.traffic.calls_in(state.index, price.withdrawal.first_steps) * price.charged_share,
+            unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0,
+            budget.gained_us,
             self._connections_us(state, options),
             self._memory.least_gain(options, state.n_channels),
         )
@@ -170,7 +181,7 @@ class Options:
 
     def _canary(self, state: KeyState, case: Case, evidence: CallEvidence) -> Option | None:
         """What the fleet's book says wins here, once. What it may cost is not the book's to say."""
-        told, stakes = self._surrogate.fields.knowledge.canary(state.key), case.stakes
+        told = self._surrogate.fields.knowledge.canary(state.key)
         if told is None or state.lead is not None or not self._canaries.may_begin(state, evidence):
             return None
         candidate = self._surrogate.fields.named(state, told.candidate)
@@ -179,12 +190,12 @@ class Options:
         risk_us = float(case.risk_us[case.options.index(candidate)])
         lent_us = CANARY_STEPS * self._budget.fraction * self._budget.training_us / max(1, self._budget.n_steps)
         went_well = (*state.family, *cell_of(candidate)) in self._canaries.went_well
-        worst_us = 0.0 if went_well else CANARY_RATIO * case.usual_us * stakes.charged_calls
-        if worst_us > max(lent_us, stakes.room_us) or not risk_us <= stakes.room_us:
+        worst_us = 0.0 if went_well else CANARY_RATIO * case.usual_us * case.charged_calls
+        if worst_us > max(lent_us, case.room_us) or not risk_us <= case.room_us:
             return None
         self._canaries.waiting.append((state, candidate))
         return Option(
-            worth_us=told.gain * case.usual_us * stakes.calls_per_step,
+            worth_us=told.gain * case.usual_us * case.calls_per_step,
             risk_us=risk_us,
             candidate=candidate,
             hope=(min(told.gain, CANARY_HOPE), max(told.gain_std, CANARY_HOPE)),
@@ -243,20 +254,20 @@ def best_option(
     Returns:
         The trial; None if there is none.
     """
-    (mean, spread), stakes, log_now, risk_us = case.opinion, case.stakes, case.log_now, case.risk_us
+    (mean, spread), log_now, risk_us = case.opinion, case.log_now, case.risk_us
     improvement = expected_improvement(log_now - mean - settings.min_gain - case.least_gain, spread)
     # What gains pay for may be a long shot; nothing else may.
-    is_likely = (odds_above(log_now - mean, spread) >= stakes.least_odds) | (risk_us < stakes.gained_us)
+    is_likely = (odds_above(log_now - mean, spread) >= case.least_odds) | (risk_us < case.gained_us)
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
     is_sane = mean - spread - log_now <= math.log(settings.catastrophic_ratio)
-    fits = (improvement >= settings.worthwhile) & is_likely & is_sane & (risk_us <= stakes.room_us)
+    fits = (improvement >= settings.worthwhile) & is_likely & is_sane & (risk_us <= case.room_us)
     order = [int(index) for index in np.argsort(-improvement) if fits[index]]
     for index in sorted(order, key=lambda index: case.options[index] in last):
         if may_try(case.options[index]):
             log_us, std = float(mean[index]), float(spread[index])
             low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
             return Option(
-                worth_us=float(improvement[index]) * case.usual_us * stakes.calls_per_step,
+                worth_us=float(improvement[index]) * case.usual_us * case.calls_per_step,
                 risk_us=float(risk_us[index]),
                 candidate=case.options[index],
                 hope=(log_now - log_us, std),

@@ -14,6 +14,7 @@ looked at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
@@ -21,7 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import BASELINE, Candidate
+from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.policy.acquisition import (
     MAX_TRIAL_UNITS,
     Option,
@@ -35,7 +36,7 @@ from zerotune.tuner.learning.policy.acquisition import (
 from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget, PendingTrials, Price
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget, Price, Withdrawal
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 
 INCUMBENT_EVERY: Final = 12
@@ -144,6 +145,8 @@ MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
 PROVEN_HOPE: Final = (0.03, 0.03)
 """Gain (log) of what earlier jobs proved, and its standard deviation: the network may be another by now."""
+UNLUCKY_Z: Final = 2.33
+"""One trial in a hundred is slower than predicted by more standard deviations."""
 RETRY_STEPS: Final = 8
 """Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
 LEADS: Final = "; it runs in most steps until that is known"
@@ -178,7 +181,7 @@ class Policy:
         self.budget = budget
         self.memory = memory
         self._report = report
-        self.price = Price(settings.steps_per_window)
+        self.price = Price(Withdrawal(settings.steps_per_window))
         self.options = Options(settings, surrogate, budget, memory, self.price)
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
@@ -191,7 +194,6 @@ class Policy:
         """What runs at some keys in this window, whosever turn it is, while it is found out what steps make of it."""
         self._shown_explores: list[int] = []
         self._shown_changed: set[int] = set()
-        self._pending = PendingTrials(settings.catastrophic_ratio)
         self._next_key = 0
         self._n_in_vain = 0
         """How many keys in a row had nothing to try when they were looked at."""
@@ -242,11 +244,12 @@ class Policy:
                 running[state.index] = running.pop(state.index)
                 self._settle(state, leads=leads)
         self.has_settled = False
-        for state in self._pending.review(self.evidence, lambda one: bool(self.price.traffic.is_expected[one.index])):
-            self.end_trial(state)
+        for state in self._unmeasured():
+            if not self.price.traffic.is_expected[state.index]:
+                self.end_trial(state)
         self.surrogate.fields.follow()
         self.budget.save(self.price.saved_us(self.states, self.evidence))
-        room_us = self.budget.remaining_us - self._pending.reserved_us
+        room_us = self.budget.remaining_us - sum(one.risk_us for one in self._unmeasured())
         if may_start and room_us > 0:
             self._start_trials(step, room_us)
         changed = self._allocation.take(is_overspent=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
@@ -308,13 +311,12 @@ class Policy:
         candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
         state.numbers.setdefault(candidate, state.n_tried + 1)
         state.retired.pop(candidate, None)
-        state.trial, state.trial_reason, state.hope = candidate, option.reason, option.hope
+        state.trial, state.trial_reason = candidate, option.reason
+        state.hope, state.risk_us = option.hope, option.risk_us
         state.trial_until_units = MAX_TRIAL_UNITS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
         self._allocation.begin_trial(state.index)
-        if not self.evidence.has_measured(state.index, candidate):
-            self._pending.begin(state, candidate, option.risk_us)
         self._report(Event(state, candidate, "explore", option.reason))
 
     def end_trial(self, state: KeyState) -> None:
@@ -474,9 +476,24 @@ class Policy:
         self.has_settled = self._n_in_vain >= len(states)
         for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
             may_run = found.risk_us <= room_us and self.options.may_run(state, found.candidate)
-            if may_run and not self._pending.has_twin(state, found.candidate, found.hope):
+            if may_run and not self._has_twin(state, found):
                 room_us -= found.risk_us
                 self._begin_trial(state, found)
+
+    def _unmeasured(self) -> list[KeyState]:
+        """Keys whose trial waits for its first measurement: what it may cost is set aside."""
+        has_measured, running = self.evidence.has_measured, self.trials.values()
+        return [one for one in running if one.trial is not None and not has_measured(one.index, one.trial)]
+
+    def _has_twin(self, state: KeyState, option: Option) -> bool:
+        """Whether what might be a catastrophe is on trial already at about this size: it would be slow here, too."""
+        gain, std = option.hope
+        return UNLUCKY_Z * std - gain > math.log(self.settings.catastrophic_ratio) and any(
+            other.trial == option.candidate
+            and other.key.communicator == state.key.communicator
+            and abs(other.key.size_class - state.key.size_class) <= 2 * SIZE_CLASSES_PER_OCTAVE
+            for other in self._unmeasured()
+        )
 
     def connect_nothing(self) -> None:
         """End trials and leads that would take memory that is no longer there."""

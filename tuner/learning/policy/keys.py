@@ -122,6 +122,8 @@ class KeyState:
         """Earlier jobs proved the lead: it runs at once, is no exploration, and is verified on the side."""
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
+        self.risk_us = 0.0
+        """What the trial may cost until it is measured, on average over the cases in which it is slower and not."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
         self.n_withdrawn = 0

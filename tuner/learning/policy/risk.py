@@ -7,12 +7,12 @@ hundreds of such keys may all be called in one step: what each trial was admitte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
+from zerotune.store.records import BASELINE
 from zerotune.tuner.learning.policy.keys import KeyState, Traffic
 from zerotune.tuner.learning.policy.observations import AT_ONCE, KEPT, CallEvidence, Columns
 from zerotune.tuner.modeling.features import Floats, Ints
@@ -122,28 +122,12 @@ class ExposedShare:
         )
 
 
-class Stakes(NamedTuple):
-    """What depends on one key, and what there is to lose."""
-
-    room_us: float
-    calls_per_step: float
-    charged_calls: float
-    """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
-    least_odds: float = 0.0
-    """A trial must be as likely as that to be faster, if it risks more than `gained_us`."""
-    gained_us: float = 0.0
-    """What exploring has gained, less what it cost."""
-
-
 class Price(Columns):
     """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
 
-    def __init__(self, steps_per_window: float) -> None:
+    def __init__(self, withdrawal: Withdrawal) -> None:
         self.exposed = ExposedShare()
-        self.steps_at_risk = steps_per_window
-        """Steps that a setting runs before it can be withdrawn."""
-        self.first_steps_at_risk = steps_per_window
-        """Steps that a setting runs before anything is known of it."""
+        self.withdrawal = withdrawal
         self.connection_us = 0.0
         """What training waits for an algorithm to be connected, as far as this job has seen that."""
         self.traffic = Traffic.empty()
@@ -168,11 +152,6 @@ class Price(Columns):
         here = len(self.traffic.per_step)
         return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
 
-    def stakes(self, state: KeyState, room_us: float) -> Stakes:
-        """What a trial at one key puts at risk, of what is left of the budget."""
-        n_calls = self.traffic.calls_in(state.index, self.first_steps_at_risk)
-        return Stakes(room_us, float(self.traffic.per_step[state.index]), n_calls * self.charged_share)
-
     def saved_us(self, states: Sequence[KeyState], evidence: CallEvidence) -> float:
         """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
         self.make_room(len(states))
@@ -192,63 +171,6 @@ def _saved_us(state: KeyState, usual_us: float, evidence: CallEvidence) -> float
     slot = evidence.find(state.index, BASELINE)
     saved_us = math.nan if slot is None else math.exp(evidence.log_us(slot)) - usual_us
     return max(0.0, saved_us) if math.isfinite(saved_us) else 0.0
-
-
-UNLUCKY_Z: Final = 2.33
-"""One trial in a hundred is slower than predicted by more standard deviations."""
-
-
-class PendingTrials:
-    """Trials that wait for their first measurement, by key index."""
-
-    def __init__(self, catastrophic_ratio: float) -> None:
-        self._log_catastrophe = math.log(catastrophic_ratio)
-        self._waiting: dict[int, tuple[KeyState, Candidate, float]] = {}
-
-    @property
-    def reserved_us(self) -> float:
-        """What all of them may cost, on average over the cases in which they are slower and those in which not."""
-        return sum(risk_us for _, _, risk_us in self._waiting.values())
-
-    def begin(self, state: KeyState, candidate: Candidate, risk_us: float) -> None:
-        """A trial begins.
-
-        Args:
-            state: the key.
-            candidate: to be tried, not measured yet.
-            risk_us: what it may cost.
-        """
-        self._waiting[state.index] = state, candidate, risk_us
-
-    def review(self, evidence: CallEvidence, is_expected: Callable[[KeyState], bool]) -> list[KeyState]:
-        """Forget what is known by now; the keys whose trial is to be withdrawn."""
-        self._waiting = {
-            index: (state, candidate, risk_us)
-            for index, (state, candidate, risk_us) in self._waiting.items()
-            if state.trial == candidate and not evidence.has_measured(index, candidate)
-        }
-        withdrawn = [state for state, _, _ in self._waiting.values() if not is_expected(state)]
-        for state in withdrawn:
-            del self._waiting[state.index]
-        return withdrawn
-
-    def has_twin(self, state: KeyState, candidate: Candidate, hope: tuple[float, float]) -> bool:
-        """Whether what might be a catastrophe is on trial already at about this size: it would be slow here, too.
-
-        Args:
-            state: the key.
-            candidate: the trial that might begin.
-            hope: by how much (log) it should be faster, and the standard deviation of that.
-
-        Returns:
-            True if so.
-        """
-        return UNLUCKY_Z * hope[1] - hope[0] > self._log_catastrophe and any(
-            tried == candidate
-            and other.key.communicator == state.key.communicator
-            and abs(other.key.size_class - state.key.size_class) <= 2 * SIZE_CLASSES_PER_OCTAVE
-            for other, tried, _ in self._waiting.values()
-        )
 
 
 FORGOTTEN: Final = 0.5

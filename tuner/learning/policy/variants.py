@@ -227,10 +227,10 @@ class Variants:
     def _may_begin(self, variant: Variant, step: int, step_us: float) -> bool:
         """Whether its turn has come, memory and budget have room for it, and no step may suffer by much."""
         price, has_measured = self._policy.price, self._policy.evidence.has_measured
-        is_short = price.steps_at_risk <= FEW_STEPS
+        is_short = price.withdrawal.steps <= FEW_STEPS
         is_known = is_short or all(has_measured(*change) for change in variant.changes.items())
         is_mild = variant.worst_us < MOST_LOST * step_us  # though all of it were waited for
-        at_risk_us = 2.0 * price.steps_at_risk * price.charged_share * variant.worst_us
+        at_risk_us = 2.0 * price.withdrawal.steps * price.charged_share * variant.worst_us
         fits = at_risk_us <= self._policy.budget.remaining_us and self._has_memory(variant)
         return is_known and is_mild and fits and step >= self.cooldown.until(variant.name)
 
