@@ -79,7 +79,7 @@ lower = 5
 class Policy:
     EVERY = {1: 2}
     field: int = 3
-class PolicySettings(NamedTuple):
+class BrainSettings(NamedTuple):
     min_gain: float = 0.005
 def f():
     INSIDE = 1

@@ -39,7 +39,6 @@ from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning.explaining import decision_records
 from zerotune.tuner.learning.explaining.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.acquisition import PolicySettings
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import Event, Policy
@@ -60,11 +59,6 @@ class BrainSettings(msgspec.Struct, frozen=True):
 
     budget_fraction: float = 0.01
     memory_threshold: float = 0.92
-    min_gain: float = 0.005
-    false_promotion: float = 0.01
-    catastrophic_ratio: float = 2.0
-    window_steps: int = 1
-    """Steps a plan runs before the next one may replace it."""
     explore: bool = True
     """False: nothing is tried out; what earlier jobs proved is used, and verified."""
     shadow: bool = False
@@ -98,29 +92,16 @@ class Brain(Inspection):
         self._regimes = Regimes()
         self._surrogate = Surrogate(self._costs, self._regimes)
         self._surrogate.fields.knowledge = knowledge
-        self._policy = Policy(
-            PolicySettings(
-                false_promotion=settings.false_promotion,
-                min_gain=settings.min_gain,
-                catastrophic_ratio=settings.catastrophic_ratio,
-                steps_per_window=float(settings.window_steps),
-            ),
-            self._surrogate,
-            self.budget,
-            self.memory,
-            self._note,
-        )
+        self._policy = Policy(self._surrogate, self.budget, self.memory, self._note)
         self._withdrawal = self._policy.price.withdrawal
-        self._ahead = Ahead(self.memory, self._surrogate, settings.min_gain, may_try=settings.explore)
+        self._ahead = Ahead(self.memory, self._surrogate, may_try=settings.explore)
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
         """Steps that ended while each stage was shown; none before one was."""
         self._keys = KeyTable(self._new_key)
         self._states = self._keys.states
-        self._plans = Plans(self._withdrawal, settings.window_steps, self._surrogate)
-        self._attribution = Attribution(
-            self.budget, self._surrogate, settings.catastrophic_ratio, self._stop_catastrophe
-        )
+        self._plans = Plans(self._withdrawal, self._surrogate)
+        self._attribution = Attribution(self.budget, self._surrogate, self._stop_catastrophe)
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
         self._step = 0
         self._urgent = True

@@ -37,7 +37,6 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.acquisition import PolicySettings
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState
@@ -269,7 +268,7 @@ class Trial:
         self.budget.earn(1e9)
         self.events: list[Event] = []
         surrogate = Surrogate(CostPrior({}), Regimes())
-        policy = Policy(PolicySettings(), surrogate, self.budget, MemoryGate(0.92), self.events.append)
+        policy = Policy(surrogate, self.budget, MemoryGate(0.92), self.events.append)
         key = DecisionKey(CommunicatorClass(8, 1), GATHER, Phase.forward_gather, 88)
         policy.register(KeyState(0, key, 1 << 22))
         self.effects = StepEffects()

@@ -137,7 +137,7 @@ class Job:
         surrogate = Surrogate(CostPrior({}), Regimes())
         surrogate.fields.register(self.state)
         self.budget, self.evidence, self.banned = Budget(0.01), surrogate.evidence, 0
-        self.attribution = Attribution(self.budget, surrogate, 2.0, self._ban)
+        self.attribution = Attribution(self.budget, surrogate, self._ban)
         self.step = 0
         for _ in range(4):
             self.run(BASELINE, [100.0] * 2)

@@ -43,7 +43,7 @@ class Job:
         surrogate.fields.register(self.state)
         self.banned: list[float] = []
         self.attribution = Attribution(
-            self.budget, surrogate, 2.0, lambda _state, _candidate, ratio: self.banned.append(ratio)
+            self.budget, surrogate, lambda _state, _candidate, ratio: self.banned.append(ratio)
         )
         self._step = 0
         for _ in range(4):

@@ -17,23 +17,15 @@ import numpy as np
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import CallEvidence, radius
-from zerotune.tuner.learning.policy.risk import Budget, Price
+from zerotune.tuner.learning.policy.observations import MIN_GAIN, CallEvidence, radius
+from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement, odds_above
 from zerotune.tuner.modeling.features import Floats, cell_of
 
-
-class PolicySettings(NamedTuple):
-    """Shares of time unless the unit is named; gains are logs of ratios of durations."""
-
-    false_promotion: float = 0.01
-    min_gain: float = 0.005
-    worthwhile: float = 0.003
-    catastrophic_ratio: float = 2.0
-    steps_per_window: float = 1.0
-    """A setting on trial is believed to run for no fewer steps before it can be withdrawn."""
-
-
+WORTHWHILE: Final = 0.003
+"""A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""
+FALSE_PROMOTION: Final = 0.01
+"""Probability that any of a key's trials is promoted and is not faster."""
 UNPAID_ODDS: Final = 0.35
 UNPAID_ODDS_STEPS: Final = 200
 UNPAID_ODDS_SHARE: Final = 0.1
@@ -140,10 +132,7 @@ class _Canaries:
 class Options:
     """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
 
-    def __init__(
-        self, settings: PolicySettings, surrogate: Surrogate, budget: Budget, memory: MemoryGate, price: Price
-    ) -> None:
-        self._settings = settings
+    def __init__(self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, price: Price) -> None:
         self._surrogate = surrogate
         self._budget = budget
         self._memory = memory
@@ -177,7 +166,7 @@ class Options:
         canary = self._canary(state, case, evidence)
         if canary is not None or self.canaries_only or self._awaits_canary(state):
             return canary
-        return best_option(case, self._settings, lambda one: self.may_try(state, one), state.retired)
+        return best_option(case, lambda one: self.may_try(state, one), state.retired)
 
     def _canary(self, state: KeyState, case: Case, evidence: CallEvidence) -> Option | None:
         """What the fleet's book says wins here, once. What it may cost is not the book's to say."""
@@ -241,13 +230,12 @@ class Options:
 
 
 def best_option(
-    case: Case, settings: PolicySettings, may_try: Callable[[Candidate], bool], last: Container[Candidate]
+    case: Case, may_try: Callable[[Candidate], bool], last: Container[Candidate]
 ) -> Option | None:
     """The best trial that fits, if any.
 
     Args:
         case: the key.
-        settings: of the policy.
         may_try: whether a candidate is allowed at all.
         last: candidates before which others go.
 
@@ -255,12 +243,12 @@ def best_option(
         The trial; None if there is none.
     """
     (mean, spread), log_now, risk_us = case.opinion, case.log_now, case.risk_us
-    improvement = expected_improvement(log_now - mean - settings.min_gain - case.least_gain, spread)
+    improvement = expected_improvement(log_now - mean - MIN_GAIN - case.least_gain, spread)
     # What gains pay for may be a long shot; nothing else may.
     is_likely = (odds_above(log_now - mean, spread) >= case.least_odds) | (risk_us < case.gained_us)
     # Where that is doubtful the budget decides: what nobody looks at is never learned of.
-    is_sane = mean - spread - log_now <= math.log(settings.catastrophic_ratio)
-    fits = (improvement >= settings.worthwhile) & is_likely & is_sane & (risk_us <= case.room_us)
+    is_sane = mean - spread - log_now <= LOG_CATASTROPHE
+    fits = (improvement >= WORTHWHILE) & is_likely & is_sane & (risk_us <= case.room_us)
     order = [int(index) for index in np.argsort(-improvement) if fits[index]]
     for index in sorted(order, key=lambda index: case.options[index] in last):
         if may_try(case.options[index]):
@@ -316,18 +304,15 @@ class TrialVerdict(Enum):
     tie = "tie"
 
 
-def judge(
-    evidence: CallEvidence, state: KeyState, settings: PolicySettings, *, leads: bool = False
-) -> tuple[TrialVerdict, float, float]:
+def judge(evidence: CallEvidence, state: KeyState, *, leads: bool = False) -> tuple[TrialVerdict, float, float]:
     """TrialVerdict on the trial of a key, or on its lead, against its incumbent; always-valid.
 
     What earlier jobs measured may keep a lead, but only what this job measures promotes anything. The error levels of
-    all that is tried at a key sum to `settings.false_promotion`.
+    all that is tried at a key sum to FALSE_PROMOTION.
 
     Args:
         evidence: of the regime in force.
         state: the key, which has a trial or lead.
-        settings: of the policy.
         leads: whether the lead is judged.
 
     Returns:
@@ -339,9 +324,9 @@ def judge(
         return TrialVerdict.open, 0.0, math.inf
     gain, pairs, sigma = evidence.contrast(incumbent, slot)
     n_th = state.numbers.get(candidate, 1)
-    alpha = VERIFIED if leads and state.lead_is_proven else settings.false_promotion / (n_th * (n_th + 1))
+    alpha = VERIFIED if leads and state.lead_is_proven else FALSE_PROMOTION / (n_th * (n_th + 1))
     half = radius(pairs, sigma, alpha)
-    if gain > max(half, settings.min_gain):
+    if gain > max(half, MIN_GAIN):
         shown, pairs, sigma = evidence.nearby(incumbent, slot)
         if shown > radius(pairs, sigma, max(alpha, VERIFIED)):
             return TrialVerdict.better, gain, half
@@ -349,10 +334,10 @@ def judge(
         believed, _ = _weighed(state.lead_hope, evidence, incumbent, slot)
         return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half
     hoped, std = _weighed(state.hope, evidence, evidence.find(state.index, state.usual), slot)
-    if expected_gain(hoped - settings.min_gain, std) < WORTH_GOING_ON:
+    if expected_gain(hoped - MIN_GAIN, std) < WORTH_GOING_ON:
         return TrialVerdict.not_better, gain, half
     if evidence.units(slot) >= state.trial_until_units:
-        return TrialVerdict.tie if hoped > settings.min_gain else TrialVerdict.not_better, gain, half
+        return TrialVerdict.tie if hoped > MIN_GAIN else TrialVerdict.not_better, gain, half
     return TrialVerdict.open, gain, half
 
 

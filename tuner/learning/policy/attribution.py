@@ -15,7 +15,7 @@ from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
 from zerotune.tuner.learning.policy.observations import KEPT, Calls, grouped
-from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget
 from zerotune.tuner.learning.policy.step_effects import ENOUGH
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints
@@ -49,7 +49,6 @@ class Attribution:
     Args:
         budget: is charged with what exploration costs.
         surrogate: has the keys, and the evidence of the regime in force.
-        catastrophic_ratio: times the incumbent's time from which on a setting is a catastrophe.
         on_catastrophe: is told of each: key, setting and how many times the incumbent's time it takes.
     """
 
@@ -57,12 +56,10 @@ class Attribution:
         self,
         budget: Budget,
         surrogate: Surrogate,
-        catastrophic_ratio: float,
         on_catastrophe: Callable[[KeyState, Candidate, float], None],
     ) -> None:
         self._budget = budget
         self._surrogate = surrogate
-        self._log_catastrophe = math.log(catastrophic_ratio)
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
         self._means = StepMeans()
@@ -132,7 +129,7 @@ class Attribution:
         evidence = self._surrogate.evidence
         second = np.flatnonzero(evidence.n_calls[slots] == 1)
         if len(second):
-            fell = evidence.centre(slots[second]) - logs[second] > self._log_catastrophe
+            fell = evidence.centre(slots[second]) - logs[second] > LOG_CATASTROPHE
             evidence.forget(slots[second[fell]])
 
     def shift(self, calls: Calls, steps: Ints, is_trial: Flags) -> float | None:
@@ -158,7 +155,7 @@ class Attribution:
         of_usual = ~is_trial[keys][of]
         if of_usual.any():
             self._n_usual += int(np.count_nonzero(of_usual))
-            self._n_slow += int(np.count_nonzero(deviation[of_usual] > self._log_catastrophe))
+            self._n_slow += int(np.count_nonzero(deviation[of_usual] > LOG_CATASTROPHE))
             self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > 1.0
 
         def sigma(of_keys: Ints) -> Floats:
@@ -233,7 +230,7 @@ class Attribution:
         self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us[first]).sum()))
         says[known] = ~is_new | (excess <= 0.0)
         # Nothing is ten times as slow by itself, but less than that may be the setting's own doing.
-        may_be_slow = is_new & (excess > self._log_catastrophe) & (excess <= math.log(ABSURD))
+        may_be_slow = is_new & (excess > LOG_CATASTROPHE) & (excess <= math.log(ABSURD))
         self.doubted |= {*slots[may_be_slow].tolist()}
         here = says[known]
         says[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here]))
@@ -299,7 +296,7 @@ class Attribution:
         for slot in tried:
             here = np.flatnonzero(slots == slot)
             ratio = float(np.sort(excess[here])[(len(here) - 1) // 2])
-            if ratio <= self._log_catastrophe:
+            if ratio <= LOG_CATASTROPHE:
                 self.doubted.discard(slot)
                 continue
             was_sane = bool(evidence.n_units[slot] >= CONFIRMED)

@@ -14,7 +14,6 @@ looked at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
@@ -27,7 +26,6 @@ from zerotune.tuner.learning.policy.acquisition import (
     MAX_TRIAL_UNITS,
     Option,
     Options,
-    PolicySettings,
     TrialVerdict,
     comparison,
     judge,
@@ -36,7 +34,7 @@ from zerotune.tuner.learning.policy.acquisition import (
 from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget, Price, Withdrawal
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, Price, Withdrawal
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 
 INCUMBENT_EVERY: Final = 12
@@ -170,19 +168,17 @@ class Policy:
 
     def __init__(
         self,
-        settings: PolicySettings,
         surrogate: Surrogate,
         budget: Budget,
         memory: MemoryGate,
         report: Callable[[Event], None],
     ) -> None:
-        self.settings = settings
         self.surrogate = surrogate
         self.budget = budget
         self.memory = memory
         self._report = report
-        self.price = Price(Withdrawal(settings.steps_per_window))
-        self.options = Options(settings, surrogate, budget, memory, self.price)
+        self.price = Price(Withdrawal())
+        self.options = Options(surrogate, budget, memory, self.price)
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
         self.trials: dict[int, KeyState] = {}
@@ -422,7 +418,7 @@ class Policy:
         candidate = state.lead if leads else state.trial
         if candidate is None or state.index in self._shown:
             return
-        verdict, gain, half = judge(self.evidence, state, self.settings, leads=leads)
+        verdict, gain, half = judge(self.evidence, state, leads=leads)
         if verdict is TrialVerdict.better and self.may_promote:
             if not leads:
                 self.end_trial(state)
@@ -488,7 +484,7 @@ class Policy:
     def _has_twin(self, state: KeyState, option: Option) -> bool:
         """Whether what might be a catastrophe is on trial already at about this size: it would be slow here, too."""
         gain, std = option.hope
-        return UNLUCKY_Z * std - gain > math.log(self.settings.catastrophic_ratio) and any(
+        return UNLUCKY_Z * std - gain > LOG_CATASTROPHE and any(
             other.trial == option.candidate
             and other.key.communicator == state.key.communicator
             and abs(other.key.size_class - state.key.size_class) <= 2 * SIZE_CLASSES_PER_OCTAVE

@@ -37,6 +37,7 @@ from zerotune.store.records import (
     size_class_floor,
 )
 from zerotune.tuner.learning.policy.keys import Family, KeyState
+from zerotune.tuner.learning.policy.observations import MIN_GAIN
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import cell_of
 
@@ -202,10 +203,9 @@ FREE: Final = "memory became free: larger messages are expected"
 class Ahead:
     """Makes the rows anew when memory or the keys have changed; `rows` are those that hold now."""
 
-    def __init__(self, memory: MemoryGate, surrogate: Surrogate, min_gain: float, *, may_try: bool = True) -> None:
+    def __init__(self, memory: MemoryGate, surrogate: Surrogate, *, may_try: bool = True) -> None:
         self._memory = memory
         self._surrogate = surrogate
-        self._min_gain = min_gain
         self._may_try = may_try
         """Whether what is only predicted to be faster may run."""
         self._made_for: tuple[object, ...] = ()
@@ -267,7 +267,7 @@ class Ahead:
         for state in self._largest:
             first = state.key.size_class + 1
             settings = (
-                (one, state.usual if self._gain(state, one) > self._min_gain else BASELINE)
+                (one, state.usual if self._gain(state, one) > MIN_GAIN else BASELINE)
                 for one in range(first, first + OCTAVES_AHEAD * SIZE_CLASSES_PER_OCTAVE)
             )
             yield from _rows(_place(state.key), settings, FREE)

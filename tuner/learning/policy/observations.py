@@ -37,6 +37,8 @@ DEPTH: Final = 64
 SHARED_VARIANCE: Final = 3.0
 SHARED_REACH: Final = 0.95
 """What neighbouring steps share then, beside what each has of its own (1), and its correlation from step to step."""
+MIN_GAIN: Final = 0.005
+"""Less (log) is not worth having."""
 _MIXTURE: Final = 0.5
 """Of the confidence sequence: tightest near six pairs, where most promotions are decided."""
 _NOBODY: Final = -1

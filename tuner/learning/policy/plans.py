@@ -60,13 +60,11 @@ class Plans:
 
     Args:
         withdrawal: learns how long plans are on their way.
-        window_steps: training steps that a plan runs before the next one may replace it.
         surrogate: has the keys, and the evidence of the regime in force.
     """
 
-    def __init__(self, withdrawal: Withdrawal, window_steps: int, surrogate: Surrogate) -> None:
+    def __init__(self, withdrawal: Withdrawal, surrogate: Surrogate) -> None:
         self._withdrawal = withdrawal
-        self._window_steps = window_steps
         self._surrogate = surrogate
         self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
         self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0))
@@ -183,7 +181,7 @@ class Plans:
         """Whether the next plan may replace the one in force."""
         if self._offered is not None and not self._is_overdue(step):
             return False
-        return self._steps_in_epoch >= self._window_steps and step != self._planned_at_step
+        return self._steps_in_epoch > 0 and step != self._planned_at_step
 
     def plan_at(self, step: int) -> None:
         """A plan is thought of; what should have been adopted long ago is waited for no longer."""

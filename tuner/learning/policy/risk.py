@@ -17,6 +17,9 @@ from zerotune.tuner.learning.policy.keys import KeyState, Traffic
 from zerotune.tuner.learning.policy.observations import AT_ONCE, KEPT, CallEvidence, Columns
 from zerotune.tuner.modeling.features import Floats, Ints
 
+CATASTROPHIC_RATIO: Final = 2.0
+"""What takes so many times as long as the incumbent is a catastrophe: not tried again."""
+LOG_CATASTROPHE: Final = math.log(CATASTROPHIC_RATIO)
 PAID_WITHIN: Final = 20.0
 """What this many more steps will save counts as saved."""
 
@@ -187,13 +190,9 @@ class Withdrawal:
     CallEvidence comes in reports of a second or less; with short steps that is hundreds of them. A setting that
     turns out to be slow has run for a whole report before that is known, and goes on until all ranks have
     adopted the next plan.
-
-    Args:
-        least_steps: never believe in fewer.
     """
 
-    def __init__(self, least_steps: float) -> None:
-        self._least_steps = least_steps
+    def __init__(self) -> None:
         self._known_step: int | None = None
         self._n_fresh = 0
         self._report_steps = 0.0
@@ -228,7 +227,7 @@ class Withdrawal:
         response = self._response_steps
         if response is None:
             response = UNSEEN_RESPONSE * self._report_steps
-        return max(self._least_steps, self._report_steps + response - 1.0)
+        return max(1.0, self._report_steps + response - 1.0)
 
     def observed(self, first_step: int, last_step: int) -> None:
         """Measurements of these steps came in."""

@@ -21,6 +21,7 @@ from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import Column, KeyState
 from zerotune.tuner.learning.policy.observations import AT_ONCE
 from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
+from zerotune.tuner.learning.policy.risk import CATASTROPHIC_RATIO
 from zerotune.tuner.learning.policy.step_effects import (
     HORIZON_STEPS,
     LEAST_EFFECT,
@@ -39,8 +40,8 @@ MOST_LOST: Final = 0.1
 """What may slow a step down by a larger share, by the 90 % bound of what calls may take, is not tried."""
 FEW_STEPS: Final = 4.0
 """Where what runs can be withdrawn within this many steps, variants may run settings that were never measured."""
-SLOWER: Final = (1.3, 2.0)
-"""By what factors calls may take longer, for what their channels are worth to computation; more is a catastrophe."""
+SLOWER: Final = (1.3, CATASTROPHIC_RATIO)
+"""By what factors calls may take longer, for what their channels are worth to computation."""
 WINDOW_STEPS: Final = 2
 ARM: Final = NEVER_STEP
 """Name of the variant in the regression: no slot has it."""
@@ -244,7 +245,7 @@ class Variants:
         """What steps with the variant took longer, by their median: a checkpoint is not its doing."""
         typical_us = median_low(self._on_us)
         if len(self._on_us) == 1:
-            typical_us = min(typical_us, self._policy.settings.catastrophic_ratio * self._usual_us)
+            typical_us = min(typical_us, CATASTROPHIC_RATIO * self._usual_us)
         cost_us = len(self._on_us) * max(0.0, typical_us - self._usual_us)
         self._policy.budget.spend(cost_us - self._charged_us)
         self._charged_us = cost_us
