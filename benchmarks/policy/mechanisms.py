@@ -38,9 +38,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "odds_but_0.4": ((acquisition, "UNPAID_ODDS", 0.4),),
     "odds_but_a_half": ((acquisition, "UNPAID_ODDS", 0.5),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),
-    "kernel_structure": (
-        (surrogate, "KERNEL", Kernel(by_all=0.0, by_protocol=0.0, by_cell=0.0, by_near_channels=0.0, own=1.0)),
-    ),
+    "kernel_structure": ((surrogate, "KERNEL", Kernel(by_cell=0.0, by_others=0.0, own=1.0)),),
 }
 """By name: (object or module, attribute, what stands in for it)."""
 

@@ -37,7 +37,8 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy import memory
-from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, PROMISE_READINGS, MemoryGate
+from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, MemoryGate
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS
 
 MIB = 1 << 20
 BOXES = CommunicatorClass(16, 16)
@@ -297,7 +298,7 @@ def test_what_fits_alone_does_not_fit_beside_what_is_to_be_connected() -> None:
     gate.promise(TREE, BOXES)
     assert gate.allows(TREE, BOXES)
     assert not gate.allows(PAT, BOXES)
-    for _ in range(PROMISE_READINGS):
+    for _ in range(HORIZON_STEPS):
         gate.heard(0.5)
     assert gate.allows(PAT, BOXES), "the trial ended before it ran"
     gate.promise(TREE, BOXES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotune.tuner.learning.policy.acquisition import MAX_TRIAL_UNITS
+from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS
 from zerotune.tuner.learning.policy.choice import INCUMBENT_EVERY, Allocation
 
 N_WINDOWS = 60
@@ -86,5 +86,5 @@ def test_what_earlier_jobs_proved_is_verified_at_once(turns: Allocation) -> None
         turns.take(is_overspent=False)
         ran.append(turns.is_leads(0))
         assert not turns.explored().any()
-    assert sum(ran[:MAX_TRIAL_UNITS]) == MAX_TRIAL_UNITS // 2
-    assert sum(ran[MAX_TRIAL_UNITS:]) >= (1 - 1 / INCUMBENT_EVERY) * (N_WINDOWS - MAX_TRIAL_UNITS) - 1
+    assert sum(ran[:TRIAL_STEPS]) == TRIAL_STEPS // 2
+    assert sum(ran[TRIAL_STEPS:]) >= (1 - 1 / INCUMBENT_EVERY) * (N_WINDOWS - TRIAL_STEPS) - 1

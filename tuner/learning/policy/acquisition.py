@@ -17,7 +17,7 @@ import numpy as np
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import MIN_GAIN, CallEvidence, radius
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, radius
 from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement, odds_above
 from zerotune.tuner.modeling.features import Floats, cell_of
@@ -94,9 +94,8 @@ CANARY_HOPE: Final = 0.1
 """What is hoped for of a canary (log) at most, and its doubt at least: one call measured here weighs more."""
 
 CANARY_RATIO: Final = 50.0
-CANARY_STEPS: Final = 100
 """Until a book's algorithm and protocol went well somewhere in this job, they are tried where they would cost, were
-they CANARY_RATIO times slower, what so many steps earn the budget at most: at small messages first.
+they so many times slower, what HORIZON_STEPS earn the budget at most: at small messages first.
 """
 
 
@@ -177,7 +176,7 @@ class Options:
         if candidate not in case.options or candidate in state.numbers or not self.may_try(state, candidate):
             return None
         risk_us = float(case.risk_us[case.options.index(candidate)])
-        lent_us = CANARY_STEPS * self._budget.fraction * self._budget.training_us / max(1, self._budget.n_steps)
+        lent_us = HORIZON_STEPS * self._budget.fraction * self._budget.training_us / max(1, self._budget.n_steps)
         went_well = (*state.family, *cell_of(candidate)) in self._canaries.went_well
         worst_us = 0.0 if went_well else CANARY_RATIO * case.usual_us * case.charged_calls
         if worst_us > max(lent_us, case.room_us) or not risk_us <= case.room_us:
@@ -281,9 +280,10 @@ def saved(gain: float) -> str:
     return f"{-100.0 * math.expm1(-gain):.1f} %"
 
 
-MAX_TRIAL_UNITS: Final = 8
+TRIAL_STEPS: Final = 8
 """A trial that is still open after this many more steps of evidence is a tie: others come first now. What is probably
-faster leads from then on and so goes on being measured; what is not is tried again once it looks better.
+faster leads from then on and so goes on being measured; what is not is tried again once it looks better. A key with
+nothing to try is looked at again after as many steps.
 """
 VERIFIED: Final = 0.2
 """Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""

@@ -15,7 +15,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.tuner.learning.policy.observations import CallEvidence, Columns
+from zerotune.tuner.learning.knowledge import RERUN_STD
+from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, CallEvidence, Columns
 from zerotune.tuner.modeling.features import Floats, Ints
 
 ALLOWANCE: Final = 0.75
@@ -28,13 +29,8 @@ CLIP: Final = 4.0
 MIN_SHIFT: Final = 0.03
 """Shifts (log) below this are drift: followed by the running means, not called a change."""
 MOST_ALIKE: Final = 0.97
-ALIKE_MEMORY: Final = 100.0
-"""Steps after which what neighbours had in common fades, first of all the opinion that it is nil."""
 MAX_REGIMES: Final = 8
 """Networks that are remembered, the one in force included."""
-MATCH_CALLS: Final = 6
-MATCH_WITHIN: Final = 0.08
-"""A network is an older one again where the same settings take the same within MATCH_WITHIN (log)."""
 
 
 class ChangeDetector(Columns):
@@ -103,7 +99,7 @@ class StepMeans(Columns):
         self._sum = np.zeros(0)
         self._last = np.zeros(0)
         """The unit before, standardised; 0 where there is none."""
-        self._same, self._all = 0.0, ALIKE_MEMORY
+        self._same, self._all = 0.0, float(HORIZON_STEPS)
         self._square, self._weight = 0.0, CLIP
         """Sum of squares of steps of all keys together, and the weight of them and of a first guess."""
 
@@ -146,7 +142,7 @@ class StepMeans(Columns):
         n_keys = len(units.keys)
         pooled = float(units.new.sum()) / math.sqrt(n_keys)
         variance = max(1.0, (CLIP * n_keys + self._square) / self._weight)  # at first as if all said the same
-        kept = 1.0 - 1.0 / ALIKE_MEMORY
+        kept = 1.0 - 1.0 / HORIZON_STEPS
         self._square = kept * self._square + min(pooled**2, CLIP**2 * variance)
         self._weight = CLIP + kept * (self._weight - CLIP) + 1.0
         every = (TOGETHER, pooled / math.sqrt(variance), units.deviation.mean())
@@ -158,7 +154,7 @@ class StepMeans(Columns):
         if known.any():
             # A change of the network would look like correlation, too, and hide itself: what is far off counts less.
             one, other = (np.clip(both[known], -0.5 * CLIP, 0.5 * CLIP) for both in (units, before))
-            kept = 1.0 - 1.0 / ALIKE_MEMORY
+            kept = 1.0 - 1.0 / HORIZON_STEPS
             self._same = kept * self._same + float(np.mean(one * other))
             self._all = kept * self._all + float(np.mean(0.5 * (one**2 + other**2)))
         return new
@@ -201,16 +197,16 @@ class Regimes:
         current = self.evidence
         slots = np.flatnonzero(current.n_calls[: len(current)])
         n_calls = int(current.n_calls[slots].sum())
-        self._settling = n_calls < 8 * MATCH_CALLS
-        for older in reversed(self._all[:-1]) if n_calls >= MATCH_CALLS else ():
+        self._settling = n_calls < 16 * ENOUGH
+        for older in reversed(self._all[:-1]) if n_calls >= 2 * ENOUGH else ():
             found = [older.find(int(current.key[slot]), current.candidates[slot]) for slot in slots.tolist()]
             is_known = [one is not None and older.n_units[one] > 0 for one in found]
             if not any(is_known):
                 continue
             there = np.array([one for one, known in zip(found, is_known, strict=True) if known], np.int64)
             gaps = np.abs(current.centre(slots[is_known]) - older.centre(there))
-            within = min(MATCH_WITHIN, 0.5 * abs(self._shift))  # nearer than to what was just left
-            if float(np.median(gaps)) < within and float(np.mean(gaps)) < 2.0 * MATCH_WITHIN:
+            within = min(2.0 * RERUN_STD, 0.5 * abs(self._shift))  # nearer than to what was just left
+            if float(np.median(gaps)) < within and float(np.mean(gaps)) < 4.0 * RERUN_STD:
                 self._all = [one for one in self._all[:-1] if one is not older] + [older]
                 self._settling = False
                 return True

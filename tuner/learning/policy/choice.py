@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.policy.acquisition import (
-    MAX_TRIAL_UNITS,
+    TRIAL_STEPS,
     Option,
     Options,
     TrialVerdict,
@@ -100,7 +100,7 @@ class Allocation(Columns):
     def begin_lead(self, index: int, *, is_proven: bool) -> None:
         """A lead from now on, which earlier jobs proved or not."""
         self._has_lead[index], self._is_proven[index] = True, is_proven
-        self._n_waited[index] = -MAX_TRIAL_UNITS if is_proven else 0
+        self._n_waited[index] = -TRIAL_STEPS if is_proven else 0
         self._changed.add(index)
 
     def end_lead(self, index: int) -> None:
@@ -145,8 +145,6 @@ PROVEN_HOPE: Final = (0.03, 0.03)
 """Gain (log) of what earlier jobs proved, and its standard deviation: the network may be another by now."""
 UNLUCKY_Z: Final = 2.33
 """One trial in a hundred is slower than predicted by more standard deviations."""
-RETRY_STEPS: Final = 8
-"""Steps before a key whose trials did not fit the budget, or had nothing to offer, is looked at again."""
 LEADS: Final = "; it runs in most steps until that is known"
 NEVER_STEP: Final = 2**62
 NOT_OFFERED: Final = "NCCL does not offer it here"
@@ -309,7 +307,7 @@ class Policy:
         state.retired.pop(candidate, None)
         state.trial, state.trial_reason = candidate, option.reason
         state.hope, state.risk_us = option.hope, option.risk_us
-        state.trial_until_units = MAX_TRIAL_UNITS + (self.evidence.units(slot) if slot is not None else 0.0)
+        state.trial_until_units = TRIAL_STEPS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
         self._allocation.begin_trial(state.index)
@@ -466,7 +464,7 @@ class Policy:
                     picked.append((state, found))
                 elif not canaries_only:
                     self._n_in_vain += 1
-                    state.quiet_until = step + max(RETRY_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
+                    state.quiet_until = step + max(TRIAL_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
         if picked or self.trials or canaries_only:
             self._n_in_vain = 0
         self.has_settled = self._n_in_vain >= len(states)

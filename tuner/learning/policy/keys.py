@@ -29,7 +29,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.tuner.learning.knowledge import MIDDLING_BYTES, Knowledge
-from zerotune.tuner.learning.policy.observations import AT_ONCE, Columns
+from zerotune.tuner.learning.policy.observations import AT_ONCE, ENOUGH, Columns
 from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints, cell_of, key_codes, key_of, size_classes
 
@@ -68,7 +68,7 @@ class Field:
 Family = tuple[CommunicatorClass, Collective]
 """Keys of one family differ by phase and message size only."""
 
-MOST_CHANNELS: Final = CHANNEL_LADDER[-1]
+MOST_CHANNELS: Final = max(CHANNEL_LADDER)
 NO_HOPE: Final = (0.0, math.inf)
 """Nothing is known of a lead but what this job measures."""
 
@@ -185,9 +185,8 @@ class KeyState:
 
 MAX_KEYS: Final = 4000
 """Rows a plan table holds, with some to spare."""
-MISSED_GAPS: Final = 3.0
-"""A key that was not called for this many times as long as usual is not expected any more."""
 LEAST_IDLE_STEPS: Final = 20
+"""A key that was not called for ENOUGH times as long as usual, and for so many steps, is not expected any more."""
 
 
 class Traffic(NamedTuple):
@@ -271,7 +270,7 @@ class KeyTable(Columns):
         return Traffic(
             per_step=n_calls / n_steps,
             at_once=np.maximum(n_calls / n_called, 1.0),
-            is_expected=idle_steps <= np.maximum(MISSED_GAPS * usual_gap, LEAST_IDLE_STEPS),
+            is_expected=idle_steps <= np.maximum(ENOUGH * usual_gap, LEAST_IDLE_STEPS),
         )
 
     def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> None:

@@ -37,7 +37,7 @@ from zerotune.store.records import (
     size_class_floor,
 )
 from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import MIN_GAIN
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import cell_of
 
@@ -45,8 +45,6 @@ RELEASE: Final = 0.02
 """Memory counts as short until the pressure is so far below the threshold: no flapping at its edge."""
 DROP: Final = 0.1
 """Fall of the pressure below its recent peak after which larger messages are expected."""
-PROMISE_READINGS: Final = 100
-"""What was to be connected and has not run for this many readings of the pressure is not waited for."""
 MORE_CHANNELS_GAIN: Final = 0.01
 """What more channels must gain (log) beyond what any change must, while memory is short."""
 USUAL_CHANNELS: Final = 16
@@ -70,7 +68,7 @@ class MemoryGate:
         self._connected: dict[CommunicatorClass, dict[Algorithm, int]] = {}
         self._heard: set[int] = set()
         self._promised: dict[tuple[CommunicatorClass, Algorithm], int] = {}
-        """What is to be connected soon, and the reading by which it has run."""
+        """What is to be connected soon, and the reading of the pressure from which on it is not waited for."""
         self._n_readings = 0
         self.is_short = False
         """Whether nothing new may be connected."""
@@ -155,7 +153,7 @@ class MemoryGate:
     def promise(self, candidate: Candidate, communicator: CommunicatorClass) -> None:
         """`candidate` runs from the next plan on: what it connects is no longer free for others."""
         if candidate.algorithm is not None and not self.is_connected(candidate, communicator):
-            self._promised[communicator, candidate.algorithm] = self._n_readings + PROMISE_READINGS
+            self._promised[communicator, candidate.algorithm] = self._n_readings + HORIZON_STEPS
 
     @property
     def is_overbooked(self) -> bool:

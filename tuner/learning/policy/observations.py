@@ -24,6 +24,10 @@ AT_ONCE: Final = 48
 """Settings, keys or sizes that one look deals with at most, as others may wait for the next: bounds its time."""
 KEPT: Final = 1024
 """Of what waits for its counterpart, or may be asked for again: bounds memory."""
+ENOUGH: Final = 3
+"""So many observations say what is usual; so many in a row are no accident."""
+HORIZON_STEPS: Final = 100
+"""What steps of so long ago said is asked anew; who waits, waits no longer; a cooldown lasts as long at first."""
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise (log) before anything is known, and how many units that opinion weighs."""
@@ -41,8 +45,6 @@ MIN_GAIN: Final = 0.005
 """Less (log) is not worth having."""
 _MIXTURE: Final = 0.5
 """Of the confidence sequence: tightest near six pairs, where most promotions are decided."""
-_NOBODY: Final = -1
-"""The slot of units that are forgotten."""
 
 
 class Columns:
@@ -133,7 +135,7 @@ class UnitHistory(Columns):
 
     def forget(self, keys: Ints, slots: Ints) -> None:
         """What these slots (one of each key) measured so far is compared with nothing."""
-        self._slots[keys] = np.where(self._slots[keys] == slots[:, None], _NOBODY, self._slots[keys])
+        self._slots[keys] = np.where(self._slots[keys] == slots[:, None], -1, self._slots[keys])
 
     def of(self, key: int) -> Units:
         """The newest units of one key."""

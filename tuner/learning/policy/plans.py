@@ -20,8 +20,6 @@ from zerotune.tuner.modeling.features import Ints
 
 KEPT_EPOCHS: Final = 64
 PLAN_EXPIRES_AFTER: Final = 1000
-TRIAL_EXPIRES_AFTER: Final = 1
-"""What is on trial must not run unwatched."""
 
 
 class Variant(NamedTuple):
@@ -228,8 +226,8 @@ def ending_by_itself(entry: PlanInForce, after: PlanInForce, keys: Sequence[int]
 
 
 def lasts_for(*, has_trial: bool) -> int:
-    """Boundaries for which a plan outlives its daemon."""
-    return TRIAL_EXPIRES_AFTER if has_trial else PLAN_EXPIRES_AFTER
+    """Boundaries for which a plan outlives its daemon: what is on trial must not run unwatched."""
+    return 1 if has_trial else PLAN_EXPIRES_AFTER
 
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:

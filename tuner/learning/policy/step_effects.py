@@ -18,16 +18,12 @@ from typing import Final
 import numpy as np
 
 from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
-from zerotune.tuner.learning.policy.observations import KEPT
+from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, KEPT
 from zerotune.tuner.learning.policy.risk import LEARNED
 from zerotune.tuner.modeling.features import Floats, Ints
 
-ENOUGH: Final = 3
-"""So many observations say what is usual; so many in a row are no accident."""
 RECENT_STEPS: Final = 32
 """Newest steps, which say how long one takes now; an experiment lasts no longer."""
-HORIZON_STEPS: Final = 100
-"""What steps of so long ago said is asked anew; who waits, waits no longer; a cooldown lasts as long at first."""
 LEAST_EFFECT: Final = 0.004
 """Less (log) is not worth asking, and steps are believed to scatter by no less."""
 PROVEN: Final = 3.3

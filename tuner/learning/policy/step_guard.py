@@ -22,10 +22,9 @@ from zerotune.store.records import StepRecord
 from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
 from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
+from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.step_effects import (
-    ENOUGH,
-    HORIZON_STEPS,
     LEAST_DRIFT,
     LEAST_EFFECT,
     MOST_EFFECTS,

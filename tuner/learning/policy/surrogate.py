@@ -29,20 +29,18 @@ from zerotune.tuner.modeling.matern import matern
 
 @dataclass(frozen=True)
 class Kernel:
-    """How errors of the starting guess hang together. The first five are shares of its variance.
+    """How errors of the starting guess hang together. The first three are shares of its variance.
 
     What NCCL chooses is what it believes best, so its guess is among the most flattering. If much of that error were
     taken to be about all cells, those that nobody has tried would pass for slow, too, and never be tried.
     """
 
-    by_all: float = 0.10
-    by_protocol: float = 0.10
     by_cell: float = 0.60
-    by_near_channels: float = 0.10
-    """Neighbouring channel counts of a cell at neighbouring sizes."""
+    by_others: float = 0.10
+    """Of each: all settings, those of a protocol, and neighbouring channel counts of a cell."""
     own: float = 0.02
     octaves: float = 3.0
-    channel_octaves: float = 1.5
+    """By which sizes differ until that fades; twice as many for what fills a link, half as many of channels."""
     across_collectives: float = 0.5
     """A cell that is slow in one collective is not surely slow in another."""
     fill: float = 0.15
@@ -50,7 +48,6 @@ class Kernel:
     added for the bandwidth part, and once more for those of one cell: what is wrong at one count is wrong at all lower
     ones.
     """
-    fill_octaves: float = 6.0
 
 
 KERNEL: Final = Kernel()
@@ -86,11 +83,11 @@ def covariance(first: Floats, second: Floats) -> Floats:
     same_protocol = equal(Column.protocol)
     same_cell = same_protocol & equal(Column.algorithm)
     near = matern(sizes / KERNEL.octaves)
-    shared: Floats = (KERNEL.by_cell * same_cell + KERNEL.by_protocol * same_protocol + KERNEL.by_all) * near
-    shared += KERNEL.by_near_channels * same_cell * near * matern(channels / KERNEL.channel_octaves)
+    shared: Floats = (KERNEL.by_cell * same_cell + KERNEL.by_others * same_protocol + KERNEL.by_others) * near
+    shared += KERNEL.by_others * same_cell * near * matern(channels / (0.5 * KERNEL.octaves))
     fill = np.multiply.outer(first[:, Column.transfer_share], second[:, Column.transfer_share])
     fill *= np.minimum.outer(first[:, Column.octaves_fewer], second[:, Column.octaves_fewer])
-    shared += KERNEL.fill * (1.0 + same_cell) * fill * matern(sizes / KERNEL.fill_octaves)
+    shared += KERNEL.fill * (1.0 + same_cell) * fill * matern(sizes / (2.0 * KERNEL.octaves))
     shared *= np.where(equal(Column.collective), 1.0, KERNEL.across_collectives)
     shared += KERNEL.own * (same_cell & (channels == 0) & equal(Column.key))
     return shared
@@ -99,7 +96,7 @@ def covariance(first: Floats, second: Floats) -> Floats:
 def variance_of(rows: Floats) -> Floats:
     """The diagonal of `covariance`."""
     fill = 2.0 * KERNEL.fill * rows[:, Column.octaves_fewer] * rows[:, Column.transfer_share] ** 2
-    constant = KERNEL.by_all + KERNEL.by_protocol + KERNEL.by_cell + KERNEL.by_near_channels + KERNEL.own
+    constant = KERNEL.by_others + KERNEL.by_others + KERNEL.by_cell + KERNEL.by_others + KERNEL.own
     variance: Floats = fill + constant
     return variance
 

@@ -19,11 +19,10 @@ from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.acquisition import Z_90, comparison, saved
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import Column, KeyState
-from zerotune.tuner.learning.policy.observations import AT_ONCE
+from zerotune.tuner.learning.policy.observations import AT_ONCE, HORIZON_STEPS
 from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
-from zerotune.tuner.learning.policy.risk import CATASTROPHIC_RATIO
+from zerotune.tuner.learning.policy.risk import CATASTROPHIC_RATIO, FIRST_LOOK_STEPS
 from zerotune.tuner.learning.policy.step_effects import (
-    HORIZON_STEPS,
     LEAST_EFFECT,
     ONE_IN_TEN,
     PROVEN,
@@ -38,8 +37,6 @@ SETTLED_STEPS: Final = 20
 """Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 MOST_LOST: Final = 0.1
 """What may slow a step down by a larger share, by the 90 % bound of what calls may take, is not tried."""
-FEW_STEPS: Final = 4.0
-"""Where what runs can be withdrawn within this many steps, variants may run settings that were never measured."""
 SLOWER: Final = (1.3, CATASTROPHIC_RATIO)
 """By what factors calls may take longer, for what their channels are worth to computation."""
 WINDOW_STEPS: Final = 2
@@ -228,7 +225,7 @@ class Variants:
     def _may_begin(self, variant: Variant, step: int, step_us: float) -> bool:
         """Whether its turn has come, memory and budget have room for it, and no step may suffer by much."""
         price, has_measured = self._policy.price, self._policy.evidence.has_measured
-        is_short = price.withdrawal.steps <= FEW_STEPS
+        is_short = price.withdrawal.steps <= 2 * FIRST_LOOK_STEPS  # else nothing runs that was never measured
         is_known = is_short or all(has_measured(*change) for change in variant.changes.items())
         is_mild = variant.worst_us < MOST_LOST * step_us  # though all of it were waited for
         at_risk_us = 2.0 * price.withdrawal.steps * price.charged_share * variant.worst_us
