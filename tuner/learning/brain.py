@@ -295,8 +295,7 @@ class Brain(Inspection):
         if row is not None and self.memory.is_short:
             if state.lead is not None:
                 self._policy.drop(state, state.lead, row.reason, ban=False)
-            self._policy.set_incumbent(state, row.candidate, "prior", row.reason)
-            self._note(Event(state, row.candidate, "prior", row.reason))
+            self._policy.set_incumbent(Event(state, row.candidate, "prior", row.reason))
         elif row is not None and state.lead is None and not row.candidate.is_baseline:
             self._policy.lead_as_proven(state, (row.candidate, row.reason))
         self._urgent |= row is not None or state.lead_is_proven

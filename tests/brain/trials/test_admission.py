@@ -22,7 +22,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.acquisition import Case, Option, best_option
+from zerotune.tuner.learning.policy.acquisition import Case, Option
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
@@ -39,7 +39,7 @@ def _option(
     """What may begin where the only candidate is believed to be slower by so much (log), give or take `doubt`."""
     opinion = np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])
     case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), room_us, 1.0, STEPS_AT_RISK)
-    return best_option(case, lambda candidate: candidate == TRIED, ())
+    return case.best(lambda candidate: candidate == TRIED, ())
 
 
 @pytest.mark.parametrize("of_its_risk", [0.99, 1.01])
@@ -125,7 +125,7 @@ def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
         opinion = np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])
         once = np.array([0.0, once_us])
         case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), room_us, 1.0, 1.0, once_us=once)
-        return best_option(case, lambda candidate: candidate == TRIED, ())
+        return case.best(lambda candidate: candidate == TRIED, ())
 
     assert begins(0.0, 1e3) is not None
     assert begins(5e3, 1e3) is None

@@ -13,7 +13,7 @@ from benchmarks.lib.simulated.earlier_jobs import key_of
 from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
-from zerotune.tuner.learning.policy.acquisition import UNPAID_ODDS, Case, best_option, unpaid_odds
+from zerotune.tuner.learning.policy.acquisition import UNPAID_ODDS, Case, unpaid_odds
 from zerotune.tuner.learning.policy.risk import Budget
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
@@ -32,7 +32,7 @@ def _first(least_odds: float, given_up: tuple[Candidate, ...] = ()) -> Candidate
         3.0,
         least_odds,
     )
-    found = best_option(case, lambda candidate: not candidate.is_baseline, given_up)
+    found = case.best(lambda candidate: not candidate.is_baseline, given_up)
     return found.candidate if found is not None else None
 
 

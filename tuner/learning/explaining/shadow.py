@@ -13,9 +13,10 @@ import msgspec
 
 from zerotune.store.records import BASELINE, Decision, Plan
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.acquisition import Z_90, expected_gain
+from zerotune.tuner.learning.policy.acquisition import Z_90
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.surrogate import expected_improvement
 
 FIRST_SUMMARY_STEP: Final = 50
 """The first summary comes after so many steps, each further one after twice as many."""
@@ -81,7 +82,7 @@ class ShadowBrain(Brain):
         if not math.isfinite(gain):
             return None
         if tried is not None:
-            gain = expected_gain(gain, std)
+            gain = float(expected_improvement(gain, std))
         now_us = math.exp(evidence.log_us(slot))
         return -now_us * math.expm1(-gain), now_us * std
 

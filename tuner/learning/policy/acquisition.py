@@ -89,6 +89,30 @@ class Case(NamedTuple):
         mean, spread = self.opinion
         return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls + self.once_us
 
+    def best(self, may_try: Callable[[Candidate], bool], last: Container[Candidate]) -> Option | None:
+        """The best trial that fits, if any, of those that may be tried at all; `last` come after all others."""
+        (mean, spread), log_now, risk_us = self.opinion, self.log_now, self.risk_us
+        improvement = expected_improvement(log_now - mean - MIN_GAIN - self.least_gain, spread)
+        # What gains pay for may be a long shot; nothing else may.
+        is_likely = (odds_above(log_now - mean, spread) >= self.least_odds) | (risk_us < self.gained_us)
+        # Where that is doubtful the budget decides: what nobody looks at is never learned of.
+        is_sane = mean - spread - log_now <= LOG_CATASTROPHE
+        fits = (improvement >= WORTHWHILE) & is_likely & is_sane & (risk_us <= self.room_us)
+        order = [int(index) for index in np.argsort(-improvement) if fits[index]]
+        for index in sorted(order, key=lambda index: self.options[index] in last):
+            if may_try(self.options[index]):
+                log_us, std = float(mean[index]), float(spread[index])
+                low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
+                return Option(
+                    worth_us=float(improvement[index]) * self.usual_us * self.calls_per_step,
+                    risk_us=float(risk_us[index]),
+                    candidate=self.options[index],
+                    hope=(log_now - log_us, std),
+                    reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
+                    f" against {self.usual_us:.1f} us of {self.usual}",
+                )
+        return None
+
 
 CANARY_HOPE: Final = 0.1
 """What is hoped for of a canary (log) at most, and its doubt at least: one call measured here weighs more."""
@@ -165,7 +189,7 @@ class Options:
         canary = self._canary(state, case, evidence)
         if canary is not None or self.canaries_only or self._awaits_canary(state):
             return canary
-        return best_option(case, lambda one: self.may_try(state, one), state.retired)
+        return case.best(lambda one: self.may_try(state, one), state.retired)
 
     def _canary(self, state: KeyState, case: Case, evidence: CallEvidence) -> Option | None:
         """What the fleet's book says wins here, once. What it may cost is not the book's to say."""
@@ -226,42 +250,6 @@ class Options:
         place = state.key.communicator
         is_new = [not self._memory.is_connected(self.what_runs(state, option), place) for option in options]
         return self._price.connection_us * np.array(is_new, np.float64)
-
-
-def best_option(
-    case: Case, may_try: Callable[[Candidate], bool], last: Container[Candidate]
-) -> Option | None:
-    """The best trial that fits, if any.
-
-    Args:
-        case: the key.
-        may_try: whether a candidate is allowed at all.
-        last: candidates before which others go.
-
-    Returns:
-        The trial; None if there is none.
-    """
-    (mean, spread), log_now, risk_us = case.opinion, case.log_now, case.risk_us
-    improvement = expected_improvement(log_now - mean - MIN_GAIN - case.least_gain, spread)
-    # What gains pay for may be a long shot; nothing else may.
-    is_likely = (odds_above(log_now - mean, spread) >= case.least_odds) | (risk_us < case.gained_us)
-    # Where that is doubtful the budget decides: what nobody looks at is never learned of.
-    is_sane = mean - spread - log_now <= LOG_CATASTROPHE
-    fits = (improvement >= WORTHWHILE) & is_likely & is_sane & (risk_us <= case.room_us)
-    order = [int(index) for index in np.argsort(-improvement) if fits[index]]
-    for index in sorted(order, key=lambda index: case.options[index] in last):
-        if may_try(case.options[index]):
-            log_us, std = float(mean[index]), float(spread[index])
-            low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
-            return Option(
-                worth_us=float(improvement[index]) * case.usual_us * case.calls_per_step,
-                risk_us=float(risk_us[index]),
-                candidate=case.options[index],
-                hope=(log_now - log_us, std),
-                reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
-                f" against {case.usual_us:.1f} us of {case.usual}",
-            )
-    return None
 
 
 Z_90: Final = 1.645
@@ -334,7 +322,7 @@ def judge(evidence: CallEvidence, state: KeyState, *, leads: bool = False) -> tu
         believed, _ = _weighed(state.lead_hope, evidence, incumbent, slot)
         return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half
     hoped, std = _weighed(state.hope, evidence, evidence.find(state.index, state.usual), slot)
-    if expected_gain(hoped - MIN_GAIN, std) < WORTH_GOING_ON:
+    if expected_improvement(hoped - MIN_GAIN, std) < WORTH_GOING_ON:
         return TrialVerdict.not_better, gain, half
     if evidence.units(slot) >= state.trial_until_units:
         return TrialVerdict.tie if hoped > MIN_GAIN else TrialVerdict.not_better, gain, half
@@ -354,10 +342,3 @@ def _weighed(
     variance = sigma**2 / pairs
     weight = 1.0 / std**2 + 1.0 / variance
     return (hoped / std**2 + measured / variance) / weight, 1.0 / math.sqrt(weight)
-
-
-def expected_gain(edge: float, std: float) -> float:
-    """E[max(0, edge + std * normal)]."""
-    scaled = edge / std
-    density = math.exp(-0.5 * scaled**2) / math.sqrt(2.0 * math.pi)
-    return edge * 0.5 * math.erfc(-scaled / math.sqrt(2.0)) + std * density

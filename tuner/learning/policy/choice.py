@@ -348,18 +348,12 @@ class Policy:
         self.leads.pop(state.index, None)
         self._allocation.end_lead(state.index)
 
-    def set_incumbent(self, state: KeyState, candidate: Candidate, kind: str, reason: str) -> None:
-        """Set what runs at a key from the next window on when nothing is on trial.
-
-        Args:
-            state: the key.
-            candidate: the new incumbent.
-            kind: as `Decision.kind`.
-            reason: why, for the decision.
-        """
-        state.incumbent = candidate
-        state.incumbent_kind, state.incumbent_reason = kind, reason
+    def set_incumbent(self, event: Event) -> None:
+        """From the next window on the event's candidate runs at its key when nothing is on trial."""
+        state = event.state
+        state.incumbent, state.incumbent_kind, state.incumbent_reason = event.candidate, event.kind, event.reason
         self.end_lead(state)
+        self._report(event)
 
     def reopen(self) -> None:
         """The regime changed: every verdict is open again. What runs stays until measurements speak against it."""
@@ -368,47 +362,35 @@ class Policy:
                 self.end_trial(state)
             state.reopen()
 
-    def drop(self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool) -> None:
-        """End a trial or a lead.
+    def drop(
+        self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool, before: Candidate = BASELINE
+    ) -> None:
+        """End a trial or a lead, or what an incumbent owes to an earlier one.
 
         Args:
             state: the key.
-            candidate: on trial or leading.
+            candidate: on trial, leading or the incumbent.
             reason: why, for the decision.
             ban: it is not tried again in this regime; else it is tried again after all others.
+            before: what follows an incumbent.
         """
         (state.banned if ban else state.retired)[candidate] = reason
         if candidate == state.trial:
             self.end_trial(state)
         if candidate == state.lead:
             self.end_lead(state)
-        self._report(Event(state, state.usual, "rollback" if ban else "keep", f"{candidate}: {reason}"))
-
-    def withdraw(self, state: KeyState, candidate: Candidate, reason: str, quiet_until: int) -> None:
-        """Ban what is on trial or leads because steps are slower with it, and try nothing at its key for a while.
-
-        Args:
-            state: the key.
-            candidate: on trial or leading.
-            reason: why, for the decision.
-            quiet_until: step before which nothing is tried at the key.
-        """
-        state.quiet_until = quiet_until
-        self.end_trial(state)
-        self.drop(state, candidate, reason, ban=True)
+        words, kind = f"{candidate}: {reason}", "rollback" if ban else "keep"
+        if candidate == state.incumbent:
+            self.set_incumbent(Event(state, before, kind, words))
+        else:
+            self._report(Event(state, state.usual, kind, words))
 
     def withdraw_what_is_not_offered(self) -> None:
         """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
-        offers = self.surrogate.fields.offers
         for state in self.states:
-            for setting in (state.trial, state.lead):
-                if setting is not None and not offers(state.family, setting):
+            for setting in (state.trial, state.lead, state.incumbent):
+                if setting is not None and not self.surrogate.fields.offers(state.family, setting):
                     self.drop(state, setting, NOT_OFFERED, ban=True)
-            if not offers(state.family, state.incumbent):
-                words = f"{state.incumbent}: {NOT_OFFERED}"
-                state.banned[state.incumbent] = NOT_OFFERED
-                self.set_incumbent(state, BASELINE, "rollback", words)
-                self._report(Event(state, BASELINE, "rollback", words))
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -424,8 +406,7 @@ class Policy:
                 f"measured {comparison(gain)} than {state.incumbent}"
                 f" (at least {saved(max(gain - half, 0.0))}, all looks counted)"
             )
-            self.set_incumbent(state, candidate, "promote", reason)
-            self._report(Event(state, candidate, "promote", reason))
+            self.set_incumbent(Event(state, candidate, "promote", reason))
         elif verdict is TrialVerdict.not_better and leads:
             self.end_lead(state)
             self._lead_ended(state, candidate, f"measured {comparison(gain)} than {state.incumbent} by now")

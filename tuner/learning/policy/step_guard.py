@@ -470,9 +470,10 @@ class StepFeedback:
                 state.n_withdrawn += 1
                 if candidate == state.incumbent:
                     self._promoted.pop(state.index, None)
-                    before = evidence.candidates[int(self._usual[state.index])]
-                    self._policy.set_incumbent(state, before, "rollback", f"{candidate}: {words}")
-                self._policy.withdraw(state, candidate, words, self._withdrawn.begin(state.index, step))
+                state.quiet_until = self._withdrawn.begin(state.index, step)
+                self._policy.end_trial(state)
+                before = evidence.candidates[int(self._usual[state.index])]
+                self._policy.drop(state, candidate, words, ban=True, before=before)
 
     def _explores_nothing(self, epoch: int) -> bool:
         """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""

@@ -133,7 +133,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
     return guess + cross @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-8))
 
 
-def expected_improvement(edge: Floats, spread: Floats) -> Floats:
+def expected_improvement(edge: Floats | float, spread: Floats | float) -> Floats:
     """E[max(0, edge + spread * normal)]."""
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = edge / spread

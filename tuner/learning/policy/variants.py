@@ -266,12 +266,11 @@ class Variants:
             state.max_channels = state.channels_of(candidate)
             state.banned[state.incumbent] = f"given up: {reason}"
             kind = "rollback" if candidate.is_baseline else "promote"
-            self._policy.set_incumbent(state, candidate, kind, reason)
+            self._policy.set_incumbent(Event(state, candidate, kind, reason))
             # It was judged by more than its own duration: only a new regime reopens the question, but where nothing was
             # tried yet, what the cap leaves is.
             if state.n_tried:
                 state.quiet_until = NEVER_STEP
-            self._report(Event(state, candidate, kind, reason))
 
 
 def group_of(state: KeyState) -> str:
