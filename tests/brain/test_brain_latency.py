@@ -112,7 +112,7 @@ def test_a_surprise_costs_a_few_steps_however_late_reports_are(ends_looks: bool)
 
 
 def test_the_delay_is_what_was_seen() -> None:
-    delay = Withdrawal(1.0)
+    delay = Withdrawal()
     assert delay.steps == 1.0
     delay.observed(1000, 1299)
     delay.looked()

@@ -120,7 +120,7 @@ def test_where_nothing_is_long_on_its_way_only_the_very_first_plan_ends_by_itsel
 
 def test_how_long_first_looks_last_is_what_was_seen() -> None:
     """Allocation of large jobs lie several boundaries apart."""
-    delay = Withdrawal(3.0)
+    delay = Withdrawal()
     for step in range(20):
         delay.observed(step, step)
         delay.looked()
@@ -160,7 +160,7 @@ def test_however_late_plans_are_what_is_lost_is_charged_and_is_no_more_than_a_fe
 
 
 def test_first_looks_of_large_jobs_last_from_turn_to_turn() -> None:
-    delay = Withdrawal(1.0)
+    delay = Withdrawal()
     delay.set_agreement_interval(agreement_interval(4096))
     assert delay.first_steps == 8
     delay.looks_on()
