@@ -336,12 +336,9 @@ class Session:
                     self._highest_epoch = message.plan.last_epoch
                     self._busy_until = time.monotonic() + BUSY_S
                 self._agreement.offer(message.plan)
-        elif isinstance(message, wire.Observe) and self._plugin is not None:
-            if self._trace_log is None:
-                self._plugin.set_observing(message.n_steps > 0)
-                self._observe_steps = message.n_steps
-        elif isinstance(message, wire.ErrorReply):
-            logger.warning("zerotune: the daemon refused a message: %s: %s", message.code, message.text)
+        elif isinstance(message, wire.Observe) and self._plugin is not None and self._trace_log is None:
+            self._plugin.set_observing(message.n_steps > 0)
+            self._observe_steps = message.n_steps
 
     def _on_alive(self, alive: bool) -> None:
         endpoint = self._settings.endpoint

@@ -24,6 +24,13 @@ def reason(error: BaseException) -> str:
     return " ".join(words.split()) or ("out of memory" if isinstance(error, MemoryError) else type(error).__name__)
 
 
+def printable(text: str) -> str:
+    """Text of others, as it may stand in a log: what would steer a terminal as escapes, as JSON writes them."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text)
+
+
 class ZerotuneError(Exception):
     """Root of every error raised by this project."""
 

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.errors import WireError
+from zerotune.store.errors import WireError, printable
 from zerotune.store.lateness import Lateness
 from zerotune.store.misaligned import Misaligned
 from zerotune.store.passages import Passages
@@ -83,6 +83,7 @@ MAX_RANK: Final = 65_535
 MAX_STEPS: Final = 4096
 """As many as wait in an agent at most."""
 MAX_ID_LENGTH: Final = 256
+MAX_REASON_LENGTH: Final = 200
 # Ranges of what travels in a body: a message with anything outside of them is refused as a whole.
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
@@ -388,8 +389,8 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     """A typed refusal: `code` is the error class, `text` one sentence."""
 
-    code: str
-    text: str
+    code: Name
+    text: Text
 
 
 AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | NoSteps | StatusRequest
@@ -475,4 +476,5 @@ def _decode(frames: Sequence[bytes], decoder: msgspec.msgpack.Decoder[Any]) -> t
     try:
         return decoder.decode(body), records
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"body cannot be decoded: {error}") from error
+        why = printable(str(error)[:MAX_REASON_LENGTH])  # may quote the body
+        raise WireError(f"body cannot be decoded: {why}") from error

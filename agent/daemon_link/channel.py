@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import zmq
 
 from zerotune.agent.daemon_link.line import Line
-from zerotune.agent.daemon_link.receiving import receive_frames
+from zerotune.agent.daemon_link.receiving import is_told, receive_frames
 from zerotune.agent.settings import is_first_of_node
 from zerotune.store import wire
-from zerotune.store.errors import UserError, WireError
+from zerotune.store.errors import UserError, WireError, printable
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -31,8 +31,6 @@ COINCIDE_S = 0.3
 DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
-TOLD_IGNORED = 3
-"""Messages of the daemon that make no sense are logged so often, then at each doubling of their number."""
 
 
 class Outbox(Protocol):
@@ -76,7 +74,7 @@ class Channel:
         self._wake_fds = os.pipe()
         self._thread = threading.Thread(target=self._run, name="zerotune-channel", daemon=True)
         self.n_unsent = 0
-        self._n_ignored = 0
+        self._n_ignored = self._n_refused = 0
         self.alive = False
 
     def start(self) -> None:
@@ -176,9 +174,14 @@ class Channel:
                 message = wire.decode_daemon(frames)
             except WireError as error:
                 self._n_ignored += 1
-                if self._n_ignored <= TOLD_IGNORED or self._n_ignored & (self._n_ignored - 1) == 0:
+                if is_told(self._n_ignored):
                     logger.warning("ignored message %d from the daemon: %s", self._n_ignored, error)
                 continue
+            if isinstance(message, wire.ErrorReply):
+                self._n_refused += 1
+                if is_told(self._n_refused):
+                    why = printable(f"{message.code}: {message.text}")
+                    logger.warning("zerotune: refusal %d by the daemon: %s", self._n_refused, why)
             self._set_alive(True)
             self._on_message(message)
 

@@ -1,12 +1,14 @@
-"""Taking messages out of a ZeroMQ socket without keeping more than a message of ours may hold."""
+"""Taking messages out of a ZeroMQ socket without keeping more than a message of ours may hold, nor telling of each."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import zmq
 
 from zerotune.store.wire import MAX_FRAMES
+
+TOLD_FIRST: Final = 3
 
 
 def receive_frames(socket: zmq.Socket[Any], n_addresses: int = 0) -> list[bytes]:
@@ -46,3 +48,11 @@ def receive_frames(socket: zmq.Socket[Any], n_addresses: int = 0) -> list[bytes]
     if n_frames > most:
         frames += [b""] * (MAX_FRAMES + 1)
     return frames
+
+
+def is_told(number: int) -> bool:
+    """Whether the message of this number among many alike, from 1 on, gets a line in the log.
+
+    The first ones do, then each doubling of their number: whoever sends what makes no sense must not fill a disk.
+    """
+    return number <= TOLD_FIRST or number & (number - 1) == 0

@@ -20,6 +20,8 @@ N_BLOCKS: Final = 12
 PAGE_BYTES: Final = resource.getpagesize()
 """What memory is counted in: one more in a block of samples is a rounding, not a slope."""
 CONFIDENCE: Final = 0.95
+FOUND: Final = 0.9
+"""Share of the leaks of a size that a run finds, for that size to be told."""
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Growth:
                 self.samples.setdefault(name, []).append(sample)
 
     def results(self, per: float, unit: str) -> list[Result]:
-        """Of each process: memory and open files at the end, and by how much they grow.
+        """Of each process: memory and open files at the end, by how much they grow, and what growth would be seen.
 
         The target is that growth cannot be told from noise: the interval's lower end is not above one page of memory
         for each block of samples, or not above nothing for files.
@@ -66,14 +68,24 @@ class Growth:
             of_block = (kept[-1, 0] - kept[0, 0]) / per / N_BLOCKS
             for column, what, scale, step in ((1, "KiB", 1024.0, PAGE_BYTES), (2, "files", 1.0, 0.0)):
                 slope, low, high = slope_of(kept[:, 0] / per, kept[:, column] / scale)
+                seen_from = (high - slope) * power_factor()
                 limit = step / scale / of_block
                 found += [
                     Result(f"{name}_{what}_at_the_end", float(kept[-1, column] / scale), what),
                     Result(f"{name}_{what}_growth", slope, f"{what} per {unit}"),
                     Result(f"{name}_{what}_growth_low", low, f"{what} per {unit}", f"<= {limit:.4g}"),
                     Result(f"{name}_{what}_growth_high", high, f"{what} per {unit}"),
+                    Result(f"{name}_{what}_growth_seen_from", seen_from, f"{what} per {unit}"),
                 ]
         return found
+
+
+def power_factor() -> float:
+    """How many halves of an interval a slope must have for its lower end to be above 0 in FOUND of all runs."""
+    from scipy import stats  # a second to load
+
+    degrees = N_BLOCKS - 2
+    return float(1.0 + stats.t.ppf(FOUND, degrees) / stats.t.ppf(0.5 + CONFIDENCE / 2, degrees))
 
 
 def slope_of(x: np.ndarray, y: np.ndarray) -> tuple[float, float, float]:

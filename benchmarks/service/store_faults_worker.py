@@ -273,6 +273,9 @@ def make_templates(folder: Path) -> None:
 def _to_first_schema(path: Path) -> None:
     database = Database(path)
     for table, column in (
+        ("fabrics", "checksum"),
+        ("jobs", "checksum"),
+        ("series", "checksum"),
         ("steps", "checksum"),
         ("decisions", "checksum"),
         ("measurements", "checksum"),

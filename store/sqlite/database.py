@@ -30,6 +30,7 @@ from zerotune.store.sqlite.opening import (
     reader,
 )
 from zerotune.store.sqlite.reading.queries import Reading
+from zerotune.store.sqlite.rows.job_rows import change_jobs
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
 from zerotune.store.sqlite.writing.recording import Recording
 from zerotune.store.sqlite.writing.retention import Retention
@@ -116,7 +117,7 @@ class Store(Reading, Recording):
             if any(job.started_at_s and job.ended_at_s is None and not job.is_lost for job in store.jobs()):
                 # Whoever recorded them is gone; those that train on are recorded anew when they greet.
                 unended = "ended_at_s IS NULL AND started_at_s > 0 AND is_lost = 0"
-                store._put(lambda connection: connection.execute(f"UPDATE jobs SET is_lost = 1 WHERE {unended}"))
+                store._put(lambda connection: change_jobs(connection, "is_lost = 1", unended))
         except BaseException as error:
             if store is not None:
                 store.close()

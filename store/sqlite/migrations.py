@@ -128,9 +128,17 @@ def m008_steps_and_decisions_as_written(db: sqlite3.Connection | Database) -> No
         db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
 
 
+@_step
+def m009_all_but_models_as_written(db: sqlite3.Connection | Database) -> None:
+    """A checksum of each fabric, job and series (NULL: not checked)."""
+    for table in ("fabrics", "jobs", "series"):
+        db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
+
+
 READABLE_WITHOUT: Final = {
     "m002_step_of_decisions", "m003_names_and_ends_of_jobs", "m004_what_passed_the_tuner_by", "m005_what_was_written",
     "m006_who_was_late", "m007_failures", "m008_steps_and_decisions_as_written",
+    "m009_all_but_models_as_written",
 }  # fmt: skip
 """Steps that a store may lack while it is only read; whoever reads what they add must expect it to be missing."""
 

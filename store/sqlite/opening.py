@@ -40,7 +40,7 @@ from zerotune.store.sqlite.migrations import (
     migrate,
 )
 from zerotune.store.sqlite.rows.checksums import mark_wrong_rows
-from zerotune.store.sqlite.rows.row_checksums import COVERED, mark_wrong_records
+from zerotune.store.sqlite.rows.row_checksums import COVERED, mark_wrong_records, seal_the_rest
 
 _log = logging.getLogger("zerotune.store")
 
@@ -409,6 +409,7 @@ def _checked(path: Path) -> sqlite3.Connection:
         mark_wrong_rows(connection, sound_condition(connection, "measurements"))
         for table in COVERED:
             mark_wrong_records(connection, table, sound_condition(connection, table))
+        seal_the_rest(connection)
         warn_of_damage(connection, path)
     except BaseException:
         connection.close()

@@ -1,6 +1,7 @@
 import threading
 import time
 
+import msgspec
 import pytest
 import zmq
 
@@ -104,6 +105,26 @@ def test_messages_that_make_no_sense_are_told_of_a_few_times(endpoint, channel, 
         time.sleep(0.01)
     told = [record.args[0] for record in caplog.records if record.name == "zerotune.agent" and record.args]
     assert told == [1, 2, 3, 4, 8, 16, 32, 64, 128]
+    daemon.close()
+
+
+def test_refusals_are_told_of_a_few_times_and_steer_no_terminal(endpoint, channel, caplog):
+    daemon = Daemon(endpoint)
+    _, _, messages, _ = channel()
+    sender, *_ = daemon.receive(wire.Hello)
+    refusal = wire.ErrorReply("BadHello", "\x1b[2J\u202e" * 500)
+    for _ in range(200):
+        daemon.socket.send_multipart([sender, *wire.encode(refusal)])
+    daemon.socket.send_multipart([sender, wire.HEADER, msgspec.msgpack.encode({"type": "\x1b[2J\u202e" * 100_000})])
+    daemon.socket.send_multipart([sender, *wire.encode(wire.Observe("job", 3))])
+    ends_at_s = time.monotonic() + 10
+    while wire.Observe("job", 3) not in messages:
+        assert time.monotonic() < ends_at_s
+        time.sleep(0.01)
+    told = [record for record in caplog.records if record.name == "zerotune.agent" and record.args]
+    assert [record.args[0] for record in told] == [1, 2, 3, 4, 8, 16, 32, 64, 128, 1]
+    assert all(record.getMessage().isprintable() for record in told)
+    assert len(told[-1].getMessage()) < 2000, "what makes no sense is not quoted at length"
     daemon.close()
 
 

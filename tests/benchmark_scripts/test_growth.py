@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from benchmarks.lib.growth import N_BLOCKS, PAGE_BYTES, WARM_UP, Growth, slope_of
+from benchmarks.lib.growth import N_BLOCKS, PAGE_BYTES, WARM_UP, Growth, power_factor, slope_of
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -33,6 +33,15 @@ def test_a_level_that_wanders_is_rarely_taken_for_a_leak_and_a_leak_below_it_is_
     walks = [np.cumsum(chance.normal(0.0, 0.1, len(x))) for _ in range(400)]
     assert sum(slope_of(x, walk)[1] > 0.0 for walk in walks) <= 20  # 2.5 % are due
     assert sum(slope_of(x, 12.0 * x + walk)[1] > 0.0 for walk in walks) >= 360
+
+
+def test_a_leak_of_the_size_that_is_told_is_seen_nine_times_of_ten() -> None:
+    chance = np.random.default_rng(0)
+    x = np.linspace(0.0, 1.0, 600)
+    walks = [np.cumsum(chance.normal(0.0, 0.1, len(x))) for _ in range(400)]
+    halves = [high - slope for slope, _, high in (slope_of(x, walk) for walk in walks)]
+    leak = power_factor() * np.mean(halves)
+    assert sum(slope_of(x, leak * x + walk)[1] > 0.0 for walk in walks) >= 340
 
 
 def test_processes_are_looked_at_until_they_end() -> None:

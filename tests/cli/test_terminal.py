@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+import zmq
 
-from zerotune.store.records import StepRecord
+from zerotune.store import wire
+from zerotune.store.records import ModelRecord, StepRecord
 from zerotune.store.sqlite.database import Store
 
-NAME = "a\x1b]0;title\x07b\x1b[2Jc\u202ed\x9be\rf"
+NAME = "a\x1b]0;title\x07b\x1b[2Jc\u202ed\x9be\rf[/x]g[link=http://h]i"
+FORGED = "\nforged"
 STEERING = ("\x1b]", "\x1b[2J", "\x07", "\u202e", "\x9b")
 
 
@@ -24,7 +30,42 @@ def store(tmp_path):
         store.record_job(NAME, NAME, {"gpu": NAME}, 2)
         store.record_steps(NAME, [StepRecord(step, 0, 100.0) for step in range(1, 50)])
         store.update_job(NAME, name=NAME, ended_at_s=1.0)
+        store.save_model(ModelRecord("kriging", NAME, b"none", {"model": "kriging"}, "hash", 0.1, 100.0))
     return path
+
+
+@pytest.fixture
+def daemon(tmp_path_factory):
+    """A daemon with a job whose names were all chosen by others, and its log."""
+    folder = Path(tempfile.mkdtemp(prefix="zt-"))
+    endpoint, log = f"ipc://{folder}/d.sock", folder / "log"
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--verbose", "--endpoint", endpoint]
+    with log.open("wb") as file, zmq.Context() as context, context.socket(zmq.DEALER) as rank:
+        rank.linger = 0
+        with subprocess.Popen([*command, "--store", str(folder / "s.db")], stderr=file) as process:
+            try:
+                rank.connect(endpoint)
+                named = NAME + FORGED
+                rank.send_multipart(wire.encode(wire.Hello(named, 0, 1, 0, named, 1, named, {"gpu": named}, 22809, 5)))
+                assert rank.poll(60_000)
+                yield endpoint, log
+            finally:
+                process.terminate()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("words", [["status"], ["top", "--once"], ["status", "--json"], ["top", "--json"]])
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_names_of_connected_jobs_steer_nothing(daemon, words, on_terminal):
+    endpoint, log = daemon
+    code, said = run(*words, "--endpoint", endpoint, on_terminal=on_terminal)
+    assert code == 0, said
+    assert not [mark for mark in STEERING if mark in said]
+    assert "\\u202e" in said
+    told = log.read_text()
+    assert not [mark for mark in STEERING if mark in told]
+    assert "forged" in told
+    assert FORGED not in told, "a name makes no line of its own in a log"
 
 
 def run(*words, on_terminal=False) -> tuple[int, str]:
@@ -47,12 +88,22 @@ def run(*words, on_terminal=False) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("on_terminal", [False, True])
-@pytest.mark.parametrize("words", [["jobs"], ["explain"], ["explain", "--job", "b\x1b[2J\x07\u202e\x9b"]])
+@pytest.mark.parametrize(
+    "words", [["jobs"], ["explain"], ["models", "list"], ["explain", "--job", "b\x1b[2J\x07\u202e\x9b"]]
+)
 def test_tables_and_errors_show_what_would_steer_a_terminal(store, words, on_terminal):
     code, said = run(*words, "--store", str(store), on_terminal=on_terminal)
     assert code in (0, 2)
     assert not [mark for mark in STEERING if mark in said]
     assert "\\u202e" in said
+
+
+def test_brackets_in_names_of_files_are_no_markup(store, tmp_path):
+    (tmp_path / "[").mkdir(mode=0o700)
+    path = store.rename(tmp_path / "[" / "x][link=http:h]y.db")
+    code, said = run("store", "check", str(path), on_terminal=True)
+    assert code == 0, said
+    assert not [mark for mark in STEERING if mark in said]
 
 
 def test_names_of_files_are_shown_likewise(tmp_path):

@@ -224,10 +224,15 @@ def test_more_ranks_than_the_soft_limit_of_open_files_are_served(private_path):
         daemon = Daemon(private_path)  # inherits it
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    before_bytes = fetch_status(daemon.endpoint).resident_bytes
     peers = Peers(f"{private_path}/d.sock", 400, 4)
     deadline_s = time.monotonic() + WAIT_S
     while sum(job.n_ranks_seen for job in fetch_status(daemon.endpoint, WAIT_S).jobs) < 400:
         assert time.monotonic() < deadline_s
+    asked_s = time.monotonic()
+    status = fetch_status(daemon.endpoint, WAIT_S)
+    assert time.monotonic() - asked_s < 1.0
+    assert (status.resident_bytes - before_bytes) / 400 < 100 * 2**10, "10,000 must fit into a GiB"
     peers.leave()
     assert daemon.end() == 0
 

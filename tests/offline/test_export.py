@@ -345,7 +345,7 @@ def test_other_names_are_anybodys(to: str, name: str):
     check_suffix(Path(name), to)
 
 
-@pytest.mark.parametrize("first", ["=", "+", "-", "@"])
+@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"])
 def test_names_are_no_formulas_to_a_spreadsheet(tmp_path: Path, first: str):
     path, out = tmp_path / "s.db", tmp_path / "m.csv"
     block = np.zeros(1, MEASUREMENT)

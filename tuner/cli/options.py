@@ -110,18 +110,30 @@ def progress_console() -> Any:
 
 
 def _filtering() -> Any:
-    """A class of consoles that make visible what would steer the terminal, before rich adds its own codes."""
+    """A class of consoles that make visible what would steer the terminal, before rich adds its own codes.
+
+    Square brackets in a name are no mistake in our markup, and make no link.
+    """
     from rich.console import Console
+    from rich.errors import MarkupError
     from rich.segment import Segment
 
     class Filtering(Console):
         def __init__(self, stream: TextIO, **options: Any) -> None:
-            super().__init__(file=getattr(stream, "unfiltered", stream), **options)
+            super().__init__(file=getattr(stream, "unfiltered", stream), emoji=False, **options)
+
+        def render_str(self, text: str, **options: Any) -> Any:
+            try:
+                return super().render_str(text, **options)
+            except MarkupError:
+                return super().render_str(text, **{**options, "markup": False})
 
         def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-            return super()._render_buffer(
-                segment if segment.control else Segment(shown(segment.text), segment.style) for segment in buffer
-            )
+            return super()._render_buffer(segment if segment.control else harmless(segment) for segment in buffer)
+
+    def harmless(segment: Segment) -> Segment:
+        style = segment.style
+        return Segment(shown(segment.text), style.update_link(None) if style is not None and style.link else style)
 
     return Filtering
 

@@ -217,7 +217,7 @@ def _table(*columns: str) -> Table:
 
 def _print_fabric(fabric_id: str, table: Table, console: Console) -> None:
     """A table below the name of its fabric, which would leave it no room beside."""
-    console.print(f"fabric {fabric_id}", highlight=False, soft_wrap=True)
+    console.print(f"fabric {fabric_id}", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
 
 

@@ -337,6 +337,8 @@ _ENUMS: Final = {
 
 
 _OF_JOB: Final = ("job_id", "fabric_id")
+_FORMULA_SIGNS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+"""Full-width ones among them, which East Asian spreadsheets take, too."""
 
 
 def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list[Any]]:
@@ -346,7 +348,7 @@ def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list
 
 def _no_formula(cell: Any) -> Any:
     """A cell as spreadsheets show it: text that begins as a formula gets the apostrophe that makes it text."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_SIGNS) else cell
 
 
 def _named(name: str, values: NDArray[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from zerotune.agent.daemon_link.receiving import receive_frames
+from zerotune.agent.daemon_link.receiving import is_told, receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError
 from zerotune.store.sqlite.database import Retention, Store
@@ -179,7 +179,8 @@ class Daemon:
         self.n_errors += 1
         n_waiting, self._inbox = len(self._inbox), Inbox()
         give_back_memory()
-        _log.error("out of memory: %d messages of ranks were dropped", 1 + n_waiting)
+        if is_told(self.n_errors):
+            _log.error("out of memory: %d messages of ranks were dropped", 1 + n_waiting)
 
     def _take(self, sender: bytes, frames: list[bytes]) -> None:
         self._send(self._guarded(lambda: self._answers(sender, frames)))
@@ -214,7 +215,8 @@ class Daemon:
             return []
         except Exception:
             self.n_errors += 1
-            _log.exception("the daemon goes on after a failure of its own")
+            if is_told(self.n_errors):
+                _log.exception("the daemon goes on after failure %d of its own", self.n_errors)
             return []
 
     def _send(self, replies: list[Reply]) -> None:
@@ -226,7 +228,8 @@ class Daemon:
                 pass
             except Exception:
                 self.n_errors += 1
-                _log.exception("an answer of type %s cannot be written", type(message).__name__)
+                if is_told(self.n_errors):
+                    _log.exception("an answer of type %s cannot be written", type(message).__name__)
 
 
 def run_daemon(

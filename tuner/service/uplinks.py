@@ -13,9 +13,9 @@ from typing import Any, Final
 import zmq
 
 from zerotune.agent.daemon_link.keys import use_client_keys
-from zerotune.agent.daemon_link.receiving import receive_frames
+from zerotune.agent.daemon_link.receiving import is_told, receive_frames
 from zerotune.store import wire
-from zerotune.store.errors import UserError, WireError
+from zerotune.store.errors import UserError, WireError, printable
 from zerotune.tuner.service.nodes import UplinksLike
 
 _log = logging.getLogger("zerotune.daemon")
@@ -39,6 +39,7 @@ class Uplinks(UplinksLike):
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._refused: set[str] = set()
         self.n_unsent = 0
+        self._n_ignored = 0
 
     def send(self, job_id: str, endpoint: str, message: wire.Forwarded, records: Any) -> None:
         """Send what fits into the queue; the rest is counted."""
@@ -60,7 +61,10 @@ class Uplinks(UplinksLike):
             except zmq.Again:
                 continue
             except (zmq.ZMQError, WireError) as error:
-                _log.warning("a frame of the daemon that leads job %s is ignored: %s", job_id, error)
+                self._n_ignored += 1
+                if is_told(self._n_ignored):
+                    told = "ignored message %d of other nodes' daemons, of the one that leads job %s: %s"
+                    _log.warning(told, self._n_ignored, printable(job_id), error)
         return received
 
     def close(self, job_id: str | None = None) -> None:
@@ -72,7 +76,7 @@ class Uplinks(UplinksLike):
 
     def _open(self, job_id: str, endpoint: str) -> zmq.Socket[bytes] | None:
         """A connection, or None where the endpoint cannot be reached from here, which is logged once."""
-        if endpoint in self._refused or len(self._sockets) >= MAX_UPLINKS:
+        if endpoint in self._refused or max(len(self._sockets), len(self._refused)) >= MAX_UPLINKS:
             return None
         socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
@@ -89,7 +93,7 @@ class Uplinks(UplinksLike):
             use_client_keys(socket, self._keys_dir)
             socket.connect(endpoint)
         except (UserError, zmq.ZMQError) as error:
-            _log.warning("job %s: its ranks on this node are measured alone: %s", job_id, error)
+            _log.warning("job %s: its ranks on this node are measured alone: %s", *map(printable, (job_id, str(error))))
             self._refused.add(endpoint)
             socket.close()
             return None

@@ -24,6 +24,7 @@ from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, sound_con
 from zerotune.store.sqlite.migrations import migrate
 from zerotune.store.sqlite.rows import row_checksums
 from zerotune.store.sqlite.rows.checksums import COVERED, agree
+from zerotune.store.sqlite.rows.measurements import SERIES_COLUMNS
 
 _CHUNK_ROWS: Final = 10_000
 _LAST_ID: Final = 2**62
@@ -111,6 +112,8 @@ class _Copy:
         self.n_found: dict[str, int] = {}
         """Rows of each table whose number can be read."""
         self._target = target
+        self._lacks_names = False
+        """Whether a row that others refer to is left out."""
         self._names: dict[str, list[Row]] = {}
         """By table: ids and names of rows as its index has them."""
 
@@ -131,7 +134,7 @@ class _Copy:
                 n_written = _retried(lambda: self._count_rows(source))
             for table in CELLS:
                 self._copy_table(source, table)
-            if self.has_holes:
+            if self.has_holes or self._lacks_names:
                 for table, name in _NAMES.items():
                     index = f"SELECT id, {name} FROM main.{table} INDEXED BY sqlite_autoindex_{table}_1"
                     self._names[table] = [*self._until_damage(source, f"{index} WHERE typeof({name}) = 'text'")]
@@ -187,6 +190,7 @@ class _Copy:
         rows = self._rows(source, table, columns, sound)
         while chunk := [*itertools.islice(rows, _CHUNK_ROWS)]:
             self._insert(table, columns, chunk)
+        self._lacks_names |= table in _NAMES and self.n_written(table) < self.n_found.get(table, 0)
 
     def _insert(self, table: str, columns: list[str], rows: list[Row]) -> None:
         if table == "measurements" and "checksum" in columns:
@@ -204,9 +208,13 @@ class _Copy:
         if table not in _KEYS:
             select = f"SELECT {listed} FROM main.{table} NOT INDEXED WHERE {sound}"
             yield from self._by_id(source, select, columns.index("id"))
-        if table in _KEYS or table == "series":  # an index of series holds all that the table does
-            index = "INDEXED BY sqlite_autoindex_series_1" if table == "series" else ""
-            keys = _KEYS.get(table, tuple(CELLS[table]))
+        keys: tuple[str, ...] = _KEYS.get(table, ())
+        index = ""
+        if table == "series":  # an index holds all that the table does, but for checksums
+            keys, index = SERIES_COLUMNS, "INDEXED BY sqlite_autoindex_series_1"
+            listed = listed.replace("checksum", "NULL")
+            sound = " AND ".join(f"({CELLS[table][name].format(name)})" for name in SERIES_COLUMNS)
+        if keys:
             for order in ("ASC", "DESC"):  # from both ends up to what cannot be read
                 by = ",".join(f"{name} {order}" for name in keys)
                 select = f"SELECT {listed} FROM main.{table} {index} WHERE {sound} ORDER BY {by}"

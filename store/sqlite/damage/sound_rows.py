@@ -52,6 +52,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
     "fabrics": {
         "fabric_id": _TEXT,
         "description": _json("object", "text", "integer", "real", "true", "false"),
+        "checksum": _CHECKSUM,
     },
     "jobs": {
         "job_id": _TEXT,
@@ -65,6 +66,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "passages": _json("object", "array", "integer"),
         "lateness": _json("object", "array", "integer", "real"),
         "failure": _TEXT,
+        "checksum": _CHECKSUM,
     },
     "series": {
         "fabric": _ID,
@@ -80,6 +82,7 @@ CELLS: Final[dict[str, dict[str, str]]] = {
         "source": _one_of(Source),
         "outcome": _one_of(Outcome),
         "timing_source": _one_of(TimingSource),
+        "checksum": _CHECKSUM,
     },
     # Not the series and the job that they belong to: a join finds none, and a million rows are a million comparisons.
     "measurements": {

@@ -7,7 +7,13 @@ from typing import Any, Final
 
 from zerotune.store.records import Collective, CommunicatorClass, Decision, DecisionKey, Phase
 from zerotune.store.sqlite.rows.measurements import candidate_of
+from zerotune.store.sqlite.rows.sealing import row_checksum, seal
 
+FABRIC_COLUMNS: Final = ("fabric_id", "description")
+JOB_COLUMNS: Final = (
+    "job_id", "fabric", "n_ranks", "stage", "started_at_s", "ended_at_s", "name", "is_lost", "passages", "lateness",
+    "failure",
+)  # fmt: skip
 DECISION_COLUMNS: Final = (
     "n_ranks", "n_nodes", "collective", "phase", "size_class", "algorithm", "protocol", "n_channels",
     "epoch", "kind", "reason", "predicted_us", "predicted_low_us", "predicted_high_us", "baseline_us",
@@ -17,8 +23,24 @@ DECISION_COLUMNS: Final = (
 
 def fabric_row(connection: sqlite3.Connection, fabric_id: str) -> int:
     """Id of the fabric's row, which is inserted if it is missing."""
-    connection.execute("INSERT OR IGNORE INTO fabrics (fabric_id) VALUES (?)", (fabric_id,))
+    new = (fabric_id, "{}")
+    connection.execute(
+        "INSERT OR IGNORE INTO fabrics (fabric_id, description, checksum) VALUES (?, ?, ?)", (*new, row_checksum(new))
+    )
     return int(connection.execute("SELECT id FROM fabrics WHERE fabric_id = ?", (fabric_id,)).fetchone()[0])
+
+
+def describe_fabric(connection: sqlite3.Connection, row: int, fabric_id: str, description: str) -> None:
+    """Write what a fabric is.
+
+    Args:
+        connection: in a transaction that writes.
+        row: id of the fabric's row.
+        fabric_id: its name there.
+        description: as JSON.
+    """
+    checksum = row_checksum((fabric_id, description))
+    connection.execute("UPDATE fabrics SET description = ?, checksum = ? WHERE id = ?", (description, checksum, row))
 
 
 def job_row(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int:
@@ -32,10 +54,29 @@ def job_row(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> 
     Returns:
         Id of the job's row.
     """
-    connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,))
+    n_changed = connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,)).rowcount
     if fabric is not None:
-        connection.execute("UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?", (fabric, job_id, fabric))
-    return int(connection.execute("SELECT id FROM jobs WHERE job_id = ?", (job_id,)).fetchone()[0])
+        change = "UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?"
+        n_changed += connection.execute(change, (fabric, job_id, fabric)).rowcount
+    row = int(connection.execute("SELECT id FROM jobs WHERE job_id = ?", (job_id,)).fetchone()[0])
+    if n_changed:
+        seal(connection, "jobs", JOB_COLUMNS, [row])
+    return row
+
+
+def change_jobs(connection: sqlite3.Connection, change: str, where: str, values: tuple[Any, ...] = ()) -> None:
+    """Change columns of jobs.
+
+    Args:
+        connection: in a transaction that writes.
+        change: SQL, what follows SET; its values come first.
+        where: SQL, which jobs; that may change what it says of them.
+        values: of the question marks of both.
+    """
+    of_where = values[len(values) - where.count("?") :]
+    ids = [row for (row,) in connection.execute(f"SELECT id FROM jobs WHERE {where}", of_where)]
+    connection.execute(f"UPDATE jobs SET {change} WHERE {where}", values)
+    seal(connection, "jobs", JOB_COLUMNS, ids)
 
 
 def decision_values(decision: Decision) -> tuple[Any, ...]:

@@ -29,6 +29,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.rows.checksums import checksums
 from zerotune.store.sqlite.rows.levels import Cells, Levelled, levelled
+from zerotune.store.sqlite.rows.sealing import row_checksum
 
 UNKNOWN: Final = 255
 """`algorithm` and `protocol` of a measurement that does not say which ran; `protocol` may be unknown alone."""
@@ -55,11 +56,12 @@ MEASUREMENT_FIELDS: Final = [
 
 MEASUREMENT: Final = np.dtype(MEASUREMENT_FIELDS)
 
-_SERIES_COLUMNS: Final = (
+_SETTING_OF: Final = (
     "n_ranks", "n_nodes", "message_bytes", "collective", "phase", "algorithm", "protocol", "n_channels",
     "is_default", "source", "outcome", "timing_source",
 )  # fmt: skip
-_SERIES: Final = np.dtype([(name, MEASUREMENT[name]) for name in _SERIES_COLUMNS])
+_SERIES: Final = np.dtype([(name, MEASUREMENT[name]) for name in _SETTING_OF])
+SERIES_COLUMNS: Final = ("fabric", *_SETTING_OF)
 _ROW_COLUMNS: Final = ("series", "job", "epoch", "step", "duration_us", "memory_pressure", "measured_at_s")
 _WRITTEN: Final = (*_ROW_COLUMNS, "checksum")
 _ROWS_PER_STATEMENT: Final = 1024
@@ -94,7 +96,7 @@ class SeriesIds:
             Series id of each row of `block`, shape (n,).
         """
         keys = np.empty(len(block), _SERIES)
-        for name in _SERIES_COLUMNS:
+        for name in _SETTING_OF:
             keys[name] = block[name]
         raw, inverse = np.unique(keys.view(f"V{_SERIES.itemsize}"), return_inverse=True)
         ids = [self._id(connection, fabric, key.tobytes()) for key in raw]
@@ -105,10 +107,10 @@ class SeriesIds:
         if known is not None:
             return known
         values = (fabric, *np.frombuffer(key, _SERIES)[0].item())
-        columns = ("fabric", *_SERIES_COLUMNS)
-        marks = ",".join("?" * len(columns))
-        connection.execute(f"INSERT OR IGNORE INTO series ({','.join(columns)}) VALUES ({marks})", values)
-        where = " AND ".join(f"{column} = ?" for column in columns)
+        marks = ",".join("?" * (len(values) + 1))
+        row = (*values, row_checksum(values))
+        connection.execute(f"INSERT OR IGNORE INTO series ({','.join(SERIES_COLUMNS)},checksum) VALUES ({marks})", row)
+        where = " AND ".join(f"{column} = ?" for column in SERIES_COLUMNS)
         (found,) = connection.execute(f"SELECT id FROM series WHERE {where}", values).fetchone()
         self._ids[fabric, key] = found
         return int(found)

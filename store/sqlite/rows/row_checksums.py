@@ -1,33 +1,29 @@
-"""A checksum in every step and decision: few rows, each of other types, checked one by one."""
+"""Rows of the small tables, each with a checksum of its own: few rows, of many types, checked one by one."""
 
 from __future__ import annotations
 
 import sqlite3
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
-
-from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS
+from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, FABRIC_COLUMNS, JOB_COLUMNS
+from zerotune.store.sqlite.rows.measurements import SERIES_COLUMNS
+from zerotune.store.sqlite.rows.sealing import row_checksum, seal
 
 COVERED: Final = {
+    "fabrics": FABRIC_COLUMNS,
+    "jobs": JOB_COLUMNS,
+    "series": SERIES_COLUMNS,
     "steps": ("job", "step", "epoch", "duration_us", "exposed_us", "memory_pressure"),
     "decisions": ("job", "fabric", *DECISION_COLUMNS),
 }
 """By table, the columns that it is made of, in this order."""
 NEWEST_ROWS: Final = 10_000
 """So many of each table are checked whenever a store is opened for writing."""
-_KEYS: Final = {"steps": ("job", "step"), "decisions": ("id",)}
-
-
-Stored = str | bytes | float | None
-"""What a column holds; whole numbers are floats to types."""
-
-
-def row_checksum(values: Iterable[Stored]) -> int:
-    """A checksum of 32 bits, the same before SQLite stores the values and after it has read them again."""
-    return zlib.crc32(msgspec.msgpack.encode([_stored(value) for value in values]))
+_KEYS: Final = {"steps": ("job", "step")}
+"""Tables whose rows are told apart by these columns; all others by `id`."""
+_SEALED_LATER: Final = ("fabrics", "jobs", "series")
+"""Tables with rows of older versions, or made in the place of lost ones, that have no checksum yet."""
 
 
 def fits(row: Sequence[Any]) -> bool:
@@ -44,7 +40,7 @@ def mark_wrong_records(connection: sqlite3.Connection, table: str, sound: str) -
         table: one of COVERED.
         sound: SQL, true of rows with sound cells.
     """
-    keys = _KEYS[table]
+    keys = _KEYS.get(table, ("id",))
     text_factory, connection.text_factory = connection.text_factory, bytes  # damaged text cannot be decoded
     try:
         rows = connection.execute(
@@ -61,10 +57,15 @@ def mark_wrong_records(connection: sqlite3.Connection, table: str, sound: str) -
         connection.execute("COMMIT")
 
 
-def _stored(value: Stored) -> bytes | float | None:
-    if isinstance(value, str):
-        return value.encode()
-    if value is None or isinstance(value, bytes):
-        return value
-    number = float(value) + 0.0  # SQLite knows one zero, and no NaN
-    return None if number != number else number
+def seal_the_rest(connection: sqlite3.Connection) -> None:
+    """Give a checksum to rows that lack one, but for those of tables with many.
+
+    Args:
+        connection: a writer's, in autocommit mode.
+    """
+    for table in _SEALED_LATER:
+        if ids := [row for (row,) in connection.execute(f"SELECT id FROM main.{table} WHERE checksum IS NULL")]:
+            connection.execute("BEGIN IMMEDIATE")
+            seal(connection, table, COVERED[table], ids)
+            connection.execute("COMMIT")
+

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 from zerotune.store.errors import StoreError
 from zerotune.store.records import Decision, ModelRecord, StepRecord
 from zerotune.store.sqlite.rows import measurements as _measurements
-from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, decision_values, fabric_row, job_row
-from zerotune.store.sqlite.rows.row_checksums import row_checksum
+from zerotune.store.sqlite.rows.job_rows import (
+    DECISION_COLUMNS,
+    change_jobs,
+    decision_values,
+    describe_fabric,
+    fabric_row,
+    job_row,
+)
+from zerotune.store.sqlite.rows.sealing import row_checksum
 from zerotune.store.sqlite.writing.job_news import JobNews
 from zerotune.store.sqlite.writing.retention import Retention, retain
 from zerotune.store.sqlite.writing.writer import Writer
@@ -55,11 +62,12 @@ class Recording:
         def write(connection: sqlite3.Connection) -> None:
             row = fabric_row(connection, fabric_id)
             if fabric:
-                connection.execute("UPDATE fabrics SET description = ? WHERE id = ?", (description, row))
-            connection.execute(
-                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL, is_lost = 0, failure = '',"
-                " name = CASE ? WHEN '' THEN name ELSE ? END,"
-                " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END WHERE id = ?",
+                describe_fabric(connection, row, fabric_id, description)
+            change_jobs(
+                connection,
+                "n_ranks = ?, ended_at_s = NULL, is_lost = 0, failure = '', name = CASE ? WHEN '' THEN name ELSE ? END,"
+                " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END",
+                "id = ?",
                 (n_ranks, name, name, now_s, job_row(connection, job_id, row)),
             )
 
@@ -74,16 +82,14 @@ class Recording:
             job_id: which one.
             **news: fields of `JobNews`.
         """
-        known: dict[str, object] = {name: value for name, value in news.items() if value is not None}
+        known: dict[str, Any] = {name: value for name, value in news.items() if value is not None}
         for name in ("passages", "lateness"):
             if name in known:
                 known[name] = msgspec.json.encode(known[name]).decode()
         if known:
             columns = ", ".join(f"{name} = ?" for name in known)
             self._put(
-                lambda connection: connection.execute(
-                    f"UPDATE jobs SET {columns} WHERE job_id = ?", (*known.values(), job_id)
-                ),
+                lambda connection: change_jobs(connection, columns, "job_id = ?", (*known.values(), job_id)),
                 is_essential=True,
             )
 

@@ -21,8 +21,12 @@ MOMENTS = {
     "report": wire.Steps,
     "plan": wire.PlanOffer,
     "adopt": wire.Adopted,
+    "welcome": wire.Welcome,
+    "costs": wire.CostTables,
+    "observations": wire.Observations,
+    "window": wire.Observe,
 }
-"""What rank 0 says or hears, and what comes through the relay when it does."""
+"""All that rank 0 says or hears but its goodbye, and what comes through the relay when it does."""
 
 
 class Relay(threading.Thread):
@@ -87,7 +91,7 @@ class Relay(threading.Thread):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_daemon_and_rank_0_may_stand_still_at_any_message(world):
     daemon = world.start_daemon()
     relay = Relay(f"ipc://{world.runtime}/relay.sock", world.endpoint)

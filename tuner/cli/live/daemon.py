@@ -88,6 +88,7 @@ def daemon(
     import os
     import sys
 
+    from zerotune.store.errors import printable
     from zerotune.store.parent_process import end_with_parent
     from zerotune.store.paths import default_endpoint
     from zerotune.store.sqlite.database import Retention
@@ -97,9 +98,16 @@ def daemon(
     if ready_fd is not None:
         end_with_parent()
 
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    class OneLine(logging.Formatter):
+        """Names in a message are others': none makes a line of its own."""
+
+        def formatMessage(self, record: logging.LogRecord) -> str:
+            record.message = printable(record.message)
+            return super().formatMessage(record)
+
+    told = logging.StreamHandler()
+    told.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[told])
     shared = fleet_arguments(fleet, contributor, book, book_key)
     if all_users:
         refuse_useless({"--metrics": metrics, "--knowledge-pool": knowledge_pool})

@@ -15,6 +15,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from zerotune.store.atomic_file import users_file
+from zerotune.store.errors import printable
 from zerotune.tuner.offline.chrome_trace.side_by_side import SideBySide
 
 Args = Mapping[str, str | int | float | None]
@@ -138,7 +139,4 @@ def _document(file: Any) -> Iterator[EventFile]:
 
 
 def _printable(value: Any) -> Any:
-    """Text with control characters, marks of writing direction and halves of surrogates as escapes."""
-    if not isinstance(value, str) or value.isprintable():
-        return value
-    return "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in value)
+    return printable(value) if isinstance(value, str) else value
