@@ -35,12 +35,14 @@ def render(lines: Sequence[JobLine], console: Console) -> None:
             f"{one.n_steps:,}",
             one.stage,
             f"[{STYLES[one.end]}]{one.end.value}[/]",
-            _gain(one.gain) + (" (emulated)" if one.emulated and one.gain.saved_us is not None else ""),
+            _gain(one.gain) + (" (emulated)" if one.emulated and one.gain.saved_us is not None else "")
+            if one.n_steps
+            else "-",
         )
     console.print(table)
     if any(one.end is JobEnd.unwatched for one in lines):
         console.print("unwatched: no daemon runs; such a job may train on, and greets the next `zerotune daemon`")
-    if unknown := next((one for one in lines if one.gain.kind is GainKind.unknown), None):
+    if unknown := next((one for one in lines if one.n_steps and one.gain.kind is GainKind.unknown), None):
         why = f"{titled(unknown.job_id, unknown.name)}: {unknown_gain(unknown.gain)}"
         console.print(why, style="dim", markup=False, highlight=False, soft_wrap=True)
 
