@@ -40,6 +40,8 @@ FABRIC = "few_sms_node"
 """NCCL's own choice loses there whoever decides, its library or our model of it."""
 N_RANKS = 2
 N_STEPS = 500
+LEAST_FREE_BYTES = 1 << 16
+"""With less a disk is full: logs end in the middle then, and do not tell."""
 STALLS_AFTER_S = 300
 """Without a step for so long a run is given up; a busy machine may take as long as it likes."""
 _OUTPUTS = (
@@ -183,6 +185,8 @@ def _train(
             raise
     wall_s = time.monotonic() - began
     if returncode != 0:
+        if shutil.disk_usage(out).free < LEAST_FREE_BYTES:
+            raise UserError(f"training with the {label} failed: no room is left at {out}", "make some, or name another")
         words = log.read_text(errors="replace").strip().splitlines()[-1:]
         raise UserError(f"training with the {label} failed: {' '.join(words)}", f"see {log}")
     lines = [json.loads(line) for line in losses.read_text().splitlines()]

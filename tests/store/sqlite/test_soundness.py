@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
 import sqlite3
 import struct
 import subprocess
@@ -19,6 +21,7 @@ from zerotune.store.errors import StoreError, StoreLockedError
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from zerotune.store.sqlite import soundness
 from zerotune.store.sqlite.database import Store
+from zerotune.tuner import cli
 
 PAGE_BYTES = 4096
 N_ROWS = 5000
@@ -246,6 +249,24 @@ def test_the_commands_say_in_exit_codes_and_numbers(written):
     assert (code, json.loads(text)["tables"]) == (0, found["tables"])
     assert Path(json.loads(text)["kept"]).exists()
     assert zerotune("store", "check", str(written))[0] == 0
+
+
+def test_a_check_that_a_batch_system_ends_leaves_no_copy_of_the_store(written, tmp_path, monkeypatch):
+    """The copy may have gigabytes."""
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(copies))
+    seen = []
+
+    def end(*_):
+        seen.extend(copies.rglob("*.db"))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("zerotune.store.sqlite.soundness.salvage", end)
+    monkeypatch.setattr(sys, "argv", ["zerotune", "store", "check", str(written)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert (left.value.code, len(seen), list(copies.iterdir())) == (130, 1, [])
 
 
 def test_another_applications_database_is_neither_checked_nor_repaired(tmp_path):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json
+from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json, sigterm_like_ctrl_c
 from zerotune.tuner.cli.paths import output_file, store_path
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def backup(
     from zerotune.store.sqlite.backup import back_up
 
     path = store_path(source)
-    n_bytes = back_up(path, output_file(out, over_database=True), may_overwrite=overwrite)
+    with sigterm_like_ctrl_c():  # what is half written goes away
+        n_bytes = back_up(path, output_file(out, over_database=True), may_overwrite=overwrite)
     if as_json:
         print_json({"store": str(path), "backup": str(out), "n_bytes": n_bytes})
         return
@@ -69,7 +70,8 @@ def check(context: typer.Context, path: Checked = None, named: StorePath = None,
     from zerotune.store.sqlite import soundness
 
     chosen = _chosen(context, path, named)
-    found = soundness.check(chosen)
+    with sigterm_like_ctrl_c():  # its copy of the store goes away
+        found = soundness.check(chosen)
     if as_json:
         print_json({"store": str(chosen), "is_sound": found.is_sound, **_asdict(found)})
     else:
@@ -92,7 +94,8 @@ def repair(context: typer.Context, path: Checked = None, named: StorePath = None
     from zerotune.store.sqlite import soundness
 
     chosen = _chosen(context, path, named)
-    done = soundness.repair(chosen)
+    with sigterm_like_ctrl_c():
+        done = soundness.repair(chosen)
     if as_json:
         print_json({"store": str(chosen), "kept": None if done.kept is None else str(done.kept), **_asdict(done.found)})
         return

@@ -27,7 +27,6 @@ WHY: Final = {
     Why.budget: "for which --budget had no sample left",
     Why.known: "that an earlier sweep measured",
     Why.broken: "that broke before, or whose kind did",
-    Why.ended: "whose turn did not come",
 }
 MAX_NAMED: Final = 4
 LEFT_OUT_IF_NARROW = ("collective", "95 %", "algbw", "n")
@@ -105,7 +104,7 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
 
 
 def _why_unvisited(unvisited: Sequence[Unvisited]) -> Iterator[str]:
-    """A line for each reason: how many settings, and which, where they are few."""
+    """A line for each reason: how many settings, and which, where they are few; that a sweep was cut is said apart."""
     for why, words in WHY.items():
         found = [one for one in unvisited if one.why is why]
         if not found:
