@@ -4,6 +4,7 @@ ZerotuneError
 ├── UserError            a mistake before training starts: one sentence, a remedy, exit code 2
 │   ├── FabricError          a fabric file with nonsense
 │   ├── TraceError           a trace that is not one, or a broken one
+│   │   └── TraceAccessError     the system does not let it be read
 │   ├── PlanError            a plan with an illegal cell or overlapping rows
 │   ├── BookError            a book of the fleet that is none, is damaged, or is not signed by the pinned key
 │   ├── UntrustedError       at the daemon's address there is, or could be, another user's
@@ -53,6 +54,10 @@ class FabricError(UserError):
 
 class TraceError(UserError):
     """A trace file is not of the format it claims, or is broken."""
+
+
+class TraceAccessError(TraceError):
+    """The system does not let a trace file be read: what is in it nobody knows."""
 
 
 class PlanError(UserError):

@@ -13,7 +13,7 @@ from typing import IO, Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from zerotune.store.errors import TraceError
+from zerotune.store.errors import TraceAccessError, TraceError
 from zerotune.tuner.traces.records import Summary
 from zerotune.tuner.traces.unpacking import FREE_BYTES, PACKED_CHUNK_BYTES, UnpackedSize
 
@@ -78,7 +78,7 @@ def opened(path: Path) -> Iterator[Readable]:
             raw.seek(0)
             yield _Unpacked(raw, UnpackedSize(path)) if magic == _GZIP_MAGIC else raw
     except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}", "check the file's permissions") from None
+        raise TraceAccessError(f"{path} cannot be read: {error.strerror}", "check the file's permissions") from None
     except zlib.error as error:
         raise TraceError(f"{path} is damaged: {error}", "copy it again") from None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from zerotune.store.counted import counted
-from zerotune.store.errors import TraceError, UserError
+from zerotune.store.errors import TraceAccessError, TraceError, UserError
 from zerotune.store.records import Candidate, Collective, Observation
 from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
 from zerotune.tuner.traces.formats import Format, by_name, detect
@@ -264,8 +264,9 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
         except TraceError as error:
             left_out.append(file.name)  # a README beside the traces, for example
             refusals.append(error)
-    if not files and len(refusals) == 1:
-        raise refusals[0]
+    denied = [error for error in refusals if isinstance(error, TraceAccessError)]
+    if not files and (denied or len(refusals) == 1):
+        raise [*denied, *refusals][0]
     if not files:
         raise TraceError(f"{path} holds no trace of a known format", "docs/reference/traces.md lists the formats")
     first = {file_format.name: file for file, file_format in reversed(files)}

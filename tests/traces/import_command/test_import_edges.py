@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -16,7 +18,7 @@ from import_runs import OLD_NCCL_TESTS
 from trace_samples import INSPECTOR, TUNER_CSV
 
 from zerotune.agent.observing.trace_log import TraceLog
-from zerotune.store.errors import TraceError
+from zerotune.store.errors import TraceAccessError, TraceError
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol, Source
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
@@ -44,6 +46,18 @@ def test_a_cut_file_says_so(tmp_path: Path):
     assert len(rows) == len(all_rows) - 1
     assert "is cut" in notes[0]
     assert "cut" in records_of(packed)[1][0]
+
+
+@pytest.mark.parametrize("name", ["a.json", "job.rank00000.zttrace"])
+def test_what_the_system_does_not_let_us_read_is_neither_damaged_nor_unknown(tmp_path: Path, name: str):
+    """Permissions do not hold for root; this file nobody can read."""
+    for file in (name, f"b{name}"):
+        (tmp_path / file).symlink_to("/proc/self/mem")
+    with pytest.raises(TraceAccessError, match=os.strerror(errno.EIO)):
+        read_trace(tmp_path)
+    words = [sys.executable, "-m", "zerotune.tuner.cli", "import", str(tmp_path), "--store", str(tmp_path / "s.db")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, os.strerror(errno.EIO) in done.stderr) == (2, True)
 
 
 def test_a_trace_that_was_killed_says_so_in_replay(tmp_path: Path):

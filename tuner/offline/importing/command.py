@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zerotune.agent.nccl.catalog import parse_algorithm, parse_protocol
-from zerotune.store.errors import TraceError, UserError
+from zerotune.store.errors import TraceAccessError, TraceError, UserError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import candidate_of
@@ -265,6 +265,8 @@ def _opened(path: Path, format_name: str | None, collective: Collective | None) 
 def _read_by_its_name(path: Path, summary: Summary) -> Iterator[Block]:
     try:
         yield from OWN.read(path, summary)
+    except TraceAccessError:
+        raise
     except TraceError as error:
         remedy = "copy it again from where it was written"
         raise TraceError(f"{path.name} is damaged ({error.problem})", remedy) from error

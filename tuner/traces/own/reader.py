@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 import msgspec
 import numpy as np
 
-from zerotune.store.errors import TraceError
+from zerotune.store.errors import TraceAccessError, TraceError
 from zerotune.store.trace_format import (
     MAX_MEMBER_BYTES,
     STEP_FIELDS,
@@ -111,12 +111,13 @@ def iter_members(path: Path) -> Generator[TraceMember, None, None]:
 
     Raises:
         TraceError: as `read_own`.
+        TraceAccessError: the system does not let it be read.
     """
     try:
         with path.open("rb") as file:
             yield from _checked(_unpacked(file, path), path)
     except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
+        raise TraceAccessError(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
 
 
 def record_array(block: RecordBlock, path: Path) -> np.ndarray[Any, Any]:
