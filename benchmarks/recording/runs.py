@@ -76,7 +76,7 @@ RUNS: Final = (
     Run("advise_error", "advise_error --torch", shown=("memory_error_median", "memory_error_median_torch")),
     Run("zero_paper", "zero_paper"),
     Run("owner_broadcasts", "owner_broadcasts --quick"),
-    Run("advise_emulated", "advise_emulated", timeout_s=4 * 3600.0, shown=("autotuned_steps_most",)),
+    Run("advise_emulated", "advise_emulated", timeout_s=4 * 3600.0, shown=("autotuned_steps_most", "gain_error_p90")),
     Run(
         "late_ranks",
         "late_ranks --jobs 25 --nobody-jobs 75 --seed 30000",  # seeds that nothing was changed after

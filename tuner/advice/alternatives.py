@@ -123,7 +123,7 @@ def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfigura
         ratios.append(seconds_per_sequence(other, running) / seconds_per_sequence(other, changed))
     same_blocks = msgspec.structs.replace(running, bucket_bytes=changed.bucket_bytes, prefetch=changed.prefetch)
     constants = problem.constants
-    overlap_spread = constants.overlap_error * abs(math.log(expected))
+    overlap_spread = constants.overlap_error * abs(math.log(expected)) + constants.overlap_floor
     error = math.exp(overlap_spread if changed == same_blocks else constants.comparison_spread)
     return Range(min(ratios) / error - 1, expected - 1, max(ratios) * error - 1)
 

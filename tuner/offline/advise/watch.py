@@ -133,7 +133,8 @@ def _where_ranges_come_from(problem: Problem) -> str:
         f" ({'measured' if known.compute_factor else 'assumed'}), the network {network:.0%}"
         f" ({'measured' if known.network_factor else 'assumed'}), and a comparison"
         f" {math.expm1(constants.comparison_spread):.0%} as in published runs, or"
-        f" {constants.overlap_error:.0%} of the gain where only bucket or prefetch change"
+        f" {constants.overlap_error:.0%} of the gain and {math.expm1(constants.overlap_floor):.0%} of the step where"
+        " only bucket or prefetch change"
     )
 
 
