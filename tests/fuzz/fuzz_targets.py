@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -15,18 +16,28 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
+from unittest.mock import patch
 
 from zerotune.agent.nccl import fabric, library
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.store import wire
-from zerotune.store.errors import FabricError, PlanError, TraceError, UserError, WireError
+from zerotune.store.errors import BookError, FabricError, PlanError, TraceError, UserError, WireError
+from zerotune.store.knowledge_pool import KnowledgePool
 from zerotune.store.plan_file import read_plan
 from zerotune.store.records import CommunicatorClass
 from zerotune.store.sqlite.rows.measurements import well_formed
 from zerotune.store.trace_format import TRACE_SUFFIX
+from zerotune.tuner.advice.models.huggingface import read_config
+from zerotune.tuner.fingerprint.encoding.arrays import from_bytes as weights_from_bytes
+from zerotune.tuner.fingerprint.encoding.features import FEATURES_VERSION
+from zerotune.tuner.fleet.book import opened as open_book
+from zerotune.tuner.fleet.objects import NotOurs
+from zerotune.tuner.fleet.objects import unpack as unpack_object
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.offline.export import read_nvidia_csv
+from zerotune.tuner.offline.jobs.summary import read_summary
 from zerotune.tuner.offline.replay.plans import plan_rows
 from zerotune.tuner.offline.tuner_tables import read_ncclx
 from zerotune.tuner.service.service import Reply, Service
@@ -35,6 +46,9 @@ from zerotune.tuner.traces.formats import FORMATS
 from zerotune.tuner.traces.measuring import UserFacts
 from zerotune.tuner.traces.records import MAX_BYTES
 
+POOL_NAME: Final = hashlib.sha256(b"fabric").hexdigest()[:32] + ".msgpack"
+POOL_READERS: Final = (Path(__file__).parent / "corpus" / "agent_messages" / "seed-6").read_bytes()
+"""What ranks say to the brain that starts from a pool."""
 RECORDED_FABRIC: Final = (fabric.FABRICS_DIR / "rtx5090_loopback.toml").read_bytes()
 MAX_MESSAGES: Final = 24
 MAX_TICKS: Final = 200
@@ -115,10 +129,15 @@ class KeptStore:
 
 def agent_messages(data: bytes) -> None:
     """What ranks and other nodes' daemons send, to a whole service with a brain; its answers must be readable."""
+    serve(data, Knowledge.empty())
+
+
+def serve(data: bytes, known: Knowledge) -> None:
+    """These messages, to a service whose brains know so much."""
     now_s = 1e9
 
     def make_brain(job_id, fabric_id, facts, knowledge):
-        return Brain(job_id, fabric_id, facts, Knowledge.empty(), BrainSettings(), lambda: now_s)
+        return Brain(job_id, fabric_id, facts, knowledge, BrainSettings(), lambda: now_s)
 
     service = Service(KeptStore(), make_brain, lambda: now_s, wire.Welcome(1, "fuzz"))
     fabric_ids: set[str] = set()
@@ -147,7 +166,7 @@ def agent_messages(data: bytes) -> None:
         answered(service.handle(bytes([first % N_SENDERS]), message, records))
         if isinstance(message, wire.Hello) and message.fabric_id not in fabric_ids:
             fabric_ids.add(message.fabric_id)
-            service.model_ready(message.fabric_id, Knowledge.empty())
+            service.model_ready(message.fabric_id, known)
     status = wire.StatusReply(1, "fuzz", "", "", 0.0, 0, 0, jobs=service.jobs())
     assert len(wire.decode_daemon(wire.encode(status)).jobs) == len(service.jobs())
     service.close()
@@ -227,6 +246,8 @@ def tuner_rules(data: bytes) -> None:
             read_ncclx(path)
         with contextlib.suppress(PlanError):
             plan_rows(path)
+    with given_file("rules.json", data) as path, contextlib.suppress(PlanError):
+        read_ncclx(path)
 
 
 def fabric_file(data: bytes) -> None:
@@ -250,6 +271,58 @@ def fabric_points(data: bytes) -> None:
     """The CSV of measured points beside a fabric."""
     with given_file("points.csv", data):
         fabric_file(re.sub(rb"(?m)^recorded = .*", b'recorded = "points.csv"', RECORDED_FABRIC))
+
+
+def model_config(data: bytes) -> None:
+    """A Hugging Face configuration, which `zerotune advise` reads."""
+    with given_file("config.json", data) as path, contextlib.suppress(UserError):
+        assert read_config(path).n_parameters > 0
+
+
+def run_summary(data: bytes) -> None:
+    with given_file("summary.json", data) as path, contextlib.suppress(UserError):
+        read_summary(path)
+
+
+def pool_file(data: bytes) -> None:
+    """What another user of the node shares, and a job whose brain starts from it."""
+    folder = FOLDER / "pool" / str(os.getuid())
+    folder.mkdir(parents=True, exist_ok=True)
+    others = os.getuid() + 1
+    with given_file(f"pool/{os.getuid()}/{POOL_NAME}", data), patch("os.getuid", return_value=others):
+        statistics, by_job = KnowledgePool(FOLDER / "pool").with_others("fabric", [], [])
+    if statistics or by_job:
+        serve(POOL_READERS, Knowledge(statistics, by_job=by_job))
+
+
+def kept_model(data: bytes) -> None:
+    """A model of a store."""
+    with contextlib.suppress(ValueError):
+        Baked.from_bytes(data)
+
+
+def stage_weights(data: bytes) -> None:
+    """Weights of an encoder, of a store or a file."""
+    with contextlib.suppress(ValueError):
+        weights_from_bytes(data, FEATURES_VERSION)
+
+
+def fleet_object(data: bytes) -> None:
+    """Measurements below the fleet's URL; whoever writes them names them by their hash."""
+    place = f"v1/fabric=fabric/day=2026-01-01/{hashlib.sha256(data).hexdigest()}.parquet"
+    with contextlib.suppress(NotOurs):
+        table, described = unpack_object(place, data)
+        assert table.num_rows > 0
+        assert described.fabric_id == "fabric"
+
+
+def book(data: bytes) -> None:
+    """A book of the fleet that nobody has signed."""
+    with contextlib.suppress(BookError):
+        found = open_book(data, "book")
+        for cell in found.winners():
+            assert cell.key.size_class >= 0
+            assert cell.bytes_range[0] > 0
 
 
 def _stamps() -> Iterator[int]:
@@ -305,6 +378,13 @@ TARGETS: Final = {
     ),
     "fabric_points": Target(fabric_points, 4096, _CSV),
     "topology_file": Target(topology_file, 8192, _XML),
+    "model_config": Target(model_config, 4096, _JSON),
+    "run_summary": Target(run_summary, 4096, _JSON),
+    "pool_file": Target(pool_file, 4096, _MSGPACK),
+    "kept_model": Target(kept_model, 16384, (b"PK\x01\x02", b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY\x01\x00", b"|O")),
+    "stage_weights": Target(stage_weights, 8192, _MSGPACK),
+    "book": Target(book, 8192, _JSON),
+    "fleet_object": Target(fleet_object, 16384, (b"PAR1", b"zerotune.fleet", b"zerotune.fabric", *_JSON)),
     "packed_file": Target(packed_file, 4096, (b"\x1f\x8b\x08\0\0\0\0\0\0\xff",)),
     "import_any": Target(importing(None), 8192, (*_JSON, b"traceEvents", b"pg_config", b'"schema"', b"busbw")),
     **{f"import_{one.name}": Target(importing(one.name), 8192, _LANGUAGES.get(one.name, _JSON)) for one in FORMATS},

@@ -25,19 +25,29 @@ from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store import plan_file, wire
+from zerotune.store.knowledge_pool import Shared
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
     Candidate,
+    CandidateStatistics,
     Collective,
     CommunicatorClass,
+    DecisionKey,
     FirstLook,
     Phase,
     Plan,
     PlanRow,
     Protocol,
     StepRecord,
+    size_class,
 )
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
+from zerotune.tuner.fingerprint.encoding.arrays import to_bytes
+from zerotune.tuner.fingerprint.encoding.features import FEATURES_VERSION
+from zerotune.tuner.fleet.book import Cell, Contributor, FabricLine, Head, Skipped, sealed
+from zerotune.tuner.fleet.objects import Fabric, pack
+from zerotune.tuner.modeling.correction.baked import RUNGS, Baked
 
 HERE: Final = Path(__file__).parent
 CORPUS: Final = HERE / "corpus"
@@ -256,6 +266,66 @@ def _encloses(one: Mapping[str, Any], launch: Mapping[str, Any]) -> bool:
     return of_thread and one["ts"] <= launch["ts"] <= one["ts"] + one.get("dur", 0)
 
 
+def model_configs() -> Iterator[bytes]:
+    usual = {
+        "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 100,
+        "num_key_value_heads": 2, "intermediate_size": 128, "max_position_embeddings": 256,
+    }  # fmt: skip
+    for more in (
+        {"tie_word_embeddings": True},
+        {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+        {"model_type": "vit", "image_size": 224, "patch_size": 16, "id2label": {"0": "cat"}},
+        {"model_type": "t5", "d_model": 64, "num_heads": 4, "num_layers": 2, "d_ff": 128, "d_kv": 16},
+        {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
+    ):
+        yield json.dumps(usual | more).encode()
+
+
+def run_summaries() -> Iterator[bytes]:
+    steps = [{"step": 1, "duration_us": 10.5, "exposed_us": 1.0, "loss_hex": "0x1p+0", "epoch": 1}]
+    yield json.dumps({"steps": steps, "label": "a", "emulated": True, "fabric": "boxes", "n_ranks": 2}).encode()
+
+
+def pool_files() -> Iterator[bytes]:
+    place = CommunicatorClass(2, 1)
+    lines = [
+        CandidateStatistics(
+            DecisionKey(place, Collective.all_gather, Phase.forward_gather, size_class(4096)),
+            candidate, candidate.is_baseline, 20, 50.0 - at, 51.0 - at, 2.0, 48.0 - at, 0.0,
+        )
+        for at, candidate in enumerate((BASELINE, Candidate(Algorithm.ring, Protocol.ll, 2)))
+    ]  # fmt: skip
+    for by_job in ([], [lines]):
+        yield msgspec.msgpack.encode(Shared(1, "fabric", lines, by_job))
+
+
+def kept_models() -> Iterator[bytes]:
+    grid = np.full((1, 1, 2, len(RUNGS), 3), 0.1, np.float32)
+    yield Baked(np.array([[2, 1]]), np.array([2]), np.array([[1, 0], [1, 2]]), 40, grid, grid).to_bytes()
+
+
+def stage_weights() -> Iterator[bytes]:
+    yield to_bytes("ngram", FEATURES_VERSION, {"a": np.zeros((2, 3)), "b": np.ones(4)})
+
+
+def books() -> Iterator[bytes]:
+    cell = Cell(
+        fabric_id="fabric", nccl_version=22809, tuner_abi=5, n_ranks=16, n_nodes=2, collective="all_gather",
+        phase="other", size_class=80, algorithm="ring", protocol="ll", n_channels=8, is_default=False, median_us=10.0,
+        spread=0.1, between_jobs=0.1, n_calls=100, n_jobs=4, n_contributors=2, gain=0.1, gain_std=0.01, is_winner=True,
+    )  # fmt: skip
+    of_fabric = (FabricLine("fabric", {"gpu": "H100"}), Contributor(fabric_id="fabric", name="node"))
+    yield sealed((Head("url", 1, "zerotune 0", 1, 100, 4), *of_fabric, Skipped("x", "damaged"), cell), None)
+
+
+def fleet_objects() -> Iterator[bytes]:
+    block = np.zeros(4, MEASUREMENT)
+    block["n_ranks"], block["n_nodes"], block["collective"], block["algorithm"], block["n_channels"] = 16, 2, 2, 1, 8
+    block["message_bytes"], block["duration_us"], block["step"], block["timing_source"] = 1 << 20, 100.0, range(4), 1
+    facts = {"nccl_version": 22809, "gpu": "H100"}
+    yield pack("node", Fabric("fabric", facts), ["job"], np.zeros(4, np.int64), block, 1_767_225_600).data
+
+
 def plugin_programs() -> Iterator[bytes]:
     """Programs of target.c: a communicator's life under each pair of interfaces."""
     ring_row = struct.pack("<QQIIBBBBB3x", 1024, 1 << 20, 16, 2, 2, 0, 1, 2, 8)
@@ -281,6 +351,13 @@ def seeds() -> dict[str, list[bytes]]:
         ],
         "topology_file": list(topology_files()),
         "packed_file": list(packed_files()),
+        "model_config": list(model_configs()),
+        "run_summary": list(run_summaries()),
+        "pool_file": list(pool_files()),
+        "kept_model": list(kept_models()),
+        "stage_weights": list(stage_weights()),
+        "book": list(books()),
+        "fleet_object": list(fleet_objects()),
         "plugin": list(plugin_programs()),
     }
     formats = [name.removeprefix("import_") for name in fuzz_targets.TARGETS if name.startswith("import_")]

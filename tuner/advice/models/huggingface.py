@@ -106,8 +106,10 @@ def _bert(fields: _Fields) -> ModelShape:
 
 def _vit(fields: _Fields) -> ModelShape:
     patches = fields.count("image_size", default=224) // fields.count("patch_size", default=16)
+    labels = fields.raw.get("id2label")
+    n_labels = len(labels) if isinstance(labels, dict) and labels else 1000
     return _decoder(
-        _Fields(fields.where, {"vocab_size": len(fields.raw.get("id2label") or range(1000)), **fields.raw}),
+        _Fields(fields.where, {"vocab_size": n_labels, **fields.raw}),
         n_context=patches**2 + 1,
         learned_positions=True,
         causal=False,
@@ -169,7 +171,7 @@ def read_config(path: Path) -> ModelShape:
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}", "give a model's config.json") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is no JSON: {error}", "give a model's config.json") from error
     return from_config(raw, str(path))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import zipfile
+import zlib
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -173,6 +174,8 @@ class Baked:
             raise ValueError(f"model of {len(blob)} bytes is over the limit of {_MAX_BLOB_BYTES}")
         try:
             with np.load(io.BytesIO(blob), allow_pickle=False) as archive:
+                if sum(member.file_size for member in archive.zip.infolist()) > len(blob):
+                    raise ValueError("model is packed, which ours are not")
                 arrays: dict[str, npt.NDArray[Any]] = {name: archive[name] for name in archive.files}
             version, first = int(arrays["version"][0]), int(arrays["first_class"][0])
             if version != BAKED_VERSION:
@@ -185,7 +188,10 @@ class Baked:
                 arrays["mean"].astype(np.float32),
                 arrays["std"].astype(np.float32),
             )
-        except (KeyError, IndexError, OSError, EOFError, TypeError, OverflowError, zipfile.BadZipFile) as error:
+        except (
+            *(KeyError, IndexError, AttributeError, OSError, EOFError, TypeError, OverflowError, MemoryError),
+            *(RuntimeError, zlib.error, zipfile.BadZipFile),  # what a flipped bit asks of the archive
+        ) as error:
             raise ValueError(f"model cannot be read: {error}") from error
 
     def _nearest(self, communicator: CommunicatorClass) -> int:

@@ -58,7 +58,7 @@ def read_summary(path: Path) -> RunSummary:
         return summary if summary.label else msgspec.structs.replace(summary, label=path.stem)
     except OSError as error:
         raise UserError(f"cannot read the run summary {path}: {error.strerror}", "check the path") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a run summary: {error}", "use one written by --summary") from error
 
 
