@@ -6,6 +6,7 @@ import contextlib
 import os
 import posixpath
 import re
+import urllib.parse
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ class Storage:
             raise UserError(f"{shown(url)} can only be read", "name a directory, or s3://BUCKET/PREFIX ...")
         self.url = url
         self._is_local = protocol in ("file", "local")
+        self._is_web = protocol in READ_ONLY
         self._found: tuple[Any, str] | None = None
 
     def put(self, path: str, data: bytes) -> None:
@@ -69,7 +71,7 @@ class Storage:
             Exception: whatever the file system raises.
         """
         files, root = self._open()
-        with files.open(posixpath.join(root, path) if path else root, "rb") as file:
+        with files.open(self._below(root, path) if path else root, "rb") as file:
             found: bytes = file.read(max_bytes + 1)
         return found
 
@@ -80,7 +82,7 @@ class Storage:
             Exception: whatever the file system raises.
         """
         files, root = self._open()
-        return files.open(posixpath.join(root, path), "rb")
+        return files.open(self._below(root, path), "rb")
 
     def walk(self, below: str) -> Iterator[str]:
         """Paths of all files below a folder, sorted; none where there is no such folder. Hidden ones are left out.
@@ -91,9 +93,14 @@ class Storage:
         files, root = self._open()
         with contextlib.suppress(FileNotFoundError):
             files.invalidate_cache()
-            for path in sorted(files.find(posixpath.join(root, below))):
+            for path in sorted(files.find(self._below(root, below))):
                 if not posixpath.basename(path).startswith("."):
-                    yield posixpath.relpath(path, root)
+                    found = posixpath.relpath(path, root)
+                    yield urllib.parse.unquote(found) if self._is_web else found
+
+    def _below(self, root: str, path: str) -> str:
+        """Names of ours have signs that a web address must escape, and does where a server lists it."""
+        return posixpath.join(root, urllib.parse.quote(path) if self._is_web else path)
 
     def _open(self) -> tuple[Any, str]:
         if self._found is None:

@@ -1,0 +1,57 @@
+"""Books and objects that a web server shows: they are read there, as by every other protocol."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from zerotune.store.errors import BookError
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+pytest.importorskip("cryptography")
+pytest.importorskip("aiohttp")
+from zerotune.tuner.fleet.building import build
+from zerotune.tuner.fleet.objects import Fabric, pack
+from zerotune.tuner.fleet.reading import read_book
+from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
+from zerotune.tuner.fleet.storage import Storage
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """A folder, as `python -m http.server` shows it."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Of `tmp_path`, by HTTP."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path)) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_book_is_read_and_built_from_a_web_server(tmp_path: Path, url: str) -> None:
+    for node in range(3):
+        block = measured(40, seed=node)
+        of = Fabric("a fabric/with=signs", FACTS)
+        packed = pack(f"node{node}", of, ["job"], np.zeros(len(block), np.int64), block, 1_800_000_000)
+        Storage(str(tmp_path / "fleet"), writes=True).put(*packed)
+    key = Verifier.of(make_key(tmp_path / "key"))
+    built = build(f"{url}/fleet", tmp_path / "book", signer=Signer.from_file(tmp_path / "key"))
+    assert (built.book.head.n_rows, built.book.skipped) == (3 * len(block), ())
+    assert read_book(f"{url}/book", key) == built.book
+    with pytest.raises(BookError):
+        read_book(f"{url}/no-book", key)
