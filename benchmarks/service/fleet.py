@@ -8,6 +8,8 @@
   (of 200 nodes in five seconds with --quick, at a higher rate so); object_write_p99_ms of one, and lost_rows.
 * steps_to_book_plan: a book of these objects is built and signed, and a daemon that never measured anything reads it.
   In which step of a job (steps of half a second) a setting runs that won elsewhere.
+* book_rows_per_s, book_peak_mib: of ten million rows (a million with --quick), as `book_build` measures it, which tries
+  more of them.
 
 With --nodes N the metrics are named for N nodes. Run: python -m benchmarks fleet [--quick] [--json] [--nodes N]
 """
@@ -47,6 +49,7 @@ from benchmarks.lib.fleet.fleet_nodes import (
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.lib.simulated.brain_world import Call, World
+from benchmarks.service import book_build
 from zerotune.agent.nccl import fabric
 from zerotune.store import wire
 from zerotune.store.records import (
@@ -76,6 +79,8 @@ WRITE_EVERY_S, WRITE_EVERY_S_QUICK = 60.0, 5.0
 N_WRITERS_QUICK: Final = 200
 """Each a thread of this process; in five seconds they write more objects a second than a thousand in a minute."""
 N_STEPS: Final = 30
+BOOK_ROWS_QUICK: Final = 1_000_000
+BOOK_MEMORY_MB: Final = 4096
 N_DIFFERENT: Final = 48
 """Jobs whose measurements are drawn anew; the others are these again, on faster or slower networks."""
 FABRIC: Final = "ethernet_boxes"
@@ -383,6 +388,15 @@ class SmallJob:
         self._sockets[rank].send_multipart(wire.encode(message, records))
 
 
+# ---- a book of more than that -------------------------------------------------------------------------------
+
+
+def merge(folder: Path, n_rows: int) -> list[Result]:
+    """How fast `zerotune book build` merges, and in how much memory."""
+    shown = ("book_rows_per_s", "book_peak_mib")
+    return [one for one in book_build.measure(folder, n_rows, BOOK_MEMORY_MB) if one.metric in shown]
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -406,6 +420,7 @@ def main() -> None:
         n_writers = min(arguments.nodes, N_WRITERS_QUICK) if arguments.quick else arguments.nodes
         results += write(Path(name, "fleet"), arguments.nodes, n_writers, every_s)
         results += start_with_book(new, Path(name, "fleet"))
+        results += merge(Path(name, "rows"), BOOK_ROWS_QUICK if arguments.quick else book_build.N_ROWS)
     report("fleet", results, as_json=arguments.json)
 
 
