@@ -24,7 +24,8 @@ def rotated(codes: list[int]) -> tuple[int, ...]:
     n = len(codes)
     period = next(p for p in range(1, n + 1) if n % p == 0 and codes[p:] + codes[:p] == codes)
     cycle = codes[:period]
-    return min(tuple(cycle[i:] + cycle[:i]) for i in range(period))
+    first = min(cycle)
+    return min(tuple(cycle[at:] + cycle[:at]) for at, code in enumerate(cycle) if code == first)
 
 
 def test_recordings_with_the_same_sequence_have_the_same_label(recordings: list[Sequence]) -> None:
