@@ -4,7 +4,7 @@
 # make wheel into dist/: the sources, a wheel for Linux on x86-64 with the libraries in C, and one for any platform
 # make test-versions  does the wheel work with each Python found here and each torch release? Gigabytes and an hour.
 # make rehearse  unmodified GPU scripts with torch's CUDA builds on a mock GPU: tens of gigabytes and hours, once
-# make test-cluster  the worked example of the docs and all of deploy/ in a real Slurm on loopback: as root, three minutes
+# make test-cluster  installs Slurm and runs all of deploy/ in it on loopback, not the worked example alone: as root, 3 minutes
 # make fuzz MINUTES=10  coverage-guided fuzzing of everything that reads bytes of others
 # make setup only the environment; `make clean` leaves what it downloads into ~/.cache/zerotune
 
@@ -35,7 +35,7 @@ test: .venv/.test-ready
 # Others of deploy/ are skipped where their tools are missing: `pip install -e .[cluster]`.
 test-cluster: .venv/.test-ready
 	command -v slurmctld || apt-get install --yes slurmctld slurmd munge
-	$(BIN)/python -m pytest -m slow tests/deploy
+	$(BIN)/python -m pytest -m "slow or not slow" tests/deploy
 
 # What reaches new code is kept in build/fuzz for the next time; what crashes is in build/fuzz/crashes.
 MINUTES ?= 10

