@@ -54,7 +54,7 @@ def cluster() -> Iterator[SlurmCluster]:
 def test_the_other_node_starts_with_what_the_first_learned(cluster: SlurmCluster) -> None:
     here = cluster.folder / "checkout"
     here.mkdir()
-    for name in ("deploy", "zero_runtime"):
+    for name in ("agent", "deploy", "zero_runtime"):
         (here / name).symlink_to(ROOT / name)
     commands = ["bash", "-euxo", "pipefail", "-c", blocks("sh")]
     done = subprocess.run(
