@@ -206,14 +206,15 @@ def _of_part(jobs: JobsRead, job: JobRecord, steps: Sequence[StepRecord], planne
     first, last = _untuned(steps), settled_of(planned)
     if len(last) < MIN_STEPS:
         n_needed = int(MIN_STEPS / SETTLED_SHARE)
-        ran = f"{len(planned)} timed steps ran under a plan and {len(first)} before it under NCCL's own choice"
+        n_planned = counted(len(planned), "timed step")
+        ran = f"{n_planned} ran under a plan and {len(first)} before it under NCCL's own choice"
         return BeforeAfter([], f"{TOO_FEW}: only {ran}; {n_needed} and {MIN_STEPS} are needed", "Train for longer")
     if len(first) >= MIN_STEPS:
         explanation = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
         return replace(_compared(first, last, explanation), remedy=STARTS_DIFFER)
     few = (
-        f"only {len(first)} timed steps of this job ran under NCCL's own choice before its first plan, {MIN_STEPS} are"
-        " needed"
+        f"only {counted(len(first), 'timed step')} of this job ran under NCCL's own choice before its first plan,"
+        f" {MIN_STEPS} are needed"
     )
     others, more = _earlier(jobs, job, first) if len(first) >= MIN_OWN_STEPS else ([], [])
     if not others:
