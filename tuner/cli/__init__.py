@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import sqlite3
 import sys
@@ -111,6 +112,7 @@ def _explain_usage(error: Any) -> int:
         return 2
     path = error.ctx.command_path if error.ctx is not None else "zerotune"
     problem = " ".join(error.format_message().split()).rstrip(".") + _value_of(error)
+    problem = re.sub("unable to parse string as an? (integer|number), ", "", problem)  # pydantic says it twice
     kind = type(error).__name__
     if path.endswith(" launch") and "--" not in sys.argv and kind == "NoSuchOption":
         return _failed(f"{problem}; put `--` before the training command, or see `{path} --help`", 2)

@@ -138,7 +138,7 @@ class Collector(Base):
             n_below = 0
             for limit_us, count in zip((*BUCKETS_US, None), spread.counts, strict=True):
                 n_below += count
-                buckets.append(("+Inf" if limit_us is None else repr(limit_us / 1e6), n_below))
+                buckets.append(("+Inf" if limit_us is None else repr(round(limit_us / 1e6, 8)), n_below))
             durations.add_metric(labels, buckets, spread.sum_us / 1e6)
             n_bytes.add_metric(labels, spread.n_bytes)
         yield durations

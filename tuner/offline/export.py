@@ -224,7 +224,8 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
     remarks = [f"{counted(len(rows), 'row')} of job {file.job_id} written to {out}.", *_HEAD[1:-1], *told]
     if conflicts:
         remarks.append(
-            f"{conflicts} size ranges differ by phase, which the CSV cannot say: their first phase was kept."
+            f"{counted(conflicts, 'size range')} would need a choice for each phase, which the CSV cannot say: the"
+            " first phase's was kept."
         )
     return remarks
 

@@ -67,7 +67,8 @@ def write_table(to: str, rows: Sequence[PlanRow], out: Path) -> list[str]:
         partial.write_text(text, encoding="ascii")
     remarks = [f"{counted(len(kept), 'row')} written to {out}."]
     if n_conflicts:
-        remarks.append(f"{n_conflicts} size ranges differ by phase, which the table cannot say: the first was kept.")
+        ranges = counted(n_conflicts, "size range")
+        remarks.append(f"{ranges} would need a choice for each phase, which the table cannot say: the first was kept.")
     if len(kept) < len(without):
         left_out = counted(len(without) - len(kept), "row")
         remarks.append(f"{left_out} left out, without a counterpart in {to}.")

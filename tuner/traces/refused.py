@@ -39,6 +39,8 @@ def refusal(begin: bytes) -> Refusal | None:
             "is a Chakra graph as JSON, which does not say how many bytes its collectives move",
             "import the protobuf trace that it was made from",
         )
+    if begin.lstrip().startswith(b"{") and b'"zerotune_plan"' in begin[:512]:
+        return Refusal("is a plan: choices, not measurements", _RULES.remedy)
     if begin.startswith(_OTHER_PACKERS):
         return Refusal("is packed in a way that is not read", "unpack it, or pack it with gzip")
     if begin.startswith(b"PAR1"):

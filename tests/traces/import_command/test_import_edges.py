@@ -87,6 +87,7 @@ def tar_of(text: bytes) -> bytes:
         (b"# collective_type,min_bytes,max_bytes,algorithm,protocol\nallreduce,0,1024,ring,ll,-1,-1,-1\n", "rules"),
         (b"gpu_cc,op,dtype,shape_elems,replica_groups,devices_per_group,x\nsm_90,all-reduce,F32,256,1,8,2\n", "XLA"),
         (b"[INFO] [Rank 0] rank=0 | comm op: all_reduce | time (ms): 9.46 | msg size: 678.86 MB | \n", "DeepSpeed"),
+        (b'{\n "zerotune_plan": 1,\n "rows": []\n}', "plan"),
         (tar_of(b"{}"), "archive"),
         (b"PAR1" + bytes(100), "Parquet"),
         (b"SQLite format 3\0" + bytes(100), "SQLite"),
