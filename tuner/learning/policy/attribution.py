@@ -6,7 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,14 +34,6 @@ STRAGGLER_RATE: Final = 0.005
 Place = tuple[CommunicatorClass, int, int, Algorithm | None]
 
 
-class _Absurd(NamedTuple):
-    """Calls of one setting that took more than `ABSURD` times as long as the incumbent."""
-
-    n: int = 0
-    beyond_us: float = 0.0
-    given_back_us: float = 0.0
-
-
 class Attribution:
     """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took.
 
@@ -62,8 +54,8 @@ class Attribution:
         self._on_catastrophe = on_catastrophe
         self._changes = ChangeDetector()
         self._means = StepMeans()
-        self._absurd: dict[int, _Absurd] = {}
-        """By slot."""
+        self._held_us: dict[int, float] = {}
+        """By slot, what its first absurd call took beyond what is charged for it."""
         self._connecting: deque[int] = deque(maxlen=KEPT)
         """Steps that connected something, until their record is here."""
         self._connections_us, self._n_connections = 0.0, 0
@@ -87,7 +79,7 @@ class Attribution:
         """A new regime began: deviations are counted afresh."""
         self._changes.reset()
         self._means.reset()
-        self._absurd.clear()
+        self._held_us.clear()
         self.doubted.clear()
         self.is_suspicious = False
 
@@ -222,17 +214,17 @@ class Attribution:
         for at in np.flatnonzero(is_first & ~is_new).tolist():
             is_first[at] = self._may_connect(int(slots[at]))
         beyond_us = np.where(is_new | is_first, 0.0, extra_us + (1.0 - ABSURD) * usual_us)
-        before_us = np.maximum(evidence.extra_us[slots], 0.0)
+        tried = np.unique(slots)
+        before_us = np.maximum(evidence.extra_us[tried], 0.0)
         np.add.at(evidence.extra_us, slots, extra_us)
-        self._give_back(slots, beyond_us)
-        tried, first = np.unique(slots, return_index=True)
-        self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us[first]).sum()))
+        self._hold(slots, beyond_us)
         says[known] = ~is_new | (excess <= 0.0)
         # Nothing is ten times as slow by itself, but less than that may be the setting's own doing.
         may_be_slow = is_new & (excess > LOG_CATASTROPHE) & (excess <= math.log(ABSURD))
         self.doubted |= {*slots[may_be_slow].tolist()}
         here = says[known]
         says[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here]))
+        self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us).sum()))
         return says
 
     def extra_of(self, step: int) -> float:
@@ -264,18 +256,13 @@ class Attribution:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _give_back(self, slots: Ints, beyond_us: Floats) -> None:
-        """Of a setting's only absurd call no more counts than `ABSURD`, once others were sane; else all of it does."""
-        evidence = self._surrogate.evidence
-        is_absurd = beyond_us > 0.0
-        for slot in {*self._absurd, *slots[is_absurd].tolist()}.intersection(slots.tolist()):
-            here, before = slots == slot, self._absurd.get(slot, _Absurd())
-            n_absurd = before.n + int(np.count_nonzero(here & is_absurd))
-            all_us = before.beyond_us + float(beyond_us[here & is_absurd].sum())
-            n_sane = int(evidence.n_calls[slot]) + int(np.count_nonzero(here)) - n_absurd
-            given_us = all_us if n_absurd == 1 and n_sane >= ENOUGH else 0.0
-            evidence.extra_us[slot] -= given_us - before.given_back_us
-            self._absurd[slot] = _Absurd(n_absurd, all_us, given_us)
+    def _hold(self, slots: Ints, beyond_us: Floats) -> None:
+        """Charge no more than `ABSURD` times the usual time of the first call of a setting that took longer."""
+        extra_us = self._surrogate.evidence.extra_us
+        for slot in np.unique(slots[beyond_us > 0.0]).tolist():
+            absurd_us = beyond_us[(slots == slot) & (beyond_us > 0.0)].tolist()
+            extra_us[slot] += self._held_us.get(slot, -absurd_us[0] if len(absurd_us) == 1 else 0.0)
+            self._held_us[slot] = 0.0 if slot in self._held_us or len(absurd_us) > 1 else absurd_us[0]
 
     def _doubtful(self, slots: Ints, excess: Floats, steps: Ints) -> list[int]:
         """Report what is catastrophically slow; the slots that their calls say nothing about yet.
@@ -305,6 +292,8 @@ class Attribution:
                 if not was_sane:
                     doubtful.append(slot)
                 continue
+            evidence.extra_us[slot] += self._held_us.get(slot, 0.0)
+            self._held_us[slot] = 0.0
             self._on_catastrophe(states[int(evidence.key[slot])], evidence.candidates[slot], math.exp(ratio))
         return doubtful
 
