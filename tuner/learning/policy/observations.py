@@ -5,14 +5,14 @@ evidence is the *step mean*, not the call: a hundred calls of one bad step count
 the slot's running centre first, so that a straggler moves a mean by little.
 
 Neighbouring steps share noise, too: congestion that comes and goes, a neighbour's bursts. Then settings that ran at
-different times differ by what the network did meanwhile. So what seems proven is compared a second time, by generalised
-least squares over the newest steps with noise that fades from step to step: what ran in neighbouring steps says most.
+different times differ by what the network did meanwhile. So what seems proven is compared a second time, over the
+newest steps in which one of the two followed the other.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -38,9 +38,8 @@ CLIP: Final = 6.0
 CLIP_AT_LEAST: Final = 0.1
 DEPTH: Final = 64
 """Units of each key that are compared once more as neighbours."""
-SHARED_VARIANCE: Final = 3.0
-SHARED_REACH: Final = 0.95
-"""What neighbouring steps share then, beside what each has of its own (1), and its correlation from step to step."""
+NEIGHBOURS: Final = 8
+"""Steps next to one another that are taken to share what the network does."""
 MIN_GAIN: Final = 0.005
 """Less (log) is not worth having."""
 _MIXTURE: Final = 0.5
@@ -153,30 +152,6 @@ class Contrast(NamedTuple):
     """Number of pairs of independent units that would say as much; 0 where nothing is known."""
     sigma: float
     """Standard deviation (log) of such a unit."""
-
-
-@lru_cache(maxsize=8)
-def _whitening(steps: bytes) -> Floats:
-    """Matrix that makes units of these steps (counted from the first) independent of one another.
-
-    Keys of one window share it; older ones do not come again, and each is up to 32 KiB.
-    """
-    at = np.frombuffer(steps, np.int64)
-    shared = SHARED_VARIANCE * SHARED_REACH ** np.abs(np.subtract.outer(at, at)).astype(np.float64)
-    return np.linalg.inv(np.linalg.cholesky(shared + np.eye(len(at))))
-
-
-def _by_neighbours(units: Units, first: int, second: int, sigma: float) -> Contrast:
-    """By how much the second slot of a key is faster than the first, by generalised least squares."""
-    slots, of = np.unique(units.slots, return_inverse=True)
-    whiten = _whitening((units.steps - units.steps[0]).tobytes())
-    design, values = whiten @ np.eye(len(slots))[of], whiten @ units.values
-    inverse = np.linalg.inv(design.T @ design)
-    means = inverse @ (design.T @ values)
-    residuals = values - design @ means
-    difference = (slots == first).astype(np.float64) - (slots == second)
-    variance = (PRIOR_UNITS * sigma**2 + float(residuals @ residuals)) / (PRIOR_UNITS + len(of) - len(slots))
-    return Contrast(float(difference @ means), 1.0 / float(difference @ inverse @ difference), math.sqrt(variance))
 
 
 class Calls(NamedTuple):
@@ -315,16 +290,25 @@ class CallEvidence(Columns):
         return Contrast(self.log_us(first) - self.log_us(second), pairs, float(self.sigma(self.key[[first]])[0]))
 
     def nearby(self, first: int, second: int) -> Contrast:
-        """The same as neighbouring steps show it: the network may have changed just as the second slot ran.
+        """The same where one of the two took over from the other: the network may have changed just as the second ran.
 
-        Of which nothing is known before the first has run again.
+        Of which nothing is known before either has run on both sides of the other. At each switch so many steps of both
+        count; each of them counts at two switches.
         """
         key = self.key[[first]]
         units, sigma = self.history.of(int(key[0])), float(self.sigma(key)[0])
-        here, there = units.steps[units.slots == first], units.steps[units.slots == second]
-        if not (len(here) and len(there) and here[-1] > there[0]):
+        is_ours = (units.slots == first) | (units.slots == second)
+        is_first, values = (units.slots == first)[is_ours], units.values[is_ours]
+        switches = np.flatnonzero(is_first[1:] != is_first[:-1]) + 1
+        if len(switches) < 2:
             return Contrast(0.0, 0.0, sigma)
-        return _by_neighbours(units, first, second, sigma)
+        sides = [(run[:NEIGHBOURS], run[-NEIGHBOURS:]) for run in np.split(values, switches)]
+        pairs = np.array([len(one) * len(two) / (len(one) + len(two)) for (_, one), (two, _) in pairwise(sides)])
+        gains = np.array([one.mean() - two.mean() for (_, one), (two, _) in pairwise(sides)])
+        gains *= np.where(is_first[switches], -1.0, 1.0)
+        gain = float(pairs @ gains / pairs.sum())
+        squares = PRIOR_UNITS * sigma**2 + float(pairs @ (gains - gain) ** 2)
+        return Contrast(gain, 0.5 * float(pairs.sum()), math.sqrt(squares / (PRIOR_UNITS + len(switches) - 1)))
 
     def _add_step(self, step: int, slots: Ints, counts: Ints, sums: Floats, centre: Floats) -> None:
         """One step's calls of distinct slots: how many each, and the sum of their deviations from `centre`."""
