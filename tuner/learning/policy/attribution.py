@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
-from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT, ChangeDetector, StepMeans
+from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import ENOUGH, KEPT, Calls, grouped
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, KEPT, Calls, grouped
 from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.tuner.learning.knowledge import RERUN_STD
-from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, CallEvidence, Columns
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, CallEvidence, Columns
 from zerotune.tuner.modeling.features import Floats, Ints
 
 ALLOWANCE: Final = 0.75
@@ -25,7 +25,6 @@ LIMIT: Final = 13.0
 """Noise alone reaches that in one of exp(2 * ALLOWANCE * LIMIT), 300 million, units; where a coarse clock makes it
 lopsided, in one of 500,000.
 """
-CLIP: Final = 4.0
 MIN_SHIFT: Final = 0.03
 """Shifts (log) below this are drift: followed by the running means, not called a change."""
 MOST_ALIKE: Final = 0.97

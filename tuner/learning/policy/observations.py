@@ -33,9 +33,8 @@ PRIOR_SIGMA: Final = 0.04
 """Noise (log) before anything is known, and how many units that opinion weighs."""
 MEMORY: Final = 160
 """Units after which older ones fade, so that slow drift is followed."""
-CLIP: Final = 6.0
-"""Calls further from their slot's centre than this many noise scales are pulled in."""
-CLIP_AT_LEAST: Final = 0.1
+CLIP: Final = 4.0
+"""What is further from its centre than this many noise scales is pulled in: calls, and what is compared of them."""
 DEPTH: Final = 64
 """Units of each key that are compared once more as neighbours."""
 NEIGHBOURS: Final = 8
@@ -236,7 +235,7 @@ class CallEvidence(Columns):
     def add(self, calls: Calls, steps: Ints) -> None:
         """Take in calls of `steps`, in the order they happened."""
         slots, of = calls.slots, calls.of
-        limit = max(CLIP_AT_LEAST, CLIP * self._of_units.typical)
+        limit = CLIP * self._of_units.typical
         # A slot without history has only the block's median to go by: be generous there.
         is_ripe = self.n_units[slots] >= 2
         limits = np.where(is_ripe, limit, 4 * limit)[of]

@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
-from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, KEPT
+from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, KEPT
 from zerotune.tuner.learning.policy.risk import LEARNED
 from zerotune.tuner.modeling.features import Floats, Ints
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from zerotune.store.records import StepRecord
 from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
-from zerotune.tuner.learning.policy.change_detection import CLIP, MIN_SHIFT
+from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.step_effects import (
     LEAST_DRIFT,
