@@ -1,8 +1,8 @@
 """From what was measured to what was not: one Gaussian process over settings, message sizes and networks.
 
 The starting guess gives every candidate a mean and a standard deviation of its log duration. Errors of that guess are
-correlated: candidates of neighbouring sizes share what the fabric does, more so those of one protocol or cell, and how
-many channels fill a link is about the same at all sizes. Conditioning on what was measured near the key turns a handful
+correlated: candidates of neighbouring sizes share what the fabric does, more so those of one cell, and how many
+channels fill a link is about the same at all sizes. Conditioning on what was measured near the key turns a handful
 of calls into an opinion about every candidate. Nothing here assumes that durations have one minimum over channels.
 
 When the network changes, what was measured is not forgotten: all that one network (regime) measures shares how far it
@@ -35,9 +35,9 @@ class Kernel:
     taken to be about all cells, those that nobody has tried would pass for slow, too, and never be tried.
     """
 
-    by_cell: float = 0.60
+    by_cell: float = 0.70
     by_others: float = 0.10
-    """Of each: all settings, those of a protocol, and neighbouring channel counts of a cell."""
+    """Of each: all settings, and neighbouring channel counts of a cell."""
     own: float = 0.02
     octaves: float = 3.0
     """By which sizes differ until that fades; twice as many for what fills a link, half as many of channels."""
@@ -80,10 +80,9 @@ def covariance(first: Floats, second: Floats) -> Floats:
 
     sizes = np.abs(np.subtract.outer(first[:, Column.log2_bytes], second[:, Column.log2_bytes]))
     channels = np.abs(np.subtract.outer(first[:, Column.log2_channels], second[:, Column.log2_channels]))
-    same_protocol = equal(Column.protocol)
-    same_cell = same_protocol & equal(Column.algorithm)
+    same_cell = equal(Column.protocol) & equal(Column.algorithm)
     near = matern(sizes / KERNEL.octaves)
-    shared: Floats = (KERNEL.by_cell * same_cell + KERNEL.by_others * same_protocol + KERNEL.by_others) * near
+    shared: Floats = (KERNEL.by_cell * same_cell + KERNEL.by_others) * near
     shared += KERNEL.by_others * same_cell * near * matern(channels / (0.5 * KERNEL.octaves))
     fill = np.multiply.outer(first[:, Column.transfer_share], second[:, Column.transfer_share])
     fill *= np.minimum.outer(first[:, Column.octaves_fewer], second[:, Column.octaves_fewer])
@@ -96,8 +95,7 @@ def covariance(first: Floats, second: Floats) -> Floats:
 def variance_of(rows: Floats) -> Floats:
     """The diagonal of `covariance`."""
     fill = 2.0 * KERNEL.fill * rows[:, Column.octaves_fewer] * rows[:, Column.transfer_share] ** 2
-    constant = KERNEL.by_others + KERNEL.by_others + KERNEL.by_cell + KERNEL.by_others + KERNEL.own
-    variance: Floats = fill + constant
+    variance: Floats = fill + KERNEL.by_cell + 2.0 * KERNEL.by_others + KERNEL.own
     return variance
 
 
