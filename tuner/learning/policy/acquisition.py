@@ -114,42 +114,10 @@ class Case(NamedTuple):
         return None
 
 
-CANARY_HOPE: Final = 0.1
-"""What is hoped for of a canary (log) at most, and its doubt at least: one call measured here weighs more."""
-
 CANARY_RATIO: Final = 50.0
-"""Until a book's algorithm and protocol went well somewhere in this job, they are tried where they would cost, were
-they so many times slower, what HORIZON_STEPS earn the budget at most: at small messages first.
+"""What a book tells of an algorithm and protocol that never ran here is tried where it would cost, were it so many
+times slower, what HORIZON_STEPS earn the budget at most: at small messages first.
 """
-
-
-class _Canaries:
-    """How far a book of the fleet is trusted in this job: one key first, then twice as many as went well.
-
-    One setting of it that proves to be a catastrophe, and nothing more is taken from it.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[KeyState, Candidate]] = []
-        """They run, or were offered and may begin yet."""
-        self.went_well: set[tuple[object, ...]] = set()
-        """Algorithms and protocols, by communicator and collective."""
-        self._n_good = 0
-        self._is_bad = False
-
-    def may_begin(self, key: KeyState, evidence: CallEvidence) -> bool:
-        """Whether one more may be tried now, at this key."""
-        waiting = []
-        for state, candidate in self.waiting:
-            if candidate in state.banned:
-                self._is_bad = True
-            elif evidence.has_measured(state.index, candidate):
-                self._n_good += 1
-                self.went_well.add((*state.family, *cell_of(candidate)))
-            elif state.trial == candidate or (state is not key and candidate not in state.numbers):
-                waiting.append((state, candidate))
-        self.waiting = waiting
-        return not self._is_bad and len(waiting) <= self._n_good
 
 
 class Options:
@@ -160,7 +128,8 @@ class Options:
         self._budget = budget
         self._memory = memory
         self._price = price
-        self._canaries = _Canaries()
+        self._canaries: list[tuple[KeyState, Candidate]] = []
+        """What the book's word was tried at, and with."""
         self.canaries_only = False
         """For now no trial begins but what the fleet's book says."""
 
@@ -186,39 +155,49 @@ class Options:
             self._connections_us(state, options),
             self._memory.least_gain(options, state.n_channels),
         )
-        canary = self._canary(state, case, evidence)
-        if canary is not None or self.canaries_only or self._awaits_canary(state):
+        canary = self._canary(state, case)
+        if canary is not None:
+            self._canaries.append((state, canary.candidate))
+        if canary is not None or self.canaries_only:
             return canary
         return case.best(lambda one: self.may_try(state, one), state.retired)
 
-    def _canary(self, state: KeyState, case: Case, evidence: CallEvidence) -> Option | None:
-        """What the fleet's book says wins here, once. What it may cost is not the book's to say."""
+    def _canary(self, state: KeyState, case: Case) -> Option | None:
+        """What the fleet's book says wins here, once. What it may cost is not the book's to say.
+
+        What never ran here takes all that is left of the budget until it is measured: so it begins at one key. One
+        catastrophe, and nothing more is taken from the book.
+        """
         told = self._surrogate.fields.knowledge.canary(state.key)
-        if told is None or state.lead is not None or not self._canaries.may_begin(state, evidence):
+        if told is None or state.lead is not None or any(tried in one.banned for one, tried in self._canaries):
             return None
         candidate = self._surrogate.fields.named(state, told.candidate)
         if candidate not in case.options or candidate in state.numbers or not self.may_try(state, candidate):
             return None
-        risk_us = float(case.risk_us[case.options.index(candidate)])
-        lent_us = HORIZON_STEPS * self._budget.fraction * self._budget.training_us / max(1, self._budget.n_steps)
-        went_well = (*state.family, *cell_of(candidate)) in self._canaries.went_well
-        worst_us = 0.0 if went_well else CANARY_RATIO * case.usual_us * case.charged_calls
-        if worst_us > max(lent_us, case.room_us) or not risk_us <= case.room_us:
+        at, budget, room_us = case.options.index(candidate), self._budget, case.room_us
+        risk_us = float(case.risk_us[at])
+        if risk_us <= room_us and not self._has_run(state, candidate):
+            lent_us = HORIZON_STEPS * budget.fraction * budget.training_us / max(1, budget.n_steps)
+            worst_us = CANARY_RATIO * case.usual_us * case.charged_calls
+            risk_us = room_us if worst_us <= max(lent_us, room_us) else worst_us
+        if risk_us > room_us:
             return None
-        self._canaries.waiting.append((state, candidate))
         return Option(
             worth_us=told.gain * case.usual_us * case.calls_per_step,
             risk_us=risk_us,
             candidate=candidate,
-            hope=(min(told.gain, CANARY_HOPE), max(told.gain_std, CANARY_HOPE)),
+            hope=(case.log_now - float(case.opinion[0][at]), float(case.opinion[1][at])),
             reason=f"the fleet's book: {saved(told.gain)} faster on other nodes, tried first here",
         )
 
-    def _awaits_canary(self, state: KeyState) -> bool:
-        """What the book says here is not tried yet, and what it says elsewhere is: no guess of ours comes before."""
-        told, expected = self._surrogate.fields.knowledge.canary(state.key), self._price.traffic.is_expected
-        is_open = told is not None and self._surrogate.fields.named(state, told.candidate) not in state.numbers
-        return is_open and any(expected[one.index] for one, _ in self._canaries.waiting)
+    def _has_run(self, state: KeyState, candidate: Candidate) -> bool:
+        """Whether its algorithm and protocol were measured in the key's family."""
+        evidence, places = self._surrogate.evidence, self._surrogate.fields.places[:, :2]
+        here = slice(len(evidence))
+        algorithm, protocol = cell_of(candidate)
+        ran = (evidence.algorithm[here] == algorithm) & (evidence.protocol[here] == protocol)
+        ran &= evidence.n_calls[here] > 0
+        return bool((places[evidence.key[here][ran]] == places[state.index]).all(axis=1).any())
 
     def may_try(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether a trial of it may begin at all."""
