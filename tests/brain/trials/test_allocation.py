@@ -13,27 +13,26 @@ N_WINDOWS = 60
 @pytest.fixture
 def turns() -> Allocation:
     made = Allocation()
-    for index in range(3):
-        made.register(index)
+    made.make_room(3)
     return made
 
 
 @pytest.mark.parametrize("index", [0, 70])
 def test_a_trial_takes_turns_with_what_usually_runs(index: int) -> None:
     turns = Allocation()
-    turns.register(index)
+    turns.make_room(index + 1)
     turns.begin_trial(index)
     ran = []
     for _ in range(N_WINDOWS):
         turns.take(is_overspent=False)
-        ran.append(turns.is_trials(index))
+        ran.append(turns.runs_trial[index])
     assert ran == [True, False] * (N_WINDOWS // 2)
 
 
 def test_what_is_untried_runs_at_once(turns: Allocation) -> None:
     turns.begin_trial(1)
-    assert turns.take(is_overspent=False) == {1}
-    assert turns.is_trials(1)
+    turns.take(is_overspent=False)
+    assert turns.runs_trial[1]
     assert turns.explored()[:3].tolist() == [False, True, False]
     assert not turns.verified().any()
 
@@ -44,16 +43,15 @@ def test_a_lead_runs_where_no_trial_does(turns: Allocation) -> None:
     n_leads = n_trials = 0
     for _ in range(N_WINDOWS):
         turns.take(is_overspent=False)
-        assert not (turns.is_trials(0) and turns.is_leads(0))
-        n_trials += turns.is_trials(0)
-        n_leads += turns.is_leads(0)
+        assert not (turns.runs_trial[0] and turns.runs_lead[0])
+        n_trials += turns.runs_trial[0]
+        n_leads += turns.runs_lead[0]
     assert n_trials == pytest.approx(N_WINDOWS / 2, abs=1)
     assert n_leads == pytest.approx((1 - 1 / INCUMBENT_EVERY) * N_WINDOWS / 2, abs=1)
-    turns.end_trial(0)
-    turns.end_lead(0)
-    assert 0 in turns.take(is_overspent=False)
-    assert not turns.is_trials(0)
-    assert not turns.is_leads(0)
+    turns.has_trial[0] = turns.has_lead[0] = False
+    turns.take(is_overspent=False)
+    assert not turns.runs_trial[0]
+    assert not turns.runs_lead[0]
 
 
 def test_while_steps_are_compared_leads_run_in_all_windows_or_in_none(turns: Allocation) -> None:
@@ -61,8 +59,8 @@ def test_while_steps_are_compared_leads_run_in_all_windows_or_in_none(turns: All
     turns.begin_lead(2, is_proven=True)
     for _ in range(N_WINDOWS):
         turns.take(is_overspent=False, leads_rest_at={2})
-        assert turns.is_leads(1)
-        assert not turns.is_leads(2)
+        assert turns.runs_lead[1]
+        assert not turns.runs_lead[2]
 
 
 def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved(turns: Allocation) -> None:
@@ -72,10 +70,10 @@ def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved(turns: Allo
     n_proven = 0
     for _ in range(N_WINDOWS):
         turns.take(is_overspent=True)
-        assert not turns.is_leads(0)
-        assert not turns.is_trials(1)
+        assert not turns.runs_lead[0]
+        assert not turns.runs_trial[1]
         assert turns.verified()[:3].tolist() == [False, False, True]
-        n_proven += turns.is_leads(2)
+        n_proven += turns.runs_lead[2]
     assert 0 < n_proven < N_WINDOWS
 
 
@@ -84,7 +82,7 @@ def test_what_earlier_jobs_proved_is_verified_at_once(turns: Allocation) -> None
     ran = []
     for _ in range(N_WINDOWS):
         turns.take(is_overspent=False)
-        ran.append(turns.is_leads(0))
+        ran.append(turns.runs_lead[0])
         assert not turns.explored().any()
     assert sum(ran[:TRIAL_STEPS]) == TRIAL_STEPS // 2
     assert sum(ran[TRIAL_STEPS:]) >= (1 - 1 / INCUMBENT_EVERY) * (N_WINDOWS - TRIAL_STEPS) - 1

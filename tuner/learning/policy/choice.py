@@ -47,10 +47,11 @@ class Allocation(Columns):
     """What all keys run, by index: a trial in every other window, and at once; a lead in nearly all others."""
 
     def __init__(self) -> None:
-        self._runs_trial = np.zeros(0, np.bool_)
-        self._runs_lead = np.zeros(0, np.bool_)
-        self._has_trial = np.zeros(0, np.bool_)
-        self._has_lead = np.zeros(0, np.bool_)
+        self.runs_trial = np.zeros(0, np.bool_)
+        self.runs_lead = np.zeros(0, np.bool_)
+        """In this window."""
+        self.has_trial = np.zeros(0, np.bool_)
+        self.has_lead = np.zeros(0, np.bool_)
         self._is_proven = np.zeros(0, np.bool_)
         """The lead is."""
         self._was_trials = np.zeros(0, np.bool_)
@@ -59,69 +60,40 @@ class Allocation(Columns):
         """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent, as a trial
         would: what earlier jobs proved is verified.
         """
-        self._changed: set[int] = set()
-
-    def register(self, index: int) -> None:
-        """There is such a key."""
-        self.make_room(index + 1)
-
-    def is_trials(self, index: int) -> bool:
-        """This window is the trial's."""
-        return bool(self._runs_trial[index])
-
-    def is_leads(self, index: int) -> bool:
-        """This window is the lead's."""
-        return bool(self._runs_lead[index])
 
     def explored(self) -> Flags:
         """Where something runs in this window that nothing has spoken for yet."""
-        explored: Flags = self._runs_trial | self._runs_lead & ~self._is_proven
+        explored: Flags = self.runs_trial | self.runs_lead & ~self._is_proven
         return explored
 
     def verified(self) -> Flags:
         """Where something that earlier jobs proved takes turns with the incumbent."""
-        verified: Flags = self._has_lead & self._is_proven
+        verified: Flags = self.has_lead & self._is_proven
         return verified
 
     def begin_trial(self, index: int) -> None:
         """A trial from now on."""
-        self._has_trial[index], self._was_trials[index] = True, False
-
-    def end_trial(self, index: int) -> None:
-        """No trial any more."""
-        self._has_trial[index] = False
-        self._changed.add(index)
-
-    def end_window(self, index: int) -> None:
-        """The trial gives way before the window is over: what usually runs goes on."""
-        self._runs_trial[index] = False
-        self._runs_lead[index] = self._has_lead[index]
+        self.has_trial[index], self._was_trials[index] = True, False
 
     def begin_lead(self, index: int, *, is_proven: bool) -> None:
         """A lead from now on, which earlier jobs proved or not."""
-        self._has_lead[index], self._is_proven[index] = True, is_proven
+        self.has_lead[index], self._is_proven[index] = True, is_proven
         self._n_waited[index] = -TRIAL_STEPS if is_proven else 0
-        self._changed.add(index)
 
-    def end_lead(self, index: int) -> None:
-        """No lead any more."""
-        self._has_lead[index] = False
-        self._changed.add(index)
+    def end_window(self, index: int) -> None:
+        """The trial gives way before the window is over: what usually runs goes on."""
+        self.runs_trial[index] = False
+        self.runs_lead[index] = self.has_lead[index]
 
-    def take(self, *, is_overspent: bool, leads_rest_at: Collection[int] | None = None) -> set[int]:
+    def take(self, *, is_overspent: bool, leads_rest_at: Collection[int] | None = None) -> None:
         """Choose what runs in the next window.
 
-        Args:
-            is_overspent: the budget is: only incumbents and what earlier jobs proved run.
-            leads_rest_at: None while leads alternate with incumbents. While steps are compared, at these keys no lead
-                runs; others run in all windows, as what alternates would scatter the steps.
-
-        Returns:
-            Keys at which something else may run than in the last window.
+        Where the budget `is_overspent` only incumbents and what earlier jobs proved do. While steps are compared, no
+        lead runs at keys `leads_rest_at`; others run in all windows, as what alternates would scatter the steps.
         """
-        runs_trial = self._has_trial & ~self._was_trials
+        runs_trial = self.has_trial & ~self._was_trials
         self._was_trials = runs_trial.copy()
-        runs_lead = self._has_lead & ~runs_trial
+        runs_lead = self.has_lead & ~runs_trial
         if leads_rest_at is None:
             self._n_waited += runs_lead
             # Not all keys' leads rest in the same window.
@@ -132,11 +104,7 @@ class Allocation(Columns):
         if is_overspent:
             runs_trial = np.zeros_like(runs_trial)
             runs_lead &= self._is_proven
-        differs = (runs_trial != self._runs_trial) | (runs_lead != self._runs_lead)
-        changed = self._changed | set(np.flatnonzero(differs).tolist())
-        self._runs_trial, self._runs_lead = runs_trial, runs_lead
-        self._changed = set()
-        return changed
+        self.runs_trial, self.runs_lead = runs_trial, runs_lead
 
 
 MAX_NEW_TRIALS: Final = 8
@@ -187,7 +155,8 @@ class Policy:
         self._shown: Mapping[int, Candidate] = {}
         """What runs at some keys in this window, whosever turn it is, while it is found out what steps make of it."""
         self._shown_explores: list[int] = []
-        self._shown_changed: set[int] = set()
+        self._touched: set[int] = set()
+        """Keys at which something else may run than in the last window, beside those with a trial or a lead."""
         self._next_key = 0
         self._n_in_vain = 0
         """How many keys in a row had nothing to try when they were looked at."""
@@ -198,7 +167,7 @@ class Policy:
         """A key was seen for the first time."""
         fields = self.surrogate.fields
         fields.register(state)
-        self._allocation.register(state.index)
+        self._allocation.make_room(state.index + 1)
         decided, lead = fields.knowledge.decided(state.key), fields.knowledge.open_lead(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
             self.lead_as_proven(state, (fields.named(state, decided[0]), decided[1]))
@@ -231,7 +200,7 @@ class Policy:
             leads_rest_at: as in `Allocation.take`.
 
         Returns:
-            Settings that differ from the last window's, by key index.
+            Settings of keys, by index; others run what they ran in the last window.
         """
         for running, leads in ((self.trials, False), (self.leads, True)):
             for state in list(islice(running.values(), AT_ONCE)):
@@ -246,18 +215,18 @@ class Policy:
         room_us = self.budget.remaining_us - sum(one.risk_us for one in self._unmeasured())
         if may_start and room_us > 0:
             self._start_trials(step, room_us)
-        changed = self._allocation.take(is_overspent=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
-        changed |= self._shown_changed
-        self._shown_changed = set()
-        return {index: self.runs(self.states[index]) for index in changed}
+        self._allocation.take(is_overspent=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
+        alternating = {*self.trials, *self.leads, *self._shown}
+        touched, self._touched = self._touched | alternating, alternating
+        return {index: self.runs(self.states[index]) for index in touched}
 
     def runs(self, state: KeyState) -> Candidate:
         """The setting of one key in this window."""
         if state.index in self._shown:
             return self._shown[state.index]
-        if state.trial is not None and self._allocation.is_trials(state.index):
+        if state.trial is not None and self._allocation.runs_trial[state.index]:
             return state.trial
-        return state.usual if self._allocation.is_leads(state.index) else state.incumbent
+        return state.usual if self._allocation.runs_lead[state.index] else state.incumbent
 
     def first_looks(self) -> list[KeyState]:
         """Keys at which this window tries what nobody has proved and this job has not measured."""
@@ -265,7 +234,7 @@ class Policy:
             state
             for state in self.trials.values()
             if state.trial is not None
-            and self._allocation.is_trials(state.index)
+            and self._allocation.runs_trial[state.index]
             and state.index not in self._shown
             and not self.evidence.has_measured(state.index, state.trial)
         ]
@@ -290,12 +259,8 @@ class Policy:
     def show(self, settings: Mapping[int, Candidate], explores: Collection[int]) -> None:
         """Run these at their keys in the next window and judge nothing there: it is being found out what steps take.
 
-        Args:
-            settings: by key index.
-            explores: keys among them at which that explores.
+        At keys `explores` among them that explores.
         """
-        was_shown = self._shown
-        self._shown_changed |= {key for key in {*settings, *was_shown} if settings.get(key) != was_shown.get(key)}
         self._shown, self._shown_explores = settings, [*explores]
 
     # ---- what changes a key's state -------------------------------------------------------------------
@@ -317,7 +282,7 @@ class Policy:
         """The incumbent runs alone again."""
         state.trial = None
         self.trials.pop(state.index, None)
-        self._allocation.end_trial(state.index)
+        self._allocation.has_trial[state.index] = False
 
     def lead_as_proven(self, state: KeyState, proven: tuple[Candidate, str]) -> None:
         """What earlier jobs proved, or smaller messages, with the reason: runs at once, and is verified on the side."""
@@ -346,12 +311,13 @@ class Policy:
         """The incumbent runs again where nothing is on trial."""
         state.lead = None
         self.leads.pop(state.index, None)
-        self._allocation.end_lead(state.index)
+        self._allocation.has_lead[state.index] = False
 
     def set_incumbent(self, event: Event) -> None:
         """From the next window on the event's candidate runs at its key when nothing is on trial."""
         state = event.state
         state.incumbent, state.incumbent_kind, state.incumbent_reason = event.candidate, event.kind, event.reason
+        self._touched.add(state.index)
         self.end_lead(state)
         self._report(event)
 
