@@ -61,7 +61,7 @@ class ShadowBrain(Brain):
         for state in self._states[: len(price.traffic.per_step)]:
             found = self._predicted_us(state)
             if found is not None:
-                rate = float(price.traffic.per_step[state.index]) * price.exposed_share
+                rate = float(price.traffic.per_step[state.index]) * price.exposed.share
                 n_settings += 1
                 saved_us += rate * found[0]
                 variance += (rate * found[1]) ** 2

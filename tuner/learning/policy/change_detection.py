@@ -162,9 +162,8 @@ class StepMeans(Columns):
 class Regimes:
     """The evidence of every regime seen so far, the current one by `evidence`."""
 
-    def __init__(self, max_regimes: int = MAX_REGIMES) -> None:
+    def __init__(self) -> None:
         self._all = [CallEvidence()]
-        self._max = max_regimes
         self.n_changes = 0
         self._settling = False
         self._shift = 0.0
@@ -187,7 +186,7 @@ class Regimes:
         """The network changed by `shift` (log): start afresh, keep what was known."""
         self._shift, self._settling = shift, True
         self.n_changes += 1
-        self._all = [*self._all[1 - self._max :], CallEvidence(self.n_changes)]
+        self._all = [*self._all[1 - MAX_REGIMES :], CallEvidence(self.n_changes)]
 
     def recognise(self) -> bool:
         """Whether what was measured since `begin` fits an older regime, which then is in force again."""

@@ -130,14 +130,10 @@ class Event(NamedTuple):
 
 
 class Policy:
-    """Decides settings; knows neither plans nor epochs. CallEvidence is passed in: it changes with the regime."""
+    """Decides settings; knows neither plans nor epochs."""
 
     def __init__(
-        self,
-        surrogate: Surrogate,
-        budget: Budget,
-        memory: MemoryGate,
-        report: Callable[[Event], None],
+        self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, report: Callable[[Event], None]
     ) -> None:
         self.surrogate = surrogate
         self.budget = budget
@@ -268,7 +264,7 @@ class Policy:
     def _begin_trial(self, state: KeyState, option: Option) -> None:
         """Let a candidate alternate with what usually runs from the next window on."""
         candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
-        state.numbers.setdefault(candidate, state.n_tried + 1)
+        state.numbers.setdefault(candidate, len(state.numbers) + 1)
         state.retired.pop(candidate, None)
         state.trial, state.trial_reason = candidate, option.reason
         state.hope, state.risk_us = option.hope, option.risk_us
@@ -300,7 +296,7 @@ class Policy:
         is_proven: bool = False,
     ) -> None:
         """Let it run in nearly all windows without a trial; the incumbent runs in the others."""
-        state.numbers.setdefault(candidate, state.n_tried + 1)
+        state.numbers.setdefault(candidate, len(state.numbers) + 1)
         state.lead_reason = state.retired[candidate] = reason
         state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
         self.memory.promise(candidate, state.key.communicator)

@@ -160,11 +160,6 @@ class KeyState:
         """What the incumbent runs with, as far as that is known; else 0."""
         return self.channels_of(self.incumbent)
 
-    @property
-    def n_tried(self) -> int:
-        """Different candidates that were on trial."""
-        return len(self.numbers)
-
     def channels_of(self, candidate: Candidate) -> int:
         """What a setting runs with here, as far as that is known; else 0."""
         if candidate.n_channels or self.default_setting is None:
@@ -192,17 +187,12 @@ LEAST_IDLE_STEPS: Final = 20
 class Traffic(NamedTuple):
     """How often each key is called, arrays of shape [n_keys]."""
 
-    per_step: Floats
+    per_step: Floats = np.zeros(0)
     """Calls per step, on average over all steps."""
-    at_once: Floats
+    at_once: Floats = np.zeros(0)
     """Calls in a step that calls the key at all."""
-    is_expected: npt.NDArray[np.bool_]
+    is_expected: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
     """It was called lately, by its own measure."""
-
-    @staticmethod
-    def empty() -> Traffic:
-        """No keys."""
-        return Traffic(np.zeros(0), np.zeros(0), np.zeros(0, np.bool_))
 
     def calls_in(self, key: int, n_steps: float) -> float:
         """Calls of one key that `n_steps` may make; a key that is called seldom may be called at once."""

@@ -88,7 +88,7 @@ class ExposedShare:
 
     @property
     def share(self) -> float:
-        """Between 0 and 1; all is taken to be exposed until a step has said otherwise."""
+        """Share of communication time that computation waits for; all of it until a step has said otherwise."""
         if self._sums_us is None:
             return 1.0
         exposed_us, calls_us = self._sums_us
@@ -133,21 +133,16 @@ class Price(Columns):
         self.withdrawal = withdrawal
         self.connection_us = 0.0
         """What training waits for an algorithm to be connected, as far as this job has seen that."""
-        self.traffic = Traffic.empty()
+        self.traffic = Traffic()
         self._saved_us = np.zeros(0)
         self._usual_us = np.zeros(0)
         """Per call, by key: what is saved by what usually runs, and what that takes."""
         self._next = 0
 
     @property
-    def exposed_share(self) -> float:
-        """Share of communication time that computation waits for."""
-        return self.exposed.share
-
-    @property
     def charged_share(self) -> float:
         """Share of a collective's extra time that the budget pays for: what is waited for, and a little more."""
-        return min(1.0, self.exposed_share + 0.1)
+        return min(1.0, self.exposed.share + 0.1)
 
     @property
     def calls_us(self) -> float:
@@ -166,7 +161,7 @@ class Price(Columns):
             self._saved_us[state.index] = 0.0 if state.usual.is_baseline else _saved_us(state, usual_us, evidence)
         self._next += AT_ONCE
         here = len(self.traffic.per_step)
-        return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed_share
+        return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed.share
 
 
 def _saved_us(state: KeyState, usual_us: float, evidence: CallEvidence) -> float:

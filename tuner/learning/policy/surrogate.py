@@ -92,13 +92,6 @@ def covariance(first: Floats, second: Floats) -> Floats:
     return shared
 
 
-def variance_of(rows: Floats) -> Floats:
-    """The diagonal of `covariance`."""
-    fill = 2.0 * KERNEL.fill * rows[:, Column.octaves_fewer] * rows[:, Column.transfer_share] ** 2
-    variance: Floats = fill + KERNEL.by_cell + 2.0 * KERNEL.by_others + KERNEL.own
-    return variance
-
-
 def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) -> tuple[Floats, Floats]:
     """Condition durations on what is known (Gaussian process).
 
@@ -114,7 +107,9 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
     n, guess, std = len(rows), rows[:, Column.guess], rows[:, Column.std]
     places = known.rows
     changed = CHANGE_STD**2 * (regime != 0)
-    own = std**2 * variance_of(rows) + common_std**2 + changed
+    fill = 2.0 * KERNEL.fill * rows[:, Column.octaves_fewer] * rows[:, Column.transfer_share] ** 2
+    # The diagonal of `covariance`.
+    own = std**2 * (fill + KERNEL.by_cell + 2.0 * KERNEL.by_others + KERNEL.own) + common_std**2 + changed
     if not len(known.residual):
         return guess, np.sqrt(own)
     every = np.concatenate([rows, places])

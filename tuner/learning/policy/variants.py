@@ -105,7 +105,7 @@ class Variants:
             self._next_at_step = max(self._next_at_step, step + SETTLED_STEPS)
         may_begin &= self.on_trial is None and step >= self._next_at_step and math.isfinite(step_us)
         # Channels take nothing from computation where none runs beside them.
-        may_begin &= policy.has_settled and policy.price.exposed_share <= ALL_EXPOSED
+        may_begin &= policy.has_settled and policy.price.exposed.share <= ALL_EXPOSED
         if not may_begin or policy.budget.remaining_us <= 0:
             return
         if not self._open:
@@ -269,7 +269,7 @@ class Variants:
             self._policy.set_incumbent(Event(state, candidate, kind, reason))
             # It was judged by more than its own duration: only a new regime reopens the question, but where nothing was
             # tried yet, what the cap leaves is.
-            if state.n_tried:
+            if state.numbers:
                 state.quiet_until = NEVER_STEP
 
 
