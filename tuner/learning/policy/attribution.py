@@ -14,7 +14,7 @@ import numpy.typing as npt
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, KEPT, Calls, grouped
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, KEPT, LEAST_NOISE, Calls, grouped
 from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints
@@ -23,8 +23,6 @@ Flags = npt.NDArray[np.bool_]
 
 CONFIRMED: Final = 2
 """What showed as often is no accident."""
-LEAST_SCALE: Final = 0.01
-"""Noise (log) of calls is believed to be no less: clocks tick."""
 ABSURD: Final = 10.0
 """A call of this many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
 STRAGGLER_RATE: Final = 0.005
@@ -142,7 +140,7 @@ class Attribution:
                 return None
             here = watched[of]
             of, deviation, steps = of[here], deviation[here], steps[here]
-        scale = np.maximum(evidence.call_sigma(slots), LEAST_SCALE)
+        scale = np.maximum(evidence.call_sigma(slots), LEAST_NOISE)
         of_usual = ~is_trial[keys][of]
         if of_usual.any():
             self._n_usual += int(np.count_nonzero(of_usual))
@@ -150,7 +148,7 @@ class Attribution:
             self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > 1.0
 
         def sigma(of_keys: Ints) -> Floats:
-            result: Floats = np.maximum(evidence.sigma(of_keys), LEAST_SCALE)
+            result: Floats = np.maximum(evidence.sigma(of_keys), LEAST_NOISE)
             return result
 
         limits = CLIP * scale[of]

@@ -31,6 +31,8 @@ HORIZON_STEPS: Final = 100
 PRIOR_UNITS: Final = 4.0
 PRIOR_SIGMA: Final = 0.04
 """Noise (log) before anything is known, and how many units that opinion weighs."""
+LEAST_NOISE: Final = 0.01
+"""Noise (log) of calls is believed to be no less, as clocks tick; of steps as much, before anything is known."""
 MEMORY: Final = 160
 """Units after which older ones fade, so that slow drift is followed."""
 CLIP: Final = 4.0

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, KEPT
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, KEPT, LEAST_NOISE
 from zerotune.tuner.learning.policy.risk import LEARNED
 from zerotune.tuner.modeling.features import Floats, Ints
 
@@ -100,8 +100,6 @@ class KalmanFilter:
         return surprise, variance
 
 
-NOISE: Final = 0.01
-"""Noise (log) of steps before anything is known; that opinion weighs as much as 1 / LEARNED steps."""
 LEAST_DRIFT: Final = 0.0003
 """The level moves by no less (log) from one step to the next, and by no more than the noise."""
 IN_COMMON: Final = 0.05
@@ -127,7 +125,7 @@ class StepEffects:
         self._places: dict[int, int] = {}
         self._ran_at: dict[int, int] = {}
         self._n_steps = 0
-        self._squares, self._weight = NOISE**2 / LEARNED, 1.0 / LEARNED
+        self._squares, self._weight = LEAST_NOISE**2 / LEARNED, 1.0 / LEARNED  # a first opinion
         self._log_drift = math.log(LEAST_DRIFT)
         self._surprise = 0.0
 
