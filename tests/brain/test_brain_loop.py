@@ -18,7 +18,8 @@ from benchmarks.lib.simulated.brain_world import (
 )
 from zerotune.agent.nccl import catalog, fabric
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan
-from zerotune.tuner.learning.policy.plans import OFFER_PATIENCE_STEPS, PLAN_EXPIRES_AFTER
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS
+from zerotune.tuner.learning.policy.plans import PLAN_EXPIRES_AFTER
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
 
@@ -203,7 +204,7 @@ def test_a_plan_that_nobody_adopts_is_offered_again() -> None:
             ignored.append(plan)
             at_step.append(world.step)
     assert len(ignored) >= 5
-    assert at_step[-1] >= 600 - OFFER_PATIENCE_STEPS
-    assert all(later - before <= OFFER_PATIENCE_STEPS for before, later in itertools.pairwise(at_step))
+    assert at_step[-1] >= 600 - HORIZON_STEPS
+    assert all(later - before <= HORIZON_STEPS for before, later in itertools.pairwise(at_step))
     epochs = [plan.epoch for plan in ignored]
     assert epochs == sorted(set(epochs))

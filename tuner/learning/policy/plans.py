@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zerotune.store.records import BASELINE, Candidate, FirstLook, Plan, PlanRow, size_class_range
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import covering
-from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, CallEvidence
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Withdrawal
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import Ints
@@ -48,9 +48,6 @@ class PlanInForce(NamedTuple):
         return self.variant is not None or bool(self.is_trial.any())
 
 
-OFFER_PATIENCE_STEPS: Final = 50
-LOOK_PATIENCE: Final = 4
-"""A first look that goes on for this many times its steps does not end by itself."""
 
 
 class Plans:
@@ -198,8 +195,8 @@ class Plans:
 
     def _is_overdue(self, step: int) -> bool:
         if self._is_looking:
-            return self._steps_in_epoch > LOOK_PATIENCE * self._withdrawal.first_steps
-        patience_steps = max(OFFER_PATIENCE_STEPS, 2.0 * self._withdrawal.steps)
+            return self._steps_in_epoch > ENOUGH * self._withdrawal.first_steps  # it does not end by itself
+        patience_steps = max(HORIZON_STEPS, 2.0 * self._withdrawal.steps)
         return step - self._offered_at_step >= patience_steps
 
     @property

@@ -281,8 +281,6 @@ def _of_key(key: int) -> int:
     return -1 - key % (MOST_EFFECTS // 2)
 
 
-WATCH_STEPS: Final = 60
-"""Steps in which what was promoted is still compared with what ran before it."""
 DOUBTFUL_SHARE: Final = 0.05
 """A step that lost more of its time to exploration says nothing about promotions: what it would have taken
 otherwise is not known to the percent. The budget keeps such steps few.
@@ -449,7 +447,7 @@ class StepFeedback:
                 continue
             self._promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
-            if n_steps >= WATCH_STEPS or not self._policy.surrogate.fields.offers(states[key].family, before):
+            if n_steps >= 2 * RECENT_STEPS or not self._policy.surrogate.fields.offers(states[key].family, before):
                 del self._promoted[key]
                 self._guard.became_usual(slot, key)
                 self._usual[key], differs[key] = slot, slot != slots[key]
