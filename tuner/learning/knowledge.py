@@ -73,15 +73,6 @@ class OpenLead(NamedTuple):
     reason: str
 
 
-class Canary(NamedTuple):
-    """A setting that won on other nodes, by the fleet's word: to be tried first, and believed of nothing."""
-
-    candidate: Candidate
-    gain: float
-    """Log, over the baseline."""
-    gain_std: float
-
-
 class Knowledge:
     """Immutable once built; a job's Brain swaps it for a newer one when the trainer has finished."""
 
@@ -125,45 +116,31 @@ class Knowledge:
         return cls()
 
     @classmethod
-    def from_store(cls, store: Store, fabric_id: str, pool: KnowledgePool | None = None) -> Knowledge:
+    def from_store(
+        cls,
+        store: Store,
+        fabric_id: str,
+        pool: KnowledgePool | None = None,
+        *,
+        model: tuple[Correction | None, str] | None = None,
+        without_job: str = "",
+    ) -> Knowledge:
         """What earlier jobs on this fabric left: statistics, and the model if it still fits.
 
         Args:
             store: of this user.
             fabric_id: of the fabric.
             pool: where this user tells others, and others speak of what this user never measured; None: nowhere.
-
-        Returns:
-            The knowledge.
-        """
-        from zerotune.tuner.modeling.trainer import load_correction
-
-        return cls.of_jobs(store, fabric_id, *load_correction(store, fabric_id), pool=pool)
-
-    @classmethod
-    def of_jobs(
-        cls,
-        store: Store,
-        fabric_id: str,
-        correction: Correction | None,
-        model_id: str,
-        *,
-        without_job: str = "",
-        pool: KnowledgePool | None = None,
-    ) -> Knowledge:
-        """What the jobs on a fabric measured, beside a model.
-
-        Args:
-            store: that has the statistics.
-            fabric_id: of the fabric.
-            correction: the model; None: NCCL's cost is not corrected.
-            model_id: of the model; "" without one.
+            model: correction (None: NCCL's cost is not corrected) and its id; None: the store's.
             without_job: job id that is left out.
-            pool: as for `from_store`.
 
         Returns:
             The knowledge.
         """
+        if model is None:
+            from zerotune.tuner.modeling.trainer import load_correction
+
+            model = load_correction(store, fabric_id)
         of_fabric = (job.job_id for job in store.jobs() if job.fabric_id == fabric_id)
         jobs = [job_id for job_id in of_fabric if job_id != without_job][-JOBS_COMPARED:]
         by_job = [store.statistics(fabric_id, job_id) for job_id in jobs]
@@ -171,7 +148,7 @@ class Knowledge:
         if pool is not None:
             pool.publish(fabric_id, statistics, by_job)
             statistics, by_job = pool.with_others(fabric_id, statistics, by_job)
-        return cls(statistics, correction, model_id, by_job)
+        return cls(statistics, *model, by_job)
 
     @property
     def n_keys(self) -> int:
@@ -320,13 +297,13 @@ class Knowledge:
                 best = OpenLead(candidate, (gain, doubt), reason)
         return best
 
-    def canary(self, key: DecisionKey) -> Canary | None:
-        """What the fleet's book says of a key, where no earlier job of this node has anything to say."""
+    def canary(self, key: DecisionKey) -> tuple[Candidate, float] | None:
+        """What the fleet's book says of a key, and its gain (log), where no earlier job of this node says anything."""
         told = self.told.get(key)
         if told is None or self.open_lead(key) is not None:
             return None
         known = self._by_key.get(key, {}).get(told[0])
-        return Canary(*told) if known is None or known.n_calls < MIN_COUNT else None
+        return told[:2] if known is None or known.n_calls < MIN_COUNT else None
 
 
 def _as_asked(

@@ -171,7 +171,7 @@ class Options:
         told = self._surrogate.fields.knowledge.canary(state.key)
         if told is None or state.lead is not None or any(tried in one.banned for one, tried in self._canaries):
             return None
-        candidate = self._surrogate.fields.named(state, told.candidate)
+        candidate, gain = self._surrogate.fields.named(state, told[0]), told[1]
         if candidate not in case.options or candidate in state.numbers or not self.may_try(state, candidate):
             return None
         at, budget, room_us = case.options.index(candidate), self._budget, case.room_us
@@ -183,11 +183,11 @@ class Options:
         if risk_us > room_us:
             return None
         return Option(
-            worth_us=told.gain * case.usual_us * case.calls_per_step,
+            worth_us=gain * case.usual_us * case.calls_per_step,
             risk_us=risk_us,
             candidate=candidate,
             hope=(case.log_now - float(case.opinion[0][at]), float(case.opinion[1][at])),
-            reason=f"the fleet's book: {saved(told.gain)} faster on other nodes, tried first here",
+            reason=f"the fleet's book: {saved(gain)} faster on other nodes, tried first here",
         )
 
     def _has_run(self, state: KeyState, candidate: Candidate) -> bool:

@@ -51,7 +51,7 @@ def evidence_of(store_path: Path | None, fabric_id: str, without_job: str = "") 
             record = train(store, fabric_id, without_job=without_job)
             correction = None if record is None else Baked.from_bytes(record.blob)
             model_id = "" if record is None else model_id_of(record)
-        knowledge = Knowledge.of_jobs(store, fabric_id, correction, model_id, without_job=without_job)
+        knowledge = Knowledge.from_store(store, fabric_id, model=(correction, model_id), without_job=without_job)
         return FabricEvidence(store.statistics(fabric_id, without_job=without_job), knowledge, _error(record))
 
 
