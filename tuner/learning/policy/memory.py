@@ -277,20 +277,20 @@ class Ahead:
         that is not known, and where NCCL chooses another algorithm or protocol, beside which nothing was measured.
         """
         costs, usual, evidence = self._surrogate.fields.costs, state.usual, self._surrogate.evidence
-        slots = evidence.find(state.index, BASELINE), evidence.find(state.index, usual)
         ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
         sizes = int(state.message_bytes), *ends
         defaults = [costs.default(*state.family, size, described_only=True) for size in sizes]
         settings = [one for one in defaults if one is not None]
         if len(settings) < len(sizes) or len({cell_of(one) for one in settings}) > 1:
             return math.nan
-        if slots[0] is None or slots[1] is None or not self._memory.allows(usual, state.family[0]):
+        if not self._memory.allows(usual, state.family[0]):
             return math.nan
         log_us = costs.log_cost(*state.family, (*settings, usual), np.array(sizes, np.float64))
         here, *there = np.diagonal(log_us) - log_us[:, -1]
         octaves = math.log2(ends[1] / state.message_bytes)
         lost = max(0.0, here - min(there)) + LOST_PER_OCTAVE * octaves
-        return evidence.log_us(slots[0]) - evidence.log_us(slots[1]) - float(lost)
+        own_log_us, usual_log_us = (evidence.known_log_us(state.index, one) for one in (BASELINE, usual))
+        return own_log_us - usual_log_us - float(lost)
 
 
 Place = tuple[CommunicatorClass, Collective, Phase]

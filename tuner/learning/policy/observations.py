@@ -272,6 +272,11 @@ class CallEvidence(Columns):
         unit = float(self._open_sum[slot]) / n_open
         return (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
 
+    def known_log_us(self, key: int, candidate: Candidate) -> float:
+        """Best current mean of `candidate` at key index `key`; NaN where nothing is known."""
+        slot = self.find(key, candidate)
+        return math.nan if slot is None else self.log_us(slot)
+
     def units(self, slot: int) -> float:
         """Units behind `centre`, the unfinished step included."""
         return float(self.n_units[slot] + (self._open_calls[slot] > 0))

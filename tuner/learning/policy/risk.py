@@ -155,20 +155,12 @@ class Price(Columns):
         self.make_room(len(states))
         for offset in range(min(AT_ONCE, len(states))):
             state = states[(self._next + offset) % len(states)]
-            slot = evidence.find(state.index, state.usual)
-            usual_us = math.nan if slot is None else math.exp(evidence.log_us(slot))
-            self._usual_us[state.index] = usual_us if math.isfinite(usual_us) else 0.0
-            self._saved_us[state.index] = 0.0 if state.usual.is_baseline else _saved_us(state, usual_us, evidence)
+            usual_us, own_us = (math.exp(evidence.known_log_us(state.index, one)) for one in (state.usual, BASELINE))
+            self._usual_us[state.index] = np.fmax(usual_us, 0.0)
+            self._saved_us[state.index] = np.fmax(own_us - usual_us, 0.0)
         self._next += AT_ONCE
         here = len(self.traffic.per_step)
         return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed.share
-
-
-def _saved_us(state: KeyState, usual_us: float, evidence: CallEvidence) -> float:
-    """Per call, by what mostly runs at a key; nothing where that is not known."""
-    slot = evidence.find(state.index, BASELINE)
-    saved_us = math.nan if slot is None else math.exp(evidence.log_us(slot)) - usual_us
-    return max(0.0, saved_us) if math.isfinite(saved_us) else 0.0
 
 
 FORGOTTEN: Final = 0.5
