@@ -147,17 +147,13 @@ class Attribution:
             self._n_slow += int(np.count_nonzero(deviation[of_usual] > LOG_CATASTROPHE))
             self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > 1.0
 
-        def sigma(of_keys: Ints) -> Floats:
-            result: Floats = np.maximum(evidence.sigma(of_keys), LEAST_NOISE)
-            return result
-
         limits = CLIP * scale[of]
         clipped = np.clip(deviation, -limits, limits)
         # What a setting used to take is the less certain the fewer its steps.
         clipped /= np.sqrt(1.0 + 1.0 / np.maximum(evidence.n_units[slots], 1))[of]
         for step in np.unique(steps).tolist():
             at = steps == step
-            units = self._means.add(keys[of[at]], clipped[at], step, sigma)
+            units = self._means.add(keys[of[at]], clipped[at], step, evidence.sigma)
             fired = self._changes.update(*units)
             if not len(fired):
                 continue

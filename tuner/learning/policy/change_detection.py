@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.tuner.learning.knowledge import RERUN_STD
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, CallEvidence, Columns
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, CallEvidence, Columns
 from zerotune.tuner.modeling.features import Floats, Ints
 
 ALLOWANCE: Final = 0.75
@@ -128,7 +128,7 @@ class StepMeans(Columns):
         fresh = here[self._step[here] != step]
         done = fresh[self._n[fresh] > 0]
         deviation_of = self._sum[done] / self._n[done]
-        units = np.clip(deviation_of / sigma(done), -CLIP, CLIP)
+        units = np.clip(deviation_of / np.maximum(sigma(done), LEAST_NOISE), -CLIP, CLIP)
         new = self._whiten(units, self._last[done])
         self._last[done] = units
         self._step[fresh], self._n[fresh], self._sum[fresh] = step, 0, 0.0

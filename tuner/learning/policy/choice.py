@@ -113,7 +113,6 @@ PROVEN_HOPE: Final = (0.03, 0.03)
 """Gain (log) of what earlier jobs proved, and its standard deviation: the network may be another by now."""
 UNLUCKY_Z: Final = 2.33
 """One trial in a hundred is slower than predicted by more standard deviations."""
-LEADS: Final = "; it runs in most steps until that is known"
 NEVER_STEP: Final = 2**62
 NOT_OFFERED: Final = "NCCL does not offer it here"
 
@@ -171,7 +170,6 @@ class Policy:
             candidate = fields.named(state, lead.candidate)
             if self.options.may_try(state, candidate):
                 self._begin_lead(state, candidate, lead.reason, lead.hope)
-                self._report(Event(state, candidate, "lead", lead.reason + LEADS))
 
     # ---- one window ---------------------------------------------------------------------------------
 
@@ -226,14 +224,8 @@ class Policy:
 
     def first_looks(self) -> list[KeyState]:
         """Keys at which this window tries what nobody has proved and this job has not measured."""
-        return [
-            state
-            for state in self.trials.values()
-            if state.trial is not None
-            and self._allocation.runs_trial[state.index]
-            and state.index not in self._shown
-            and not self.evidence.has_measured(state.index, state.trial)
-        ]
+        runs_trial = self._allocation.runs_trial
+        return [one for one in self._unmeasured() if runs_trial[one.index] and one.index not in self._shown]
 
     def end_first_looks(self, states: list[KeyState]) -> dict[int, Candidate]:
         """These trials give way before the next window; what runs then, by key index."""
@@ -283,25 +275,21 @@ class Policy:
     def lead_as_proven(self, state: KeyState, proven: tuple[Candidate, str]) -> None:
         """What earlier jobs proved, or smaller messages, with the reason: runs at once, and is verified on the side."""
         candidate, reason = proven
-        self._begin_lead(state, candidate, reason, PROVEN_HOPE, is_proven=True)
-        self._report(Event(state, candidate, "prior", reason))
+        self._begin_lead(state, candidate, reason, PROVEN_HOPE)
 
     def _begin_lead(
-        self,
-        state: KeyState,
-        candidate: Candidate,
-        reason: str,
-        hope: tuple[float, float] = NO_HOPE,
-        *,
-        is_proven: bool = False,
+        self, state: KeyState, candidate: Candidate, reason: str, hope: tuple[float, float] = NO_HOPE
     ) -> None:
         """Let it run in nearly all windows without a trial; the incumbent runs in the others."""
+        is_proven = hope is PROVEN_HOPE
         state.numbers.setdefault(candidate, len(state.numbers) + 1)
         state.lead_reason = state.retired[candidate] = reason
         state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
         self.memory.promise(candidate, state.key.communicator)
         self.leads[state.index] = state
         self._allocation.begin_lead(state.index, is_proven=is_proven)
+        words = reason if is_proven else f"{reason}; it runs in most steps until that is known"
+        self._report(Event(state, candidate, "prior" if is_proven else "lead", words))
 
     def end_lead(self, state: KeyState) -> None:
         """The incumbent runs again where nothing is on trial."""
@@ -379,7 +367,6 @@ class Policy:
             reason = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
             self._begin_lead(state, candidate, reason)  # it is not slower than the lead so far, if there was one
-            self._report(Event(state, candidate, "lead", reason + LEADS))
 
     def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
         self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))

@@ -245,10 +245,6 @@ class CallEvidence(Columns):
         if is_ripe.any():
             counts, squares = _totals(of, deviation**2, len(slots))
             self._of_calls.add(slots[is_ripe], counts[is_ripe].astype(np.float64), squares[is_ripe])
-        first = int(steps[0])
-        if (steps == first).all():
-            self._add_step(first, slots, *_totals(of, deviation, len(slots)), calls.centre)
-            return
         for step in np.unique(steps).tolist():
             here = steps == step
             counts, sums = _totals(of[here], deviation[here], len(slots))
