@@ -125,7 +125,8 @@ def test_how_long_first_looks_last_is_what_was_seen() -> None:
         delay.observed(step, step)
         delay.looked()
     delay.offered(1)
-    delay.adopted(1, 40, looks=True)
+    delay.adopted(1, 40)
+    delay.look_began(1, 40)
     assert delay.needs_looks
     assert delay.first_steps == FIRST_LOOK_STEPS
     delay.adopted(2, 48)

@@ -331,8 +331,6 @@ class FieldBook(Columns):
         self.places = np.zeros((0, 3), np.int64)
         """Where each lies: its communicator's number, collective and size class."""
         self._communicators: dict[CommunicatorClass, int] = {}
-        self._sizes: dict[Family, dict[int, None]] = {}
-        """Message sizes met, in the order they were met."""
         self._cells: dict[Family, set[tuple[int, int]]] = {}
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
         self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
@@ -340,7 +338,6 @@ class FieldBook(Columns):
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
-        self._sizes.setdefault(state.family, {})[int(state.message_bytes)] = None
         self.states.append(state)
         self.make_room(len(self.states))
         number = self._communicators.setdefault(state.key.communicator, len(self._communicators))
@@ -374,7 +371,6 @@ class FieldBook(Columns):
 
     def named(self, state: KeyState, ran: Candidate) -> Candidate:
         """What ran in earlier jobs by the name under which it is offered at this key."""
-        self.follow()
         return asked_for(ran, {str(one) for one in self.costs.candidates(*state.family)}, state.key)
 
     def is_guesswork(self, family: Family) -> bool:
@@ -432,8 +428,8 @@ class FieldBook(Columns):
     def _guess(self, family: Family, nbytes: int) -> tuple[Floats, Floats, Floats]:
         known = self._guesses.setdefault(family, {})
         if nbytes not in known:
-            waiting = [one for one in self._sizes.get(family, {}) if one not in known and one != nbytes]
-            batch = [nbytes, *waiting[: AT_ONCE - 1]]
+            met = (int(state.message_bytes) for state in self.states if state.family == family)
+            batch = [*dict.fromkeys([nbytes, *(one for one in met if one not in known)])][:AT_ONCE]
             classes = np.array([size_class(one) for one in batch], dtype=np.int64)
             sizes = np.array(batch, dtype=np.float64)
             offered = self.costs.candidates(*family)

@@ -238,17 +238,15 @@ class Withdrawal:
         if self._known_step is not None:
             self._offered[epoch] = self._known_step
 
-    def adopted(self, epoch: int, step: int, *, looks: bool = False) -> None:
-        """All ranks run under `epoch` from `step` on.
+    def look_began(self, epoch: int, step: int) -> None:
+        """A first look is in force under `epoch` from `step` on; it will end by itself."""
+        self._look = epoch + 1, step
 
-        Args:
-            epoch: of the plan.
-            step: its first step.
-            looks: a first look begins.
-        """
+    def adopted(self, epoch: int, step: int) -> None:
+        """All ranks run under `epoch` from `step` on."""
         if self._look is not None and self._look[0] == epoch:
             self._look_steps = _remembered(self._look_steps, max(FIRST_LOOK_STEPS, step - self._look[1]))
-        self._look = (epoch + 1, step) if looks else None
+        self._look = None
         known = self._offered.get(epoch)
         if known is not None:
             self._response_steps = _remembered(self._response_steps or 0.0, max(0, step - known))
