@@ -146,7 +146,6 @@ class Attribution:
             self._n_usual += int(np.count_nonzero(of_usual))
             self._n_slow += int(np.count_nonzero(deviation[of_usual] > LOG_CATASTROPHE))
             self.is_suspicious = abs(float(np.median((deviation / scale[of])[of_usual]))) > 1.0
-
         limits = CLIP * scale[of]
         clipped = np.clip(deviation, -limits, limits)
         # What a setting used to take is the less certain the fewer its steps.
