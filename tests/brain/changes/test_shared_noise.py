@@ -64,28 +64,18 @@ def test_a_network_that_changes_when_a_trial_begins_is_no_gain() -> None:
 def test_of_what_was_not_measured_nothing_is_known() -> None:
     evidence = _evidence(np.zeros(5), np.zeros(5, np.int64))
     assert not evidence.nearby(0, 1).pairs
-    assert not len(evidence.history.of(99).slots)
+    assert not len(evidence.history.of(99)[0])
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=200))
-def test_the_newest_units_of_every_key_are_kept_in_order(reports: list[tuple[int, int, int]]) -> None:
-    """(key, slot, calls) of one report each; the same key and slot again within a step go on with its unit."""
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=200))
+def test_the_newest_units_of_every_key_are_kept_in_order(units: list[tuple[int, int]]) -> None:
     history, expected = UnitHistory(), {key: [] for key in range(4)}
-    for at, (key, slot, n_calls) in enumerate(reports):
-        step = at // 3
-        history.add(np.array([key]), np.array([slot]), step, np.array([n_calls]), np.array([float(at)]))
-        units = expected[key]
-        if units and units[-1][:2] == [step, slot]:
-            before, n_before = units[-1][2:]
-            units[-1][2:] = [(before * n_before + at * n_calls) / (n_before + n_calls), n_before + n_calls]
-        else:
-            units.append([step, slot, float(at), n_calls])
-    for key, units in expected.items():
-        found = history.of(key)
-        newest = units[-DEPTH:]
-        assert found.steps.tolist() == [one[0] for one in newest]
-        assert found.slots.tolist() == [one[1] for one in newest]
-        assert found.values == pytest.approx([one[2] for one in newest])
+    for at, (key, slot) in enumerate(units):
+        history.add(np.array([key]), np.array([slot]), np.array([float(at)]))
+        expected[key].append((slot, float(at)))
+    for key, added in expected.items():
+        slots, values = history.of(key)
+        assert [*zip(slots.tolist(), values.tolist(), strict=True)] == added[-DEPTH:]
 
 
 def test_congestion_that_comes_and_goes_promotes_nothing() -> None:

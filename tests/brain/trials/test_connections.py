@@ -262,5 +262,5 @@ def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compa
         job.run(BASELINE, [100.0])
     slot = job.evidence.slot(0, RING)
     assert job.evidence.log_us(slot) == pytest.approx(np.log(80.0))
-    units = job.evidence.history.of(0)
-    assert units.values[units.slots == slot].tolist() == pytest.approx([np.log(80.0)] * 4)
+    slots, values = job.evidence.history.of(0)
+    assert values[slots == slot].tolist() == pytest.approx([np.log(80.0)] * 4)

@@ -94,55 +94,37 @@ class _NoiseScale(Columns):
         self._all = kept * self._all[0] + float(dof.sum()), kept * self._all[1] + float(squares.sum())
 
 
-class Units(NamedTuple):
-    """One key's newest units, oldest first: step, slot and mean log duration."""
-
-    steps: Ints
-    slots: Ints
-    values: Floats
-
-
 class UnitHistory(Columns):
     """The newest `DEPTH` units of every key."""
 
     def __init__(self) -> None:
-        self._steps = np.zeros((0, DEPTH), np.int64)
         self._slots = np.zeros((0, DEPTH), np.int64)
         self._values = np.zeros((0, DEPTH))
-        self._counts = np.zeros((0, DEPTH), np.int64)
         self._n_units = np.zeros(0, np.int64)
 
-    def add(self, keys: Ints, slots: Ints, step: int, counts: Ints, values: Floats) -> None:
-        """Take in calls of one step.
+    def add(self, keys: Ints, slots: Ints, values: Floats) -> None:
+        """Take in a unit of each of some keys.
 
         Args:
             keys: distinct key indices, shape [n].
             slots: that ran, one of each key, shape [n].
-            step: of the calls.
-            counts: calls of each, shape [n].
             values: their mean log duration, shape [n].
         """
         self.make_room(int(keys.max()) + 1)
-        last = (self._n_units[keys] - 1) % DEPTH
-        goes_on = (self._n_units[keys] > 0) & (self._steps[keys, last] == step) & (self._slots[keys, last] == slots)
-        at = np.where(goes_on, last, (last + 1) % DEPTH)
-        before = np.where(goes_on, self._counts[keys, at], 0)
-        total = before * self._values[keys, at] + counts * values
-        self._counts[keys, at] = before + counts
-        self._values[keys, at] = total / (before + counts)
-        self._steps[keys, at], self._slots[keys, at] = step, slots
-        self._n_units[keys] += ~goes_on
+        at = self._n_units[keys] % DEPTH
+        self._slots[keys, at], self._values[keys, at] = slots, values
+        self._n_units[keys] += 1
 
     def forget(self, keys: Ints, slots: Ints) -> None:
         """What these slots (one of each key) measured so far is compared with nothing."""
         self._slots[keys] = np.where(self._slots[keys] == slots[:, None], -1, self._slots[keys])
 
-    def of(self, key: int) -> Units:
-        """The newest units of one key."""
+    def of(self, key: int) -> tuple[Ints, Floats]:
+        """Slots and mean log durations of the newest units of one key, oldest first."""
         self.make_room(key + 1)
         n = int(self._n_units[key])
         order = np.arange(max(0, n - DEPTH), n) % DEPTH
-        return Units(self._steps[key, order], self._slots[key, order], self._values[key, order])
+        return self._slots[key, order], self._values[key, order]
 
 
 class Contrast(NamedTuple):
@@ -298,9 +280,9 @@ class CallEvidence(Columns):
         count; each of them counts at two switches.
         """
         key = self.key[[first]]
-        units, sigma = self.history.of(int(key[0])), float(self.sigma(key)[0])
-        is_ours = (units.slots == first) | (units.slots == second)
-        is_first, values = (units.slots == first)[is_ours], units.values[is_ours]
+        (slots, values), sigma = self.history.of(int(key[0])), float(self.sigma(key)[0])
+        is_ours = (slots == first) | (slots == second)
+        is_first, values = (slots == first)[is_ours], values[is_ours]
         switches = np.flatnonzero(is_first[1:] != is_first[:-1]) + 1
         if len(switches) < 2:
             return Contrast(0.0, 0.0, sigma)
@@ -315,7 +297,7 @@ class CallEvidence(Columns):
     def _add_step(self, step: int, slots: Ints, counts: Ints, sums: Floats, centre: Floats) -> None:
         """One step's calls of distinct slots: how many each, and the sum of their deviations from `centre`."""
         keys, first = np.unique(self.key[slots], return_index=True)
-        self.history.add(keys, slots[first], step, counts[first], (centre + sums / counts)[first])
+        self.history.add(keys, slots[first], (centre + sums / counts)[first])
         stale = (self._open_calls[slots] > 0) & (self._open_step[slots] != step)
         if stale.any():
             self._close(slots[stale])
