@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.lib.simulated.brain_world import Call, Unsteady, World, gain_share, make_brain, play, zero3_step
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
-from zerotune.tuner.learning.policy.change_detection import TOGETHER, ChangeDetector, StepMeans
+from zerotune.tuner.learning.policy.change_detection import ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.observations import CallEvidence
 
 
@@ -67,7 +67,7 @@ def test_a_unit_is_the_mean_of_a_keys_calls_in_one_step_however_they_arrive(
                     keys, values = (np.array(one) for one in zip(*part, strict=True))
                     done = means.add(keys, values.astype(float), step, lambda some: np.ones(len(some)))
                     found += zip(done.keys.tolist(), done.new.tolist(), strict=True)
-        return sorted(one for one in found if one[0] != TOGETHER)
+        return sorted(one for one in found if one[0])
 
     assert [one for one, _ in feed([])] == [one for one, _ in feed(cuts)]
     first = dict(feed(cuts)[:1])

@@ -76,15 +76,11 @@ class ChangeDetector(Columns):
         return float(np.median(self._total[keys, side] / np.maximum(self._n[keys, side], 1.0)))
 
 
-TOGETHER: Final = 0
-"""Stands for all keys of a step in `FinishedSteps`."""
-
-
 class FinishedSteps(NamedTuple):
     """Steps of keys that are done: what is new in each, in noise scales, and how much (log) it deviates."""
 
     keys: Ints
-    """1 + key index, after TOGETHER where there are several."""
+    """1 + key index, after 0 for all of them together where there are several."""
     new: Floats
     deviation: Floats
 
@@ -144,7 +140,7 @@ class StepMeans(Columns):
         kept = 1.0 - 1.0 / HORIZON_STEPS
         self._square = kept * self._square + min(pooled**2, CLIP**2 * variance)
         self._weight = CLIP + kept * (self._weight - CLIP) + 1.0
-        every = (TOGETHER, pooled / math.sqrt(variance), units.deviation.mean())
+        every = (0, pooled / math.sqrt(variance), units.deviation.mean())
         return FinishedSteps(*(np.r_[one, of_keys] for one, of_keys in zip(every, units, strict=True)))
 
     def _whiten(self, units: Floats, before: Floats) -> Floats:
