@@ -39,7 +39,6 @@ MOST_LOST: Final = 0.1
 """What may slow a step down by a larger share, by the 90 % bound of what calls may take, is not tried."""
 SLOWER: Final = (1.3, CATASTROPHIC_RATIO)
 """By what factors calls may take longer, for what their channels are worth to computation."""
-WINDOW_STEPS: Final = 2
 ARM: Final = NEVER_STEP
 """Name of the variant in the regression: no slot has it."""
 
@@ -156,13 +155,13 @@ class Variants:
             self._n_off += 1
         if is_on is self._is_on:  # else the window's plan is not in force yet
             self._steps_in_window += 1
-            if self._steps_in_window >= WINDOW_STEPS:
+            if self._steps_in_window >= FIRST_LOOK_STEPS:
                 self._is_on, self._steps_in_window = next(self._pairs), 0
         slowdown, doubt = self._effects.effect({ARM: 1.0})
         gain = -slowdown
         is_better = gain > max(PROVEN * doubt, LEAST_EFFECT)
         is_over = gain + ONE_IN_TEN * doubt < LEAST_EFFECT or len(self._on_us) >= HORIZON_STEPS
-        has_verdict = min(len(self._on_us), self._n_off) >= WINDOW_STEPS and (is_better or is_over)
+        has_verdict = min(len(self._on_us), self._n_off) >= FIRST_LOOK_STEPS and (is_better or is_over)
         if not (has_verdict and self._policy.may_promote) and self._policy.budget.remaining_us >= 0:
             return False  # where the network changes just now, what steps take by that is no variant's doing
         words = "given up without a verdict: it cost more than was expected"
