@@ -250,7 +250,7 @@ def saved(gain: float) -> str:
 TRIAL_STEPS: Final = 8
 """A trial that is still open after this many more steps of evidence is a tie: others come first now. What is probably
 faster leads from then on and so goes on being measured; what is not is tried again once it looks better. A key with
-nothing to try is looked at again after as many steps.
+nothing to try is looked at again after as many steps, and variants begin so long after the last trial.
 """
 VERIFIED: Final = 0.2
 """Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from zerotune.store.records import Candidate
-from zerotune.tuner.learning.policy.acquisition import Z_90, comparison, saved
+from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS, Z_90, comparison, saved
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import Column, KeyState
 from zerotune.tuner.learning.policy.observations import AT_ONCE, HORIZON_STEPS
@@ -33,8 +33,6 @@ from zerotune.tuner.learning.policy.step_effects import (
 
 ALL_EXPOSED: Final = 0.95
 """Share of communication that computation waits for, above which nothing is taken to hide."""
-SETTLED_STEPS: Final = 20
-"""Steps without a trial before variants begin, and between them: while keys settle, they would only disturb."""
 MOST_LOST: Final = 0.1
 """What may slow a step down by a larger share, by the 90 % bound of what calls may take, is not tried."""
 SLOWER: Final = (1.3, CATASTROPHIC_RATIO)
@@ -86,6 +84,8 @@ class Variants:
         """By name: one trial may have been unlucky."""
         self._open: list[tuple[float, str]] = []
         """What is left of this round, the first one last: how much slower, and the group or "" for all."""
+        self._slower: set[int] = set()
+        """Keys with which steps were slower: they are not asked about together with others."""
         self._search: Iterator[Variant | None] | None = None
         self._next_at_step = 0
 
@@ -101,7 +101,7 @@ class Variants:
         if self.on_trial is not None and not self._has_memory(self.on_trial):
             self._end(step)
         if policy.trials:
-            self._next_at_step = max(self._next_at_step, step + SETTLED_STEPS)
+            self._next_at_step = max(self._next_at_step, step + TRIAL_STEPS)
         may_begin &= self.on_trial is None and step >= self._next_at_step and math.isfinite(step_us)
         # Channels take nothing from computation where none runs beside them.
         may_begin &= policy.has_settled and policy.price.exposed.share <= ALL_EXPOSED
@@ -109,7 +109,7 @@ class Variants:
             return
         if not self._open:
             groups = sorted({group_of(state) for state in policy.states})
-            self._open = [(slower, one) for slower in SLOWER for one in [*(groups if len(groups) > 1 else ()), ""]]
+            self._open = [(slower, one) for slower in SLOWER for one in ["", *(groups if len(groups) > 1 else ())]]
         self._search = self._search or self._lighter(*self._open.pop())
         variant = next(self._search)
         if variant is None:
@@ -118,7 +118,7 @@ class Variants:
         if variant.changes and self._may_begin(variant, step, step_us):
             self.begin(variant, step, step_us)
         elif not self._open:
-            self._next_at_step = step + SETTLED_STEPS
+            self._next_at_step = step + TRIAL_STEPS
 
     def begin(self, variant: Variant, step: int, step_us: float) -> None:
         """Start alternating a variant with the plan itself.
@@ -174,6 +174,8 @@ class Variants:
         self._end(step)
         if has_verdict and is_better:
             self._adopt(variant, gain)
+        elif gain < 0.0:
+            self._slower |= variant.changes.keys()
         return True
 
     def give_up(self, ratio: float, step: int) -> None:
@@ -200,7 +202,8 @@ class Variants:
                 yield None
             field, opinion = self._policy.surrogate.fields.of(state), state.opinion
             is_known = opinion is not None and len(opinion[0]) == len(field.options) and state.n_channels > 0
-            if opinion is None or not is_known or group not in ("", group_of(state)):
+            is_asked = group == group_of(state) or (not group and state.index not in self._slower)
+            if opinion is None or not is_known or not is_asked:
                 continue
             (mean, spread), here = opinion, field.place[state.incumbent]
             channels = np.array([state.channels_of(option) for option in field.options])
@@ -250,7 +253,7 @@ class Variants:
         """Back to the plan itself."""
         self._effects.forget([ARM])
         self.on_trial, self._is_on = None, False
-        self._next_at_step = step + SETTLED_STEPS
+        self._next_at_step = step + TRIAL_STEPS
 
     def _tell(self, variant: Variant, words: str, step: int) -> None:
         state = self._policy.states[min(variant.changes)]
