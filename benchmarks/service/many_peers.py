@@ -64,6 +64,9 @@ class Peers:
         ]
         self._sockets = [self._connect(path) for _ in range(n_peers)]
         self._answered: set[int] = set()
+        self._lost: set[int] = set()
+        self._halves: dict[int, bytes] = {}
+        """By rank: what is left of a greeting that was taken in part."""
         self._is_stopping = False
         self._thread = threading.Thread(target=self._greet, daemon=True)
         self._thread.start()
@@ -78,8 +81,8 @@ class Peers:
 
     @property
     def n_answered(self) -> int:
-        """Ranks that have had an answer beyond the handshake."""
-        return len(self._answered)
+        """Ranks that have had an answer beyond the handshake, and are connected."""
+        return len(self._answered - self._lost)
 
     def _greet(self) -> None:
         poller = select.epoll()
@@ -91,23 +94,40 @@ class Peers:
         while not self._is_stopping:
             due = min(int((time.monotonic() - start_s) / GREET_EVERY_S * n), at + 500)
             while at < due:
-                with contextlib.suppress(BlockingIOError):  # what the daemon does not take, an agent drops
-                    self._sockets[at % n].send(self._hellos[at % n])
+                self._say(at % n)
                 at += 1
             for fd, _ in poller.poll(0.001):
                 place = places[fd]
-                heard[place] += len(self._sockets[place].recv(1 << 16))
-                if heard[place] > len(_GREETING) + 64:
+                try:
+                    part = self._sockets[place].recv(1 << 16)
+                except OSError:
+                    part = b""
+                heard[place] += len(part)
+                if not part:
+                    poller.unregister(fd)
+                    self._lost.add(place)
+                elif heard[place] > len(_GREETING) + 64:
                     self._answered.add(place)
         poller.close()
+
+    def _say(self, place: int) -> None:
+        """A greeting; what the daemon does not take is dropped, as by an agent, but never half of one."""
+        left = self._halves.pop(place, self._hellos[place])
+        with contextlib.suppress(OSError):
+            if n_left := len(left) - self._sockets[place].send(left):
+                self._halves[place] = left[-n_left:]
+            return
+        if left is not self._hellos[place]:
+            self._halves[place] = left
 
     def leave(self) -> None:
         """All say goodbye and go."""
         self._is_stopping = True
         self._thread.join()
-        for one, (job_id, rank) in zip(self._sockets, self._names, strict=True):
-            one.setblocking(True)
-            one.sendall(frames(wire.Goodbye(job_id, rank)))
+        for place, (one, (job_id, rank)) in enumerate(zip(self._sockets, self._names, strict=True)):
+            with contextlib.suppress(OSError):
+                one.setblocking(True)
+                one.sendall(self._halves.get(place, b"") + frames(wire.Goodbye(job_id, rank)))
             one.close()
 
 
