@@ -122,6 +122,20 @@ def test_json_reads_as_what_was_recorded(store):
     assert NAME in list(texts(json.loads(said)))
 
 
+def test_names_beyond_the_encoding_of_stdout_are_escaped(tmp_path):
+    with Store.open(tmp_path / "s.db") as store:
+        store.record_job("müller", "müller", {}, 2)
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "jobs", "--all", "--store", str(tmp_path / "s.db")]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True)
+    assert b"m\\xfcller" in done.stdout
+
+
+def test_a_closed_stdout_is_no_failure(store):
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "jobs", "--all", "--store", str(store)]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def texts(document):
     """All texts of a JSON document."""
     if isinstance(document, str):

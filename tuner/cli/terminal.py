@@ -7,6 +7,8 @@ marks of writing direction and halves of surrogates are shown by their four digi
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -59,10 +61,18 @@ class _Filtered:
 
 @contextlib.contextmanager
 def filtered_output() -> Iterator[None]:
-    """While it is open, what is printed to stdout and stderr is filtered."""
+    """While it is open, what is printed to stdout and stderr is filtered; a closed one swallows it.
+
+    Names that the terminal's encoding does not have are shown escaped.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, _Filtered(stream)) for stream in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        streams = [stream or nowhere for stream in before]  # None: closed by who started us
+        for stream in streams:
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        sys.stdout, sys.stderr = (cast(TextIO, _Filtered(stream)) for stream in streams)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before

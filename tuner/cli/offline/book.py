@@ -14,7 +14,7 @@ from zerotune.tuner.cli.paths import output_file
 book = typer.Typer(
     help="""What the fleet learned, as one signed file (docs/operate/fleet.md): make it, look at it, compare.
 
-    It needs the extra `fleet`: pip install 'zerotune[fleet]'.
+    It needs the extra `fleet`: pip install 'zerotune\\[fleet]'.
 
     Example: zerotune book build s3://bucket/zerotune --out fleet.book --sign book.key""",
     no_args_is_help=True,
