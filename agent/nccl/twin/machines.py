@@ -118,7 +118,7 @@ MACHINES: Final = {
     "dgx_a100": _baseboard("NVIDIA DGX A100: eight HDR InfiniBand adapters", 80, 8, 200, amd=True),
     "dgx_h100": _baseboard("NVIDIA DGX H100: eight NDR InfiniBand adapters", 90, 8, 400),
     "dgx_b200": _baseboard("NVIDIA DGX B200: eight NDR InfiniBand adapters", 100, 8, 400),
-    "p4d": _baseboard("like AWS p4d.24xlarge: eight A100, four 100 Gb/s EFA adapters", 80, 4, 100),
+    "p4d": _baseboard("like AWS p4de (p4d: --gpu a100_40gb): eight A100, four 100 Gb/s EFA adapters", 80, 4, 100),
     "p5": _baseboard("like AWS p5.48xlarge: eight H100, 3,200 Gb/s of EFA", 90, 8, 400, amd=True),
     "pcie_l40s": _on_pcie("eight L40S on PCIe, two 200 Gb/s adapters", 8, 2, 200, reaches_gpu_memory=True),
     "ethernet_box": _on_pcie("four GPUs on PCIe, one 25 Gb/s Ethernet adapter", 4, 1, 25, reaches_gpu_memory=False),
