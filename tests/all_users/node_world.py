@@ -78,7 +78,7 @@ class World:
         bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())])
         command = ["setpriv", "--no-new-privs", "--bounding-set", bounds]
         command += [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--all-users", *options]
-        self.service = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.service = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert self.service.stderr is not None
         return self.service.stderr.readline()
 
@@ -155,7 +155,12 @@ class World:
         from zerotune.agent.daemon_link.line import listener_pid
 
         pid = as_user(uid, uid, lambda: listener_pid(f"ipc://{RUNTIME}/{uid}/daemon.sock"))
-        return None if pid is None else [pid, os.stat(f"/proc/{pid}").st_uid]
+        if pid is None:
+            return None
+        try:
+            return [pid, os.stat(f"/proc/{pid}").st_uid]
+        except FileNotFoundError:  # it ended meanwhile
+            return None
 
     def gone(self, uid: int) -> bool:
         """Wait for the end of a user's daemon."""
@@ -204,9 +209,13 @@ def main() -> None:
     import zerotune.tuner.client.status  # noqa: F401 before users come, so that each fork has it
 
     world = World()
-    for name, *arguments in requests():
-        result = getattr(world, name)(*arguments)
-        print(json.dumps(result), flush=True)
+    try:
+        for name, *arguments in requests():
+            result = getattr(world, name)(*arguments)
+            print(json.dumps(result), flush=True)
+    finally:
+        if world.service is not None:
+            world.service.terminate()
 
 
 if __name__ == "__main__":

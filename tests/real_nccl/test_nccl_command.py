@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from itertools import pairwise
 
 import pytest
 
+from zerotune.agent.nccl.twin import twin
+from zerotune.agent.nccl.twin.protocol import Question
 from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
@@ -86,6 +89,25 @@ def test_another_release_against_itself_changes_nothing(newest):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["before"], found["changes"]) == (found["after"], [])
+
+
+def test_an_answer_that_is_there_before_anybody_looks_is_read(newest, monkeypatch):
+    """On a busy machine a node's id and its answer may come together."""
+    _, library = newest
+    first = []
+
+    def late(*arguments):
+        if not first:
+            first.append(True)
+            time.sleep(2)
+        return select(*arguments)
+
+    select = twin.select.select
+    monkeypatch.setattr(twin.select, "select", late)
+    with twin.topology_file("dgx_h100") as topology:
+        question = Question(Collective.all_gather, 1 << 20)
+        answer = twin.ask_nccl(library, twin.Cluster(topology, 1, 2), [question], timeout_s=30)
+    assert [each.question for each in answer.answers] == [question]
 
 
 @pytest.mark.parametrize(

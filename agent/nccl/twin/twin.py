@@ -29,6 +29,7 @@ MAX_RANKS: Final = 256
 TIMEOUT_S: Final = 300.0
 """Until NCCL must have answered: several times what the largest cluster takes on two cores."""
 _POLL_S: Final = 0.2
+_READ_BYTES: Final = 1 << 16
 _STDERR_BYTES: Final = 2000
 _OURS: Final = frozenset(
     {"NCCL_TOPO_FILE", "NCCL_HOSTID", "NCCL_NET_PLUGIN"}
@@ -140,6 +141,7 @@ class _Nodes:
         self._deadline_s = deadline_s
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stderr: list[int] = []
+        self._unread: dict[int, bytes] = {}
 
     def __enter__(self) -> _Nodes:
         return self
@@ -183,17 +185,22 @@ class _Nodes:
             PluginError: time is up.
         """
         assert process.stdout is not None
-        while not select.select([process.stdout], [], [], _POLL_S)[0]:
-            for place, other in enumerate(self._processes):
-                if other.poll() not in (None, 0):
-                    raise self._failure(place)
-            if time.monotonic() > self._deadline_s:
-                raise PluginError("NCCL did not answer in time: a process per node was at work")
-        line = process.stdout.readline().decode().strip()
-        if not line:
-            process.wait()
-            raise self._failure(self._processes.index(process))
-        return line
+        unread = self._unread.get(process.pid, b"")
+        while b"\n" not in unread:
+            while not select.select([process.stdout], [], [], _POLL_S)[0]:
+                for place, other in enumerate(self._processes):
+                    if other.poll() not in (None, 0):
+                        raise self._failure(place)
+                if time.monotonic() > self._deadline_s:
+                    raise PluginError("NCCL did not answer in time: a process per node was at work")
+            # Not readline: it would take lines that come together out of select's sight.
+            said = os.read(process.stdout.fileno(), _READ_BYTES)
+            if not said:
+                process.wait()
+                raise self._failure(self._processes.index(process))
+            unread += said
+        line, _, self._unread[process.pid] = unread.partition(b"\n")
+        return line.decode().strip()
 
     def _failure(self, place: int) -> UserError:
         process, stderr = self._processes[place], self._stderr[place]
