@@ -4,6 +4,7 @@
 # make wheel into dist/: the sources, a wheel for Linux on x86-64 with the libraries in C, and one for any platform
 # make test-versions  does the wheel work with each Python found here and each torch release? Gigabytes and an hour.
 # make rehearse  unmodified GPU scripts with torch's CUDA builds on a mock GPU: tens of gigabytes and hours, once
+# make test-worked-example  the commands of docs/operate/worked-example.md in a real Slurm: as root, a minute
 # make test-cluster  installs Slurm and runs all of deploy/ in it on loopback, not the worked example alone: as root, 3 minutes
 # make fuzz MINUTES=10  coverage-guided fuzzing of everything that reads bytes of others
 # make setup only the environment; `make clean` leaves what it downloads into ~/.cache/zerotune
@@ -17,12 +18,12 @@ PIP := $(BIN)/python -m pip
 # On a terminal pip shows what it does; in a log the command is line enough.
 PIP_INSTALL := $(PIP) install $(if $(MAKE_TERMOUT),,--quiet)
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
-# Three on two cores: a third of the time they wait for sockets and clocks.
-THREE_AT_A_TIME := -n 3 --dist loadfile --no-loadscope-reorder
+# Four on two cores: much of the time they wait for sockets and clocks.
+AT_A_TIME := -n 4 --dist loadfile --no-loadscope-reorder
 # The suite starts hundreds of processes: without bytecode each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-cluster fuzz rehearse docs wheel test-versions setup clean
+.PHONY: run test test-worked-example test-cluster fuzz rehearse docs wheel test-versions setup clean
 
 run: .venv/.run-ready
 	$(BIN)/zerotune demo --out run
@@ -30,7 +31,10 @@ run: .venv/.run-ready
 test: .venv/.test-ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(THREE_AT_A_TIME)
+	$(BIN)/python -m pytest $(AT_A_TIME)
+
+test-worked-example: .venv/.test-ready
+	$(BIN)/python -m pytest -m slow tests/deploy/test_worked_example.py
 
 # Others of deploy/ are skipped where their tools are missing: `pip install -e .[cluster]`.
 test-cluster: .venv/.test-ready

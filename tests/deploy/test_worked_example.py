@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operate" / "worked-example.md").read_text()
 
 pytestmark = [
+    pytest.mark.slow,  # a minute: CI runs it by itself, after the suite
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.getuid() != 0, reason="starts Slurm's daemons as root"),
     pytest.mark.skipif(
