@@ -24,6 +24,11 @@ RUNS: Final = paper_runs()
 PLOT: Final = "read from the plot"
 """By a public note on the paper; the figure has no numbers."""
 _GB: Final = 1e9
+_NOTES: Final = {
+    "C2": "disagrees with the paper's own formulas, see below",
+    "C5": "ZeRO-100B below is C5 with 170B and a batch of 12",
+}
+"""On sizes of Figure 6, by configuration."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,7 @@ def largest_models() -> Iterator[Stated]:
     for row in RUNS:
         if row.figure == 6:
             stated = row.stated_parameters / 1e9
-            note = {"C2": "disagrees with the paper's own formulas, see below", "C5": "ZeRO-100B below is C5 with 170B and a batch of 12"}.get(
-                row.kind, ""
-            )
+            note = _NOTES.get(row.kind, "")
             yield Stated(
                 f"{row.kind}, MP 16, batch 16", "Figure 6, Table 7", stated, largest_model(row) / 1e9, "B", note
             )
@@ -90,8 +93,8 @@ def largest_models() -> Iterator[Stated]:
         "Table 2 states neither shapes nor batches: width 1920, 3072 for P_os, times the root of MP; batch "
         f"{batch}, the median of Table 5's baselines (with batch 1: {min(of_one):+.0%} to {max(of_one):+.0%})"
     )
-    for row in _table_2(batch):
-        yield replace(row, note=note)
+    for one in _table_2(batch):
+        yield replace(one, note=note)
         note = ""
 
 
