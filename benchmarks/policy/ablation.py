@@ -1,13 +1,16 @@
 """What each mechanism of the policy brings: the same draws with it and without it.
 
-    python -m benchmarks ablation [--data DIR] [--only NAME,...] [--draws N] [--generated N] [--sealed] [--json]
-                                  [--page FILE]
+    python -m benchmarks ablation [--data DIR] [--only NAME,...] [--suites NAME,...] [--draws N] [--generated N]
+                                  [--jobs N] [--sealed] [--json] [--page FILE]
     python -m benchmarks ablation --without NAME,... --run "brain_safety --quick"
 
 Suites, each draw played with everything and without one mechanism after the other, under the same noise: two shipped
 fabrics, generated ones, two keys alone, an undescribed machine, a plan at every fourth step only, and recordings
 (`--data`). Figures are differences, without minus with: calls until 95 % of all gain, points of regret, points of loss
-against NCCL's own choice, and of loss where that is best. Intervals are 90 %, bootstrapped over all draws.
+against NCCL's own choice, and of loss where that is best. Jobs whose communication hides behind computation
+(training_reward.py, `--jobs` random fabrics) are judged by what training took: points of step time, mean over the first
+300 steps and over 1,000; on every other fabric a plan is asked for at every fourth step only. Intervals are 90 %,
+bootstrapped over all draws.
 A mechanism is dispensable where every suite's mean stays within the margins: MARGINS, written down before any run.
 
 Every play is kept in build/ablation.jsonl; a run that was interrupted goes on from there (--afresh starts over). What
@@ -18,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import runpy
 import shlex
 import sys
@@ -30,16 +32,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.__main__ import module_of
-from benchmarks.lib.argument_types import a_file_to_write, positive
-from benchmarks.lib.data.data_sets import DataSet, as_undescribed, check_sources, generated, of_folder, shipped
+from benchmarks.lib.argument_types import a_file_to_write, natural, positive
+from benchmarks.lib.data.data_sets import (
+    GENERATED_BASES,
+    DataSet,
+    as_undescribed,
+    check_sources,
+    generated,
+    of_folder,
+    shipped,
+)
+from benchmarks.lib.data.generated_fabrics import generate
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.policy.mechanisms import MECHANISMS, without
 from benchmarks.policy.policy_regret import FIRST_GENERATED_SEED, Ours, judge, play, where_nccl_is_best
-from benchmarks.policy.recorded_figures import SEALED_SEEDS, is_kept_aside
+from benchmarks.policy.recorded_figures import SEALED_JOB_SEEDS, SEALED_SEEDS, is_kept_aside
+from benchmarks.policy.training_reward import FIRST_SEED, whole_job
 from zerotune.tuner.learning.knowledge import Knowledge
 
 PLAYS = Path(__file__).parents[2] / "build" / "ablation.jsonl"
-MARGINS = {"calls": 2.0, "regret": 0.05, "loss": 0.05, "loss_where_nccl_is_best": 0.05}
+JOBS = {"job_of_300_steps": 300, "job_of_1000_steps": 1000}
+"""Lengths of jobs whose communication hides."""
+MARGINS = {"calls": 2.0, "regret": 0.05, "loss": 0.05, "loss_where_nccl_is_best": 0.05, **dict.fromkeys(JOBS, 0.05)}
 """Calls, and points of percent: as the policy's aims were set, before any mechanism was taken out."""
 METRICS = {
     "calls_to_95_percent_of_all_gain": "calls",
@@ -64,20 +78,65 @@ class Suite(NamedTuple):
     data: DataSet
     looks_every: int = 1
 
+    @property
+    def place(self) -> list[str | int]:
+        """What tells it from others, beside the seed."""
+        n_keys, n_ranks = len(self.data.problems), self.data.problems[0].key.communicator.n_ranks
+        return [self.name, self.data.name, n_ranks, n_keys]
 
-def suites(arguments: argparse.Namespace) -> Iterator[Suite]:
+    def figures(self, seed: int) -> dict[str, float]:
+        """One draw.
+
+        Args:
+            seed: of the noise.
+
+        Returns:
+            Figures by the names of MARGINS.
+        """
+        found = {}
+        data = self.data
+        for problems, prefix in ((data.problems, ""), (where_nccl_is_best(data.problems), "loss_where_nccl_is_best")):
+            ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), self.looks_every)
+            for result in judge(data.name, problems, [ours], play(problems, [ours], N_CALLS, seed)):
+                metric = METRICS.get(result.metric.split("@")[0])
+                if metric is not None and (not prefix or metric == "loss"):
+                    found[prefix or metric] = result.value
+        return found
+
+
+class HiddenJobs(NamedTuple):
+    """Jobs whose communication hides behind computation."""
+
+    name: str
+    fabric: int
+    """Seed of a random one."""
+    looks_every: int = 1
+
+    @property
+    def place(self) -> list[str | int]:
+        """What tells it from others, beside the seed."""
+        return [self.name, self.fabric]
+
+    def figures(self, seed: int) -> dict[str, float]:
+        """One job: as for `Suite`."""
+        path = str(generate(self.fabric, GENERATED_BASES[self.fabric % len(GENERATED_BASES)]))
+        took = whole_job(path, seed, self.looks_every, JOBS.values())
+        return {metric: took[n_steps] for metric, n_steps in JOBS.items()}
+
+
+def suites(arguments: argparse.Namespace) -> Iterator[Suite | HiddenJobs]:
     """What is played.
 
     Args:
         arguments: of the command line.
 
     Yields:
-        Data sets by suite.
+        Data sets and jobs by suite.
     """
-    seeds = SEALED_SEEDS[: arguments.generated] if arguments.sealed else range(
-        FIRST_GENERATED_SEED, FIRST_GENERATED_SEED + arguments.generated
-    )  # fmt: skip
-    yield from (Suite("generated", data) for data in generated(seeds, 0.5))
+    seeds, job_seeds = SEALED_SEEDS, SEALED_JOB_SEEDS
+    if not arguments.sealed:
+        seeds, job_seeds = (range(first, first + 1000) for first in (FIRST_GENERATED_SEED, FIRST_SEED))
+    yield from (Suite("generated", data) for data in generated(seeds[: arguments.generated], 0.5))
     if not arguments.sealed:
         known = {data.name: data for data in shipped(0.5) if data.name in SHIPPED}
         yield from (Suite("shipped", data) for data in known.values())
@@ -89,27 +148,8 @@ def suites(arguments: argparse.Namespace) -> Iterator[Suite]:
         for data in of_folder(arguments.data):
             if is_kept_aside(data.name) == arguments.sealed:
                 yield Suite("recorded", data)
-
-
-def figures(suite: Suite, seed: int) -> dict[str, float]:
-    """One draw.
-
-    Args:
-        suite: keys, and how often a plan is asked for.
-        seed: of the noise.
-
-    Returns:
-        Figures by the names of MARGINS.
-    """
-    found = {}
-    data = suite.data
-    for problems, prefix in ((data.problems, ""), (where_nccl_is_best(data.problems), "loss_where_nccl_is_best")):
-        ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), suite.looks_every)
-        for result in judge(data.name, problems, [ours], play(problems, [ours], N_CALLS, seed)):
-            metric = METRICS.get(result.metric.split("@")[0])
-            if metric is not None and (not prefix or metric == "loss"):
-                found[prefix or metric] = result.value
-    return found
+    for seed in job_seeds[: arguments.jobs]:
+        yield HiddenJobs("hidden_looks_every_4", seed, 4) if seed % 2 else HiddenJobs("hidden", seed)
 
 
 def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> None:
@@ -120,24 +160,19 @@ def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> N
         kept: figures by what was played; is filled.
     """
     PLAYS.parent.mkdir(exist_ok=True)
-    variants = {ALL: (), **{name: (name,) for name in arguments.only or MECHANISMS}}
-    found = list(suites(arguments))
+    variants = {ALL: (), **{name: name.split("+") for name in arguments.only or MECHANISMS}}
+    found = [suite for suite in suites(arguments) if not arguments.suites or suite.name in arguments.suites]
     everything = [(seed, suite) for seed in range(20, 20 + arguments.draws) for suite in found]
     with PLAYS.open("a") as file:
         for number, (seed, suite) in enumerate(everything, 1):
-            say(f"{number} of {len(everything)}: {suite.name} {suite.data.name}, draw {seed}")
+            say(f"{number} of {len(everything)}: {suite.name} {suite.place[1]}, draw {seed}")
             for variant, names in variants.items():
-                label = _label(variant, suite, seed)
+                label = json.dumps([variant, *suite.place, seed])
                 if label not in kept:
                     with without(*names):
-                        kept[label] = figures(suite, seed)
+                        kept[label] = suite.figures(seed)
                     file.write(json.dumps({"play": label, "figures": kept[label]}) + "\n")
                     file.flush()
-
-
-def _label(variant: str, suite: Suite, seed: int) -> str:
-    n_keys, n_ranks = len(suite.data.problems), suite.data.problems[0].key.communicator.n_ranks
-    return json.dumps([variant, suite.name, suite.data.name, n_ranks, n_keys, seed])
 
 
 def kept_plays() -> dict[str, dict[str, float]]:
@@ -211,8 +246,7 @@ PAGE = """\
 The same draws with everything and without one mechanism after the other: what is worse without it, in calls until 95 %
 of all gain is there, and in points of percent. Each cell has the mean over all draws, its 90 % interval, and the mean
 of the suite that suffers most. Written by `{command}`: {n_draws} draws of {n_suites} suites. Margins, written before
-any run: {margins}. A mechanism within them in every suite is dispensable by these suites; what shows in step time alone
-(variants, the watch over trials) is not judged by them.
+any run: {margins}. A mechanism within them in every suite is dispensable by these suites.
 
 | without | {columns} | dispensable |
 |---|{rules}---|
@@ -220,7 +254,7 @@ any run: {margins}. A mechanism within them in every suite is dispensable by the
 
 
 def write_page(path: Path, results: Sequence[Result], kept: dict[str, dict[str, float]]) -> None:
-    """The results as a page of the documentation.
+    """The results as a page of the documentation; the sections below them, which people wrote, stay.
 
     Args:
         path: to write to.
@@ -229,24 +263,25 @@ def write_page(path: Path, results: Sequence[Result], kept: dict[str, dict[str, 
     """
     values = {result.metric: result.value for result in results}
     variants = list(dict.fromkeys(result.metric.split("@")[1] for result in results))
+    columns = [metric for metric in MARGINS if f"{metric}_without@{variants[0]}" in values]
     played = [json.loads(label) for label in kept if json.loads(label)[0] == ALL]
     text = PAGE.format(
         command=" ".join(["python -m benchmarks ablation", *sys.argv[1:]]),
         n_draws=len(played),
         n_suites=len({suite for _, suite, *_ in played}),
         margins=", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items()),
-        columns=" | ".join(MARGINS),
-        rules="---|" * len(MARGINS),
+        columns=" | ".join(columns),
+        rules="---|" * len(columns),
     )
     for variant in variants:
         cells = []
-        for metric in MARGINS:
+        for metric in columns:
             names = (f"{metric}_without{end}@{variant}" for end in ("", "_low", "_high", "_worst_suite"))
-            mean, low, high, worst = (values.get(name, math.nan) for name in names)
-            cells.append(f"{mean:+.2f} ({low:+.2f} to {high:+.2f}), {worst:+.2f}")
+            cells.append("{:+.2f} ({:+.2f} to {:+.2f}), {:+.2f}".format(*(values[name] for name in names)))
         dispensable = "yes" if values[f"is_dispensable@{variant}"] else "no"
         text += f"| {variant} | {' | '.join(cells)} | {dispensable} |\n"
-    path.write_text(text)
+    _, section, by_hand = path.read_text().partition("\n## ") if path.exists() else ("", "", "")
+    path.write_text(text + section + by_hand)
 
 
 def run_another(names: Sequence[str], words: str) -> None:
@@ -262,16 +297,19 @@ def main() -> None:
     names: dict[str, Any] = {"type": lambda text: text.split(","), "default": [], "metavar": "NAME,..."}
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     parser.add_argument("--data", type=Path, help="folder of recordings, see policy_regret")
-    parser.add_argument("--only", help=f"of {', '.join(MECHANISMS)}", **names)
+    parser.add_argument("--only", help=f"of {', '.join(MECHANISMS)}; NAME+NAME: both at once", **names)
+    parser.add_argument("--suites", help="all that are there, else", **names)
     parser.add_argument("--draws", type=positive, default=1, metavar="N", help="of noise")
     parser.add_argument("--generated", type=positive, default=3, metavar="N", help="random fabrics")
+    parser.add_argument("--jobs", type=natural, default=2, metavar="N", help="random fabrics on which calls hide")
     parser.add_argument("--sealed", action="store_true", help="on what is kept aside, and on nothing else")
     parser.add_argument("--afresh", action="store_true", help="forget what was played before")
     parser.add_argument("--page", type=a_file_to_write, metavar="FILE", help="write the results as Markdown")
     parser.add_argument("--without", help="mechanisms that `--run` does without", **names)
     parser.add_argument("--run", metavar="WORDS", help="another benchmark, with its options")
     arguments = parser.parse_args()
-    if unknown := {*arguments.only, *arguments.without} - set(MECHANISMS):
+    named = {*chain(*(name.split("+") for name in [*arguments.only, *arguments.without]))}
+    if unknown := named - set(MECHANISMS):
         parser.error(f"there is no mechanism {sorted(unknown)[0]!r}; there are {', '.join(MECHANISMS)}")
     check_sources(parser, None, arguments.data)
     if arguments.run:

@@ -26,6 +26,13 @@ def _without_leads(*arguments: Any, **named: Any) -> Any:
     return (TrialVerdict.not_better if verdict is TrialVerdict.tie else verdict), gain, half
 
 
+def _with_all_groups_first(self: variants.Variants, name: str, value: Any) -> None:
+    """A round begins with all keys together, whatever was found of their groups."""
+    if name == "_open":
+        value = sorted(value, key=lambda one: (one[0], not one[1]))
+    object.__setattr__(self, name, set() if name == "_slower" else value)
+
+
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "channel_fill": ((surrogate, "KERNEL", Kernel(fill=0.0)),),
     "neighbours": ((CallEvidence, "nearby", CallEvidence.contrast),),
@@ -33,6 +40,8 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
+    "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),
+    "pause_of_8_steps": ((variants, "TRIAL_STEPS", 20),),
     "odds": ((acquisition, "unpaid_odds", lambda *_: 0.0),),
     "odds_but_a_fifth": ((acquisition, "UNPAID_ODDS", 0.2),),
     "odds_but_0.4": ((acquisition, "UNPAID_ODDS", 0.4),),
