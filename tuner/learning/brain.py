@@ -2,7 +2,7 @@
 
     observe / step_finished / sequence / cost_tables / adopted   what the job reports
     propose                                                      a new plan, or None
-    decisions                                                    why, for the store and for people
+    decisions (`Inspection`)                                     why, for the store and for people
 
 A plan assigns every key its incumbent or, for a window of steps, the candidate on trial. Measurements are
 attributed by the epoch they ran under, so that what was *asked* is judged, whatever NCCL made of it. All of
@@ -25,8 +25,6 @@ from zerotune.store.records import (
     Candidate,
     Collective,
     CommunicatorClass,
-    Decision,
-    MissingEvidence,
     Outcome,
     Plan,
     Stage,
@@ -36,7 +34,6 @@ from zerotune.store.records import (
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
-from zerotune.tuner.learning.explaining import decision_records
 from zerotune.tuner.learning.explaining.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.attribution import Attribution
@@ -97,7 +94,6 @@ class Brain(Inspection):
         self._ahead = Ahead(self.memory, self._surrogate, may_try=settings.explore)
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
-        """Steps that ended while each stage was shown; none before one was."""
         self._keys = KeyTable(self._new_key)
         self._states = self._keys.states
         self._plans = Plans(self._withdrawal, self._surrogate)
@@ -109,16 +105,6 @@ class Brain(Inspection):
         self._offered_by = 0
         """The revision of the cost tables that offered all settings in force."""
         self._pending: list[tuple[Event, int]] = []
-
-    @property
-    def stage(self) -> Stage:
-        """The kind of training that the job's collectives showed in most steps, since they first showed any."""
-        return max(self._steps_of, key=lambda stage: self._steps_of[stage], default=self._fingerprint.stage)
-
-    @property
-    def missing_evidence(self) -> MissingEvidence:
-        """Why no stage is shown."""
-        return MissingEvidence.nothing if self.stage is not Stage.unknown else self._fingerprint.missing_evidence
 
     @property
     def knowledge(self) -> Knowledge:
@@ -142,15 +128,12 @@ class Brain(Inspection):
         """Take in measurements joined over the ranks (MEASUREMENT_FIELDS), in the order they happened."""
         duration_us = block["duration_us"]
         usable = (block["outcome"] == Outcome.ok) & (block["message_bytes"] > 0)
-        usable &= (duration_us > LEAST_US) & (duration_us < MOST_CALL_US)
-        if not usable.all():
-            block = block[usable]
+        block = block[usable & (duration_us > LEAST_US) & (duration_us < MOST_CALL_US)]
         if not len(block):
             return
         self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block, self._costs)
-        if (keys < 0).any():
-            block, keys = block[keys >= 0], keys[keys >= 0]
+        block, keys = block[keys >= 0], keys[keys >= 0]
         if not len(block):
             return
         self._withdrawal.observed(int(block["step"].min()), int(block["step"].max()))
@@ -163,16 +146,10 @@ class Brain(Inspection):
 
     def cost_tables(self, block: npt.NDArray[np.void]) -> None:
         """Take in live cost tables (COST_FIELDS)."""
-        is_new = False
-        for row in block:
-            if row["collective"] in _COLLECTIVES and row["message_bytes"] > 0:
-                is_new |= self._costs.learn_live(
-                    CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"])),
-                    Collective(int(row["collective"])),
-                    int(row["message_bytes"]),
-                    row["cost_us"],
-                )
-        self._urgent |= is_new
+        for row in block[np.isin(block["collective"], [*Collective]) & (block["message_bytes"] > 0)]:
+            place = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
+            collective, message_bytes = Collective(int(row["collective"])), int(row["message_bytes"])
+            self._urgent |= self._costs.learn_live(place, collective, message_bytes, row["cost_us"])
 
     def step_finished(self, step: StepRecord) -> None:
         """Rank 0 has finished a training step."""
@@ -258,24 +235,6 @@ class Brain(Inspection):
         plans.offer(entry, self._step)
         return entry.plan
 
-    def decisions(self) -> list[Decision]:
-        """Decisions taken since the last call."""
-        pending, self._pending = self._pending, []
-        evidence, now_s = self._regimes.evidence, self._clock()
-        return [
-            decision_records.decision(
-                job_id=self.job_id,
-                fabric_id=self.fabric_id,
-                model_id=self.knowledge.model_id,
-                epoch=epoch,
-                now_s=now_s,
-                event=event,
-                field=self._surrogate.fields.of(event.state),
-                evidence=evidence,
-            )
-            for event, epoch in pending
-        ]
-
     # ---- inside ------------------------------------------------------------------------------------
 
     def _plan(self, epoch: int, gathers_after_step: bool, looks: Sequence[KeyState] = ()) -> PlanInForce:
@@ -322,12 +281,11 @@ class Brain(Inspection):
         self._keys.learn_defaults(block, keys, self._costs)
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
-        differs = self._attribution.refused(block, slots)
-        if differs.any():
-            keys, logs, slots = keys[~differs], logs[~differs], slots[~differs]
-            steps, connects = steps[~differs], connects[~differs]
-            if not len(keys):
-                return
+        is_obeyed = ~self._attribution.refused(block, slots)
+        if not is_obeyed.any():
+            return
+        keys, logs, slots = keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
+        steps, connects = steps[is_obeyed], connects[is_obeyed]
         is_trial = np.zeros(len(self._states), np.bool_)
         is_trial[: len(in_force.is_trial)] = in_force.is_trial
         self._attribution.forget_slow_firsts(slots, logs)
@@ -367,5 +325,3 @@ class Brain(Inspection):
         self._policy.reopen()
         self._urgent = True
 
-
-_COLLECTIVES: Final = frozenset(int(member) for member in Collective)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import Candidate, DecisionKey, Plan
+from zerotune.store.records import Candidate, Decision, DecisionKey, MissingEvidence, Plan, Stage
+from zerotune.tuner.fingerprint import StageFingerprint
+from zerotune.tuner.learning.explaining import decision_records
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
+from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.keys import KeyState, KeyStatus
 from zerotune.tuner.learning.policy.plans import Plans
 from zerotune.tuner.learning.policy.risk import Budget
@@ -28,8 +32,6 @@ class KeyView(NamedTuple):
     key: DecisionKey
     status: KeyStatus
     incumbent: Candidate
-    incumbent_kind: str
-    """As `Decision.kind`."""
     incumbent_reason: str
     trial: Candidate | None
     trial_reason: str
@@ -99,6 +101,14 @@ class Inspection:
     """The part of a brain that only shows it."""
 
     budget: Budget
+    job_id: str
+    fabric_id: str
+    _clock: Callable[[], float]
+    _pending: list[tuple[Event, int]]
+    """Decisions that were not asked for yet, and the epoch of the plan that carries each out."""
+    _fingerprint: StageFingerprint
+    _steps_of: Counter[Stage]
+    """Steps that ended while each stage was shown; none before one was."""
     _attribution: Attribution
     _costs: CostPrior
     _regimes: Regimes
@@ -106,6 +116,34 @@ class Inspection:
     _states: list[KeyState]
     _step_feedback: StepFeedback
     _surrogate: Surrogate
+
+    def decisions(self) -> list[Decision]:
+        """Decisions taken since the last call."""
+        pending, self._pending = self._pending, []
+        fields, evidence, now_s = self._surrogate.fields, self._regimes.evidence, self._clock()
+        return [
+            decision_records.decision(
+                job_id=self.job_id,
+                fabric_id=self.fabric_id,
+                model_id=fields.knowledge.model_id,
+                epoch=epoch,
+                now_s=now_s,
+                event=event,
+                field=fields.of(event.state),
+                evidence=evidence,
+            )
+            for event, epoch in pending
+        ]
+
+    @property
+    def stage(self) -> Stage:
+        """The kind of training that the job's collectives showed in most steps, since they first showed any."""
+        return max(self._steps_of, key=lambda stage: self._steps_of[stage], default=self._fingerprint.stage)
+
+    @property
+    def missing_evidence(self) -> MissingEvidence:
+        """Why no stage is shown."""
+        return MissingEvidence.nothing if self.stage is not Stage.unknown else self._fingerprint.missing_evidence
 
     @property
     def n_explored(self) -> int:
@@ -197,7 +235,6 @@ def _key_view(state: KeyState, *, is_watched: bool) -> KeyView:
         state.key,
         state.status,
         state.incumbent,
-        state.incumbent_kind,
         state.incumbent_reason,
         state.trial,
         state.trial_reason,

@@ -14,7 +14,7 @@ looked at for a new one; the others wait for a later window.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -33,79 +33,11 @@ from zerotune.tuner.learning.policy.acquisition import (
 )
 from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns
+from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, Price, Withdrawal
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 
-INCUMBENT_EVERY: Final = 12
-"""A lead leaves one in so many of the windows without a trial to the incumbent."""
-
 Flags = npt.NDArray[np.bool_]
-
-
-class Allocation(Columns):
-    """What all keys run, by index: a trial in every other window, and at once; a lead in nearly all others."""
-
-    def __init__(self) -> None:
-        self.runs_trial = np.zeros(0, np.bool_)
-        self.runs_lead = np.zeros(0, np.bool_)
-        """In this window."""
-        self.has_trial = np.zeros(0, np.bool_)
-        self.has_lead = np.zeros(0, np.bool_)
-        self._is_proven = np.zeros(0, np.bool_)
-        """The lead is."""
-        self._was_trials = np.zeros(0, np.bool_)
-        """The last window was the trial's, were it only for its first steps."""
-        self._n_waited = np.zeros(0, np.int64)
-        """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent, as a trial
-        would: what earlier jobs proved is verified.
-        """
-
-    def explored(self) -> Flags:
-        """Where something runs in this window that nothing has spoken for yet."""
-        explored: Flags = self.runs_trial | self.runs_lead & ~self._is_proven
-        return explored
-
-    def verified(self) -> Flags:
-        """Where something that earlier jobs proved takes turns with the incumbent."""
-        verified: Flags = self.has_lead & self._is_proven
-        return verified
-
-    def begin_trial(self, index: int) -> None:
-        """A trial from now on."""
-        self.has_trial[index], self._was_trials[index] = True, False
-
-    def begin_lead(self, index: int, *, is_proven: bool) -> None:
-        """A lead from now on, which earlier jobs proved or not."""
-        self.has_lead[index], self._is_proven[index] = True, is_proven
-        self._n_waited[index] = -TRIAL_STEPS if is_proven else 0
-
-    def end_window(self, index: int) -> None:
-        """The trial gives way before the window is over: what usually runs goes on."""
-        self.runs_trial[index] = False
-        self.runs_lead[index] = self.has_lead[index]
-
-    def take(self, *, is_overspent: bool, leads_rest_at: Collection[int] | None = None) -> None:
-        """Choose what runs in the next window.
-
-        Where the budget `is_overspent` only incumbents and what earlier jobs proved do. While steps are compared, no
-        lead runs at keys `leads_rest_at`; others run in all windows, as what alternates would scatter the steps.
-        """
-        runs_trial = self.has_trial & ~self._was_trials
-        self._was_trials = runs_trial.copy()
-        runs_lead = self.has_lead & ~runs_trial
-        if leads_rest_at is None:
-            self._n_waited += runs_lead
-            # Not all keys' leads rest in the same window.
-            rests = (self._n_waited + np.arange(len(runs_lead))) % INCUMBENT_EVERY == 0
-            runs_lead &= ~np.where(self._n_waited < 0, self._n_waited % 2 == 0, rests)
-        else:
-            runs_lead[[*leads_rest_at]] = False
-        if is_overspent:
-            runs_trial = np.zeros_like(runs_trial)
-            runs_lead &= self._is_proven
-        self.runs_trial, self.runs_lead = runs_trial, runs_lead
-
 
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
@@ -146,7 +78,6 @@ class Policy:
         """Keys that have a trial, by index, those judged longest ago first."""
         self.leads: dict[int, KeyState] = {}
         """Keys that have a lead, by index, those judged longest ago first."""
-        self._allocation = Allocation()
         self._shown: Mapping[int, Candidate] = {}
         """What runs at some keys in this window, whosever turn it is, while it is found out what steps make of it."""
         self._shown_explores: list[int] = []
@@ -162,7 +93,6 @@ class Policy:
         """A key was seen for the first time."""
         fields = self.surrogate.fields
         fields.register(state)
-        self._allocation.make_room(state.index + 1)
         decided, lead = fields.knowledge.decided(state.key), fields.knowledge.open_lead(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
             self.lead_as_proven(state, (fields.named(state, decided[0]), decided[1]))
@@ -191,7 +121,7 @@ class Policy:
         Args:
             step: the newest step.
             may_start: whether trials may begin.
-            leads_rest_at: as in `Allocation.take`.
+            leads_rest_at: while steps are compared, keys at which no lead runs; others run in all windows.
 
         Returns:
             Settings of keys, by index; others run what they ran in the last window.
@@ -209,40 +139,42 @@ class Policy:
         room_us = self.budget.remaining_us - sum(one.risk_us for one in self._unmeasured())
         if may_start and room_us > 0:
             self._start_trials(step, room_us)
-        self._allocation.take(is_overspent=self.budget.remaining_us < 0, leads_rest_at=leads_rest_at)
-        alternating = {*self.trials, *self.leads, *self._shown}
+        alternating = {*self.trials, *self.leads}
+        for index in alternating:
+            leads_rest = None if leads_rest_at is None else index in leads_rest_at
+            self.states[index].begin_window(is_overspent=self.budget.remaining_us < 0, leads_rest=leads_rest)
+        alternating.update(self._shown)
         touched, self._touched = self._touched | alternating, alternating
         return {index: self.runs(self.states[index]) for index in touched}
 
     def runs(self, state: KeyState) -> Candidate:
         """The setting of one key in this window."""
-        if state.index in self._shown:
-            return self._shown[state.index]
-        if state.trial is not None and self._allocation.runs_trial[state.index]:
-            return state.trial
-        return state.usual if self._allocation.runs_lead[state.index] else state.incumbent
+        return self._shown.get(state.index, state.runs)
 
     def first_looks(self) -> list[KeyState]:
         """Keys at which this window tries what nobody has proved and this job has not measured."""
-        runs_trial = self._allocation.runs_trial
-        return [one for one in self._unmeasured() if runs_trial[one.index] and one.index not in self._shown]
+        return [one for one in self._unmeasured() if one.runs_trial and one.index not in self._shown]
 
     def end_first_looks(self, states: list[KeyState]) -> dict[int, Candidate]:
         """These trials give way before the next window; what runs then, by key index."""
         for state in states:
-            self._allocation.end_window(state.index)
+            state.runs_trial, state.runs_lead = False, state.lead is not None
         return {state.index: self.runs(state) for state in states}
 
-    def explored(self) -> npt.NDArray[np.bool_]:
+    def explored(self) -> Flags:
         """At which keys this window tries something that nothing has spoken for yet."""
-        explored = self._allocation.explored()[: len(self.states)]
-        explored[[*self._shown]] = False
-        explored[self._shown_explores] = True
-        return explored
+        running = (*self.trials.values(), *self.leads.values())
+        by_themselves = {one.index for one in running if one.runs_trial or (one.runs_lead and not one.lead_is_proven)}
+        return self._flags({*(by_themselves - self._shown.keys()), *self._shown_explores})
 
-    def verified(self) -> npt.NDArray[np.bool_]:
+    def verified(self) -> Flags:
         """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
-        return self._allocation.verified()[: len(self.states)]
+        return self._flags(index for index, state in self.leads.items() if state.lead_is_proven)
+
+    def _flags(self, indices: Iterable[int]) -> Flags:
+        flags = np.zeros(len(self.states), np.bool_)
+        flags[[*indices]] = True
+        return flags
 
     def show(self, settings: Mapping[int, Candidate], explores: Collection[int]) -> None:
         """Run these at their keys in the next window and judge nothing there: it is being found out what steps take.
@@ -258,19 +190,17 @@ class Policy:
         candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
         state.numbers.setdefault(candidate, len(state.numbers) + 1)
         state.retired.pop(candidate, None)
-        state.trial, state.trial_reason = candidate, option.reason
+        state.trial, state.trial_reason, state.had_window = candidate, option.reason, False
         state.hope, state.risk_us = option.hope, option.risk_us
         state.trial_until_units = TRIAL_STEPS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
-        self._allocation.begin_trial(state.index)
         self._report(Event(state, candidate, "explore", option.reason))
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
         state.trial = None
         self.trials.pop(state.index, None)
-        self._allocation.has_trial[state.index] = False
 
     def lead_as_proven(self, state: KeyState, proven: tuple[Candidate, str]) -> None:
         """What earlier jobs proved, or smaller messages, with the reason: runs at once, and is verified on the side."""
@@ -285,9 +215,9 @@ class Policy:
         state.numbers.setdefault(candidate, len(state.numbers) + 1)
         state.lead_reason = state.retired[candidate] = reason
         state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
+        state.n_waited = -TRIAL_STEPS if is_proven else 0
         self.memory.promise(candidate, state.key.communicator)
         self.leads[state.index] = state
-        self._allocation.begin_lead(state.index, is_proven=is_proven)
         words = reason if is_proven else f"{reason}; it runs in most steps until that is known"
         self._report(Event(state, candidate, "prior" if is_proven else "lead", words))
 
@@ -295,12 +225,11 @@ class Policy:
         """The incumbent runs again where nothing is on trial."""
         state.lead = None
         self.leads.pop(state.index, None)
-        self._allocation.has_lead[state.index] = False
 
     def set_incumbent(self, event: Event) -> None:
         """From the next window on the event's candidate runs at its key when nothing is on trial."""
         state = event.state
-        state.incumbent, state.incumbent_kind, state.incumbent_reason = event.candidate, event.kind, event.reason
+        state.incumbent, state.incumbent_reason = event.candidate, event.reason
         self._touched.add(state.index)
         self.end_lead(state)
         self._report(event)

@@ -69,6 +69,8 @@ Family = tuple[CommunicatorClass, Collective]
 """Keys of one family differ by phase and message size only."""
 
 MOST_CHANNELS: Final = max(CHANNEL_LADDER)
+INCUMBENT_EVERY: Final = 12
+"""A lead leaves one in so many of the windows without a trial to the incumbent."""
 NO_HOPE: Final = (0.0, math.inf)
 """Nothing is known of a lead but what this job measures."""
 
@@ -107,7 +109,6 @@ class KeyState:
         self.family: Family = key.communicator, Collective(key.collective)
         self.message_bytes = message_bytes
         self.incumbent: Candidate = BASELINE
-        self.incumbent_kind = "keep"
         self.incumbent_reason = "nothing measured beats NCCL's own choice yet"
         self.trial: Candidate | None = None
         self.trial_reason = ""
@@ -126,6 +127,14 @@ class KeyState:
         """What the trial may cost until it is measured, on average over the cases in which it is slower and not."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
+        self.runs_trial = self.runs_lead = False
+        """In this window; else the incumbent does."""
+        self.had_window = False
+        """The last window was the trial's, were it only for its first steps."""
+        self.n_waited = 0
+        """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent, as a trial
+        would: what earlier jobs proved is verified.
+        """
         self.n_withdrawn = 0
         """How often steps spoke against what was promoted here."""
         self.numbers: dict[Candidate, int] = {}
@@ -154,6 +163,29 @@ class KeyState:
     def usual(self) -> Candidate:
         """What runs here when nothing is on trial."""
         return self.incumbent if self.lead is None else self.lead
+
+    @property
+    def runs(self) -> Candidate:
+        """What runs in this window."""
+        if self.trial is not None and self.runs_trial:
+            return self.trial
+        return self.usual if self.runs_lead else self.incumbent
+
+    def begin_window(self, *, is_overspent: bool, leads_rest: bool | None = None) -> None:
+        """Choose what runs in the next window: a trial in every other, and at once; a lead in nearly all others.
+
+        Where the budget `is_overspent` only incumbents and what earlier jobs proved do. While steps are compared, leads
+        rest, or else run in all windows (`leads_rest` is False), as what alternates would scatter the steps.
+        """
+        self.had_window = runs_trial = self.trial is not None and not self.had_window
+        runs_lead = self.lead is not None and not runs_trial
+        if leads_rest is None:
+            self.n_waited += runs_lead
+            # Not all keys' leads rest in the same window.
+            now, every = (self.n_waited, 2) if self.n_waited < 0 else (self.n_waited + self.index, INCUMBENT_EVERY)
+            leads_rest = now % every == 0
+        self.runs_trial = runs_trial and not is_overspent
+        self.runs_lead = runs_lead and not leads_rest and (self.lead_is_proven or not is_overspent)
 
     @property
     def n_channels(self) -> int:
