@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from zerotune.store.errors import UntrustedError
+from zerotune.store.errors import StoreError, UntrustedError
 from zerotune.store.paths import runtime_dir
 
 
@@ -17,6 +17,28 @@ def make_private(folder: Path) -> None:
         make_private(folder.parent)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
+
+
+def refuse_open_folder(path: Path, what: str, elsewhere: str) -> None:
+    """See that only this user and root, and whom they let, can put files beside `path`.
+
+    Args:
+        path: of a file, there or not.
+        what: it is, for the message.
+        elsewhere: how to name another, for the remedy.
+
+    Raises:
+        StoreError: its folder is another user's, or all may write there.
+        OSError: there is no such folder.
+    """
+    folder = path.parent.stat()
+    if folder.st_uid not in (os.getuid(), 0):
+        problem = f"the folder of {what} {path} belongs to user {folder.st_uid}"
+        raise StoreError(problem, f"be that user, or {elsewhere}")
+    if folder.st_mode & stat.S_IWOTH:
+        is_for_all = folder.st_mode & stat.S_ISVTX or folder.st_uid != os.getuid()  # as /tmp: it must stay as it is
+        remedy = elsewhere if is_for_all else f"run `chmod o-w {path.parent}`, or {elsewhere}"
+        raise StoreError(f"any user may put files beside {what} {path}", remedy)
 
 
 def open_socket_folder(folder: Path) -> int:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 import struct
@@ -16,7 +17,7 @@ from typing import Final
 
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError, reason
 from zerotune.store.lockfile import LockFile, LockHeld
-from zerotune.store.private_folders import make_private
+from zerotune.store.private_folders import make_private, refuse_open_folder
 from zerotune.store.sqlite.damage.damage import Damage, check_pages, is_damage, remedy
 from zerotune.store.sqlite.damage.replacement import (
     clear,
@@ -46,6 +47,7 @@ _log = logging.getLogger("zerotune.store")
 
 BUSY_TIMEOUT_S: Final = 10.0
 _ELSEWHERE: Final = "name another store, in the command or with ZEROTUNE_STORE"
+_LITTLE_ROOM_BYTES: Final = 4 * 2**20
 _TRIES: Final = 3
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
@@ -360,7 +362,7 @@ def _read_only(path: Path) -> sqlite3.Connection:
 def _lock(path: Path) -> LockFile:
     try:
         make_private(path.parent)
-        _refuse_others_folder(path)
+        refuse_open_folder(path, "store", _ELSEWHERE)
         return LockFile(path.with_name(path.name + ".lock"))
     except LockHeld as held:
         raise StoreLockedError(
@@ -368,17 +370,6 @@ def _lock(path: Path) -> LockFile:
         ) from held
     except OSError as error:
         raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", _ELSEWHERE) from error
-
-
-def _refuse_others_folder(path: Path) -> None:
-    folder = path.parent.stat()
-    if folder.st_uid not in (os.getuid(), 0):
-        problem = f"the folder of store {path} belongs to user {folder.st_uid}"
-        raise StoreError(problem, f"be that user, or {_ELSEWHERE}")
-    if folder.st_mode & stat.S_IWOTH:
-        is_for_all = folder.st_mode & stat.S_ISVTX or folder.st_uid != os.getuid()  # as /tmp: it must stay as it is
-        remedy = _ELSEWHERE if is_for_all else f"run `chmod o-w {path.parent}`, or {_ELSEWHERE}"
-        raise StoreError(f"any user may put files beside store {path}", remedy)
 
 
 def _refuse_others_file(path: Path, descriptor: int) -> None:
@@ -468,7 +459,11 @@ def _check_tables(connection: sqlite3.Connection) -> None:
 
 def cannot_be_opened(path: Path, error: sqlite3.Error | MemoryError) -> StoreError:
     """What is said where SQLite fails for another reason than damage."""
-    return StoreError(f"store {path} cannot be opened: {reason(error)}", _ELSEWHERE)
+    room = ""
+    with contextlib.suppress(OSError):  # SQLite says of a full disk that it is full, or "disk I/O error"
+        if (free_bytes := shutil.disk_usage(path.parent).free) < _LITTLE_ROOM_BYTES:
+            room = f" ({free_bytes:,} bytes are free on its disk)"
+    return StoreError(f"store {path} cannot be opened: {reason(error)}{room}", _ELSEWHERE)
 
 
 def _refuse_absent(path: Path) -> None:

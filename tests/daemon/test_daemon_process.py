@@ -289,13 +289,12 @@ def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_p
     pid = daemon.process.pid
     with pytest.raises(UserError, match=rf"pid {pid}\).*`kill -CONT {pid}`"):
         status_command(daemon.endpoint)
-    with pytest.raises(UserError, match=rf"pid {pid}\).*`kill -CONT {pid}`"):
-        launch_command(["true"], endpoint=daemon.endpoint, start_daemon=True)
     monkeypatch.setattr(os, "execvpe", lambda *_: None)
-    launch_command(["true"], endpoint=daemon.endpoint)
-    told = capsys.readouterr().err
-    assert f"`kill -CONT {pid}`" in told
-    assert "--start-daemon" not in told
+    for starts in (False, True):
+        launch_command(["true"], endpoint=daemon.endpoint, start_daemon=starts)
+        told = capsys.readouterr().err
+        assert f"`kill -CONT {pid}`" in told
+        assert "--start-daemon" not in told
     daemon.process.send_signal(signal.SIGCONT)
     daemon.end(signal.SIGKILL)
     with pytest.raises(UserError, match=r"d\.sock") as missing:

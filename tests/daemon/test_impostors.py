@@ -17,7 +17,7 @@ import zmq
 
 from zerotune.agent.daemon_link.channel import HELLO_EVERY_S, Channel
 from zerotune.store import wire
-from zerotune.store.errors import UntrustedError, UserError
+from zerotune.store.errors import UntrustedError
 from zerotune.store.lockfile import LockFile
 from zerotune.tuner.cli.live.launch import launch as launch_command
 from zerotune.tuner.cli.live.status import status as status_command
@@ -132,9 +132,10 @@ def test_launch_trains_untuned_and_starts_no_daemon_there(folder, listener, monk
     launch_command(["true"], endpoint=endpoint)
     assert len(launched) == 1
     assert capsys.readouterr().err.count(str(folder)) >= 1
-    with pytest.raises(UserError):
-        launch_command(["true"], endpoint=endpoint, start_daemon=True, store=folder / "s.db")
-    assert len(launched) == 1
+    launch_command(["true"], endpoint=endpoint, start_daemon=True, store=folder / "s.db")
+    assert len(launched) == 2
+    assert capsys.readouterr().err.count(str(folder)) >= 1
+    assert [one.name for one in folder.iterdir()] == ["d.sock"]
     assert not listener.has_visitors()
 
 

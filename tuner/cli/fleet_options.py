@@ -77,6 +77,27 @@ def fleet_arguments(fleet: str | None, contributor: str | None, book: str | None
     return [word for name, value in given.items() if value is not None for word in (name, value)]
 
 
+def refuse_impossible(fleet: str | None, book: str | None, book_key: str | None) -> None:
+    """See that a daemon could go by these options.
+
+    Args:
+        fleet: URL below which what is measured is written.
+        book: URL of a book.
+        book_key: whose signature it must have.
+
+    Raises:
+        UserError: packages are missing, or there is no such protocol or key.
+    """
+    shelf_of(book, book_key)
+    if fleet is not None:
+        from zerotune.tuner.fleet import check_installed
+
+        check_installed("--fleet")
+        from zerotune.tuner.fleet.storage import Storage
+
+        Storage(fleet, writes=True)
+
+
 def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
     """Where a daemon finds its book; None: nowhere.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +14,13 @@ from pathlib import Path
 from zerotune.agent.daemon_link.line import listener_pid
 from zerotune.store import wire
 from zerotune.store.errors import UserError
-from zerotune.store.private_folders import make_private
+from zerotune.store.private_folders import make_private, refuse_open_folder
 from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status
 
 START_TIMEOUT_S = 30.0
+LOG_ROOM_BYTES = 4096
+_ELSEWHERE = "give another place with --store or ZEROTUNE_STORE"
 
 
 class SlowDaemonError(UserError):
@@ -85,26 +89,30 @@ def ensure_daemon(
 
     Raises:
         SlowDaemonError: none answers within START_TIMEOUT_S; ours runs on.
-        UserError: ours ended (the last line of its log is in the message), or its log cannot be written.
+        UserError: ours ended (the last line of its log is in the message), or its log cannot be written, or it would
+            be where all users may write.
     """
     command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
     try:
         make_private(log.parent)
+        refuse_open_folder(log, "log", _ELSEWHERE)
+        with tempfile.TemporaryFile(dir=log.parent, buffering=0) as probe:  # a full disk would swallow its last words
+            probe.write(bytes(LOG_ROOM_BYTES))
         # Another daemon's words may be in it. For this user alone, and following no link.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         opened = os.fdopen(os.open(log, flags, 0o600), "ab")
     except OSError as error:
-        raise UserError(
-            f"a daemon cannot write its log {log}: {error.strerror}",
-            "give another place with --store or ZEROTUNE_STORE",
-        ) from error
+        raise UserError(f"a daemon cannot write its log {log}: {error.strerror}", _ELSEWHERE) from error
     with opened as output:
         n_before = output.tell()
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-        )
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        except OSError as error:  # no more processes, no memory
+            raise UserError(f"a daemon cannot be started: {error.strerror}", "see `ulimit -a`") from error
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
@@ -125,8 +133,14 @@ def ensure_daemon(
     else:
         raise SlowDaemonError(endpoint, process, log)
     process.wait()
-    words = log.read_bytes()[n_before:].decode(errors="replace").strip().splitlines()
-    raise UserError(f"the daemon did not start: {words[-1] if words else 'no message'}", f"see {log}")
+    raise UserError(f"the daemon did not start: {_last_words(log, n_before, process.returncode)}", f"see {log}")
+
+
+def _last_words(log: Path, begin: int, code: int) -> str:
+    with contextlib.suppress(OSError):
+        if words := log.read_bytes()[begin:].decode(errors="replace").strip().splitlines():
+            return words[-1].removeprefix("zerotune: ")
+    return f"it left without a word, with code {code}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -20,11 +20,11 @@ import zmq
 
 from zerotune.agent.daemon_link.receiving import is_told, receive_frames
 from zerotune.store import wire
-from zerotune.store.errors import UserError, WireError
+from zerotune.store.errors import WireError
 from zerotune.store.sqlite.database import Retention, Store
 from zerotune.tuner.modeling.learner import Learner, Loader
 from zerotune.tuner.service.daemon_status import DaemonStatus, version
-from zerotune.tuner.service.endpoint import BoundEndpoint
+from zerotune.tuner.service.endpoint import BoundEndpoint, check_second
 from zerotune.tuner.service.flood_guard import FloodGuard
 from zerotune.tuner.service.inbox import Inbox
 from zerotune.tuner.service.process_limits import give_back_memory, raise_open_files, trim_memory
@@ -272,8 +272,8 @@ def run_daemon(
         UserError: an address is taken, unsafe, or no `tcp://` beside `ipc://`.
         StoreError: the store cannot be used, or another daemon has it.
     """
-    if listen is not None and not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
-        raise UserError(f"--listen {listen} is no second address of {endpoint}", "give tcp://HOST:PORT beside ipc://")
+    if listen is not None:
+        check_second(listen, endpoint, curve_dir)
     wall_s = time.time() - time.monotonic()
     raise_open_files()
     context = zmq.Context()

@@ -79,6 +79,24 @@ class BoundEndpoint:
             self._lock.release()
 
 
+def check_second(listen: str, endpoint: str, curve_dir: Path | None) -> None:
+    """See that a daemon at `endpoint` could also be at `listen`.
+
+    Args:
+        listen: `tcp://`, where daemons of other nodes reach it.
+        endpoint: `ipc://`, where the ranks of its node do.
+        curve_dir: folder with the keys.
+
+    Raises:
+        UserError: it is no such address, or would be open to the network.
+    """
+    if not (listen.startswith("tcp://") and endpoint.startswith("ipc://")):
+        raise UserError(f"--listen {listen} is no second address of {endpoint}", "give tcp://HOST:PORT beside ipc://")
+    check_endpoint(listen)
+    if curve_dir is None:
+        raise UserError(f"endpoint {listen} would be open to the network", "give --curve-keys, or use ipc://")
+
+
 def make_keys(folder: Path) -> None:
     """Write a new set of keys into `folder`: of one server, and of one client that may connect to it.
 

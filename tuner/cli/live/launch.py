@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotune.store.errors import UntrustedError, UserError
-from zerotune.tuner.cli.fleet_options import BookKey, BookUrl, Contributor, Fleet, Listen, fleet_arguments
+from zerotune.tuner.cli.fleet_options import (
+    BookKey,
+    BookUrl,
+    Contributor,
+    Fleet,
+    Listen,
+    fleet_arguments,
+    refuse_impossible,
+)
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
 from zerotune.tuner.cli.paths import output_file, store_path
 from zerotune.tuner.cli.sizes import megabytes
@@ -135,21 +143,25 @@ def launch(
     # Now: what is wrong with them belongs here, not in the daemon's log.
     bounds = brain_settings(budget_percent, memory_threshold, no_explore, shadow) if for_daemon else None
     shared = fleet_arguments(fleet, contributor, book, book_key)
+    if start_daemon:
+        if listen is not None:
+            from zerotune.tuner.service.endpoint import check_second
+
+            check_second(listen, where, curve_keys)
+        refuse_impossible(fleet, book, book_key)
     answer = None
     silent: UserError | None = None
+    starts = start_daemon
     if agent and plan is None:
         check_endpoint(where)
         try:
             answer = fetch_status(where, timeout_s=1.5, curve_dir=curve_keys)
         except UntrustedError as error:  # of another user's making: no reason to keep this one from training
-            if start_daemon:
-                raise
-            silent = error
+            silent, starts = error, False
         if answer is None and silent is None and (holder := holder_of(where)) is not None:
             silent = no_answer(where, holder)
-            if start_daemon and holder.is_stopped:
-                raise silent  # none can be started in its place
-    problems = launching.check(request, daemon_answers=answer is not None or start_daemon, silent=silent)
+            starts = start_daemon and not holder.is_stopped  # none can be started in its place
+    problems = launching.check(request, daemon_answers=answer is not None or starts, silent=silent)
     launching.refuse_fatal(problems)
     if summary is not None:
         launching.check_writable(output_file(summary).parent)
@@ -159,7 +171,7 @@ def launch(
         print(f"zerotune: --endpoint {where} is not used: --plan uses none; leave one out", file=sys.stderr)
     for problem in problems:
         print(f"zerotune: {problem}", file=sys.stderr)
-    if start_daemon and store_file is not None:  # so neither --no-agent nor --plan
+    if starts and store_file is not None:  # so neither --no-agent nor --plan
         from zerotune.tuner.client.background_daemon import SlowDaemonError, ensure_daemon
         from zerotune.tuner.client.batch_job import batch_job
 
@@ -175,6 +187,8 @@ def launch(
                 )
             except SlowDaemonError as error:
                 print(f"zerotune: {error}; training starts, and is tuned once it answers", file=sys.stderr)
+            except UserError as error:  # a full disk, a folder of others: no reason to keep anyone from training
+                print(f"zerotune: {error.problem}; training runs untuned: {error.remedy}", file=sys.stderr)
         if answer is not None and started is None:
             print(
                 f"zerotune: daemon {answer.daemon_pid} is running at {where}, store {answer.store_path}",
@@ -212,9 +226,6 @@ def _unused(
     words = ["--listen", listen] if listen is not None and not answer.listen else []
     if fleet is None and book is None:
         return words
-    from zerotune.tuner.fleet import ALL, READING, check_installed
-
-    check_installed(*(("--book", READING) if fleet is None else ("--fleet", ALL)))
     from zerotune.tuner.fleet.storage import shown
 
     if fleet is not None and answer.fleet.url != shown(fleet):
