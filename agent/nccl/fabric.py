@@ -321,7 +321,9 @@ def _load(path: Path, _stamp: int) -> Fabric:
         raw = tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise FabricError(f"fabric file {path} cannot be read: {error.strerror}", "check the path") from None
-    except (ValueError, RecursionError) as error:  # also for a number of thousands of digits
+    except RecursionError:
+        raise FabricError(f"fabric file {path} nests deeper than any does", "name another file") from None
+    except ValueError as error:  # also for a number of thousands of digits
         raise FabricError(f"fabric file {path} is not TOML: {error}", "mend the line named") from None
     _refuse_infinities(path, raw)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -45,6 +46,57 @@ def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):
     path = tmp_path / "advice.svg"
     assert advise(monkeypatch, capsys, "1.3B", "--machine", "h100_ib_2", "--nodes", "2", "--picture", str(path))
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+MISTAKES = {
+    "175B": "175",
+    "1.3B --gpus 0": "0",
+    "1.3B --nodes 0": "0",
+    "1.3B --gpus 99": "99",
+    "1.3B --batch 100000000000000000000": "100000000000000000000",
+    "1.3B --sequence 100000000000000000000": "GB",
+    "unknown.json": "mamba9",
+    "deep.json": "deep.json",
+    "7B --layers 4 --hidden 128": "128",
+    "--layers 32 --hidden 4096 --heads 33": "33",
+    ".": "config.json",
+    "folder.json": "folder.json",
+    "1.3B --machine .": "'.'",
+    "1.3B --machine deep.toml": "deep.toml",
+    "1.3B --measured .": "traces.md",
+    "1.3B --measured deep.json": "deep.json",
+    "1.3B --measured nothing": "nothing",
+}
+"""What was asked, and what the sentence must name."""
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_sentence(words, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "unknown.json").write_text('{"model_type": "mamba9"}')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
+    monkeypatch.setattr(sys, "argv", ["zerotune", "advise", *words.split()])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr()
+    assert left.value.code == 2
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert MISTAKES[words] in said.err
+
+
+def test_figures_stay_whole_on_eighty_columns(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    text = advise(monkeypatch, capsys, "7.5B", "--nodes", "2", "--batch", "64", "--top", "12")
+    lines = re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines]
+    for part in ("total", "step"):
+        figures = [row[1:] for row in rows if row[:1] == [part]]
+        assert [len(row) for row in figures] == [10, 2]
+        assert all(float(figure.replace(",", "")) for row in figures for figure in row)
 
 
 @pytest.mark.parametrize("options", [(), ("--stage", "3"), ("--model-parallel", "4", "--recompute", "full")])

@@ -63,9 +63,20 @@ def test_what_fits_nowhere_says_the_least_that_would(parameters, nodes):
     needed = [int(word) for word in caught.value.remedy.replace(",", "").split() if word.isdigit()]
     memory_gb, enough = needed
     assert search(problem(parameters, nodes=enough))
+    with pytest.raises(UserError):
+        search(problem(parameters, nodes=enough - 1))
     assert search(problem(parameters, nodes=nodes, memory_gb=memory_gb + 1))
     with pytest.raises(UserError):
         search(problem(parameters, nodes=nodes, memory_gb=0.95 * memory_gb))
+
+
+def test_nothing_is_offered_that_would_be_refused():
+    with pytest.raises(UserError) as caught:
+        search(problem(9e17))
+    assert not re.search(r"\d", caught.value.remedy)
+    with pytest.raises(UserError) as caught:
+        search(problem(60e9), Wanted(stages=(0,)))
+    assert dict(re.findall(r"--([\w-]+) (\w+)", caught.value.remedy)).keys() == {"stage"}
 
 
 @pytest.mark.parametrize("wanted", [Wanted(stages=(0,), model_parallel=(1,)), Wanted(stages=(1,), model_parallel=(1,))])
@@ -88,8 +99,10 @@ def test_a_shorter_sequence_is_offered_where_it_would_fit():
 
 
 @pytest.mark.parametrize(
-    "wanted", [Wanted(stages=(3,), model_parallel=(8,)), Wanted(model_parallel=(3,)), Wanted(model_parallel=(16,))]
-)
+    "wanted",
+    [Wanted(stages=(3,), model_parallel=(8,)), Wanted(model_parallel=(3,)), Wanted(model_parallel=(16,)),
+     Wanted(global_batch=10**20)],
+)  # fmt: skip
 def test_fixed_numbers_that_leave_nothing_to_try_are_refused(wanted):
     with pytest.raises(UserError) as caught:
         search(problem(1e9, nodes=1), wanted)

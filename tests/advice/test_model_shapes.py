@@ -10,7 +10,8 @@ import torch
 from zerotune.store.errors import UserError
 from zerotune.tuner.advice.models.huggingface import READERS, read_config
 from zerotune.tuner.advice.models.meta_module import inspect, shape_of
-from zerotune.tuner.advice.models.model_shape import from_dimensions, from_parameters
+from zerotune.tuner.advice.models.model_shape import from_dimensions, from_parameters, in_words
+from zerotune.tuner.offline.advise.document import model_shape
 
 # Published sizes: meta-llama/Llama-2-7b, openai-community/gpt2-xl, mistralai/Mixtral-8x7B, bigscience/bloom-7b1,
 # tiiuae/falcon-7b, EleutherAI/gpt-neox-20b, google-t5/t5-3b, google/vit-large-patch16-224, google-bert/bert-large.
@@ -54,7 +55,8 @@ def test_configurations_have_their_models_size(kind, tmp_path):
     ["", "[]", "{", "{}", '{"model_type": 3}', '{"model_type": "rwkv"}', '{"model_type": "llama"}',
      '{"model_type": "llama", "hidden_size": 0, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 1}',
      '{"model_type": "llama", "hidden_size": "x", "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 1}',
-     "[" * 100_000],
+     "[" * 100_000,
+     '{"model_type": "vit", "image_size": 8, "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}'],
 )  # fmt: skip
 def test_other_files_are_refused(text, tmp_path):
     path = tmp_path / "config.json"
@@ -87,6 +89,21 @@ def test_numbers_that_contradict_each_other_are_refused():
         from_dimensions(48, 1600, 24)
     with pytest.raises(UserError):
         from_dimensions(0, 1600, 25)
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5"])  # one is counted by its shape, one by its file
+def test_words_that_are_more_than_the_model_are_refused(kind, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **CONFIGS[kind][0]}))
+    assert model_shape(str(path), None, None, None, None, 1000).vocabulary == 1000
+    with pytest.raises(UserError):
+        model_shape(str(path), None, None, None, None, 10**16)
+
+
+@pytest.mark.parametrize(("n_parameters", "said"), [(7.5e9, "7.5 billion"), (999.9e9, "1 trillion"),
+                                                    (9.999e15, "10,000 trillion"), (12.0, "12")])  # fmt: skip
+def test_sizes_are_said_as_people_say_them(n_parameters, said):
+    assert in_words(n_parameters) == said
 
 
 def test_a_module_is_counted_on_the_meta_device():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Final
@@ -13,6 +14,7 @@ import msgspec
 from zerotune.store.errors import UserError
 from zerotune.tuner.advice.configuration import Recompute, ZeroConfiguration
 from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import MAX_GB, MAX_NODES
 from zerotune.tuner.advice.models.model_shape import divisors, in_words
 from zerotune.tuner.advice.prediction.memory import MemoryParts, largest_batch, memory_parts
 from zerotune.tuner.advice.prediction.step import StepEstimate, estimate, step_parts
@@ -26,7 +28,8 @@ _AS_GOOD: Final = 1.002
 """A setting that takes less memory is preferred if it costs no more than this."""
 _HALVES: Final = 3
 """A quarter of what fits is as fast, or the network is so slow that more is better."""
-_MOST_NODES: Final = 1 << 16
+MAX_BATCH: Final = 10**9
+"""Sequences; a step of more takes years."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +67,11 @@ def search(problem: Problem, wanted: Wanted | None = None, top: int | None = Non
         One choice per kind.
 
     Raises:
-        UserError: no configuration fits; it says the least that would make one fit.
+        UserError: the batch is larger than any, or no configuration fits; it says the least that would make one fit.
     """
     wanted = wanted or Wanted()
+    if wanted.global_batch is not None and wanted.global_batch > MAX_BATCH:
+        raise UserError(f"a batch of {wanted.global_batch} sequences is none", f"give {MAX_BATCH:,} at most")
     ranked = _ranked(problem, wanted)
     if not ranked:
         raise _fits_nowhere(problem, wanted)
@@ -199,12 +204,15 @@ def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
             f"a batch of {wanted.global_batch} sequences cannot be divided among {gpus}",
             "give a multiple of the GPUs, or of a divisor of them with --model-parallel",
         )
-    needed = min(memory_of(problem, kind).total_bytes for kind in kinds) / problem.constants.usable_memory
-    needed_gb = f"{math.ceil(needed / 1e9):,} GB"
+    needed = math.ceil(
+        min(memory_of(problem, kind).total_bytes for kind in kinds) / problem.constants.usable_memory / 1e9
+    )
+    needed_gb = f"{needed:,} GB"
+    remedies = [f"take GPUs of {needed_gb}"] if needed <= MAX_GB else []
     return UserError(
         f"{in_words(problem.shape.n_parameters)} parameters fit {gpus} of {gpu.memory_bytes / 1e9:.3g} GB in no way: "
         f"the thriftiest takes {needed_gb} of each",
-        ", or ".join([f"take GPUs of {needed_gb}", *_what_would_fit(problem, wanted)]),
+        ", or ".join([*remedies, *_what_would_fit(problem, wanted)]) or "give a smaller model",
     )
 
 
@@ -227,26 +235,23 @@ def _nothing_to_try(problem: Problem, wanted: Wanted) -> UserError:
 
 def _what_would_fit(problem: Problem, wanted: Wanted) -> Iterator[str]:
     """The least of each other thing that would make a configuration fit."""
-    n_nodes = 2 * problem.cluster.n_nodes
-    while n_nodes <= _MOST_NODES:
-        larger = msgspec.structs.replace(problem, cluster=_with_nodes(problem.cluster, n_nodes))
-        if _fitting(larger, wanted):
-            yield f"{n_nodes} such nodes"
-            break
-        n_nodes *= 2
+    n_nodes = range(problem.cluster.n_nodes, MAX_NODES + 1)  # more nodes never need more memory of each GPU
+    enough = bisect_left(n_nodes, True, key=lambda n: _fitting(_with_nodes(problem, n), wanted) is not None)
+    if enough < len(n_nodes):
+        yield f"take {n_nodes[enough]} such nodes"
     freed = _fitting(problem, Wanted())
     if freed:
         fixed = (
             ("stage", freed.stage, wanted.stages),
             ("recompute", freed.recompute, wanted.recompute),
-            ("model-parallel", freed.n_model_parallel, wanted.model_parallel),
+            ("model-parallel", freed.n_model_parallel, wanted.model_parallel or (freed.n_model_parallel,)),
         )
         yield "allow " + " ".join(f"--{name} {value}" for name, value, allowed in fixed if value not in allowed)
     n_context = problem.shape.n_context // 2
     while n_context >= 1:
         shape = msgspec.structs.replace(problem.shape, n_context=n_context)
         if _fitting(msgspec.structs.replace(problem, shape=shape), wanted):
-            yield f"sequences of {n_context} tokens"
+            yield f"take sequences of {n_context} tokens"
             break
         n_context //= 2
 
@@ -256,5 +261,7 @@ def _fitting(problem: Problem, wanted: Wanted) -> ZeroConfiguration | None:
     return next((kind for kind in _kinds(problem, wanted) if batch_that_fits(problem, kind)), None)
 
 
-def _with_nodes(cluster: Cluster, n_nodes: int) -> Cluster:
-    return Cluster(cluster.name, n_nodes, cluster.gpu, cluster.network, cluster.gpus_per_node)
+def _with_nodes(problem: Problem, n_nodes: int) -> Problem:
+    cluster = problem.cluster
+    larger = Cluster(cluster.name, n_nodes, cluster.gpu, cluster.network, cluster.gpus_per_node)
+    return msgspec.structs.replace(problem, cluster=larger)

@@ -17,7 +17,7 @@ from zerotune.tuner.advice.hardware.gpus import Gpu, gpu, usual
 from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork, links_of
 
 MAX_NODES: Final = 8192
-_MAX_GB: Final = 1e6
+MAX_GB: Final = 1e6
 _MAX_TFLOPS: Final = 1e6
 _MB: Final = 1e6
 
@@ -54,7 +54,7 @@ def cluster(
     if gpus_per_node is not None and gpus_per_node < 1:
         raise UserError(f"{gpus_per_node} GPUs train nothing", "give one GPU or more")
     for what, value, unit, most in (
-        ("memory", memory_gb, "GB", _MAX_GB),
+        ("memory", memory_gb, "GB", MAX_GB),
         ("peak", peak_tflops, "TFLOP/s", _MAX_TFLOPS),
     ):
         if value is not None and not 0 < value <= most:

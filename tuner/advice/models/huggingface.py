@@ -105,12 +105,14 @@ def _bert(fields: _Fields) -> ModelShape:
 
 
 def _vit(fields: _Fields) -> ModelShape:
-    patches = fields.count("image_size", default=224) // fields.count("patch_size", default=16)
+    image, patch = fields.count("image_size", default=224), fields.count("patch_size", default=16)
+    if patch > image:
+        raise UserError(f"{fields.where}: patches of {patch} in images of {image} pixels", "correct one")
     labels = fields.raw.get("id2label")
     n_labels = len(labels) if isinstance(labels, dict) and labels else 1000
     return _decoder(
         _Fields(fields.where, {"vocab_size": n_labels, **fields.raw}),
-        n_context=patches**2 + 1,
+        n_context=(image // patch) ** 2 + 1,
         learned_positions=True,
         causal=False,
     )
@@ -171,7 +173,9 @@ def read_config(path: Path) -> ModelShape:
         raw = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}", "give a model's config.json") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise UserError(f"{path} nests deeper than a configuration does", "give a model's config.json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no JSON: {error}", "give a model's config.json") from error
     return from_config(raw, str(path))
 

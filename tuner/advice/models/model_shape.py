@@ -120,16 +120,23 @@ def checked(shape: ModelShape) -> ModelShape:
         raise UserError(f"{shape.n_active_experts} of {shape.n_experts} experts cannot be active", "give 1 to all")
     if shape.n_parameters > MAX_PARAMETERS:
         raise UserError(
-            f"{shape.n_layers} layers of width {shape.width} have {in_words(shape.n_parameters)} parameters",
+            f"{shape.n_layers} layers of width {shape.width} and a vocabulary of {shape.vocabulary} have "
+            f"{in_words(shape.n_parameters)} parameters",
             f"give a model of {MAX_PARAMETERS:g} at most",
+        )
+    if shape.block_parameters <= 0:
+        raise UserError(
+            f"a vocabulary of {shape.vocabulary} is larger than all {in_words(shape.n_parameters)} parameters",
+            "give a smaller one",
         )
     return shape
 
 
 def in_words(n_parameters: float) -> str:
     """As people say it: 7.5 billion."""
-    factor, word = next((one for one in _WORDS if n_parameters >= one[0]), (1.0, ""))
-    return f"{n_parameters / factor:,.3g} {word}".rstrip()
+    rounded = float(f"{n_parameters:.3g}")
+    factor, word = next((one for one in _WORDS if rounded >= one[0]), (1.0, ""))
+    return f"{rounded / factor:,g} {word}".rstrip()
 
 
 def from_dimensions(

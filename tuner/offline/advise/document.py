@@ -13,7 +13,7 @@ from zerotune.tuner.advice.hardware.cluster import Cluster
 from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork
 from zerotune.tuner.advice.models import meta_module
 from zerotune.tuner.advice.models.huggingface import read_config
-from zerotune.tuner.advice.models.model_shape import ModelShape, from_dimensions, from_parameters
+from zerotune.tuner.advice.models.model_shape import ModelShape, checked, from_dimensions, from_parameters
 from zerotune.tuner.advice.prediction.compute import nearest_share
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import RECOMPUTES, Choice
@@ -63,6 +63,8 @@ def model_shape(
     """
     if (n_layers is None) != (width is None):
         raise UserError("--layers and --hidden describe a model together", "give both")
+    if model is not None and Path(model).is_dir():
+        raise UserError(f"{model} is a folder", f"name a file in it: {Path(model) / 'config.json'}")
     is_path = model is not None and (model.endswith(".json") or Path(model).is_file())
     is_module = model is not None and ":" in model
     if is_path or is_module:
@@ -71,7 +73,8 @@ def model_shape(
             raise UserError(f"{model} has layers and heads of its own", "leave out --layers, --hidden and --heads")
         shape = read_config(Path(model)) if is_path else meta_module.shape_of(model)
         changes = {"n_context": n_context, "vocabulary": vocabulary}
-        return msgspec.structs.replace(shape, **{name: value for name, value in changes.items() if value is not None})
+        given = {name: value for name, value in changes.items() if value is not None}
+        return checked(msgspec.structs.replace(shape, **given))
     if n_heads is not None and n_layers is None:
         raise UserError("--heads describes a model together with --layers and --hidden", "give all three")
     n_parameters = parse_parameters(model) if model is not None else None
