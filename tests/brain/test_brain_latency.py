@@ -12,7 +12,7 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, StepRecord
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.acquisition import comparison
+from zerotune.tuner.learning.explaining.words import comparison
 from zerotune.tuner.learning.policy.risk import Withdrawal
 
 CALL = Call(Collective.all_reduce, Phase.other, 1 << 20)

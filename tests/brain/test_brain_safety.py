@@ -108,7 +108,7 @@ def test_budget_refuses_nonsense_and_counts_what_was_spent() -> None:
     budget.earn(1_000_000)
     budget.spend(4_000)
     assert budget.remaining_us == pytest.approx(6_000)
-    assert budget.spent_percent == pytest.approx(0.4)
+    assert budget.spent_us == pytest.approx(0.004 * budget.training_us)
 
 
 def test_one_straggler_moves_a_mean_by_little() -> None:

@@ -203,7 +203,7 @@ def test_where_memory_is_short_from_first_to_last_the_gain_is_had_all_the_same(n
     plans = play(world, brain, 400)
     usual, best, ours = (sum(some) for some in zip(*gain_share(world, brain).values(), strict=True))
     assert usual - ours > 0.9 * (usual - best)
-    connected = dict(brain.memory.connected())[world.communicator]
+    connected = brain.memory.connected[world.communicator]
     for row in (row for plan in plans for row in plan.rows):
         assert row.candidate.n_channels <= connected[row.candidate.algorithm]
 
@@ -253,7 +253,7 @@ def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short(b
         assert world.step < 200
         play(world, brain, 1)
     assert {*brain.variant.settings.values()} == {tree}
-    assert Algorithm.tree not in dict(brain.memory.connected())[place]
+    assert Algorithm.tree not in brain.memory.connected[place]
     world.memory_pressure = 0.97 if becomes_short else 0.3
     plans = play(world, brain, 20)
     assert (tree in {row.candidate for plan in plans for row in plan.rows}) == (not becomes_short)

@@ -142,7 +142,7 @@ class Brain(Inspection):
             here = block["epoch"] == epoch
             self._take_in(epoch, block[here], keys[here], logs[here])
         if self._regimes.recognise():
-            self._new_evidence(f"the network is as it was in regime {self._regimes.label}")
+            self._new_evidence(f"the network is as it was in regime {self._regimes.evidence.regime}")
 
     def cost_tables(self, block: npt.NDArray[np.void]) -> None:
         """Take in live cost tables (COST_FIELDS)."""
@@ -175,7 +175,8 @@ class Brain(Inspection):
         """Take in rank 0's records (OBSERVATION_FIELDS) in the order they were enqueued."""
         # Decisions come before their step's record; timed records, and those of other ranks, may come later.
         decisions = block[(block["flags"] & FLAG_TIMED) == 0]
-        self._step_feedback.enqueued(decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64))
+        steps, message_bytes = decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64)
+        self._step_feedback.kinds.enqueued(steps, message_bytes)
         if self._fingerprint.add_records(block):
             self._urgent = True
 

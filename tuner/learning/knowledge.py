@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey
+from zerotune.tuner.learning.explaining.words import saved_with_doubt
 from zerotune.tuner.modeling.correction.baked import DISBELIEF, UNKNOWN_STD, Correction
 from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints, cell_of
@@ -292,9 +293,7 @@ class Knowledge:
         for candidate, (weight, total) in self._gains.get(key, {}).items():
             gain, doubt = total / weight, 1.0 / math.sqrt(weight)
             if gain > max(z * doubt, best.hope[0] if best is not None else 0.0):
-                saved, unsure = -100.0 * math.expm1(-gain), 100.0 * doubt
-                reason = f"measured before: {saved:.1f} % faster than the baseline (give or take {unsure:.1f})"
-                best = OpenLead(candidate, (gain, doubt), reason)
+                best = OpenLead(candidate, (gain, doubt), f"measured before: {saved_with_doubt(gain, doubt)}")
         return best
 
     def canary(self, key: DecisionKey) -> tuple[Candidate, float] | None:

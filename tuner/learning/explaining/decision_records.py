@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision
-from zerotune.tuner.learning.policy.acquisition import Z_90
+from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.keys import Field, KeyState
 from zerotune.tuner.learning.policy.observations import CallEvidence
@@ -72,7 +72,7 @@ def decision(
             int(evidence.n_calls[slot]),
             round(max(0.0, float(evidence.extra_us[slot])), 3),
         )
-        for slot in evidence.slots_of(state.index)
+        for slot in _slots(state, evidence)
         if evidence.n_calls[slot]
     }
     now_us = measured.get(state.usual, _NOT_MEASURED).us
@@ -132,7 +132,7 @@ def _up_to_date(
     """
     mean, spread = mean.copy(), spread.copy()
     sigma = float(evidence.sigma(np.array([state.index]))[0])
-    for slot in evidence.slots_of(state.index):
+    for slot in _slots(state, evidence):
         at = field.place.get(evidence.candidates[slot])
         noise = sigma**2 / (evidence.units(slot) + 1.0)
         if at is None or not evidence.n_calls[slot] or not math.isfinite(mean[at]) or spread[at] ** 2 <= 1.05 * noise:
@@ -141,6 +141,10 @@ def _up_to_date(
         mean[at] = (mean[at] / spread[at] ** 2 + evidence.log_us(slot) / noise) / weight
         spread[at] = 1.0 / math.sqrt(weight)
     return mean, spread
+
+
+def _slots(state: KeyState, evidence: CallEvidence) -> list[int]:
+    return np.flatnonzero(evidence.key[: len(evidence)] == state.index).tolist()
 
 
 def _intervals(mean: Floats, spread: Floats) -> Floats:

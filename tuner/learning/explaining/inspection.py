@@ -153,12 +153,12 @@ class Inspection:
     @property
     def spent_percent(self) -> float:
         """Exploration's cost so far in percent of training time."""
-        return self.budget.spent_percent
+        return 100.0 * self.budget.spent_us / self.budget.training_us if self.budget.training_us > 0 else 0.0
 
     @property
     def regime(self) -> int:
         """Label of the network regime in force; 0 is the one the job began with."""
-        return self._regimes.label
+        return self._regimes.evidence.regime
 
     @property
     def n_regimes(self) -> int:

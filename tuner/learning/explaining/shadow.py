@@ -13,7 +13,7 @@ import msgspec
 
 from zerotune.store.records import BASELINE, Decision, Plan
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.acquisition import Z_90
+from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.surrogate import expected_improvement

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.store.records import BASELINE, Candidate
+from zerotune.tuner.learning.explaining.words import predicted, saved
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, radius
@@ -102,14 +103,12 @@ class Case(NamedTuple):
         for index in sorted(order, key=lambda index: self.options[index] in last):
             if may_try(self.options[index]):
                 log_us, std = float(mean[index]), float(spread[index])
-                low, high = math.exp(log_us - Z_90 * std), math.exp(log_us + Z_90 * std)
                 return Option(
                     worth_us=float(improvement[index]) * self.usual_us * self.calls_per_step,
                     risk_us=float(risk_us[index]),
                     candidate=self.options[index],
                     hope=(log_now - log_us, std),
-                    reason=f"predicted {math.exp(log_us):.1f} us (90 %: {low:.1f} to {high:.1f})"
-                    f" against {self.usual_us:.1f} us of {self.usual}",
+                    reason=predicted(log_us, std, self.usual_us, self.usual),
                 )
         return None
 
@@ -142,6 +141,7 @@ class Options:
             return None
         options, budget, price = self._surrogate.fields.of(state).options, self._budget, self._price
         calls_us = price.calls_us * budget.n_steps
+        is_new = [not self._memory.is_connected(self.what_runs(state, one), state.key.communicator) for one in options]
         case = Case(
             options,
             opinion,
@@ -152,7 +152,7 @@ class Options:
             price.traffic.calls_in(state.index, price.withdrawal.first_steps) * price.charged_share,
             unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0,
             budget.gained_us,
-            self._connections_us(state, options),
+            price.connection_us * np.array(is_new, np.float64),
             self._memory.least_gain(options, state.n_channels),
         )
         canary = self._canary(state, case)
@@ -221,31 +221,6 @@ class Options:
     def what_runs(state: KeyState, candidate: Candidate) -> Candidate:
         """The setting that is meant, NCCL's own where that is known."""
         return state.default_setting or candidate if candidate.is_baseline else candidate
-
-    def _connections_us(self, state: KeyState, options: Sequence[Candidate]) -> Floats | float:
-        """What each option would cost once, to be connected."""
-        if not self._price.connection_us:
-            return 0.0
-        place = state.key.communicator
-        is_new = [not self._memory.is_connected(self.what_runs(state, option), place) for option in options]
-        return self._price.connection_us * np.array(is_new, np.float64)
-
-
-Z_90: Final = 1.645
-"""Standard deviations to either side that hold 90 %."""
-
-
-def comparison(gain: float) -> str:
-    """A gain (log ratio of durations) in words: how much less time than the other it takes, or how much more."""
-    if gain < 0:
-        return f"{100.0 * math.expm1(-gain):.1f} % slower"
-    return f"{saved(gain)} faster"
-
-
-def saved(gain: float) -> str:
-    """The share of time that a gain (log) saves."""
-    return f"{-100.0 * math.expm1(-gain):.1f} %"
-
 
 TRIAL_STEPS: Final = 8
 """A trial that is still open after this many more steps of evidence is a tie: others come first now. What is probably

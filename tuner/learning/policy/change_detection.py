@@ -35,8 +35,7 @@ MAX_REGIMES: Final = 8
 class ChangeDetector(Columns):
     """Two-sided sums per key; `reset` when a new regime begins."""
 
-    def __init__(self, limit: float = LIMIT) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._sums = np.zeros((0, 2))
         """By key and direction (slower, faster), as the next two are, which concern the time since it was zero."""
         self._n = np.zeros((0, 2))
@@ -68,7 +67,7 @@ class ChangeDetector(Columns):
         sums[:] = np.maximum(0.0, sums + np.column_stack([added, -added]) - ALLOWANCE * counts)
         n[:] = np.where(sums > 0.0, n + counts, 0.0)
         total[:] = np.where(sums > 0.0, total + np.bincount(keys, deviation)[:, None], 0.0)
-        return np.flatnonzero((sums > self._limit).any(axis=1)).astype(np.int64)
+        return np.flatnonzero((sums > LIMIT).any(axis=1)).astype(np.int64)
 
     def shift(self, keys: Ints) -> float:
         """By how much (log) these keys have moved: their median, each since its sum was zero."""
@@ -168,11 +167,6 @@ class Regimes:
     def evidence(self) -> CallEvidence:
         """CallEvidence of the regime in force."""
         return self._all[-1]
-
-    @property
-    def label(self) -> int:
-        """Label of the regime in force; 0 is the one the job began with."""
-        return self.evidence.regime
 
     def newest(self) -> Iterator[CallEvidence]:
         """CallEvidence of all regimes that are remembered, the one in force first, and then the last before."""

@@ -22,19 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
+from zerotune.tuner.learning.explaining.words import comparison, saved
 from zerotune.tuner.learning.policy.acquisition import (
     TRIAL_STEPS,
     Option,
     Options,
     TrialVerdict,
-    comparison,
     judge,
-    saved,
 )
 from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, Price, Withdrawal
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 
 Flags = npt.NDArray[np.bool_]
@@ -70,7 +69,7 @@ class Policy:
         self.budget = budget
         self.memory = memory
         self._report = report
-        self.price = Price(Withdrawal())
+        self.price = Price()
         self.options = Options(surrogate, budget, memory, self.price)
         self.may_promote = True
         """False while calls differ from before at every key: what is on trial may owe its times to that."""
@@ -278,24 +277,22 @@ class Policy:
         if candidate is None or state.index in self._shown:
             return
         verdict, gain, half = judge(self.evidence, state, leads=leads)
+        measured = f"measured {comparison(gain)} than {state.incumbent}"
         if verdict is TrialVerdict.better and self.may_promote:
             if not leads:
                 self.end_trial(state)
-            reason = (
-                f"measured {comparison(gain)} than {state.incumbent}"
-                f" (at least {saved(max(gain - half, 0.0))}, all looks counted)"
-            )
+            reason = f"{measured} (at least {saved(max(gain - half, 0.0))}, all looks counted)"
             self.set_incumbent(Event(state, candidate, "promote", reason))
         elif verdict is TrialVerdict.not_better and leads:
             self.end_lead(state)
-            self._lead_ended(state, candidate, f"measured {comparison(gain)} than {state.incumbent} by now")
+            self._lead_ended(state, candidate, f"{measured} by now")
         elif verdict is TrialVerdict.not_better:
             words = comparison(gain) + (", too little to tell," if gain >= 0 else "")
             self.drop(state, candidate, f"measured {words} than {state.incumbent}", ban=False)
         elif verdict is TrialVerdict.tie:
-            reason = f"measured {comparison(gain)} than {state.incumbent}, too little to be sure yet"
             self.end_trial(state)
-            self._begin_lead(state, candidate, reason)  # it is not slower than the lead so far, if there was one
+            # It is not slower than the lead so far, if there was one.
+            self._begin_lead(state, candidate, f"{measured}, too little to be sure yet")
 
     def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
         self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))

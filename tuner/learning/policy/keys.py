@@ -237,10 +237,8 @@ class KeyTable(Columns):
     def __init__(self, on_new: Callable[[KeyState], None]) -> None:
         self.states: list[KeyState] = []
         self._on_new = on_new
-        self._codes: list[int] = []
-        """Of the keys."""
-        self._order: tuple[Ints, Ints] = np.zeros(1, np.int64), np.full(1, -1, np.int64)
-        """Codes in ascending order, and the index of each key; no key has code 0."""
+        self._index: dict[int, int] = {}
+        """By code."""
         self._first_step = np.zeros(0, np.int64)
         self._last_step = np.zeros(0, np.int64)
         self._n_calls = np.zeros(0, np.int64)
@@ -258,13 +256,12 @@ class KeyTable(Columns):
         """Key index of every measurement, shape [n]; -1 where no key can be added any more."""
         classes = size_classes(block["message_bytes"])
         codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
-        found = self._find(codes)
-        if len(self.states) < MAX_KEYS and (unknown := np.flatnonzero(found < 0)).size:
-            new, first = np.unique(codes[unknown], return_index=True)
-            room = MAX_KEYS - len(self.states)
-            self._add(new[:room], block[unknown[first[:room]]], costs)
-            found = self._find(codes)
-        return found
+        distinct, of = np.unique(codes, return_inverse=True)
+        new = [code for code in distinct.tolist() if code not in self._index][: MAX_KEYS - len(self.states)]
+        if new:
+            rows = block[np.unique(codes, return_index=True)[1]]
+            self._add(new, rows[np.isin(distinct, new)], costs)
+        return np.array([self._index.get(code, -1) for code in distinct.tolist()], np.int64)[of]
 
     def logs(self, block: npt.NDArray[np.void], keys: Ints) -> Floats:
         """Log durations, moved to each key's own message size: a class is a quarter octave wide."""
@@ -319,25 +316,17 @@ class KeyTable(Columns):
             self._has_default[keys[place]] = True
             costs.learn_channels(state.key.communicator, state.default_setting.n_channels)
 
-    def _find(self, codes: Ints) -> Ints:
-        known, index = self._order
-        at = np.searchsorted(known, codes, side="right") - 1
-        found: Ints = np.where(known[at] == codes, index[at], -1)
-        return found
-
-    def _add(self, codes: Ints, rows: npt.NDArray[np.void], costs: CostPrior) -> None:
+    def _add(self, codes: list[int], rows: npt.NDArray[np.void], costs: CostPrior) -> None:
         start = len(self.states)
         self.make_room(start + len(codes))
         self._first_step[start : start + len(codes)] = rows["step"]
         self._last_step[start : start + len(codes)] = -1
         by_family: dict[tuple[CommunicatorClass, Collective], list[KeyState]] = {}
-        for code, nbytes in zip(codes.tolist(), rows["message_bytes"].astype(np.float64).tolist(), strict=True):
+        for code, nbytes in zip(codes, rows["message_bytes"].astype(np.float64).tolist(), strict=True):
             state = KeyState(len(self.states), key_of(code), nbytes)
             self.states.append(state)
+            self._index[code] = state.index
             by_family.setdefault(state.family, []).append(state)
-        self._codes += codes.tolist()
-        order = np.argsort(self._codes)
-        self._order = np.r_[0, np.array(self._codes)[order]], np.r_[-1, order]
         for family, states in by_family.items():
             nbytes = np.array([state.message_bytes for state in states])
             here = np.array([state.index for state in states])

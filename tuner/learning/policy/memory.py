@@ -65,7 +65,8 @@ class MemoryGate:
         self._fullest = 0.0
         """Device of all ranks, as their calls last told it."""
         self._peak = 0.0
-        self._connected: dict[CommunicatorClass, dict[Algorithm, int]] = {}
+        self.connected: dict[CommunicatorClass, dict[Algorithm, int]] = {}
+        """What has run on each kind of communicator, with the most channels."""
         self._heard: set[int] = set()
         self._promised: dict[tuple[CommunicatorClass, Algorithm], int] = {}
         """What is to be connected soon, and the reading of the pressure from which on it is not waited for."""
@@ -112,7 +113,7 @@ class MemoryGate:
             self._heard.add(code)
             communicator = CommunicatorClass(code >> 40, code >> 16 & 0xFFFFFF)
             if code >> 8 & 0xFF in _ALGORITHMS:
-                own, algorithm = self._connected.setdefault(communicator, {}), Algorithm(code >> 8 & 0xFF)
+                own, algorithm = self.connected.setdefault(communicator, {}), Algorithm(code >> 8 & 0xFF)
                 what = communicator, algorithm
                 if algorithm not in own or what in connecting:
                     first = int(np.argmax(codes == code))
@@ -121,19 +122,15 @@ class MemoryGate:
                 self._promised.pop(what, None)
         return [*connecting.values()]
 
-    def connected(self) -> Iterator[tuple[CommunicatorClass, Mapping[Algorithm, int]]]:
-        """What has run on each kind of communicator, with the most channels."""
-        yield from self._connected.items()
-
     def is_connected(self, candidate: Candidate, communicator: CommunicatorClass) -> bool:
         """Whether its algorithm has run."""
-        return candidate.algorithm in self._connected.get(communicator, {})
+        return candidate.algorithm in self.connected.get(communicator, {})
 
     def has_room_for(self, candidate: Candidate, communicator: CommunicatorClass) -> bool:
         """Whether `candidate` needs nothing but what is connected already."""
         if candidate.algorithm is None:
             return False
-        return 0 < candidate.n_channels <= self._connected.get(communicator, {}).get(candidate.algorithm, 0)
+        return 0 < candidate.n_channels <= self.connected.get(communicator, {}).get(candidate.algorithm, 0)
 
     def allows(self, candidate: Candidate, communicator: CommunicatorClass) -> bool:
         """Whether `candidate` may run."""
@@ -174,7 +171,7 @@ class MemoryGate:
         return self.pressure + sum(self._taken_mb(*one) / self._device_mb for one in new if self._device_mb > 0)
 
     def _taken_mb(self, communicator: CommunicatorClass, algorithm: Algorithm) -> float:
-        n_channels = max(self._connected.get(communicator, {}).values(), default=USUAL_CHANNELS)
+        n_channels = max(self.connected.get(communicator, {}).values(), default=USUAL_CHANNELS)
         if self._channel_mb > 0:
             return n_channels * self._channel_mb * memory.n_neighbours(algorithm, communicator)
         return memory.connection_mb(algorithm, communicator, n_channels)
@@ -216,7 +213,7 @@ class Ahead:
         memory, states = self._memory, self._surrogate.fields.states
         if not (memory.is_short or memory.is_falling or self.rows):
             return False
-        connected = {shape: dict(own) for shape, own in memory.connected()}
+        connected = {shape: dict(own) for shape, own in memory.connected.items()}
         if not self._made_for or self._made_for[2] != len(states):
             known = [state for state in states if state.key.collective in PHASES]
             known.sort(key=lambda state: state.key.size_class)

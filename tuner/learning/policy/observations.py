@@ -154,7 +154,6 @@ class CallEvidence(Columns):
         self.history = UnitHistory()
         self._index: dict[tuple[int, Candidate], int] = {}
         self.candidates: list[Candidate] = []
-        self._of_key: dict[int, list[int]] = {}
         self.key = np.zeros(0, np.int64)
         self.algorithm = np.zeros(0, np.int64)
         """That is asked for, 255 where the choice is NCCL's; so is the protocol."""
@@ -189,7 +188,6 @@ class CallEvidence(Columns):
         """Slot of `candidate` at key index `key`, made if need be."""
         found = self._index.setdefault((key, candidate), len(self))
         if found == len(self):
-            self._of_key.setdefault(key, []).append(found)
             self.candidates.append(candidate)
             self.make_room(len(self))
             self.key[found] = key
@@ -202,18 +200,12 @@ class CallEvidence(Columns):
             one[slots] = 0
         self.history.forget(self.key[slots], slots)
 
-    def slots_of(self, key: int) -> list[int]:
-        """All slots of key index `key`."""
-        return self._of_key.get(key, [])
-
     def calls(self, slots: Ints, logs: Floats) -> Calls:
         """Calls grouped by slot, against what each slot took so far; slot and log duration of each, at least one."""
         touched, of = grouped(slots, len(self))
         centre = self.centre(touched)
         if (fresh := np.isnan(centre)).any():
-            medians = np.zeros(len(touched))
-            medians[of] = group_median(of, logs)
-            centre = np.where(fresh, medians, centre)
+            centre = np.where(fresh, _medians(of, logs), centre)
         return Calls(touched, of, centre, logs - centre[of])
 
     def add(self, calls: Calls, steps: Ints) -> None:
@@ -334,16 +326,11 @@ def _totals(groups: Ints, values: Floats, n_groups: int) -> tuple[Ints, Floats]:
     return counts, np.asarray(np.bincount(groups, values, minlength=n_groups), np.float64)
 
 
-def group_median(groups: Ints, values: Floats) -> Floats:
-    """Median of `values` within each group, for every entry."""
-    order = np.lexsort((values, groups))
-    ordered = groups[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    lengths = np.diff(np.r_[starts, len(ordered)])
-    medians = values[order][starts + (lengths - 1) // 2]
-    result = np.empty_like(values)
-    result[order] = np.repeat(medians, lengths)
-    return result
+def _medians(groups: Ints, values: Floats) -> Floats:
+    """The lower median of each group; none is empty."""
+    lengths = np.bincount(groups)
+    medians: Floats = values[np.lexsort((values, groups))][np.cumsum(lengths) - lengths + (lengths - 1) // 2]
+    return medians
 
 
 def radius(pairs: float, sigma: float, alpha: float) -> float:

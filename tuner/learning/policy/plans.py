@@ -48,8 +48,6 @@ class PlanInForce(NamedTuple):
         return self.variant is not None or bool(self.is_trial.any())
 
 
-
-
 class Plans:
     """The latest plans by epoch, from being offered to being in force; epoch 0 is the empty plan of every job's start.
 
@@ -231,17 +229,7 @@ def lasts_for(*, has_trial: bool) -> int:
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:
     """A key's row over its whole size class."""
-    reason = state.incumbent_reason
-    if candidate == state.trial:
-        reason = state.trial_reason
-    elif candidate == state.lead:
-        reason = state.lead_reason
-    return PlanRow(
-        state.key.communicator,
-        state.key.collective,
-        state.key.phase,
-        *size_class_range(state.key.size_class),
-        candidate,
-        reason,
-        model_id,
-    )
+    key, reasons = state.key, {state.lead: state.lead_reason, state.trial: state.trial_reason}
+    reason = reasons.get(candidate, state.incumbent_reason)
+    place = key.communicator, key.collective, key.phase
+    return PlanRow(*place, *size_class_range(key.size_class), candidate, reason, model_id)

@@ -63,11 +63,6 @@ class Budget:
         """What may still be spent; negative after a costlier surprise than was planned for."""
         return self.fraction * self.training_us - self.spent_us
 
-    @property
-    def spent_percent(self) -> float:
-        """Spent so far, in percent of training time."""
-        return 100.0 * self.spent_us / self.training_us if self.training_us > 0 else 0.0
-
 
 LEARNED: Final = 0.1
 """Weight of a step against those before it."""
@@ -84,15 +79,15 @@ class ExposedShare:
         self._calls_us: dict[int, float] = {}
         self._exposed_us: dict[int, float] = {}
         self._newest_step = -1
-        self._sums_us: tuple[float, float] | None = None
+        self._sums_us: Floats | None = None
+        """Of what was exposed, and of what calls took."""
 
     @property
     def share(self) -> float:
         """Share of communication time that computation waits for; all of it until a step has said otherwise."""
         if self._sums_us is None:
             return 1.0
-        exposed_us, calls_us = self._sums_us
-        return min(1.0, exposed_us / calls_us)
+        return min(1.0, float(self._sums_us[0] / self._sums_us[1]))
 
     def measured(self, steps: Ints, duration_us: Floats) -> None:
         """Take in calls: step and duration of each, shape [n]."""
@@ -108,29 +103,24 @@ class ExposedShare:
         self._learn()
 
     def _learn(self) -> None:
+        for step in sorted(self._exposed_us.keys() & self._calls_us.keys()):
+            if step < self._newest_step:
+                exposed_us, calls_us = self._exposed_us.pop(step), self._calls_us.pop(step)
+                now = np.array([min(max(exposed_us, 0.0), calls_us), calls_us])
+                before = np.full(2, calls_us) if self._sums_us is None else self._sums_us
+                self._sums_us = before + LEARNED * (now - before)
         # Where calls or records are lost, only what came of the other kind piles up.
-        fewer, more = sorted((self._exposed_us, self._calls_us), key=len)
-        for step in [one for one in fewer if one < self._newest_step and one in more]:
-            self._take(self._exposed_us.pop(step), self._calls_us.pop(step))
         for waiting in (self._calls_us, self._exposed_us):
             while len(waiting) > KEPT:
                 del waiting[next(iter(waiting))]
-
-    def _take(self, exposed_us: float, calls_us: float) -> None:
-        exposed_before, calls_before = self._sums_us or (calls_us, calls_us)
-        exposed_us = min(max(exposed_us, 0.0), calls_us)
-        self._sums_us = (
-            exposed_before + LEARNED * (exposed_us - exposed_before),
-            calls_before + LEARNED * (calls_us - calls_before),
-        )
 
 
 class Price(Columns):
     """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
 
-    def __init__(self, withdrawal: Withdrawal) -> None:
+    def __init__(self) -> None:
         self.exposed = ExposedShare()
-        self.withdrawal = withdrawal
+        self.withdrawal = Withdrawal()
         self.connection_us = 0.0
         """What training waits for an algorithm to be connected, as far as this job has seen that."""
         self.traffic = Traffic()

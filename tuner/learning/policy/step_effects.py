@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -192,7 +192,8 @@ class StepEffects:
         self._log_drift = min(max(self._log_drift, math.log(LEAST_DRIFT)), math.log(self.noise))
         self._surprise = scaled
         if self._n_steps % HORIZON_STEPS == 0:
-            self._forget(lambda name: name >= 0 and self._n_steps - self._ran_at[name] > HORIZON_STEPS)
+            since = self._n_steps - HORIZON_STEPS
+            self.forget([name for name, ran_at in self._ran_at.items() if name >= 0 and ran_at < since])
 
     def became_usual(self, shares: Mapping[int, float], others: Collection[int]) -> None:
         """What runs as `shares` is an incumbent from now on; what is known of these and of `others` is asked anew."""
@@ -203,7 +204,7 @@ class StepEffects:
         state.mean[0] += state.mean[known].sum()
         state.covariance[0] += state.covariance[known].sum(axis=0)
         state.covariance[:, 0] += state.covariance[:, known].sum(axis=1)
-        self._forget(lambda name: name in shares or name in others)
+        self.forget({*shares, *others})
 
     def level_moved(self, shift: float) -> None:
         """Training has another pace: what steps take without anything on trial is asked anew."""
@@ -212,7 +213,12 @@ class StepEffects:
 
     def forget(self, names: Collection[int]) -> None:
         """These do not run any more."""
-        self._forget(lambda name: name in names)
+        kept = [name for name in self._places if name not in names]
+        at = [0, *(self._places[name] for name in kept)]
+        self._state.mean = self._state.mean[at]
+        self._state.covariance = self._state.covariance[np.ix_(at, at)]
+        self._places = {name: place for place, name in enumerate(kept, start=1)}
+        self._ran_at = {name: self._ran_at[name] for name in kept}
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -223,14 +229,6 @@ class StepEffects:
             if name in self._places:
                 design[self._places[name]] = share
         return design
-
-    def _forget(self, is_over: Callable[[int], bool]) -> None:
-        kept = [name for name in self._places if not is_over(name)]
-        at = [0, *(self._places[name] for name in kept)]
-        self._state.mean = self._state.mean[at]
-        self._state.covariance = self._state.covariance[np.ix_(at, at)]
-        self._places = {name: place for place, name in enumerate(kept, start=1)}
-        self._ran_at = {name: self._ran_at[name] for name in kept}
 
 
 WIDTH: Final = 0.2

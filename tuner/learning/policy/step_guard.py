@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.store.records import StepRecord
+from zerotune.tuner.learning.explaining.words import slower_steps
 from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
@@ -307,7 +308,7 @@ class StepFeedback:
         self._plans = plans
         self._attribution = attribution
         self._report = report
-        self._kinds = StepKinds()
+        self.kinds = StepKinds()
         self._guard = StepGuard()
         self.variants = Variants(policy, self._guard.effects, report)
         self._waiting: deque[StepRecord] = deque()
@@ -341,10 +342,6 @@ class StepFeedback:
         """By key whose incumbent is still compared with the one before: its slot, and for how many steps by now."""
         self._withdrawn = Cooldown()
         """Keys at which something slowed steps down."""
-
-    def enqueued(self, steps: Ints, message_bytes: Ints) -> None:
-        """Calls of rank 0, shape [n] each: the steps in which they were enqueued and what they move."""
-        self._kinds.enqueued(steps, message_bytes)
 
     def step_finished(self, step: StepRecord, known_step: int) -> bool:
         """Judge steps once their measurements are in, so that exploration's own cost can be taken off.
@@ -392,7 +389,7 @@ class StepFeedback:
         guard, extra_us = self._guard, self._attribution.extra_of(step.step)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
-        duration_us = self._kinds.usual_us(step.step, without_extra_us)
+        duration_us = self.kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:
             return False
         is_doubtful = self._attribution.connected(step.step, duration_us, self._recent, guard.effects.noise)
@@ -457,11 +454,7 @@ class StepFeedback:
     def _withdraw(self, slow: Slow, step: int) -> None:
         states, evidence = self._policy.states, self._policy.evidence
         self._policy.budget.spend(slow.excess_us)
-        rest = len(slow.names) - 1
-        words = f"steps were {slow.percent:.1f} % slower with it"
-        if rest:
-            words += f" and {rest} more that ran at the same time"
-        words += f" than without ({slow.n_with} steps against {slow.n_without}, compared in turns)"
+        words = slower_steps(slow.percent, len(slow.names) - 1, slow.n_with, slow.n_without)
         for name in slow.names:
             state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
             if candidate in (state.trial, state.lead, state.incumbent):

@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 
 from zerotune.store.records import Candidate
-from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS, Z_90, comparison, saved
+from zerotune.tuner.learning.explaining.words import Z_90, comparison, saved
+from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import Column, KeyState
 from zerotune.tuner.learning.policy.observations import AT_ONCE, HORIZON_STEPS
