@@ -147,7 +147,7 @@ def advice(
         gpu=cluster.gpu.name,
         precision=problem.software.precision,
         optimizer=problem.software.optimizer,
-        assumptions=assumptions(problem, gpu_was_named),
+        assumptions=(*assumptions(problem, gpu_was_named), *_beyond_the_peak(choices)),
         measured=measured,
         choices=choices,
     )
@@ -172,6 +172,13 @@ def assumptions(problem: Problem, gpu_was_named: bool) -> tuple[str, ...]:
     if cluster.is_extrapolated:
         found.append(f"{cluster.n_nodes} nodes behave as {cluster.network.known_nodes} do: extrapolated")
     return tuple(found)
+
+
+def _beyond_the_peak(choices: tuple[Choice, ...]) -> tuple[str, ...]:
+    """What is wrong where steps of another size were measured, such as small ones that launches held up."""
+    if all(choice.step.model_flops_utilization.expected <= 1 for choice in choices):
+        return ()
+    return ("computation scales as in the steps that were measured, here beyond the GPU's peak: extrapolated too far",)
 
 
 def _computation(capability: int, shares: Mapping[int, float]) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.models.model_shape import in_words
 from zerotune.tuner.advice.search import Choice
 from zerotune.tuner.offline.advise.document import Advice
 
@@ -40,7 +41,7 @@ def render(advice: Advice, console: Console) -> None:
     """Print what fits and what it gives, the memory and the time of each, and what all of that rests on."""
     marked = " (extrapolated)" if any(choice.step.extrapolated for choice in advice.choices) else ""
     console.print(
-        f"{advice.n_parameters / 1e9:.3g} B parameters on {advice.n_gpus:,} {advice.gpu} of {advice.cluster}, "
+        f"{in_words(advice.n_parameters)} parameters on {advice.n_gpus:,} {advice.gpu} of {advice.cluster}, "
         f"{advice.precision}, {advice.optimizer}: what fits, the fastest first{marked}\n"
     )
     console.print(_ranked(advice.choices, is_narrow=console.width < _WIDE))
