@@ -155,6 +155,16 @@ def test_what_takes_and_saves_most_comes_first_and_quiet_keys_are_one_line(tmp_p
     assert detail.format(1 << 12) in one_key, "whoever asks for a key sees it"
 
 
+@pytest.mark.parametrize(
+    "decision", [decided("rollback", BASELINE, "steps were slower", 1), decided("explore", RING, "predicted faster", 1)]
+)
+def test_where_nccls_own_choice_runs_there_is_no_row(tmp_path: Path, decision: Decision, monkeypatch, capsys):
+    path = written(tmp_path / "s.db", decision, block=measured(4, candidate=BASELINE_RAN, is_default=True))
+    row = "all_gather forward_gather "
+    assert row not in explained(monkeypatch, capsys, "--store", str(path))
+    assert row in explained(monkeypatch, capsys, "--store", str(path), "--all")
+
+
 def test_damaged_measurements_count_as_calls_and_are_named(tmp_path: Path, monkeypatch, capsys):
     ran = measured(40, 1 << 20, BASELINE_RAN, step=np.arange(40) // 4, is_default=True)
     path = written(tmp_path / "s.db", block=ran)

@@ -114,7 +114,7 @@ def test_cut_at_every_byte_gives_the_whole_blocks_before(tmp_path: Path):
     for length in range(len(whole)):
         cut.write_bytes(whole[:length])
         if length < n_header_bytes:
-            with pytest.raises(TraceError):
+            with pytest.raises(TraceError, match=rf"byte {length}\b" if length else "empty"):
                 read_own(cut)
             continue
         trace = read_own(cut)

@@ -166,7 +166,9 @@ def test_refuses_what_it_knows_nothing_of(tmp_path: Path):
     log = TraceLog(directory, job_id="j", rank=0, n_ranks=2, fabric_id="", fabric={}, version="0")
     log.record(block)
     log.close()
-    result = replay(directory, ["baseline", "table", "model", "oracle"])
+    with pytest.raises(TraceError):
+        replay(directory, ["baseline"])
+    result = replay_table(load_table(directory), ["baseline", "table", "model", "oracle"])
     for total in result.totals:
         assert (total.n_judged, total.n_refused) == (0, 8)
         assert total.refused_share_percent == 100
@@ -311,10 +313,28 @@ def test_unknown_policy_and_missing_trace(tmp_path: Path):
         replay(tmp_path / "none", ["baseline"])
 
 
-def test_an_empty_trace_is_judged_as_nothing(tmp_path: Path):
-    result = replay(write_trace(tmp_path, records(0, 0.0)), ["baseline", "oracle", "model", "table"])
-    assert result.n_collectives == 0
-    render(result, Console(file=open("/dev/null", "w")))  # noqa: SIM115
+def test_a_trace_without_collectives_is_refused(tmp_path: Path):
+    directory = write_trace(tmp_path, records(0, 0.0))
+    with pytest.raises(TraceError) as refused:
+        replay(directory, ["baseline", "oracle", "model", "table"])
+    assert str(directory) in refused.value.problem
+    cut = tmp_path / "cut.json"
+    cut.write_text('{"schemaVersion": 1, "traceEvents": [{"ph": "X", "name": "aten::add", "ts": 1, "dur"')
+    with pytest.raises(TraceError) as refused:
+        replay(cut, ["baseline"])
+    assert refused.value.problem.count("cut.json") == 2, "whose fault it is, too"
+    cut = tmp_path / "cut.zttrace"
+    cut.write_bytes(next(directory.glob("*.zttrace")).read_bytes()[:20])
+    with pytest.raises(TraceError, match="byte 20"):
+        replay(cut, ["baseline"])
+
+
+def test_a_trace_of_which_nothing_can_be_judged_is_refused_with_the_remedy(tmp_path: Path):
+    timeless = Path(__file__).parents[1] / "data/pytorch_et/allgather_2gpu_schema_1.0.2.json.gz"
+    with pytest.raises(TraceError) as refused:
+        replay(timeless, ["baseline", "oracle"])
+    assert "--fabric" in refused.value.remedy
+    assert replay(timeless, ["baseline"], fabric=FABRIC).totals[0].n_judged == 10
 
 
 def test_what_is_printed(tmp_path: Path):

@@ -14,7 +14,7 @@ from rich.console import Console
 from zerotune.store.errors import FabricError, TraceError
 from zerotune.tuner.offline.export import export_measurements
 from zerotune.tuner.offline.importing.command import import_measurements
-from zerotune.tuner.offline.replay import ReplayResult, load_table, render, replay
+from zerotune.tuner.offline.replay import ReplayResult, load_table, render, replay, replay_table
 from zerotune.tuner.offline.replay.policies import POLICIES
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.left_out import LeftOut
@@ -139,7 +139,10 @@ def test_runs_of_unnamed_settings_are_no_choice_of_nccls(tmp_path: Path, in_one_
 
 
 def test_a_forced_setting_is_nobodys_default(tmp_path: Path):
-    result = replay(csv_of(tmp_path / "t.csv", row(SIZES[0], "ring,ll", 150.0)), ["baseline"])
+    forced = csv_of(tmp_path / "t.csv", row(SIZES[0], "ring,ll", 150.0))
+    with pytest.raises(TraceError):
+        replay(forced, ["baseline"])
+    result = replay_table(load_table(forced), ["baseline"])
     assert result.totals[0].n_judged == 0
     assert any(note.startswith("Records: 1; judged: 0; not judged: 1 (") for note in result.notes)
 

@@ -123,7 +123,7 @@ class Explanation(msgspec.Struct, frozen=True):
     saved_percent: float | None = None
     """`saved_us` in percent of a step's time under NCCL's own choice, as `zerotune jobs` has it where it knows one."""
     is_quiet: bool = False
-    """NCCL's own choice runs there, and no other setting is in the next plan, on trial, or was rolled back."""
+    """NCCL's own choice is in force there: nothing is saved or lost, whatever was tried."""
 
 
 def explain(
@@ -196,8 +196,7 @@ def _with_share(
     own_step_us: float,
 ) -> Explanation:
     """What the key's calls take of a step, and what its setting saves of one under NCCL's own choice."""
-    is_quiet = one.setting == str(BASELINE) and not (one.on_trial or one.not_adopted)
-    one = msgspec.structs.replace(one, is_quiet=is_quiet and (one.decision is None or one.decision.kind == "keep"))
+    one = msgspec.structs.replace(one, is_quiet=one.setting == str(BASELINE))
     known = here.get(one.key, {})
     if not (known and calls.n_steps and step_us):
         return one

@@ -115,6 +115,8 @@ def detect(path: Path) -> Format:
         raise TraceError(f"{path} is no regular file", "name a trace file or a directory of them")
     begin = head(path)
     if not begin:
+        if n_bytes := path.stat().st_size:
+            raise TraceError(f"{path} is cut at byte {n_bytes:,}, before anything can be unpacked", "copy it again")
         raise TraceError(f"{path} is empty", "name a trace file")
     refused = refusal(begin)
     if refused is not None and not tuner_csv.matches(begin):  # whose rows may look like those of rules

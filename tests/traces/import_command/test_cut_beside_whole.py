@@ -59,7 +59,7 @@ def test_of_every_format(tmp_path: Path, told: Told) -> None:
 @pytest.mark.parametrize("damage", ["cut", "overwritten", "empty", "foreign"])
 def test_of_our_own_ranks_files(tmp_path: Path, told: Told, damage: str) -> None:
     rows = np.ones(400, OBSERVATION_FIELDS)
-    rows["sequence"], rows["message_bytes"], rows["n_ranks"] = np.arange(400), 4096, 3
+    rows["sequence"], rows["message_bytes"], rows["n_ranks"], rows["flags"] = np.arange(400), 4096, 3, 2
     for rank in range(3):
         log = TraceLog(tmp_path, job_id="j", rank=rank, n_ranks=3, fabric_id="", fabric={}, version="0")
         rows["rank"], rows["duration_us"] = rank, np.random.default_rng(rank).random(400)

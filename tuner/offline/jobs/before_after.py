@@ -208,7 +208,8 @@ def _of_part(jobs: JobsRead, job: JobRecord, steps: Sequence[StepRecord], planne
         n_needed = int(MIN_STEPS / SETTLED_SHARE)
         n_planned = counted(len(planned), "timed step")
         ran = f"{n_planned} ran under a plan and {len(first)} before it under NCCL's own choice"
-        return BeforeAfter([], f"{TOO_FEW}: only {ran}; {n_needed} and {MIN_STEPS} are needed", "Train for longer")
+        needed = f"{n_needed} of them under a plan and {MIN_STEPS} before it are needed"
+        return BeforeAfter([], f"{TOO_FEW}: only {ran}; {needed}", "Train for longer")
     if len(first) >= MIN_STEPS:
         explanation = "this job's steps under NCCL's own choice at its start and the last quarter of those under a plan"
         return replace(_compared(first, last, explanation), remedy=STARTS_DIFFER)

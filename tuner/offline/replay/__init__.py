@@ -18,6 +18,7 @@ from zerotune.tuner.offline.replay.fabric_evidence import FabricEvidence, eviden
 from zerotune.tuner.offline.replay.legality import is_known_to_sum, without_refused
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.notes import what_is_missing, what_was_judged, where_it_does_not_fit
+from zerotune.tuner.offline.replay.nothing_judged import nothing_judged
 from zerotune.tuner.offline.replay.oracle_facts import ORACLE, OracleFacts, oracle_facts
 from zerotune.tuner.offline.replay.plans import plan_rows
 from zerotune.tuner.offline.replay.policies import DEFAULT_POLICIES, POLICIES, PolicyContext, has_others, named
@@ -34,6 +35,7 @@ from zerotune.tuner.offline.replay.timeline.steps import (
     step_facts,
 )
 from zerotune.tuner.offline.replay.whatif.whatif import JobChange, Logged, WhatIf, model_predictor, what_if
+from zerotune.tuner.traces import read_trace
 
 __all__ = [
     "DEFAULT_POLICIES",
@@ -80,7 +82,7 @@ def replay(
         What each policy would have cost, and from which evidence.
 
     Raises:
-        TraceError: the trace cannot be read.
+        TraceError: the trace cannot be read, or nothing in it can be judged.
         UserError: a policy, the fabric, the plan, the store, the job or the change is not usable.
     """
     named(policies)
@@ -88,7 +90,7 @@ def replay(
     table = load_table(trace, fabric, format_name=format_name, collective=collective, job_id=job_id)
     others = evidence_of(store_path, table.fabric_id, without_job=table.job_id)
     elsewhere = None if change is None else change.fabric
-    return replay_table(
+    result = replay_table(
         table,
         policies,
         statistics=others.statistics,
@@ -100,6 +102,9 @@ def replay(
         evidence=None if elsewhere is None else evidence_of(store_path, elsewhere.fabric_id, without_job=table.job_id),
         unknown=why_unknown(store_path, trace) if table.fabric_id else "The trace does not name its fabric",
     )
+    if not any(total.n_judged for total in result.totals) and result.steps is None and result.what_if is None:
+        raise nothing_judged(read_trace(trace, format_name), table)
+    return result
 
 
 def replay_table(

@@ -9,6 +9,7 @@ from typing import Final
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Collective
+from zerotune.store.trace_format import TRACE_SUFFIX
 from zerotune.tuner.offline.replay.table import CollectiveTable, from_own, from_trace
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.own.jobs import OneStart, one_start
@@ -45,6 +46,8 @@ def load_table(
         UserError: the trace ran on another fabric than `fabric`, or has no job `job_id`.
     """
     described = fabrics.load(fabric) if fabric is not None else None
+    if path.is_file() and path.suffix == TRACE_SUFFIX:  # also where it is cut before it shows that it is ours
+        format_name = format_name or OWN_FORMAT
     trace = read_trace(path, format_name, collective=collective)
     if trace.format_name == OWN_FORMAT:
         table = _own(one_start(trace_files(path), job_id, likely_job_id))

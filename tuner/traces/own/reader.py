@@ -147,7 +147,13 @@ def _checked(members: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Trace
             raise _not_ours(path)
         yield member
     if not seen_header:
-        raise TraceError(f"{path} is empty or ends within its header", "its process died at once; log again")
+        raise _without_header(path)
+
+
+def _without_header(path: Path) -> TraceError:
+    n_bytes = path.stat().st_size
+    what = f"is cut at byte {n_bytes:,}, within its header" if n_bytes else "is empty"
+    return TraceError(f"{path} {what}", "copy it again; if its process died at once, log again")
 
 
 def _check_version(header: TraceHeader, path: Path) -> None:
