@@ -35,11 +35,11 @@ def runtime_dir() -> Path:
     override = os.environ.get("ZEROTUNE_RUNTIME_DIR")
     if override:
         return Path(override)
-    if _is_private(of_service := Path(SERVICE_RUNTIME_DIR) / str(os.getuid())):
+    if is_private(of_service := Path(SERVICE_RUNTIME_DIR) / str(os.getuid())):
         return of_service
     # Of another user, say after `su`, or open to others, it is no runtime directory by the XDG specification.
     for session_dir in (os.environ.get("XDG_RUNTIME_DIR"), f"{SESSION_DIRS}/{os.getuid()}"):
-        if session_dir and _is_private(Path(session_dir)):
+        if session_dir and is_private(Path(session_dir)):
             return Path(session_dir) / APP_NAME
     # Containers and batch jobs have no login session. Nodes may share a home.
     of_node = Path(platformdirs.user_state_dir(APP_NAME, appauthor=False)) / "run" / _host()
@@ -56,7 +56,7 @@ def default_store_path() -> Path:
     override = os.environ.get("ZEROTUNE_STORE")
     if override:
         return Path(override)
-    if _is_private(of_service := Path(SERVICE_STATE_DIR) / str(os.getuid())):
+    if is_private(of_service := Path(SERVICE_STATE_DIR) / str(os.getuid())):
         return of_service / "store.db"
     return _data_dir() / "store.db"
 
@@ -66,7 +66,8 @@ def user_fabrics_dir() -> Path:
     return _data_dir() / "fabrics"
 
 
-def _is_private(folder: Path) -> bool:
+def is_private(folder: Path) -> bool:
+    """Whether a folder is there, is this user's, and is closed to all others."""
     try:
         found = folder.stat()
     except OSError:

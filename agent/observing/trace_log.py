@@ -163,13 +163,13 @@ class TraceLog:
 
 
 def _create(directory: Path, stem: str) -> tuple[int, Path]:
-    """A new file: a restarted rank never appends to, or replaces, an earlier trace."""
+    """A new file: a restarted rank never appends to, or replaces, an earlier trace. It tells of the model."""
     attempt = 0
     while True:
         suffix = f".{attempt}" if attempt else ""
         path = directory / f"{stem}{suffix}{TRACE_SUFFIX}"
         try:
-            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644), path
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600), path
         except FileExistsError:
             attempt += 1
 

@@ -88,3 +88,11 @@ def test_import_refuses_a_wrong_setting(tmp_path):
     file.write_text(CSV)
     refused(zerotune("import", file, "--setting", "ring/8"), "'8'")
     refused(zerotune("import", file, "--setting", "warp/simple"), "warp")
+
+
+def test_output_that_cannot_be_written_is_named():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "zerotune.tuner.cli", "fabrics"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    refused(done, "/dev/full")

@@ -197,6 +197,17 @@ def test_the_runtime_folder(mode, status, machine, tmp_path) -> None:
     assert service.runtime_folder(machine).status is status
 
 
+@pytest.mark.parametrize(("mode", "told"), [(0o700, False), (0o755, True)])
+def test_a_session_folder_that_is_passed_over_is_named(mode, told, machine, tmp_path, monkeypatch) -> None:
+    session = tmp_path / "session"
+    session.mkdir()
+    session.chmod(mode)
+    monkeypatch.delenv("ZEROTUNE_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    found = service.runtime_folder(machine).found
+    assert (f"XDG_RUNTIME_DIR {session}" in found) == told
+
+
 def test_a_runtime_folder_of_another_user_or_nowhere(machine, tmp_path, monkeypatch) -> None:
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setattr(service.os, "getuid", lambda: os.geteuid() + 1)

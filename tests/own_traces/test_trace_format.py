@@ -99,6 +99,17 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple
     assert np.array_equal(trace.steps["exposed_us"], exposed_us, equal_nan=True)
 
 
+def test_no_other_user_reads_what_tells_of_the_model(tmp_path: Path):
+    before = os.umask(0)
+    try:
+        log = new_log(tmp_path)
+    finally:
+        os.umask(before)
+    log.close()
+    assert log.path is not None
+    assert log.path.stat().st_mode & 0o777 == 0o600
+
+
 def test_cut_at_every_byte_gives_the_whole_blocks_before(tmp_path: Path):
     log = new_log(tmp_path)
     boundaries = []

@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 it failed, 2 a mistake of the user's (one line on stderr),
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -14,7 +15,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from zerotune.store.errors import UserError, ZerotuneError
 from zerotune.tuner.cli.terminal import filtered_output, shortened
@@ -65,13 +66,27 @@ def _run() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has left
         code = 0
     except OSError as error:
+        if not error.filename and error.errno in _NO_ROOM and (output := _output_file()):
+            error.filename = output  # our own files are named where they are written
         where = f" {error.filename}" if error.filename else ""
-        code = _failed(f"cannot use{where}: {error.strerror or error}; check the path and its permissions", 2)
+        code = _failed(f"cannot use{where}: {error.strerror or error}; check the path, its permissions and its disk", 2)
     except Exception as error:
         code = _of_typer(error)
         if code is None:
             raise
     sys.exit(code if isinstance(code, int) else 0)
+
+
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
+def _output_file() -> str:
+    """What our output was sent to; empty where it is a pipe or a terminal."""
+    with contextlib.suppress(OSError):
+        path = os.readlink("/proc/self/fd/1")
+        if os.path.exists(path) and not os.isatty(1):
+            return path
+    return ""
 
 
 def _refuse_empty(words: list[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 from zerotune.store.counted import counted
 from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import UserError
-from zerotune.store.paths import runtime_dir
+from zerotune.store.paths import is_private, runtime_dir
 from zerotune.store.private_folders import open_socket_folder
 from zerotune.store.sqlite.damage.damage import remedy
 from zerotune.store.sqlite.database import Store
@@ -35,11 +35,23 @@ def runtime_folder(machine: Machine) -> Finding:
         return of_error("runtime_folder", error)
     except FileNotFoundError:
         if may_be_made(folder):
-            return ok("runtime_folder", f"{folder}, which the daemon will make")
+            return ok("runtime_folder", f"{folder}, which the daemon will make{_instead_of()}")
         return problem("runtime_folder", f"{folder} cannot be made", "name another in ZEROTUNE_RUNTIME_DIR")
     except OSError as error:
         return problem("runtime_folder", f"{folder}: {error.strerror}", "name another in ZEROTUNE_RUNTIME_DIR")
-    return ok("runtime_folder", f"{folder}, of this user alone")
+    return ok("runtime_folder", f"{folder}, of this user alone{_instead_of()}")
+
+
+def _instead_of() -> str:
+    """What is said of the session's folder where that was passed over for another."""
+    session = os.environ.get("XDG_RUNTIME_DIR")
+    if not session or os.environ.get("ZEROTUNE_RUNTIME_DIR") or is_private(Path(session)):
+        return ""
+    try:
+        what = f"has mode {stat.S_IMODE(Path(session).stat().st_mode):04o} or is another user's"
+    except OSError as error:
+        what = f"cannot be used ({error.strerror})"
+    return f"; XDG_RUNTIME_DIR {session} {what}, where 0700 is wanted"
 
 
 def daemon(machine: Machine) -> Finding:
