@@ -61,14 +61,13 @@ def after_the_first_step(data: DataSet) -> Floats:
     """By how many of its standard deviations each setting that was not tried is slower than the posterior says, once
     every key has made one call with NCCL's own choice.
     """
-    costs = Measured(data.facts, data.problems)
-    surrogate = Surrogate(costs, Regimes())
+    surrogate = Surrogate(Measured(data.facts, data.problems), Regimes())
     evidence = surrogate.evidence
-    keys = KeyTable(surrogate.fields.register)
+    keys = KeyTable(surrogate.fields, lambda _: None)
     block = sweep_block(data.problems, n_each=1)
     block = block[block["is_default"] > 0]
-    called = keys.indices(block, costs)
-    keys.learn_defaults(block, called, costs)
+    called = keys.indices(block)
+    keys.learn_defaults(block, called)
     slots = np.array([evidence.slot(key, BASELINE) for key in called.tolist()])
     evidence.add(evidence.calls(slots, keys.logs(block, called)), np.zeros(len(block), np.int64))
     problems, scores = {problem.key: problem for problem in data.problems}, []

@@ -35,7 +35,7 @@ from zerotune.store.records import BASELINE, Collective, Phase
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.change_detection import ChangeDetector
+from zerotune.tuner.learning.policy.change_detection import ChangeDetector, FinishedSteps
 from zerotune.tuner.modeling import trainer
 
 IN_TURNS = "compared in turns"
@@ -133,7 +133,7 @@ def regimes(n_runs: int, n_calls: int) -> Iterator[Result]:
     detector, rng, n_false = ChangeDetector(), np.random.default_rng(5), 0
     for _ in range(n_calls // 1000):
         residuals = rng.standard_normal(1000)
-        if len(detector.update(rng.integers(0, 5, 1000), residuals, residuals)):
+        if len(detector.update(FinishedSteps(rng.integers(0, 5, 1000), residuals, residuals))):
             n_false += 1
             detector.reset()
     yield Result("regime_false_alarms_per_100000_calls_noise_only", n_false / (n_calls / 1e5), "alarms", "<= 1")

@@ -12,7 +12,7 @@ from benchmarks.lib.simulated.brain_world import Call, World, gain_share, make_b
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, StepRecord, size_class
 from zerotune.tuner.learning.brain import BrainSettings
-from zerotune.tuner.learning.policy.observations import CallEvidence, radius
+from zerotune.tuner.learning.policy.observations import CallEvidence, Contrast
 from zerotune.tuner.learning.policy.risk import Budget
 
 
@@ -46,14 +46,14 @@ def test_the_confidence_sequence_holds_at_every_look() -> None:
     wrong = 0
     for _ in range(n_runs):
         gaps = rng.normal(0, 1, n_looks).cumsum() - rng.normal(0, 1, n_looks).cumsum()
-        wrong += any(abs(gaps[n - 1] / n) > radius(n / 2, 1.0, alpha) for n in range(1, n_looks + 1))
+        wrong += any(abs(gaps[n - 1] / n) > Contrast(0.0, n / 2, 1.0).radius(alpha) for n in range(1, n_looks + 1))
     assert wrong <= alpha * n_runs
 
 
 def test_a_radius_shrinks_with_evidence_and_grows_with_strictness() -> None:
-    assert radius(0, 1.0, 0.05) == math.inf
-    assert radius(2, 1.0, 0.05) > radius(8, 1.0, 0.05) > 0
-    assert radius(2, 1.0, 0.001) > radius(2, 1.0, 0.05)
+    assert Contrast(0.0, 0, 1.0).radius(0.05) == math.inf
+    assert Contrast(0.0, 2, 1.0).radius(0.05) > Contrast(0.0, 8, 1.0).radius(0.05) > 0
+    assert Contrast(0.0, 2, 1.0).radius(0.001) > Contrast(0.0, 2, 1.0).radius(0.05)
 
 
 def test_what_was_catastrophically_slow_is_never_tried_there_again() -> None:

@@ -41,7 +41,7 @@ from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
-from zerotune.tuner.learning.policy.plans import PlanInForce, Plans, ending_by_itself, lasts_for
+from zerotune.tuner.learning.policy.plans import PlanInForce, Plans, lasts_for
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
@@ -94,7 +94,7 @@ class Brain(Inspection):
         self._ahead = Ahead(self.memory, self._surrogate, may_try=settings.explore)
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
-        self._keys = KeyTable(self._new_key)
+        self._keys = KeyTable(self._surrogate.fields, self._new_key)
         self._states = self._keys.states
         self._plans = Plans(self._withdrawal, self._surrogate)
         self._attribution = Attribution(self.budget, self._surrogate, self._stop_catastrophe)
@@ -132,7 +132,7 @@ class Brain(Inspection):
         if not len(block):
             return
         self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
-        keys = self._keys.indices(block, self._costs)
+        keys = self._keys.indices(block)
         block, keys = block[keys >= 0], keys[keys >= 0]
         if not len(block):
             return
@@ -231,7 +231,7 @@ class Brain(Inspection):
         if looks:
             plans.ask(self._policy.end_first_looks(looks))
             after = self._plan(plans.next + 1, gathers_after_step, looks)
-            entry = ending_by_itself(entry, after, [state.index for state in looks])
+            entry = entry.ending_by_itself(after, [state.index for state in looks])
             plans.add(after)
         plans.offer(entry, self._step)
         return entry.plan
@@ -279,7 +279,7 @@ class Brain(Inspection):
         steps = block["step"].astype(np.int64)
         self._keys.count(keys, steps)
         self._step = max(self._step, int(steps.max()))
-        self._keys.learn_defaults(block, keys, self._costs)
+        self._keys.learn_defaults(block, keys)
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
         is_obeyed = ~self._attribution.refused(block, slots)

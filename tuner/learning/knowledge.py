@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -36,18 +36,6 @@ LEAD_Z: Final = 0.5
 MIDDLING_BYTES: Final = 1 << 20
 
 
-class Learned(Protocol):
-    """One line of `Store.statistics`."""
-
-    key: DecisionKey
-    candidate: Candidate
-    is_default: bool
-    count: int
-    median_us: float
-    std_us: float
-    level_std: float
-
-
 class _Known(NamedTuple):
     """One setting's time, as earlier runs measured it."""
 
@@ -56,6 +44,10 @@ class _Known(NamedTuple):
     """Standard deviation (log) of one call."""
     n_calls: int
     level_std: float
+
+
+Weighed = tuple[float, float]
+"""Sum of weights (inverse variances), and of values by their weights."""
 
 
 class Prior(NamedTuple):
@@ -79,10 +71,10 @@ class Knowledge:
 
     def __init__(
         self,
-        statistics: Sequence[Learned | CandidateStatistics] = (),
+        statistics: Sequence[CandidateStatistics] = (),
         correction: Correction | None = None,
         model_id: str = "",
-        by_job: Iterable[Sequence[Learned | CandidateStatistics]] = (),
+        by_job: Iterable[Sequence[CandidateStatistics]] = (),
     ) -> None:
         self.correction = correction
         self.model_id = model_id
@@ -321,14 +313,12 @@ def _as_asked(
     return found
 
 
-def _gains_by_key(
-    by_job: Iterable[Sequence[Learned | CandidateStatistics]],
-) -> dict[DecisionKey, dict[Candidate, tuple[float, float]]]:
-    """Gains over the baseline (log) by key and candidate: sum of weights (inverse variances), sum of weighed gains.
+def _gains_by_key(by_job: Iterable[Sequence[CandidateStatistics]]) -> dict[DecisionKey, dict[Candidate, Weighed]]:
+    """Gains over the baseline (log) by key and candidate.
 
     Durations of different jobs are not compared: the network may have been another.
     """
-    found: dict[DecisionKey, dict[Candidate, tuple[float, float]]] = {}
+    found: dict[DecisionKey, dict[Candidate, Weighed]] = {}
     for statistics in by_job:
         lines = [line for line in statistics if line.count >= MIN_COUNT and line.median_us > 0]
         baselines = {line.key: line for line in lines if line.is_default}

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from benchmarks.lib.simulated.brain_world import Call, World
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, size_class
+from zerotune.store.records import (
+    BASELINE,
+    Candidate,
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    size_class,
+)
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
@@ -15,25 +22,12 @@ Gains = Mapping[tuple[Call, Candidate], float]
 """By call and setting, the share of the time of NCCL's own choice that it saves."""
 
 
-@dataclass
-class Line:
-    """One line of a store's statistics."""
-
-    key: DecisionKey
-    candidate: Candidate
-    is_default: bool
-    median_us: float
-    count: int = 100
-    std_us: float = 2.0
-    level_std: float = 0.0
-
-
 def key_of(world: World, call: Call) -> DecisionKey:
     """The key under which a job's brain knows a call."""
     return DecisionKey(world.communicator, call.collective, call.phase, size_class(call.message_bytes))
 
 
-def lines(world: World, gains: Gains, count: int = 100, doubt: float = 0.0) -> list[Line]:
+def lines(world: World, gains: Gains, count: int = 100, doubt: float = 0.0) -> list[CandidateStatistics]:
     """Statistics in which settings take that much less time than NCCL's own choice takes here.
 
     Args:
@@ -47,13 +41,12 @@ def lines(world: World, gains: Gains, count: int = 100, doubt: float = 0.0) -> l
     """
     found = []
     for call in dict.fromkeys(call for call, _ in gains):
-        us = world.truth(call, BASELINE)[0]
-        found.append(Line(key_of(world, call), BASELINE, True, us, count, 0.02 * us))
-        ours = [(candidate, gain) for (one, candidate), gain in gains.items() if one == call]
-        found += [
-            Line(key_of(world, call), candidate, False, (1.0 - gain) * us, count, 0.02 * us, doubt * abs(gain))
-            for candidate, gain in ours
-        ]
+        usual_us = world.truth(call, BASELINE)[0]
+        ours = {candidate: gain for (one, candidate), gain in gains.items() if one == call}
+        for candidate, gain in {BASELINE: 0.0, **ours}.items():
+            us, std_us = (1.0 - gain) * usual_us, 0.02 * usual_us
+            of_calls = count, us, us, std_us, us, 0.0, doubt * abs(gain)
+            found.append(CandidateStatistics(key_of(world, call), candidate, candidate.is_baseline, *of_calls))
     return found
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.lib.simulated.brain_world import Call, Unsteady, World, gain_share, make_brain, play, zero3_step
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
-from zerotune.tuner.learning.policy.change_detection import ChangeDetector, StepMeans
+from zerotune.tuner.learning.policy.change_detection import ChangeDetector, FinishedSteps, StepMeans
 from zerotune.tuner.learning.policy.observations import CallEvidence
 
 
@@ -20,7 +20,7 @@ def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:
     n_alarms = 0
     for _ in range(400):
         keys, residuals = rng.integers(0, 5, 1000), rng.standard_normal(1000)
-        fired = detector.update(keys, residuals, residuals)
+        fired = detector.update(FinishedSteps(keys, residuals, residuals))
         if len(fired):
             n_alarms += 1
             detector.reset()
@@ -46,7 +46,7 @@ def test_a_shift_of_about_one_noise_scale_is_seen_within_fifty_calls(shift: floa
 
 
 def feed(detector: ChangeDetector, residuals: np.ndarray) -> np.ndarray:
-    return detector.update(np.zeros(len(residuals), np.int64), residuals, residuals)
+    return detector.update(FinishedSteps(np.zeros(len(residuals), np.int64), residuals, residuals))
 
 
 @given(
@@ -265,7 +265,7 @@ def test_a_coarse_clock_is_no_change() -> None:
 
         def step(unit: float, detector: ChangeDetector = detector) -> bool:
             units = np.array([unit])
-            return bool(len(detector.update(np.zeros(1, np.int64), units, units)))
+            return bool(len(detector.update(FinishedSteps(np.zeros(1, np.int64), units, units))))
 
         n_false = 0
         for is_low in rng.random(10_000) < 1.0 / 6.0:

@@ -12,7 +12,7 @@ from zerotune.store.records import (
     CommunicatorClass,
     Phase,
 )
-from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, KeyTable
+from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, FieldBook, KeyTable
 from zerotune.tuner.learning.policy.risk import ExposedShare
 from zerotune.tuner.modeling.features import CostPrior
 
@@ -92,13 +92,13 @@ def _block(step: int, message_bytes: int, n_calls: int) -> np.ndarray:
 def test_a_key_that_is_called_seldom_is_called_at_once() -> None:
     world = World("h100_node", NODE, [])
     costs = CostPrior({**world.fabric.describe(), "emulated": "h100_node"})
-    table = KeyTable(lambda state: None)
+    table = KeyTable(FieldBook(costs), lambda state: None)
     for step in range(400):
         blocks = [_block(step, MIB, 2)]
         if step % 50 == 0 and step <= 150:
             blocks.append(_block(step, 4 * MIB, 8))
         block = np.concatenate(blocks)
-        table.count(table.indices(block, costs), block["step"].astype(np.int64))
+        table.count(table.indices(block), block["step"].astype(np.int64))
         traffic = table.traffic(step)
         if step > 100:
             assert traffic.at_once.tolist() == [2.0, 8.0]

@@ -13,14 +13,15 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr
 
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.explaining.words import predicted, saved
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, radius
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence
 from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget, Price
-from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement, odds_above
+from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
 from zerotune.tuner.modeling.features import Floats, cell_of
 
 WORTHWHILE: Final = 0.003
@@ -95,7 +96,7 @@ class Case(NamedTuple):
         (mean, spread), log_now, risk_us = self.opinion, self.log_now, self.risk_us
         improvement = expected_improvement(log_now - mean - MIN_GAIN - self.least_gain, spread)
         # What gains pay for may be a long shot; nothing else may.
-        is_likely = (odds_above(log_now - mean, spread) >= self.least_odds) | (risk_us < self.gained_us)
+        is_likely = (ndtr((log_now - mean) / spread) >= self.least_odds) | (risk_us < self.gained_us)
         # Where that is doubtful the budget decides: what nobody looks at is never learned of.
         is_sane = mean - spread - log_now <= LOG_CATASTROPHE
         fits = (improvement >= WORTHWHILE) & is_likely & is_sane & (risk_us <= self.room_us)
@@ -264,13 +265,13 @@ def judge(evidence: CallEvidence, state: KeyState, *, leads: bool = False) -> tu
     slot, incumbent = evidence.find(state.index, candidate), evidence.find(state.index, state.incumbent)
     if slot is None or incumbent is None or not evidence.n_calls[slot] or not evidence.n_calls[incumbent]:
         return TrialVerdict.open, 0.0, math.inf
-    gain, pairs, sigma = evidence.contrast(incumbent, slot)
-    n_th = state.numbers.get(candidate, 1)
+    contrast = evidence.contrast(incumbent, slot)
+    gain, n_th = contrast.gain, state.numbers.get(candidate, 1)
     alpha = VERIFIED if leads and state.lead_is_proven else FALSE_PROMOTION / (n_th * (n_th + 1))
-    half = radius(pairs, sigma, alpha)
+    half = contrast.radius(alpha)
     if gain > max(half, MIN_GAIN):
-        shown, pairs, sigma = evidence.nearby(incumbent, slot)
-        if shown > radius(pairs, sigma, max(alpha, VERIFIED)):
+        nearby = evidence.nearby(incumbent, slot)
+        if nearby.gain > nearby.radius(max(alpha, VERIFIED)):
             return TrialVerdict.better, gain, half
     if leads:
         believed, _ = _weighed(state.lead_hope, evidence, incumbent, slot)

@@ -35,17 +35,11 @@ Place = tuple[CommunicatorClass, int, int, Algorithm | None]
 class Attribution:
     """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took.
 
-    Args:
-        budget: is charged with what exploration costs.
-        surrogate: has the keys, and the evidence of the regime in force.
-        on_catastrophe: is told of each: key, setting and how many times the incumbent's time it takes.
+    `on_catastrophe` is told of each: key, setting and how many times the incumbent's time it takes.
     """
 
     def __init__(
-        self,
-        budget: Budget,
-        surrogate: Surrogate,
-        on_catastrophe: Callable[[KeyState, Candidate, float], None],
+        self, budget: Budget, surrogate: Surrogate, on_catastrophe: Callable[[KeyState, Candidate, float], None]
     ) -> None:
         self._budget = budget
         self._surrogate = surrogate
@@ -87,16 +81,9 @@ class Attribution:
         return self._connections_us / self._n_connections if self._n_connections else 0.0
 
     def refused(self, block: npt.NDArray[np.void], slots: Ints) -> Flags:
-        """Which calls ran another algorithm or protocol than was asked for.
+        """Which calls (MEASUREMENT_FIELDS) ran another algorithm or protocol than their slots, shape [n], asked for.
 
         What was refused `CONFIRMED` times and never ran as asked turns out not to be offered.
-
-        Args:
-            block: measurements (MEASUREMENT_FIELDS), shape [n].
-            slots: that were asked for, shape [n].
-
-        Returns:
-            True for those calls, shape [n].
         """
         evidence, states = self._surrogate.evidence, self._surrogate.fields.states
         algorithm, protocol = block["algorithm"], block["protocol"]
@@ -153,7 +140,7 @@ class Attribution:
         for step in np.unique(steps).tolist():
             at = steps == step
             units = self._means.add(keys[of[at]], clipped[at], step, evidence.sigma)
-            fired = self._changes.update(*units)
+            fired = self._changes.update(units)
             if not len(fired):
                 continue
             shift = self._changes.shift(fired)

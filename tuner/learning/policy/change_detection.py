@@ -32,6 +32,15 @@ MAX_REGIMES: Final = 8
 """Networks that are remembered, the one in force included."""
 
 
+class FinishedSteps(NamedTuple):
+    """Steps of keys that are done: what is new in each, in noise scales, and how much (log) it deviates."""
+
+    keys: Ints
+    """1 + key index, after 0 for all of them together where there are several."""
+    new: Floats
+    deviation: Floats
+
+
 class ChangeDetector(Columns):
     """Two-sided sums per key; `reset` when a new regime begins."""
 
@@ -46,42 +55,25 @@ class ChangeDetector(Columns):
         for one in (self._sums, self._n, self._total):
             one[:] = 0.0
 
-    def update(self, keys: Ints, standardised: Floats, deviation: Floats) -> Ints:
-        """Take in what deviates from what calls used to take.
-
-        Args:
-            keys: key index of each residual, shape [n].
-            standardised: residuals divided by their noise scale, shape [n].
-            deviation: the residuals (log), shape [n].
-
-        Returns:
-            Keys that changed, mostly none.
-        """
+    def update(self, units: FinishedSteps) -> Ints:
+        """Take in what deviates from what calls used to take; the keys that changed, mostly none."""
+        keys = units.keys
         if not len(keys):
             return keys
         n_keys = int(keys.max()) + 1
         self.make_room(n_keys)
         sums, n, total = (one[:n_keys] for one in (self._sums, self._n, self._total))
         counts = np.bincount(keys)[:, None]
-        added = np.bincount(keys, np.clip(standardised, -CLIP, CLIP))
+        added = np.bincount(keys, np.clip(units.new, -CLIP, CLIP))
         sums[:] = np.maximum(0.0, sums + np.column_stack([added, -added]) - ALLOWANCE * counts)
         n[:] = np.where(sums > 0.0, n + counts, 0.0)
-        total[:] = np.where(sums > 0.0, total + np.bincount(keys, deviation)[:, None], 0.0)
+        total[:] = np.where(sums > 0.0, total + np.bincount(keys, units.deviation)[:, None], 0.0)
         return np.flatnonzero((sums > LIMIT).any(axis=1)).astype(np.int64)
 
     def shift(self, keys: Ints) -> float:
         """By how much (log) these keys have moved: their median, each since its sum was zero."""
         side = np.argmax(self._sums[keys], axis=1)
         return float(np.median(self._total[keys, side] / np.maximum(self._n[keys, side], 1.0)))
-
-
-class FinishedSteps(NamedTuple):
-    """Steps of keys that are done: what is new in each, in noise scales, and how much (log) it deviates."""
-
-    keys: Ints
-    """1 + key index, after 0 for all of them together where there are several."""
-    new: Floats
-    deviation: Floats
 
 
 class StepMeans(Columns):

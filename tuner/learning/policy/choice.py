@@ -1,12 +1,9 @@
 """Which candidate every key runs in the next window.
 
 Per key: an *incumbent* (the baseline until evidence says otherwise), at most one *trial*, and perhaps a *lead*:
-a trial that ended faster than the incumbent, but not beyond doubt. It runs on in nearly all windows, as a gain
-of a few percent is had long before it is proven, while other candidates are tried against it. Trials are
-picked by expected improvement under the posterior, admitted only while the risk of all running trials
-together fits what is left of the exploration budget. Trials and leads become incumbents by always-valid
-comparison of interleaved windows only. What is decided here is a setting per key; turning it into a plan is
-the Brain's part.
+a trial that ended faster than the incumbent, but not beyond doubt. Trials are picked by expected improvement, and begin
+only while the risk of all that run fits what is left of the budget. Trials and leads become incumbents by always-valid
+comparison of interleaved windows only. The Brain makes plans of these settings.
 
 The work of one window is bounded whatever the number of keys: AT_ONCE trials are judged, MAX_NEW_TRIALS keys
 looked at for a new one; the others wait for a later window.
@@ -91,7 +88,6 @@ class Policy:
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
         fields = self.surrogate.fields
-        fields.register(state)
         decided, lead = fields.knowledge.decided(state.key), fields.knowledge.open_lead(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
             self.lead_as_proven(state, (fields.named(state, decided[0]), decided[1]))

@@ -232,10 +232,11 @@ class Traffic(NamedTuple):
 
 
 class KeyTable(Columns):
-    """Keys in the order they were first seen; `on_new` is told of each."""
+    """Keys in the order they were first seen; `fields` and then `on_new` are told of each."""
 
-    def __init__(self, on_new: Callable[[KeyState], None]) -> None:
-        self.states: list[KeyState] = []
+    def __init__(self, fields: FieldBook, on_new: Callable[[KeyState], None]) -> None:
+        self._fields = fields
+        self.states = fields.states
         self._on_new = on_new
         self._index: dict[int, int] = {}
         """By code."""
@@ -249,10 +250,7 @@ class KeyTable(Columns):
         self._slope = np.zeros(0)
         self._has_default = np.zeros(0, np.bool_)
 
-    def __len__(self) -> int:
-        return len(self.states)
-
-    def indices(self, block: npt.NDArray[np.void], costs: CostPrior) -> Ints:
+    def indices(self, block: npt.NDArray[np.void]) -> Ints:
         """Key index of every measurement, shape [n]; -1 where no key can be added any more."""
         classes = size_classes(block["message_bytes"])
         codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
@@ -260,7 +258,7 @@ class KeyTable(Columns):
         new = [code for code in distinct.tolist() if code not in self._index][: MAX_KEYS - len(self.states)]
         if new:
             rows = block[np.unique(codes, return_index=True)[1]]
-            self._add(new, rows[np.isin(distinct, new)], costs)
+            self._add(new, rows[np.isin(distinct, new)])
         return np.array([self._index.get(code, -1) for code in distinct.tolist()], np.int64)[of]
 
     def logs(self, block: npt.NDArray[np.void], keys: Ints) -> Floats:
@@ -292,14 +290,8 @@ class KeyTable(Columns):
             is_expected=idle_steps <= np.maximum(ENOUGH * usual_gap, LEAST_IDLE_STEPS),
         )
 
-    def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints, costs: CostPrior) -> None:
-        """Note what NCCL chooses at each key by itself, and how many channels there are.
-
-        Args:
-            block: measurements (MEASUREMENT_FIELDS), shape [n].
-            keys: key index of each, shape [n].
-            costs: told of the channels.
-        """
+    def learn_defaults(self, block: npt.NDArray[np.void], keys: Ints) -> None:
+        """Note what NCCL chooses at each of these keys, shape [n], by itself, and how many channels there are."""
         unknown = np.flatnonzero(~self._has_default[keys])
         if not len(unknown):
             return
@@ -314,27 +306,23 @@ class KeyTable(Columns):
             state.default_setting = Candidate(*cell, min(int(row["n_channels"]), MOST_CHANNELS))
             state.field = None
             self._has_default[keys[place]] = True
-            costs.learn_channels(state.key.communicator, state.default_setting.n_channels)
+            self._fields.costs.learn_channels(state.key.communicator, state.default_setting.n_channels)
 
-    def _add(self, codes: list[int], rows: npt.NDArray[np.void], costs: CostPrior) -> None:
-        start = len(self.states)
-        self.make_room(start + len(codes))
-        self._first_step[start : start + len(codes)] = rows["step"]
-        self._last_step[start : start + len(codes)] = -1
-        by_family: dict[tuple[CommunicatorClass, Collective], list[KeyState]] = {}
-        for code, nbytes in zip(codes, rows["message_bytes"].astype(np.float64).tolist(), strict=True):
-            state = KeyState(len(self.states), key_of(code), nbytes)
-            self.states.append(state)
-            self._index[code] = state.index
-            by_family.setdefault(state.family, []).append(state)
-        for family, states in by_family.items():
-            nbytes = np.array([state.message_bytes for state in states])
-            here = np.array([state.index for state in states])
-            both = costs.log_cost(*family, (BASELINE,), np.concatenate([nbytes, 1.1 * nbytes]))[:, 0]
-            slope = (both[len(states) :] - both[: len(states)]) / math.log(1.1)
-            self._slope[here] = np.where(np.isfinite(slope), np.clip(slope, 0.0, 1.0), 0.5)
-            self._reference_log[here] = np.log(nbytes)
-        for state in self.states[start:]:
+    def _add(self, codes: list[int], rows: npt.NDArray[np.void]) -> None:
+        start, nbytes = len(self.states), rows["message_bytes"].astype(np.float64)
+        new = [KeyState(start + at, key_of(code), nbytes.item(at)) for at, code in enumerate(codes)]
+        self._index |= {code: start + at for at, code in enumerate(codes)}
+        self.make_room(start + len(new))
+        here = slice(start, start + len(new))
+        self._first_step[here], self._last_step[here], self._reference_log[here] = rows["step"], -1, np.log(nbytes)
+        for family in {state.family for state in new}:
+            at = np.array([place for place, state in enumerate(new) if state.family == family])
+            sizes = np.concatenate([nbytes[at], 1.1 * nbytes[at]])
+            own, larger = np.split(self._fields.costs.log_cost(*family, (BASELINE,), sizes)[:, 0], 2)
+            slope = (larger - own) / math.log(1.1)
+            self._slope[start + at] = np.where(np.isfinite(slope), np.clip(slope, 0.0, 1.0), 0.5)
+        for state in new:
+            self._fields.register(state)
             self._on_new(state)
 
 

@@ -132,9 +132,22 @@ class Contrast(NamedTuple):
 
     gain: float
     pairs: float
-    """Number of pairs of independent units that would say as much; 0 where nothing is known."""
+    """Number of pairs of independent units that would say as much, n first and m second ones nm / (n + m); 0 where
+    nothing is known.
+    """
     sigma: float
     """Standard deviation (log) of such a unit."""
+
+    def radius(self, alpha: float) -> float:
+        """Half width (log) of an always-valid confidence interval of the gain; infinite where nothing is known.
+
+        A normal-mixture confidence sequence (Robbins 1970; Howard et al. 2021): it may be looked at after every unit,
+        the total chance of ever being wrong stays below `alpha`.
+        """
+        if self.pairs <= 0.0:
+            return math.inf
+        grown = self.pairs * _MIXTURE + 1.0
+        return self.sigma * math.sqrt(2.0 * grown * math.log(math.sqrt(grown) / alpha) / _MIXTURE) / self.pairs
 
 
 class Calls(NamedTuple):
@@ -331,23 +344,3 @@ def _medians(groups: Ints, values: Floats) -> Floats:
     lengths = np.bincount(groups)
     medians: Floats = values[np.lexsort((values, groups))][np.cumsum(lengths) - lengths + (lengths - 1) // 2]
     return medians
-
-
-def radius(pairs: float, sigma: float, alpha: float) -> float:
-    """Half width of an always-valid confidence interval of the difference of two means.
-
-    A normal-mixture confidence sequence (Robbins 1970; Howard et al. 2021): it may be looked at after every unit, the
-    total chance of ever being wrong stays below `alpha`.
-
-    Args:
-        pairs: of units behind the difference: n first and m second ones are nm / (n + m).
-        sigma: standard deviation of one unit.
-        alpha: total probability of being wrong, 0 to 1.
-
-    Returns:
-        In the unit of `sigma`; infinite without pairs.
-    """
-    if pairs <= 0.0:
-        return math.inf
-    grown = pairs * _MIXTURE + 1.0
-    return sigma * math.sqrt(2.0 * grown * math.log(math.sqrt(grown) / alpha) / _MIXTURE) / pairs

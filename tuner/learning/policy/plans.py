@@ -47,13 +47,17 @@ class PlanInForce(NamedTuple):
         """It runs something on trial."""
         return self.variant is not None or bool(self.is_trial.any())
 
+    def ending_by_itself(self, after: PlanInForce, keys: Sequence[int]) -> PlanInForce:
+        """As a first look at these keys, whose rows come first in both plans, that gives way to the plan `after`."""
+        n_rows, n_after = (sum(not plan.candidates[at].is_baseline for at in keys) for plan in (self, after))
+        look = FirstLook(FIRST_LOOK_STEPS, n_rows, after.plan.rows[:n_after], after.plan.expires_after)
+        return self._replace(plan=msgspec.structs.replace(self.plan, first_look=look))
+
 
 class Plans:
     """The latest plans by epoch, from being offered to being in force; epoch 0 is the empty plan of every job's start.
 
-    Args:
-        withdrawal: learns how long plans are on their way.
-        surrogate: has the keys, and the evidence of the regime in force.
+    `withdrawal` is told how long they are on their way.
     """
 
     def __init__(self, withdrawal: Withdrawal, surrogate: Surrogate) -> None:
@@ -204,22 +208,6 @@ class Plans:
         """A first look is in force."""
         in_force = self._plans.get(self._active)
         return in_force is not None and in_force.plan.first_look is not None
-
-
-def ending_by_itself(entry: PlanInForce, after: PlanInForce, keys: Sequence[int]) -> PlanInForce:
-    """Make a plan a first look that gives way to another plan by itself.
-
-    Args:
-        entry: the first look.
-        after: the plan after it.
-        keys: indices of the keys that are looked at; their rows come first in both plans.
-
-    Returns:
-        `entry` with both in its plan.
-    """
-    n_rows, n_after = (sum(not plan.candidates[at].is_baseline for at in keys) for plan in (entry, after))
-    look = FirstLook(FIRST_LOOK_STEPS, n_rows, after.plan.rows[:n_after], after.plan.expires_after)
-    return entry._replace(plan=msgspec.structs.replace(entry.plan, first_look=look))
 
 
 def lasts_for(*, has_trial: bool) -> int:

@@ -163,12 +163,7 @@ class StepEffects:
         return self._state.expected(self._design(shares))[0]
 
     def step(self, log_us: float, shares: Mapping[int, float]) -> None:
-        """Take in one step.
-
-        Args:
-            log_us: log duration.
-            shares: how often each named effect was in the step.
-        """
+        """Take in one step: its log duration, and how often each named effect was in it."""
         state = self._state
         if self._n_steps == 0:
             state.mean[0] = log_us

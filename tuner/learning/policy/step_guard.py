@@ -101,17 +101,10 @@ class StepGuard:
         """Keys at which nothing is suspected for a while."""
 
     def paced(self, log_us: float, explored: Mapping[int, int]) -> float | None:
-        """Whether training's own pace has changed.
+        """By how much (log) training's own pace has changed, if it has, before `step` sees the step.
 
         Several steps in a row are off, and nothing that is tried ran in all of them. Where something did and steps are
         slower, it is suspected, and then it is known; where they are faster, only what is new may be why.
-
-        Args:
-            log_us: log duration of a step that `step` has not seen.
-            explored: as in `step`.
-
-        Returns:
-            By how much (log), if that is what the newest steps show.
         """
         shift = log_us - self.effects.expected(self._shares(name for name in explored if name in self.keys))
         is_odd = abs(shift) > max(MIN_SHIFT, CLIP * self.effects.noise)
@@ -292,14 +285,7 @@ catastrophe: what others learned is to be had within ten steps."""
 
 
 class StepFeedback:
-    """Judges one job's plans by its steps.
-
-    Args:
-        policy: whose trials, leads and incumbents pause, are withdrawn or replaced.
-        plans: what ran under which epoch.
-        attribution: knows what exploration added to each step.
-        report: takes decisions.
-    """
+    """Judges one job's plans by its steps: trials, leads and incumbents pause, are withdrawn or replaced."""
 
     def __init__(
         self, policy: Policy, plans: Plans, attribution: Attribution, report: Callable[[Event], None]

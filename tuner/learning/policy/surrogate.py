@@ -146,13 +146,6 @@ def expected_excess(edge: Floats, spread: Floats) -> Floats:
     return result
 
 
-def odds_above(edge: Floats, spread: Floats) -> Floats:
-    """Probability of edge + spread * normal > 0."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        result: Floats = np.where(np.isfinite(edge), ndtr(edge / spread), 0.0)
-    return result
-
-
 class Surrogate:
     """Posterior opinions about the keys of one job, from what its regimes measured."""
 
