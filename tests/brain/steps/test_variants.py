@@ -269,7 +269,9 @@ class Trial:
         surrogate = Surrogate(CostPrior({}), Regimes())
         policy = Policy(surrogate, self.budget, MemoryGate(0.92), self.events.append)
         key = DecisionKey(CommunicatorClass(8, 1), GATHER, Phase.forward_gather, 88)
-        policy.register(KeyState(0, key, 1 << 22))
+        state = KeyState(0, key, 1 << 22)
+        surrogate.fields.register(state)
+        policy.register(state)
         self.effects = StepEffects()
         self.variants = Variants(policy, self.effects, self.events.append)
         self.n_on = 0
