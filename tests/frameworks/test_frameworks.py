@@ -84,6 +84,7 @@ CASES = {
     "fsdp1-keep": Case("fsdp1.py", "--keep", ZERO2_BY_FSDP, "zero1_or_2"),
     "ddp": Case("ddp.py", "", DDP, "ddp", n_steps=400),
     "ddp-compile": Case("ddp.py", "--compile --width 256", {"all_reduce gradient_scatter": 7}, "ddp", n_steps=400),
+    "nanogpt": Case("nanogpt.py", "--width 192", {"all_reduce gradient_scatter": 5}, "ddp", n_steps=100),
     "zero-redundancy-optimizer": Case("ddp.py", "--zero-optimizer", {**DDP, "broadcast other": 20}, "zero1", 300),
     "deepspeed-1": Case("deepspeed_zero.py", "--stage 1", DEEPSPEED_1_2, "zero1_or_2", 300, "deepspeed"),
     "deepspeed-2": Case("deepspeed_zero.py", "--stage 2", DEEPSPEED_1_2, "zero1_or_2", 300, "deepspeed"),
