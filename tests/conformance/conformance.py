@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -25,14 +25,29 @@ ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
 BEGIN, END = "<!-- made by tests/conformance/conformance.py -->", "<!-- end -->"
 HOSTS: Final = ("model", "library")
-ASKED: Final = ("emulated_nccl", "gloo", "mpi")
-"""Names of the backend by which torch's tests decide what they try; a later one for tests that are skipped under the
-earlier. Under the name of NCCL every test wants GPUs."""
-N_RANKS: Final = 4
-"""Some tests make groups of three, or pairs."""
+
+
+class Way(NamedTuple):
+    """How tests are run."""
+
+    asked: str
+    """The backend's name, by which torch's tests decide what they try. Under that of NCCL every test wants GPUs."""
+    n_ranks: int = 4
+    """Some tests make groups of three, or pairs."""
+    skipped_for: str = ""
+    """What tests that are tried this way were skipped for so far."""
+
+    def __str__(self) -> str:
+        return f"asked for as {self.asked}" + (f", {self.n_ranks} ranks" if self.n_ranks != WAYS[0].n_ranks else "")
+
+
+WAYS: Final = (Way("emulated_nccl"), Way("gloo"), Way("mpi"), Way("gloo", 8, "small world size"))
+"""A later one is for tests that are skipped under the earlier."""
 KNOWN: Final = {
     "test_monitored_barrier_gloo": "torch has monitored barriers for gloo alone, not for NCCL",
     "test_monitored_barrier_gloo_subgroup": "torch has monitored barriers for gloo alone, not for NCCL",
+    "test_monitored_barrier_failure_order": "torch has monitored barriers for gloo alone, not for NCCL",
+    "test_monitored_barrier_wait_all_ranks": "torch has monitored barriers for gloo alone, not for NCCL",
     "test_sparse_all_reduce_sum": "NCCL has no sparse collectives",
 }
 """Why tests fail as they do with NCCL."""
@@ -40,7 +55,6 @@ WHY: Final = (
     (r"https://github\.com/pytorch|Test is failing|flaky|flakiness|racy", "switched off by torch"),
     (r"CUDA|GPU|NCCL|Nccl|'nccl'\}", "needs tensors on GPUs"),
     (r"torchvision", "needs torchvision"),
-    (r"small world size", "needs eight ranks"),
 )
 """Torch's reasons for skipping, by what they come to; the first that fits."""
 
@@ -70,30 +84,31 @@ def run(host: str, folder: Path, names: Sequence[str] = ()) -> dict[str, Verdict
     verdicts: dict[str, Verdict] = {}
     skipped: dict[str, str] = {}
     """Torch's reasons by test, one below the other."""
-    for asked in ASKED:
-        for name, (outcome, why) in _outcomes(host, asked, names, folder).items():
+    for way in WAYS:
+        if way != WAYS[0]:
+            names = [name for name, why in skipped.items() if way.skipped_for in why]
+            if not names:
+                continue
+        for name, (outcome, why) in _outcomes(host, way, names, folder).items():
             if outcome == "skipped":
                 skipped[name] = f"{skipped.get(name, '')}{why}\n"
                 verdicts[name] = Verdict(outcome, _reason(skipped[name]))
                 continue
             skipped.pop(name, None)
-            passed = "" if asked == ASKED[0] else f"asked for as {asked}"
+            passed = "" if way == WAYS[0] else str(way)
             verdicts[name] = Verdict(outcome, passed if outcome == "passed" else KNOWN.get(name, why))
-        names = list(skipped)
-        if not names:
-            break
     return verdicts
 
 
-def _outcomes(host: str, asked: str, names: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
+def _outcomes(host: str, way: Way, names: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
     environment = {
         **os.environ, "ZEROTUNE_NCCL_HOST": host, "ZEROTUNE_COMPUTE": "none", "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "BACKEND": asked, "WORLD_SIZE": str(N_RANKS),
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "BACKEND": way.asked, "WORLD_SIZE": str(way.n_ranks),
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90",
     }  # fmt: skip
     if host == "library":
         environment["NCCL_LIBRARY"] = str(nccl_releases.library_of(nccl_releases.TESTED[-1]))
-    out, log = folder / f"{host}-{asked}.json", folder / f"{host}-{asked}.log"
+    out, log = (folder / f"{host}-{way.asked}-{way.n_ranks}.{kind}" for kind in ("json", "log"))
     command = [sys.executable, str(Path(__file__).with_name("c10d_suite.py")), str(out), *names]
     with log.open("w") as stream:
         ended = subprocess.run(command, env=environment, cwd=folder, stdout=stream, stderr=stream, check=False)
