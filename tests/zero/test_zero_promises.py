@@ -20,6 +20,7 @@ from zerotune import zero_runtime
 from zerotune.zero_runtime import analysis, collectives, phases
 from zerotune.zero_runtime.examples.gpt import GPT
 from zerotune.zero_runtime.layout import fragmentation
+from zerotune.zero_runtime.optimizer.sharded import SLICE_NUMEL
 from zerotune.zero_runtime.stages.lifecycle import Lifecycle, State
 
 Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
@@ -237,29 +238,31 @@ def test_model_states_take_what_the_formula_says(world: World, stage: int, preci
         assert abs(found - expected) <= slack, (found, expected)
 
 
-def step_growth_bytes() -> tuple[int, int, int]:
-    """By how much an optimizer step of bf16 training needs more than was there; elements of this rank, of a layer."""
-    model = GPT(dataclasses.replace(TINY, n_layers=12))
-    engine = zero_runtime.shard(model, group=group_of(2), stage=3, precision="bf16")
+def step_growth_bytes(stage: int, passes: int) -> tuple[int, int, int]:
+    """By how much an optimizer step of bf16 training needs more than was there; elements of this rank, of a bucket."""
+    model = GPT(dataclasses.replace(TINY, n_layers=12, width=128))
+    engine = zero_runtime.shard(model, group=group_of(2), stage=stage, precision="bf16")
     optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
     mark_bytes = 1_234_567
 
     def run() -> None:
-        model(*gpt_batch(0, 0)).backward()
+        for n in range(passes):
+            model(*gpt_batch(0, n)).backward()
         engine.flights.land_all()
         torch.empty(mark_bytes, dtype=torch.uint8)
         optimizer.step()
 
     events = [event.n_bytes for event in fragmentation.record(run)]
     in_step = events[events.index(-mark_bytes) + 1 :]
-    numels = [flat.layout.shard_numel for flat in engine.flats]
-    return max(itertools.accumulate(in_step)), sum(numels), max(numels)
+    chunks = [chunk.shard_numel for flat in engine.flats for chunk in flat.layout.chunks]
+    return max(itertools.accumulate(in_step)), sum(chunks), max(chunks)
 
 
-def test_a_step_holds_one_layers_gradients_in_both_precisions(world: World) -> None:
-    """fp32 ones come, 16-bit ones go, layer by layer."""
-    for grown, psi, layer in world.run(2, step_growth_bytes):
-        assert (4 - 2) * psi <= grown <= (4 - 2) * psi + 2 * layer + 4096 < 4 * psi
+@pytest.mark.parametrize(("stage", "passes"), [(1, 2), (2, 1), (2, 2), (3, 1)])
+def test_a_step_holds_one_buckets_gradients_in_both_precisions(world: World, stage: int, passes: int) -> None:
+    """fp32 ones come, 16-bit ones go, bucket by bucket."""
+    for grown, psi, bucket in world.run(2, step_growth_bytes, stage, passes):
+        assert (4 - 2) * psi <= grown <= (4 - 2) * psi + 2 * bucket + 2 * SLICE_NUMEL < 3 * psi
 
 
 def peak_temporary_bytes(n_layers: int, stage: int) -> int:

@@ -120,16 +120,18 @@ class ShardedGradients:
                 if shard_slice.gradients.changed:
                     slices[id(shard_slice.gradients)].append(shard_slice)
             for gradients in changed:
-                for shard_slice in slices[id(gradients)]:
-                    self._lend(shard_slice, unused)
-                gradients.hand_over()  # at once: where the optimizer has copies, the sums of one layer lie beside them
+                is_ready = gradients.is_ready
+                for shard_slice in sorted(slices[id(gradients)], key=lambda one: one.start):
+                    gradients.release(shard_slice.start)  # of copies that the optimizer has, no sums lie beside them
+                    self._lend(shard_slice, is_ready, unused)
+                gradients.hand_over()
         return [shard_slice.parameter.grad for shard_slice in self.slices if shard_slice.parameter.grad is not None]
 
     @staticmethod
-    def _lend(shard_slice: ShardSlice, unused: set[tuple[int, int]]) -> None:
+    def _lend(shard_slice: ShardSlice, is_ready: bool, unused: set[tuple[int, int]]) -> None:
         """Shows the optimizer one slice's gradient."""
         gradients, parameter = shard_slice.gradients, shard_slice.parameter
-        if not gradients.is_ready or (id(gradients), shard_slice.pieces[0].slot) in unused:
+        if not is_ready or (id(gradients), shard_slice.pieces[0].slot) in unused:
             parameter.grad = None
             return
         values = gradients.values(shard_slice.start, parameter.numel(), parameter.dtype)

@@ -3,11 +3,13 @@
 As autograd produces a gradient it is moved into the bucket of its chunk; a full bucket is reduce-scattered
 while backward goes on, and the sum, times 1/n_ranks, lands in the shard. Stages 2 and 3 keep a bucket only until
 it is reduced. Stage 1 keeps all buckets side by side in one buffer of the model's length, and the sums in it, each
-in the place of this rank's slice; only where a second pass adds to them does it need a shard beside it.
+in the place of this rank's slice; only where a second pass adds to them does it need a shard beside it. Sums that the
+optimizer needs in another dtype lie apart, one per chunk, so that each can go as soon as its copy is made.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,10 +109,12 @@ class FlatGradients:
         self.buckets: list[Tensor | None] = [None] * len(chunks)  # being filled, by chunk
         self._local: Tensor | None = None
         self.seen: set[int] = set()  # slots that got a gradient since the gradients were last cleared
-        self.shard: Tensor | None = None
+        self._shard: Tensor | None = None  # sums that the optimizer sees as they are lie side by side
         self.changed = False  # since the shard was last turned into the optimizer's gradients
         self.is_handed_over = False  # earlier sums are in those gradients only
-        self._fresh = [True] * len(chunks)  # nothing was sent towards the shard's slice yet
+        self._ends = [chunk.shard_start + chunk.shard_numel for chunk in chunks]  # within the shard
+        self._is_apart = False  # stage 1: the sums were moved out of the buckets
+        self._sums: list[Tensor | None] = [None] * len(chunks)  # by chunk; None: nothing was sent towards it yet
 
     def _part(self, slot: Slot, chunk: int) -> tuple[int, slice, slice | None]:
         """(chunk, where in its bucket, which of the parameter's elements lie there; None: all)."""
@@ -126,8 +130,8 @@ class FlatGradients:
             plan = self.layout.chunks[chunk]
             if self._settings.keep_local and self._local is None:
                 self.allocate_local()
-            if self._settings.keep_local and self.shard is None and not self._fresh[chunk]:
-                self._move_sums_to_shard()
+            if self._settings.keep_local and not self._is_apart and self._sums[chunk] is not None:
+                self._move_sums_apart()
             if self._local is not None:
                 bucket = self._local[plan.start : plan.end]
             else:
@@ -198,12 +202,9 @@ class FlatGradients:
     def _prepared(self, chunk: int) -> Sum:
         plan, bucket = self.layout.chunks[chunk], self._bucket(chunk)
         self._blank(chunk, bucket)
-        first = self._fresh[chunk]
+        first = self._sums[chunk] is None
         if first:
-            self._fresh[chunk] = False
-            if self.shard is None and not self._settings.keep_local:
-                self._allocate_shard()
-            reduced = self._sum(chunk)
+            reduced = self._sums[chunk] = self._room(chunk)
         else:
             reduced = torch.empty(plan.shard_numel, dtype=bucket.dtype, device=bucket.device)
         return Sum(chunk, reduced, bucket, first)
@@ -244,32 +245,43 @@ class FlatGradients:
             elif scale != 1.0:
                 one.reduced.mul_(scale)
 
-    def _allocate_shard(self) -> None:
-        self.shard = torch.empty(self.layout.shard_numel, dtype=self._settings.dtype, device=self.flat.device)
+    @property
+    def _is_copied(self) -> bool:
+        """Whether the optimizer sees copies of the sums, in the master copy's dtype."""
+        return self._settings.dtype != self.flat.master_dtype
 
-    def _move_sums_to_shard(self) -> None:
+    def _room(self, chunk: int) -> Tensor:
+        """Memory for the chunk's slice of the sum."""
+        plan, dtype, device = self.layout.chunks[chunk], self._settings.dtype, self.flat.device
+        if self._settings.keep_local and not self._is_apart:
+            assert self._local is not None
+            return self._local[slice(*self.layout.rank_slice(plan, self.flat.rank))]
+        if self._is_copied:
+            return torch.empty(plan.shard_numel, dtype=dtype, device=device)
+        if self._shard is None:
+            self._shard = torch.empty(self.layout.shard_numel, dtype=dtype, device=device)
+        return self._shard[plan.shard_start : plan.shard_start + plan.shard_numel]
+
+    def _move_sums_apart(self) -> None:
         """New gradients are about to be written where the sums of an earlier pass lie."""
         self._flights.land_all()
-        sums = [self._sum(chunk) for chunk in range(len(self.layout.chunks))]
-        self._allocate_shard()
-        for chunk, values in enumerate(sums):
-            self._sum(chunk).copy_(values)
+        self._is_apart = True
+        for chunk, values in enumerate(self._sums):
+            if values is not None:
+                self._sums[chunk] = self._room(chunk).copy_(values)
 
     def _sum(self, chunk: int) -> Tensor:
-        """The memory of the chunk's slice of the sum."""
-        plan = self.layout.chunks[chunk]
-        if self.shard is not None:
-            return self.shard[plan.shard_start : plan.shard_start + plan.shard_numel]
-        assert self._local is not None
-        return self._local[slice(*self.layout.rank_slice(plan, self.flat.rank))]
+        values = self._sums[chunk]
+        assert values is not None
+        return values
 
     @property
     def is_ready(self) -> bool:
         """Whether a sum was sent towards every chunk of the shard."""
-        return not any(self._fresh)
+        return all(values is not None for values in self._sums)
 
     def values(self, start: int, numel: int, dtype: torch.dtype) -> Tensor:
-        """Elements of this rank's shard of the sum: the memory itself where that is possible, otherwise a copy.
+        """Elements of this rank's sums: the memory itself where that is possible, otherwise a copy.
 
         Args:
             start: first element, counted within the shard.
@@ -279,26 +291,29 @@ class FlatGradients:
         Returns:
             Shape (numel,).
         """
-        if self.shard is not None:
-            return self.shard[start : start + numel].to(dtype)
+        if self._shard is not None:
+            return self._shard[start : start + numel].to(dtype)
         parts = []
-        for index, plan in enumerate(self.layout.chunks):
-            low, high = max(start, plan.shard_start), min(start + numel, plan.shard_start + plan.shard_numel)
-            if low < high:
-                parts.append(self._sum(index)[low - plan.shard_start : high - plan.shard_start])
+        for index in range(bisect_right(self._ends, start), bisect_left(self._ends, start + numel) + 1):
+            offset = self.layout.chunks[index].shard_start
+            parts.append(self._sum(index)[max(0, start - offset) : start + numel - offset])
         if len(parts) == 1:
             return parts[0].to(dtype)
         joined = torch.empty(numel, dtype=dtype, device=self.flat.device)
         torch._foreach_copy_(list(torch.split(joined, [part.numel() for part in parts])), parts)
         return joined
 
+    def release(self, end: int) -> None:
+        """The optimizer has the gradients below `end` of the shard; where they are copies, their sums go."""
+        if self._is_copied and (self._is_apart or not self._settings.keep_local):
+            n_done = bisect_right(self._ends, end)
+            self._sums[:n_done] = [None] * n_done
+
     def hand_over(self) -> None:
-        """The optimizer has its gradients; where they are copies in another dtype, the shard is not needed any more."""
+        """The optimizer has all gradients of the pass."""
         self.changed = False
-        if self.shard is not None and self.shard.dtype != self.flat.master_dtype:
-            self.shard = None
-            self._fresh = [True] * len(self._fresh)
-            self.is_handed_over = True
+        self.release(self.layout.shard_numel)
+        self.is_handed_over = self._sums[0] is None
 
     @property
     def has_unsent(self) -> bool:
@@ -311,10 +326,10 @@ class FlatGradients:
             self._local = None
 
     def clear(self) -> None:
-        """Forgets every gradient, reduced or not; stage 1's buffer stays, a shard makes room for activations."""
-        self.shard = None
-        self._fresh = [True] * len(self._fresh)
-        self.changed = self.is_handed_over = False
+        """Forgets every gradient, reduced or not; stage 1's buffer stays, other sums make room for activations."""
+        self._shard = None
+        self._sums = [None] * len(self._sums)
+        self.changed = self.is_handed_over = self._is_apart = False
         self.seen.clear()
         for chunk, arrived in enumerate(self._arrived):
             arrived.clear()
