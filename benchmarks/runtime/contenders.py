@@ -54,13 +54,14 @@ LOADS: dict[str, Load | TransformerLoad] = {
 }
 
 
-def build(name: str, load: Load | TransformerLoad, precision: str = "fp32") -> Step:
+def build(name: str, load: Load | TransformerLoad, precision: str = "fp32", lr: float = 1e-3) -> Step:
     """One training step of a contender, as a function of a batch.
 
     Args:
         name: kind and variant, e.g. "ours-3", "fsdp2-r", "deepspeed-2".
         load: size of model and batch.
         precision: "fp32" or "bf16" (mixed).
+        lr: learning rate.
 
     Returns:
         The step.
@@ -72,13 +73,13 @@ def build(name: str, load: Load | TransformerLoad, precision: str = "fp32") -> S
     model = load.model().train()
     kind, _, variant = name.partition("-")
     if kind == "deepspeed":
-        return _deepspeed(model, load, int(variant), precision)
+        return _deepspeed(model, load, int(variant), precision, lr)
     optimizer: Any
     if kind == "ours":
         from zerotune import zero_runtime
 
         engine = zero_runtime.shard(model, stage=int(variant), precision=None if precision == "fp32" else precision)
-        optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-3)
+        optimizer = engine.optimizer(torch.optim.AdamW, lr=lr)
     elif kind == "fsdp2":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -92,15 +93,15 @@ def build(name: str, load: Load | TransformerLoad, precision: str = "fp32") -> S
         for block in load.layers(model):
             fully_shard(block, **options)
         fully_shard(model, **options)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     else:
         model = torch.nn.parallel.DistributedDataParallel(model)
         if kind == "zero":
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
-            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=lr)
         else:
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
 
     def step(batch: Any) -> None:
         load.loss(model, batch).backward()
@@ -110,13 +111,13 @@ def build(name: str, load: Load | TransformerLoad, precision: str = "fp32") -> S
     return step
 
 
-def _deepspeed(model: Any, load: Load | TransformerLoad, stage: int, precision: str) -> Step:
+def _deepspeed(model: Any, load: Load | TransformerLoad, stage: int, precision: str, lr: float) -> Step:
     import deepspeed
     import torch
 
     engine, *_ = deepspeed.initialize(
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=lr),
         config={
             "train_micro_batch_size_per_gpu": 1,
             "zero_optimization": {"stage": stage},

@@ -9,9 +9,13 @@ races stages 2 and 3 against FSDP2 on small models of the transformers library i
 
 Memory is the peak resident set over what the process has resident after one forward and backward of plain torch
 (libraries, their kernels and scratch), each contender in a fresh world whose heap gives large freed blocks back to the
-system: what tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a forward and
-backward of plain torch keeps for activations. With `--keep`, cells that are in the file are not run again. A peer that
-is not installed is left out, and said so; DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
+system: what tensors take, not how a heap was cut up. It is weighed with one batch and a learning rate of 0, so that
+Mixtral's experts meet as many tokens as in that first pass: for each other number oneDNN compiles bf16 kernels, tens
+of MB per step that stay. `theory` adds the formula's model states to what a forward and backward of plain torch keeps
+for activations.
+
+With `--keep`, cells that are in the file are not run again. A peer that is not installed is left out, and said so;
+DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
 """
 
 from __future__ import annotations
@@ -141,20 +145,22 @@ def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -
         cell: load and precision.
         out: queue; rank 0 puts the bytes.
     """
+    import torch
     import torch.distributed as dist
 
     _join(rank, n_ranks, port)
     load = LOADS[cell.load]
     build("ours-1", Load(1, 8, 8, 1))(Load(1, 8, 8, 1).draw())  # connections are nobody's, nor are libraries:
-    model = plain_model(load, cell.precision)
-    load.loss(model, load.draw()).backward()
+    torch.manual_seed(1)  # the contender's values
+    model, batch = plain_model(load, cell.precision), load.draw()
+    load.loss(model, batch).backward()
     del model
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak, proc(5)
     base = resident_bytes("VmRSS")
-    step = build(name, load, cell.precision)
+    step = build(name, load, cell.precision, lr=0.0)
     for _ in range(3):
-        step(load.draw())
+        step(batch)
     peak = resident_bytes("VmHWM") - base
     if rank == 0:
         out.put(peak)
