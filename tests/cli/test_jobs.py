@@ -122,7 +122,7 @@ def test_how_jobs_end(path: Path) -> None:
     assert trains.end is JobEnd.unwatched
     with Store.open(path) as store:  # the next daemon does not take it for one of its own ...
         store.flush()
-        assert end_of(job_of(store, "trains"), is_written=True) is JobEnd.lost
+        assert end_of(job_of(store, "trains"), is_written=True) is JobEnd.unseen
         store.record_job("trains", "fabric", {}, 2, "again")  # ... until it greets
         store.flush()
         again = job_of(store, "again")

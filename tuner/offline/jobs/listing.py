@@ -23,7 +23,9 @@ class JobEnd(enum.Enum):
     failed = "failed"
     """An exception ended the script of one of its ranks."""
     lost = "lost"
-    """One of its ranks fell silent, or no daemon ran when it ended."""
+    """One of its ranks fell silent."""
+    unseen = "unseen"
+    """No daemon ran when it ended: nobody knows how."""
     unwatched = "unwatched"
     """No daemon runs that would see its end: it may train on."""
 
@@ -121,7 +123,7 @@ def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:
     if job.failure:
         return JobEnd.failed
     if job.is_lost:
-        return JobEnd.lost
+        return JobEnd.unseen if job.ended_at_s is None else JobEnd.lost
     if job.ended_at_s is not None:
         return JobEnd.ended
     return JobEnd.running if is_written else JobEnd.unwatched

@@ -17,6 +17,7 @@ STYLES = {
     JobEnd.ended: "none",
     JobEnd.failed: "red",
     JobEnd.lost: "yellow",
+    JobEnd.unseen: "yellow",
     JobEnd.unwatched: "yellow",
 }
 
@@ -40,6 +41,8 @@ def render(lines: Sequence[JobLine], console: Console) -> None:
             else "-",
         )
     console.print(table)
+    if any(one.end is JobEnd.unseen for one in lines):
+        console.print("unseen: no daemon ran when it ended: nobody counted its last steps, nor knows how it ended")
     if any(one.end is JobEnd.unwatched for one in lines):
         console.print("unwatched: no daemon runs; such a job may train on, and greets the next `zerotune daemon`")
     if unknown := next((one for one in lines if one.n_steps and one.gain.kind is GainKind.unknown), None):
