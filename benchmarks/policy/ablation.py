@@ -152,13 +152,17 @@ def suites(arguments: argparse.Namespace) -> Iterator[Suite | HiddenJobs]:
         yield HiddenJobs("hidden_looks_every_4", seed, 4) if seed % 2 else HiddenJobs("hidden", seed)
 
 
-def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> None:
+def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
     """Play what is not kept yet, and keep it.
 
     Args:
         arguments: of the command line.
-        kept: figures by what was played; is filled.
+        kept: figures by what was played earlier.
+
+    Returns:
+        Figures by what was to be played, and nothing else that is kept.
     """
+    asked = {}
     PLAYS.parent.mkdir(exist_ok=True)
     variants = {ALL: (), **{name: name.split("+") for name in arguments.only or MECHANISMS}}
     found = [suite for suite in suites(arguments) if not arguments.suites or suite.name in arguments.suites]
@@ -173,6 +177,8 @@ def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> N
                         kept[label] = suite.figures(seed)
                     file.write(json.dumps({"play": label, "figures": kept[label]}) + "\n")
                     file.flush()
+                asked[label] = kept[label]
+    return asked
 
 
 def kept_plays() -> dict[str, dict[str, float]]:
@@ -320,11 +326,10 @@ def main() -> None:
         return
     if arguments.afresh:
         PLAYS.unlink(missing_ok=True)
-    kept = kept_plays()
-    plays(arguments, kept)
-    results = list(summary(kept, arguments.only or [*MECHANISMS]))
+    played = plays(arguments, kept_plays())
+    results = list(summary(played, arguments.only or [*MECHANISMS]))
     if arguments.page is not None:
-        write_page(arguments.page, results, kept)
+        write_page(arguments.page, results, played)
     report("ablation", results, as_json=arguments.json)
 
 

@@ -11,19 +11,27 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from zerotune.tuner.learning.policy import acquisition, choice, surrogate, variants
+from zerotune.tuner.learning.policy import acquisition, choice, observations, step_guard, surrogate, variants
 from zerotune.tuner.learning.policy.acquisition import TrialVerdict
-from zerotune.tuner.learning.policy.observations import CallEvidence
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, CallEvidence
+from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.step_effects import Cooldown
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 from zerotune.tuner.learning.policy.surrogate import Kernel
 
 _judge = acquisition.judge
+_begin = Cooldown.__init__
 
 
 def _without_leads(*arguments: Any, **named: Any) -> Any:
     """What is probably faster ends like what is not."""
     verdict, gain, half = _judge(*arguments, **named)
     return (TrialVerdict.not_better if verdict is TrialVerdict.tie else verdict), gain, half
+
+
+def _with_longer_rests(self: Cooldown, first_steps: int = HORIZON_STEPS) -> None:
+    """What was no good rests for twice as long."""
+    _begin(self, 2 * first_steps)
 
 
 def _with_all_groups_first(self: variants.Variants, name: str, value: Any) -> None:
@@ -35,10 +43,15 @@ def _with_all_groups_first(self: variants.Variants, name: str, value: Any) -> No
 
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "channel_fill": ((surrogate, "KERNEL", Kernel(fill=0.0)),),
+    "across_collectives": ((surrogate, "KERNEL", Kernel(across_collectives=0.0)),),
+    "all_settings_alike": ((surrogate, "KERNEL", Kernel(by_cell=0.8, by_others=0.0)),),
+    "clipping": ((observations, "CLIP", math.inf),),
     "neighbours": ((CallEvidence, "nearby", CallEvidence.contrast),),
     "twins": ((choice, "UNLUCKY_Z", -math.inf),),
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
+    "cooldown_but_200_steps": ((Cooldown, "__init__", _with_longer_rests),),
+    "proven_but_2.6": ((step_guard, "PROVEN", 2.6),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),
     "pause_of_8_steps": ((variants, "TRIAL_STEPS", 20),),
@@ -46,6 +59,11 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "odds_but_a_fifth": ((acquisition, "UNPAID_ODDS", 0.2),),
     "odds_but_0.4": ((acquisition, "UNPAID_ODDS", 0.4),),
     "odds_but_a_half": ((acquisition, "UNPAID_ODDS", 0.5),),
+    "odds_that_fall": ((acquisition, "unpaid_odds", lambda *_: acquisition.UNPAID_ODDS),),
+    "gains_that_pay": ((Budget, "gained_us", property(lambda _: 0.0)),),
+    "surely_slow": ((acquisition, "LOG_CATASTROPHE", math.inf),),
+    "first_looks": ((choice.Policy, "first_looks", lambda _: []),),
+    "looks_at_8_keys_but_4": ((choice, "MAX_NEW_TRIALS", 4),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),
     "kernel_structure": ((surrogate, "KERNEL", Kernel(by_cell=0.0, by_others=0.0, own=1.0)),),
 }

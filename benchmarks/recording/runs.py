@@ -84,7 +84,7 @@ RUNS: Final = (
         shown=("blamed_wrongly_at_any_time", "jobs_without_late_ranks", "steps_to_name_median", "steps_to_name_p99"),
     ),
     Run("replay", "replay_speed --check-only --seed 3"),
-    Run("sweep_recorded", f"sweep_speed {RECORDINGS}", timeout_s=6 * 3600.0),
+    Run("sweep_recorded", f"sweep_speed --quick {RECORDINGS}"),
     Run("store_faults", "store_faults", timeout_s=2 * 3600.0, shown=FAULTS),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
     Run("chaos", "chaos", is_timed=True, shown=STALLS),
