@@ -41,7 +41,7 @@ from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
-from zerotune.tuner.learning.policy.plans import PlanInForce, Plans, lasts_for
+from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
@@ -223,7 +223,7 @@ class Brain(Inspection):
             is_trial = self._policy.explored()[: len(latest.candidates)]
             latest = latest._replace(is_trial=is_trial, variant=variant)
             plans.add(latest)
-            if not latest.plan.rows or latest.plan.expires_after == lasts_for(has_trial=latest.has_trial):
+            if not latest.plan.rows or latest.plan.expires_after == latest.lasts_for:
                 return None
             # Or the other way round: the same settings, to last as long as they may.
         looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
@@ -240,9 +240,10 @@ class Brain(Inspection):
 
     def _plan(self, epoch: int, gathers_after_step: bool, looks: Sequence[KeyState] = ()) -> PlanInForce:
         """What is asked for now, as a plan with the rows of `looks` first."""
-        plan = Plan(epoch, gathers_after_step=gathers_after_step)
-        entry = PlanInForce([], self._policy.explored(), plan, self._step_feedback.variants.running, self._ahead.rows)
-        return self._plans.make(entry, [state.index for state in looks])
+        rows = (*self._plans.rows([state.index for state in looks]), *self._ahead.rows)
+        plan, variant = Plan(epoch, rows, gathers_after_step=gathers_after_step), self._step_feedback.variants.running
+        entry = PlanInForce(self._plans.asked.copy(), self._policy.explored(), plan, variant, self._ahead.rows)
+        return entry._replace(plan=msgspec.structs.replace(plan, expires_after=entry.lasts_for))
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._plans.next))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -127,7 +126,7 @@ class Attribution:
                 return None
             here = watched[of]
             of, deviation, steps = of[here], deviation[here], steps[here]
-        scale = np.maximum(evidence.call_sigma(slots), LEAST_NOISE)
+        scale = np.maximum(evidence.of_calls.of(slots), LEAST_NOISE)
         of_usual = ~is_trial[keys][of]
         if of_usual.any():
             self._n_usual += int(np.count_nonzero(of_usual))
@@ -214,24 +213,13 @@ class Attribution:
             del self._extra_us[first]  # it was judged long ago, or never will be
         return extra_us
 
-    def connected(self, step: int, left_us: float, usual_us: Sequence[float], noise: float) -> bool:
-        """Whether a step connected something; what it took longer besides what calls were charged is charged now.
-
-        Args:
-            step: the step.
-            left_us: its duration without what exploration is known to have added.
-            usual_us: durations of other steps.
-            noise: of steps (log); a step that is longer by less than `CLIP` of these says nothing.
-
-        Returns:
-            True if the step connected something.
-        """
+    def connected(self, step: int, longer_us: float) -> bool:
+        """Whether a step connected something; what it took longer besides what calls were charged is charged now."""
         if step not in self._connecting:
             return False
         self._connecting.remove(step)
-        if len(usual_us) >= ENOUGH and left_us > (usual := median(usual_us)) * math.exp(CLIP * noise):
-            self._budget.spend(left_us - usual)
-            self._connections_us += left_us - usual
+        self._budget.spend(longer_us)
+        self._connections_us += longer_us
         return True
 
     # ---- inside ---------------------------------------------------------------------------------------

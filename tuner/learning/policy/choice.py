@@ -216,10 +216,12 @@ class Policy:
         words = reason if is_proven else f"{reason}; it runs in most steps until that is known"
         self._report(Event(state, candidate, "prior" if is_proven else "lead", words))
 
-    def end_lead(self, state: KeyState) -> None:
-        """The incumbent runs again where nothing is on trial."""
-        state.lead = None
+    def end_lead(self, state: KeyState, why: str = "") -> None:
+        """The incumbent runs again where nothing is on trial; "": another decision says why."""
+        lead, state.lead = state.lead, None
         self.leads.pop(state.index, None)
+        if why:
+            self._report(Event(state, state.incumbent, "keep", f"{lead}: {why}: it runs no longer"))
 
     def set_incumbent(self, event: Event) -> None:
         """From the next window on the event's candidate runs at its key when nothing is on trial."""
@@ -280,8 +282,7 @@ class Policy:
             reason = f"{measured} (at least {saved(max(gain - half, 0.0))}, all looks counted)"
             self.set_incumbent(Event(state, candidate, "promote", reason))
         elif verdict is TrialVerdict.not_better and leads:
-            self.end_lead(state)
-            self._lead_ended(state, candidate, f"{measured} by now")
+            self.end_lead(state, f"{measured} by now")
         elif verdict is TrialVerdict.not_better:
             words = comparison(gain) + (", too little to tell," if gain >= 0 else "")
             self.drop(state, candidate, f"measured {words} than {state.incumbent}", ban=False)
@@ -289,9 +290,6 @@ class Policy:
             self.end_trial(state)
             # It is not slower than the lead so far, if there was one.
             self._begin_lead(state, candidate, f"{measured}, too little to be sure yet")
-
-    def _lead_ended(self, state: KeyState, lead: Candidate, reason: str) -> None:
-        self._report(Event(state, state.incumbent, "keep", f"{lead}: {reason}: it runs no longer"))
 
     def _start_trials(self, step: int, room_us: float) -> None:
         """Begin the most promising trials whose risks together fit `room_us`."""
@@ -348,6 +346,5 @@ class Policy:
                 self.end_trial(state)
         for state in [*self.leads.values()]:
             if (lead := state.lead) is not None and self.options.would_connect(state, lead):
-                self.end_lead(state)
-                self._lead_ended(state, lead, "there is no memory left to connect it")
+                self.end_lead(state, "there is no memory left to connect it")
         self.memory.take_back()

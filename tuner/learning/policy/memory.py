@@ -1,9 +1,8 @@
 """What device memory allows, and rows for messages that nobody has sent yet.
 
 Connecting an algorithm that has not run yet on a communicator costs device memory (`zerotune.agent.nccl.memory`), and
-with some libraries so does every channel. Nothing is connected that would bring the pressure above a threshold. Above
-it only what has run already may run, with as many channels or fewer: that takes no memory of either kind of library,
-and nothing is given back by using less of it.
+with some libraries so does every channel; nothing gives it back. Nothing is connected that would bring the pressure
+above a threshold. Above it only what has run already may run, with as many channels or fewer.
 
 While memory is short, a message of a new size must not make NCCL connect what the device has no room for: every size
 that was not seen gets a setting that is connected already, the cheapest by NCCL's costs. When memory becomes free,

@@ -181,9 +181,9 @@ class CallEvidence(Columns):
         self._open_calls = np.zeros(0, np.int64)
         self._open_sum = np.zeros(0)
         self._of_units = _NoiseScale()
-        """By key."""
-        self._of_calls = _NoiseScale()
-        """By slot."""
+        """Noise by key."""
+        self.of_calls = _NoiseScale()
+        """Noise of single calls, by slot."""
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -231,7 +231,7 @@ class CallEvidence(Columns):
         deviation = np.minimum(np.maximum(calls.deviation, -limits), limits)
         if is_ripe.any():
             counts, squares = _totals(of, deviation**2, len(slots))
-            self._of_calls.add(slots[is_ripe], counts[is_ripe].astype(np.float64), squares[is_ripe])
+            self.of_calls.add(slots[is_ripe], counts[is_ripe].astype(np.float64), squares[is_ripe])
         for step in np.unique(steps).tolist():
             here = steps == step
             counts, sums = _totals(of[here], deviation[here], len(slots))
@@ -267,10 +267,6 @@ class CallEvidence(Columns):
     def sigma(self, keys: Ints) -> Floats:
         """Noise (log) of one unit at each key index, shrunk towards the job's noise, shape [n]."""
         return self._of_units.of(keys)
-
-    def call_sigma(self, slots: Ints) -> Floats:
-        """Noise (log) of single calls in each slot, shrunk towards the job's noise, shape [n]."""
-        return self._of_calls.of(slots)
 
     def contrast(self, first: int, second: int) -> Contrast:
         """By how much (log) the second slot of a key is faster than the first."""

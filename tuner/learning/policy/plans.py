@@ -43,9 +43,9 @@ class PlanInForce(NamedTuple):
     """What was asked for keys that were not known yet."""
 
     @property
-    def has_trial(self) -> bool:
-        """It runs something on trial."""
-        return self.variant is not None or bool(self.is_trial.any())
+    def lasts_for(self) -> int:
+        """Boundaries for which it outlives its daemon: what is on trial must not run unwatched."""
+        return 1 if self.variant is not None or self.is_trial.any() else PLAN_EXPIRES_AFTER
 
     def ending_by_itself(self, after: PlanInForce, keys: Sequence[int]) -> PlanInForce:
         """As a first look at these keys, whose rows come first in both plans, that gives way to the plan `after`."""
@@ -67,7 +67,8 @@ class Plans:
         self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0))
         self._slots: dict[int, Ints] = {}
         self._slots_of: CallEvidence | None = None
-        self._asked: list[Candidate] = []
+        self.asked: list[Candidate] = []
+        """What each key shall run now, by key index."""
         self._rows: list[PlanRow | None] = []
         self._active = 0
         """The epoch in force."""
@@ -125,32 +126,21 @@ class Plans:
     def ask(self, changes: Mapping[int, Candidate]) -> bool:
         """Note what keys, by index, shall run from now on; whether anything differs from before."""
         states, model_id = self._surrogate.fields.states, self._surrogate.fields.knowledge.model_id
-        missing = len(states) - len(self._asked)
-        self._asked += [BASELINE] * missing
+        missing = len(states) - len(self.asked)
+        self.asked += [BASELINE] * missing
         self._rows += [None] * missing
         differs = False
         for index, candidate in changes.items():
             state = states[index]
-            differs |= candidate != self._asked[index]
-            self._asked[index] = candidate
+            differs |= candidate != self.asked[index]
+            self.asked[index] = candidate
             self._rows[index] = None if candidate.is_baseline else _row(state, candidate, model_id)
         return differs
 
-    def make(self, entry: PlanInForce, first: Sequence[int] = ()) -> PlanInForce:
-        """What is asked for now, as a plan; the rows of keys `first` come first.
-
-        `entry` has its epoch, what is tried and the rows for keys that are not known yet.
-        """
-        others = [*self._rows]
-        for index in first:
-            others[index] = None
-        rows = [*(self._rows[index] for index in first), *others]
-        plan = msgspec.structs.replace(
-            entry.plan,
-            rows=(*(row for row in rows if row is not None), *entry.ahead),
-            expires_after=lasts_for(has_trial=entry.has_trial),
-        )
-        return entry._replace(candidates=self._asked.copy(), plan=plan)
+    def rows(self, first: Sequence[int]) -> tuple[PlanRow, ...]:
+        """What is asked for now; the rows of keys `first` come first."""
+        order = [*first, *(index for index in range(len(self._rows)) if index not in first)]
+        return tuple(row for index in order if (row := self._rows[index]) is not None)
 
     def step_ran(self, epoch: int) -> None:
         """A step has finished under `epoch`."""
@@ -208,11 +198,6 @@ class Plans:
         """A first look is in force."""
         in_force = self._plans.get(self._active)
         return in_force is not None and in_force.plan.first_look is not None
-
-
-def lasts_for(*, has_trial: bool) -> int:
-    """Boundaries for which a plan outlives its daemon: what is on trial must not run unwatched."""
-    return 1 if has_trial else PLAN_EXPIRES_AFTER
 
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:

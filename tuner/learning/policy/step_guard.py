@@ -378,7 +378,9 @@ class StepFeedback:
         duration_us = self.kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:
             return False
-        is_doubtful = self._attribution.connected(step.step, duration_us, self._recent, guard.effects.noise)
+        usual_us = median(self._recent) if len(self._recent) >= ENOUGH else math.inf
+        is_longer = duration_us > usual_us * math.exp(CLIP * guard.effects.noise)
+        is_doubtful = self._attribution.connected(step.step, duration_us - usual_us if is_longer else 0.0)
         is_doubtful |= extra_us > DOUBTFUL_SHARE * step.duration_us
         if in_force is None:
             return False
