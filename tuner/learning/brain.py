@@ -176,7 +176,7 @@ class Brain(Inspection):
         # Decisions come before their step's record; timed records, and those of other ranks, may come later.
         decisions = block[(block["flags"] & FLAG_TIMED) == 0]
         steps, message_bytes = decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64)
-        self._step_feedback.kinds.enqueued(steps, message_bytes)
+        self._step_feedback.kinds.moved_bytes.add(steps, message_bytes)
         if self._fingerprint.add_records(block):
             self._urgent = True
 
@@ -288,8 +288,7 @@ class Brain(Inspection):
             return
         keys, logs, slots = keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
         steps, connects = steps[is_obeyed], connects[is_obeyed]
-        is_trial = np.zeros(len(self._states), np.bool_)
-        is_trial[: len(in_force.is_trial)] = in_force.is_trial
+        is_trial = np.pad(in_force.is_trial, (0, len(self._states) - len(in_force.is_trial)))
         self._attribution.forget_slow_firsts(slots, logs)
         calls = evidence.calls(slots, logs)
         shift = self._attribution.shift(calls, steps, is_trial)

@@ -204,23 +204,14 @@ class Knowledge:
             doubt = np.maximum(doubt - np.median(doubt), 0.0)
         return means + shifts, stds + doubt
 
-    def doubt_in_common(
-        self, communicator: CommunicatorClass, collective: Collective, candidates: Sequence[Candidate], costs: CostPrior
-    ) -> float:
-        """How far off all guesses and earlier measurements may be together, as the network may be another.
+    def doubt_in_common(self, family: tuple[CommunicatorClass, Collective], costs: CostPrior) -> float:
+        """How far off (log) all guesses and earlier measurements may be together, as the network may be another.
 
-        Args:
-            communicator: of the calls.
-            collective: that is called.
-            candidates: on offer.
-            costs: NCCL's cost.
-
-        Returns:
-            Standard deviation (log); 0 where nothing is known from earlier runs.
+        0 where nothing is known from earlier runs.
         """
         if self.correction is None and not self._by_key:
             return 0.0
-        doubt = self._doubt_of_jump(communicator, collective, candidates, np.array([float(MIDDLING_BYTES)]), costs)
+        doubt = self._doubt_of_jump(*family, costs.candidates(*family), np.array([float(MIDDLING_BYTES)]), costs)
         return math.hypot(LEVEL_STD, float(np.median(doubt)))
 
     def _doubt_of_jump(

@@ -22,7 +22,7 @@ def _play(kinds: StepKinds, steps: range, moved: int, duration_us: float) -> lis
     found = []
     for step in steps:
         if moved:
-            kinds.enqueued(np.full(2, step), np.full(2, moved // 2))
+            kinds.moved_bytes.add(np.full(2, step), np.full(2, moved // 2))
         found.append(kinds.usual_us(step, duration_us))
     return found
 
@@ -30,7 +30,7 @@ def _play(kinds: StepKinds, steps: range, moved: int, duration_us: float) -> lis
 def test_steps_that_move_as_much_are_as_they_are() -> None:
     kinds = StepKinds()
     for step, moved in enumerate([TRAINING, 1.05 * TRAINING, TRAINING, 0.97 * TRAINING]):
-        kinds.enqueued(np.array([step]), np.array([moved]))
+        kinds.moved_bytes.add(np.array([step]), np.array([moved]))
         assert kinds.usual_us(step, 100.0 + step) == pytest.approx(100.0 + step)
 
 

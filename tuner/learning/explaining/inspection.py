@@ -173,7 +173,7 @@ class Inspection:
     @property
     def keys(self) -> tuple[KeyView, ...]:
         """All keys as they are now, in the order they were seen."""
-        watched = self._step_feedback.watched
+        watched = self._step_feedback.promoted
         return tuple(_key_view(state, is_watched=state.index in watched) for state in self._states)
 
     @property

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, KEPT, LEAST_NOISE, Calls, grouped
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, KEPT, LEAST_NOISE, Calls, StepSums, grouped
 from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints
@@ -59,7 +59,7 @@ class Attribution:
         """Algorithms that were on trial, by what they were tried for."""
         self.doubted: set[int] = set()
         """Slots whose next call will tell whether the setting is slow."""
-        self._extra_us: dict[int, float] = {}
+        self._extra_us = StepSums()
         """What exploration added to each recent step."""
         self.n_explored = 0
         """Calls that ran a setting on trial."""
@@ -177,9 +177,7 @@ class Attribution:
         share = np.broadcast_to(exposed_share, len(says))[known]
         usual_us = share * np.exp(logs - excess)
         extra_us = share * np.exp(logs) - usual_us
-        when, of_step = np.unique(steps, return_inverse=True)
-        for step, more_us in zip(when.tolist(), np.bincount(of_step, np.maximum(extra_us, 0.0)), strict=True):
-            self._extra_us[step] = self._extra_us.get(step, 0.0) + float(more_us)
+        self._extra_us.add(steps, np.maximum(extra_us, 0.0))
         for step, more_us in zip(steps[is_new].tolist(), extra_us[is_new].tolist(), strict=True):
             if step not in self._connecting:
                 self._connecting.append(step)

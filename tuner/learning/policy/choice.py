@@ -140,11 +140,7 @@ class Policy:
             self.states[index].begin_window(is_overspent=self.budget.remaining_us < 0, leads_rest=leads_rest)
         alternating.update(self._shown)
         touched, self._touched = self._touched | alternating, alternating
-        return {index: self.runs(self.states[index]) for index in touched}
-
-    def runs(self, state: KeyState) -> Candidate:
-        """The setting of one key in this window."""
-        return self._shown.get(state.index, state.runs)
+        return {index: self._shown.get(index, self.states[index].runs) for index in touched}
 
     def first_looks(self) -> list[KeyState]:
         """Keys at which this window tries what nobody has proved and this job has not measured."""
@@ -154,7 +150,7 @@ class Policy:
         """These trials give way before the next window; what runs then, by key index."""
         for state in states:
             state.runs_trial, state.runs_lead = False, state.lead is not None
-        return {state.index: self.runs(state) for state in states}
+        return {state.index: state.runs for state in states}
 
     def explored(self) -> Flags:
         """At which keys this window tries something that nothing has spoken for yet."""
@@ -234,8 +230,7 @@ class Policy:
     def reopen(self) -> None:
         """The regime changed: every verdict is open again. What runs stays until measurements speak against it."""
         for state in self.states:
-            if state.trial is not None:
-                self.end_trial(state)
+            self.end_trial(state)
             state.reopen()
 
     def drop(

@@ -390,8 +390,7 @@ class FieldBook(Columns):
         """How far off (log) what earlier runs leave for other communicators may be for all options together."""
         self.follow()
         if family not in self._doubts:
-            offered = self.costs.candidates(*family)
-            self._doubts[family] = self.knowledge.doubt_in_common(*family, offered, self.costs)
+            self._doubts[family] = self.knowledge.doubt_in_common(family, self.costs)
         return self._doubts[family]
 
     def _make(self, state: KeyState) -> Field:

@@ -58,6 +58,18 @@ class Columns:
                 setattr(self, name, np.concatenate([old, np.zeros((more, *old.shape[1:]), old.dtype)]))
 
 
+class StepSums(dict[int, float]):
+    """Sums by step, as many as are KEPT."""
+
+    def add(self, steps: Ints, values: Floats | Ints) -> None:
+        """Take in values, each of its step."""
+        distinct, of = np.unique(steps, return_inverse=True)
+        for step, total in zip(distinct.tolist(), np.bincount(of, values).tolist(), strict=True):
+            self[step] = self.get(step, 0.0) + total
+        while len(self) > KEPT:
+            del self[next(iter(self))]
+
+
 class _NoiseScale(Columns):
     """Standard deviation (log) by index, shrunk towards that of all; older deviations fade."""
 

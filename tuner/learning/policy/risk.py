@@ -14,7 +14,7 @@ import numpy as np
 
 from zerotune.store.records import BASELINE
 from zerotune.tuner.learning.policy.keys import KeyState, Traffic
-from zerotune.tuner.learning.policy.observations import AT_ONCE, KEPT, CallEvidence, Columns
+from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns, StepSums
 from zerotune.tuner.modeling.features import Floats, Ints
 
 CATASTROPHIC_RATIO: Final = 2.0
@@ -76,8 +76,8 @@ class ExposedShare:
     """
 
     def __init__(self) -> None:
-        self._calls_us: dict[int, float] = {}
-        self._exposed_us: dict[int, float] = {}
+        self._calls_us, self._exposed_us = StepSums(), StepSums()
+        """Where calls or records are lost, what came of the other kind waits in vain."""
         self._newest_step = -1
         self._sums_us: Floats | None = None
         """Of what was exposed, and of what calls took."""
@@ -91,15 +91,13 @@ class ExposedShare:
 
     def measured(self, steps: Ints, duration_us: Floats) -> None:
         """Take in calls: step and duration of each, shape [n]."""
-        distinct, of = np.unique(steps, return_inverse=True)
-        for step, us in zip(distinct.tolist(), np.bincount(of, duration_us).tolist(), strict=True):
-            self._calls_us[step] = self._calls_us.get(step, 0.0) + us
-        self._newest_step = max(self._newest_step, int(distinct[-1]))
+        self._calls_us.add(steps, duration_us)
+        self._newest_step = max(self._newest_step, int(steps.max()))
         self._learn()
 
     def finished(self, step: int, exposed_us: float) -> None:
         """Take in how long computation waited for communication in a finished step."""
-        self._exposed_us[step] = exposed_us
+        self._exposed_us.add(np.array([step]), np.array([exposed_us]))
         self._learn()
 
     def _learn(self) -> None:
@@ -109,10 +107,6 @@ class ExposedShare:
                 now = np.array([min(max(exposed_us, 0.0), calls_us), calls_us])
                 before = np.full(2, calls_us) if self._sums_us is None else self._sums_us
                 self._sums_us = before + LEARNED * (now - before)
-        # Where calls or records are lost, only what came of the other kind piles up.
-        for waiting in (self._calls_us, self._exposed_us):
-            while len(waiting) > KEPT:
-                del waiting[next(iter(waiting))]
 
 
 class Price(Columns):

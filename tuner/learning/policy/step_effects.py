@@ -18,9 +18,9 @@ from typing import Final
 import numpy as np
 
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, KEPT, LEAST_NOISE
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, StepSums
 from zerotune.tuner.learning.policy.risk import LEARNED
-from zerotune.tuner.modeling.features import Floats, Ints
+from zerotune.tuner.modeling.features import Floats
 
 RECENT_STEPS: Final = 32
 """Newest steps, which say how long one takes now; an experiment lasts no longer. Twice as many compare what was
@@ -231,23 +231,16 @@ WIDTH: Final = 0.2
 
 
 class StepKinds:
-    """One job's steps; `enqueued` tells what they move, `usual_us` how long they would have taken as usual ones."""
+    """One job's steps; `moved_bytes` says what they move, `usual_us` how long they would have taken as usual ones."""
 
     def __init__(self) -> None:
-        self._bytes: dict[int, float] = {}
+        self.moved_bytes = StepSums()
+        """By rank 0's calls, of steps that have not ended."""
         self._newest: deque[tuple[int, float]] = deque(maxlen=RECENT_STEPS)
         """Kind, and log duration as one of the yardstick's kind."""
         self._yardstick: int | None = None
         self._differences: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
         """Of the other kinds."""
-
-    def enqueued(self, steps: Ints, message_bytes: Ints) -> None:
-        """Calls of rank 0, shape [n] each: the steps in which they were enqueued and what they move."""
-        when, of = np.unique(steps, return_inverse=True)
-        for step, moved in zip(when.tolist(), np.bincount(of, message_bytes).tolist(), strict=True):
-            self._bytes[step] = self._bytes.get(step, 0.0) + moved
-        while len(self._bytes) > KEPT:
-            del self._bytes[next(iter(self._bytes))]
 
     def usual_us(self, step: int, duration_us: float) -> float | None:
         """A step's duration, which is above 0, as one of the usual kind; None where too little is known of its own.
@@ -255,7 +248,7 @@ class StepKinds:
         The first kind of several steps is the yardstick: validation may come before training. Steps that enqueue
         nothing (a replayed graph, or nobody listened yet) are of kind 0, which is none.
         """
-        kind, log_us = round(math.log(max(1.0, self._bytes.pop(step, 0.0))) / WIDTH), math.log(duration_us)
+        kind, log_us = round(math.log(max(1.0, self.moved_bytes.pop(step, 0.0))) / WIDTH), math.log(duration_us)
         if self._yardstick is None:
             self._newest.append((kind, log_us))
             alike = [one for one in self._newest if one[0] == kind]

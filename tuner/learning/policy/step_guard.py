@@ -303,11 +303,6 @@ class StepFeedback:
         self.reset()
 
     @property
-    def watched(self) -> Collection[int]:
-        """Keys whose incumbent was promoted lately: steps with and without it are still compared."""
-        return self._promoted.keys()
-
-    @property
     def is_busy(self) -> bool:
         """Keys may begin no trials: steps are compared, or too few are known to guard by."""
         return self.variants.on_trial is not None or bool(self._guard.suspects) or len(self._recent) < KNOWN_STEPS // 3
@@ -324,7 +319,7 @@ class StepFeedback:
         self._guard.reset()
         self._usual: Ints = np.zeros(0, np.int64)
         """By key, the slot that what is tried there is compared with."""
-        self._promoted: dict[int, tuple[int, int]] = {}
+        self.promoted: dict[int, tuple[int, int]] = {}
         """By key whose incumbent is still compared with the one before: its slot, and for how many steps by now."""
         self._withdrawn = Cooldown()
         """Keys at which something slowed steps down."""
@@ -347,7 +342,7 @@ class StepFeedback:
     def consider_variants(self, step: int) -> None:
         """Once the keys have settled, let variants of the whole plan compete on step time."""
         step_us = float(np.median(self._recent)) if self._recent else math.inf
-        is_guarding = bool(self._promoted) or bool(self._guard.suspects)
+        is_guarding = bool(self.promoted) or bool(self._guard.suspects)
         self.variants.consider(step, step_us, may_begin=not is_guarding)
 
     def show(self) -> None:
@@ -424,16 +419,16 @@ class StepFeedback:
             tries[[*in_force.variant.changes]] = True
         differs = slots != self._usual
         for key in np.flatnonzero(differs & ~tries).tolist():
-            if self._promoted.get(key, (-1, 0))[0] != slots[key]:
-                self._promoted[key] = int(slots[key]), 0
-        for key, (slot, n_steps) in [*self._promoted.items()]:
+            if self.promoted.get(key, (-1, 0))[0] != slots[key]:
+                self.promoted[key] = int(slots[key]), 0
+        for key, (slot, n_steps) in [*self.promoted.items()]:
             if evidence.candidates[slot] != states[key].incumbent:
-                del self._promoted[key]  # something else has withdrawn it, or followed it
+                del self.promoted[key]  # something else has withdrawn it, or followed it
                 continue
-            self._promoted[key] = slot, n_steps + 1
+            self.promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
             if n_steps >= 2 * RECENT_STEPS or not self._policy.surrogate.fields.offers(states[key].family, before):
-                del self._promoted[key]
+                del self.promoted[key]
                 self._guard.became_usual(slot, key)
                 self._usual[key], differs[key] = slot, slot != slots[key]
         tried = np.flatnonzero(differs)
@@ -448,7 +443,7 @@ class StepFeedback:
             if candidate in (state.trial, state.lead, state.incumbent):
                 state.n_withdrawn += 1
                 if candidate == state.incumbent:
-                    self._promoted.pop(state.index, None)
+                    self.promoted.pop(state.index, None)
                 state.quiet_until = self._withdrawn.begin(state.index, step)
                 self._policy.end_trial(state)
                 before = evidence.candidates[int(self._usual[state.index])]
