@@ -14,9 +14,12 @@ from pathlib import Path
 
 import platformdirs
 
+from zerotune.store.endpoints import MAX_IPC_PATH_BYTES
+
 APP_NAME = "zerotune"
 SESSION_DIRS = "/run/user"
 """Where systemd makes each user's runtime directory, which cron and batch jobs are not told of."""
+_SOCKET = "daemon.sock"
 MAX_HOST_BYTES = 32
 """Of a host's name in a path: those of sockets are short, and end in 107 bytes."""
 SERVICE_RUNTIME_DIR = "/run/zerotune"
@@ -39,16 +42,16 @@ def runtime_dir() -> Path:
         return of_service
     # Of another user, say after `su`, or open to others, it is no runtime directory by the XDG specification.
     for session_dir in (os.environ.get("XDG_RUNTIME_DIR"), f"{SESSION_DIRS}/{os.getuid()}"):
-        if session_dir and is_private(Path(session_dir)):
+        if session_dir and is_private(Path(session_dir)) and _fits(Path(session_dir) / APP_NAME):
             return Path(session_dir) / APP_NAME
     # Containers and batch jobs have no login session. Nodes may share a home.
     of_node = Path(platformdirs.user_state_dir(APP_NAME, appauthor=False)) / "run" / _host()
-    return of_node if _is_out_of_reach(of_node) else Path(SESSION_DIRS) / str(os.getuid()) / APP_NAME
+    return of_node if _is_out_of_reach(of_node) and _fits(of_node) else Path(SESSION_DIRS) / str(os.getuid()) / APP_NAME
 
 
 def default_endpoint() -> str:
     """The daemon's ZeroMQ endpoint on this node."""
-    return os.environ.get("ZEROTUNE_ENDPOINT") or f"ipc://{runtime_dir() / 'daemon.sock'}"
+    return os.environ.get("ZEROTUNE_ENDPOINT") or f"ipc://{runtime_dir() / _SOCKET}"
 
 
 def default_store_path() -> Path:
@@ -74,6 +77,11 @@ def is_private(folder: Path) -> bool:
         return False
     is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     return folder.is_absolute() and is_own and not stat.S_IMODE(found.st_mode) & 0o077
+
+
+def _fits(folder: Path) -> bool:
+    """Whether a socket can have its name there: of a long one nobody is to blame who did not choose it."""
+    return len(os.fsencode(folder / _SOCKET)) <= MAX_IPC_PATH_BYTES
 
 
 def _is_out_of_reach(folder: Path) -> bool:

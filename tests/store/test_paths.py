@@ -3,16 +3,26 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
 
 from zerotune.store import paths
+from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import UntrustedError, UserError
 from zerotune.store.private_folders import make_private, open_socket_folder
 from zerotune.tuner.service.endpoint import BoundEndpoint
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one, as homes are: names of sockets end in 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="zt") as folder:
+        yield Path(folder)
 
 
 def test_the_environment_overrides_every_place(monkeypatch, tmp_path):
@@ -73,6 +83,16 @@ def test_the_runtime_directory_is_that_of_the_session_where_it_is_private(batch_
     assert paths.runtime_dir() == batch_job
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home/state"))
     assert paths.runtime_dir() == tmp_path / "home/state/zerotune/run/node7.cluster"
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_passed_over(batch_job, monkeypatch, tmp_path):
+    home, session = tmp_path / ("h" * 90), tmp_path / ("s" * 90)
+    for folder in (home, session):
+        make_private(folder)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    assert paths.runtime_dir() == batch_job
+    monkeypatch.setenv("HOME", str(home))
+    check_endpoint(paths.default_endpoint())
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
