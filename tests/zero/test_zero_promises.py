@@ -150,6 +150,35 @@ def test_the_variant_with_all_reduce_and_a_gather(world: World) -> None:
         ]
 
 
+def gathered_by(broadcasts: bool, stage: int, n_ranks: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Elements of each gather of a step; root and elements of each broadcast."""
+    model, sent, plain = make_gpt(), [], dist.broadcast
+
+    def noted(part: Tensor, *args: Any, group_src: int = 0, **more: Any) -> Any:
+        sent.append((group_src, part.numel()))
+        return plain(part, *args, group_src=group_src, **more)
+
+    with Recorder() as recorder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "broadcast", noted)
+        settings = {"stage": stage, "gather_by_broadcasts": broadcasts, "bucket_bytes": 4096}
+        engine = zero_runtime.shard(model, group=group_of(n_ranks), **settings)
+        optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
+        recorder.events.clear()
+        sent.clear()
+        model(*gpt_batch(dist.get_rank(), 0)).backward()
+        optimizer.step()
+        engine.synchronize()
+    return [n for _, kind, n in recorder.events if kind == "all_gather"], sent
+
+
+@pytest.mark.parametrize(("stage", "n_ranks"), [(1, 2), (3, 2), (3, 4)])
+def test_each_owner_broadcasts_its_part_of_what_an_all_gather_moves(world: World, stage: int, n_ranks: int) -> None:
+    alone, by_owners = (world.run(n_ranks, gathered_by, way, stage, n_ranks) for way in (False, True))
+    for (gathers, none), (same, broadcasts) in zip(alone, by_owners, strict=True):
+        assert (gathers, none) == (same, [])
+        assert broadcasts == [(owner, n // n_ranks) for n in gathers for owner in range(n_ranks)]
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_order_of_gathers_and_scatters(world: World, prefetch: int) -> None:
     """Layers 0 1 2 below the root r: what is asked for when, with `prefetch` layers ahead."""

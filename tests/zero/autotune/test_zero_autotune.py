@@ -9,14 +9,16 @@ from contextlib import suppress
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zero_models import MODELS, loss_of
 from zero_world import World, group_of
 
 from benchmarks.runtime.autotuned_training import both
 from zerotune import zero_runtime
 from zerotune.zero_runtime.autotune.agreement import COUNTED_STEPS, SETTLED_STEPS, Boundaries
-from zerotune.zero_runtime.autotune.choices import Choices, StepSettings
+from zerotune.zero_runtime.autotune.choices import FINEST, Choices, StepSettings
 from zerotune.zero_runtime.autotune.search import LEAST_GAIN, Search
 
 CHOICES = Choices(tuple(1 << place for place in range(10, 16)), (0, 1, 2), layer_bytes=1000)
@@ -41,6 +43,39 @@ def test_no_bit_changes(world: World, n_ranks: int, stage: int, max_norm: float 
     runs = [ran for _, ran in answers]
     assert all(ran == runs[0] for ran in runs)
     assert len(set(runs[0])) > 1
+
+
+def trained_any(name: str, stage: int, autotune: bool) -> tuple[list[float], list[StepSettings | None]]:
+    """Losses of a model whose layers are used in unusual ways; the layout is that of the smallest bucket."""
+    make, batch = MODELS[name]
+    model, bucket_bytes = make(), 2048
+    settings = {"stage": stage, "bucket_bytes": bucket_bytes if autotune else bucket_bytes // FINEST}
+    engine = zero_runtime.shard(model, group=group_of(2), autotune=autotune, **settings)
+    optimizer = engine.optimizer(torch.optim.AdamW, lr=0.01)
+    losses, ran = [], []
+    for n in range(21):
+        loss = loss_of(model, batch(dist.get_rank(), n))
+        ran.append(engine.step_settings)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, ran
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("fickle", 2), ("fickle", 3), ("again-recomputed", 3), ("shared-by-layers", 3), ("layer-at-two-places", 3),
+        ("partly-frozen", 3), ("adapted-again", 3),
+    ],
+)  # fmt: skip
+def test_no_bit_changes_whatever_is_done_with_layers(world: World, name: str, stage: int) -> None:
+    fixed, tuned = (world.run(2, trained_any, name, stage, autotune) for autotune in (False, True))
+    assert [losses for losses, _ in tuned] == [losses for losses, _ in fixed]
+    runs = [ran for _, ran in tuned]
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) > 1
+    assert all(ran == [None] * len(ran) for _, ran in fixed)  # who did not ask for it has nothing changed
 
 
 def proposing_without() -> str:

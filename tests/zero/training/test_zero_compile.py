@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from typing import Any
 
 import pytest
@@ -20,19 +21,21 @@ pytestmark = pytest.mark.slow  # loading the compiler takes longer than all else
 WAYS = ("layers", "layers, before", "model", "model in place")
 
 
-def train_compiled(name: str, stage: int, how: str, precision: str | None = None) -> list[float]:
+def train_compiled(
+    name: str, stage: int, how: str, precision: str | None = None, backend: str = "aot_eager"
+) -> list[float]:
     torch._dynamo.reset()
     make, batch = MODELS[name]
     model = make()
     if how == "layers, before":
-        compile_layers(model)
+        compile_layers(model, backend)
     engine = zero_runtime.shard(model, group=group_of(2), stage=stage, precision=precision)
     optimizer = engine.optimizer(torch.optim.AdamW, lr=1e-2)
-    run = torch.compile(model, backend="aot_eager") if how == "model" else model
+    run = torch.compile(model, backend=backend) if how == "model" else model
     if how == "layers":
-        compile_layers(model)
+        compile_layers(model, backend)
     if how == "model in place":
-        model.compile(backend="aot_eager")
+        model.compile(backend=backend)
     losses = []
     for n in range(3):
         loss = loss_of(run, batch(dist.get_rank(), n))
@@ -42,9 +45,9 @@ def train_compiled(name: str, stage: int, how: str, precision: str | None = None
     return losses
 
 
-def compile_layers(model: nn.Module) -> None:
+def compile_layers(model: nn.Module, backend: str) -> None:
     for layer in default_layers(model):
-        layer.compile(backend="aot_eager")
+        layer.compile(backend=backend)
 
 
 @pytest.mark.timeout(300)
@@ -57,7 +60,7 @@ def test_compiled_training_is_the_same(world: World, name: str, stage: int, prec
     assert compiled == plain
 
 
-def train_alone(name: str, n_ranks: int, precision: str | None) -> list[list[float]]:
+def train_alone(name: str, n_ranks: int, precision: str | None, backend: str = "aot_eager") -> list[list[float]]:
     """What plain torch makes of the batches of all ranks with compiled layers; the losses by rank."""
     torch._dynamo.reset()
     make, batch = MODELS[name]
@@ -66,7 +69,7 @@ def train_alone(name: str, n_ranks: int, precision: str | None) -> list[list[flo
     masters = [p.detach().clone() for p in model.parameters()]
     for p in model.parameters():
         p.data = p.data.to(compute or p.dtype)
-    compile_layers(model)
+    compile_layers(model, backend)
     optimizer = torch.optim.AdamW(masters, lr=1e-2)
     losses: list[list[float]] = [[] for _ in range(n_ranks)]
     for n in range(3):
@@ -93,6 +96,16 @@ def test_compiled_transformers_train_the_same(world: World, name: str, precision
     order in which autograd adds those gradients."""
     pytest.importorskip("transformers")
     assert world.run(2, train_compiled, name, 3, how, precision) == world.run(1, train_alone, name, 2, precision)[0]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles for the CPU with g++")
+@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize("name", ["gpt", "recomputed"])
+def test_inductors_layers_train_the_same(world: World, name: str, precision: str | None) -> None:
+    """Its kernels read parameters at addresses that stage 3 gathers into anew, and fuse as they do without us."""
+    found = world.run(2, train_compiled, name, 3, "layers", precision, "inductor")
+    assert found == world.run(1, train_alone, name, 2, precision, "inductor")[0]
 
 
 def graph_sizes(how: str) -> list[list[int]]:

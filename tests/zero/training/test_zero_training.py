@@ -67,9 +67,14 @@ def test_stage_1_with_all_reduce(world: World) -> None:
     compare(world, "gpt", 2, stage=1, all_reduce_gradients=True)
 
 
-@pytest.mark.parametrize(("stage", "n_ranks"), [(1, 2), (3, 3)])
-def test_gathering_by_the_owners_broadcasts_changes_no_bit(world: World, stage: int, n_ranks: int) -> None:
-    compare(world, "gpt", n_ranks, stage=stage, gather_by_broadcasts=True, bucket_bytes=4096)
+@pytest.mark.parametrize(
+    ("stage", "n_ranks", "precision"), [(1, 2, None), (2, 4, "bf16"), (3, 3, None), (3, 2, "bf16")]
+)
+def test_gathering_by_the_owners_broadcasts_changes_no_bit(
+    world: World, stage: int, n_ranks: int, precision: str | None
+) -> None:
+    settings = {"stage": stage, "precision": precision, "bucket_bytes": 4096}
+    compare(world, "gpt", n_ranks, gather_by_broadcasts=True, **settings)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2, 9])
