@@ -35,10 +35,10 @@ from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning.explaining.inspection import Inspection
-from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.choice import Event, Policy
+from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
@@ -258,7 +258,7 @@ class Brain(Inspection):
                 self._policy.drop(state, state.lead, row.reason, ban=False)
             self._policy.set_incumbent(Event(state, row.candidate, "prior", row.reason))
         elif row is not None and state.lead is None and not row.candidate.is_baseline:
-            self._policy.lead_as_proven(state, (row.candidate, row.reason))
+            self._policy.begin_lead(state, OpenLead(row.candidate, PROVEN_HOPE, row.reason))
         self._urgent |= row is not None or state.lead_is_proven
 
     def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:

@@ -173,8 +173,11 @@ class Inspection:
     @property
     def keys(self) -> tuple[KeyView, ...]:
         """All keys as they are now, in the order they were seen."""
-        watched = self._step_feedback.promoted
-        return tuple(_key_view(state, is_watched=state.index in watched) for state in self._states)
+        watched, withdrawn = self._step_feedback.promoted, self._step_feedback.withdrawn
+        return tuple(
+            _key_view(state, n_withdrawn=withdrawn.n_times(state.index), is_watched=state.index in watched)
+            for state in self._states
+        )
 
     @property
     def costs(self) -> CostPrior:
@@ -230,7 +233,7 @@ class Inspection:
         return MappingProxyType({self._states[index].key: candidate for index, candidate in settings.items()})
 
 
-def _key_view(state: KeyState, *, is_watched: bool) -> KeyView:
+def _key_view(state: KeyState, *, n_withdrawn: int, is_watched: bool) -> KeyView:
     return KeyView(
         state.key,
         state.status,
@@ -248,7 +251,7 @@ def _key_view(state: KeyState, *, is_watched: bool) -> KeyView:
         tuple(sorted(state.numbers, key=lambda one: state.numbers[one])),
         MappingProxyType({**state.banned}),
         MappingProxyType({**state.retired}),
-        state.n_withdrawn,
+        n_withdrawn,
         state.quiet_until,
         is_watched,
     )

@@ -59,8 +59,8 @@ class Attribution:
         """Algorithms that were on trial, by what they were tried for."""
         self.doubted: set[int] = set()
         """Slots whose next call will tell whether the setting is slow."""
-        self._extra_us = StepSums()
-        """What exploration added to each recent step."""
+        self.extra_us = StepSums()
+        """What exploration is known to have added to steps that were not judged yet."""
         self.n_explored = 0
         """Calls that ran a setting on trial."""
         self.is_suspicious = False
@@ -177,7 +177,7 @@ class Attribution:
         share = np.broadcast_to(exposed_share, len(says))[known]
         usual_us = share * np.exp(logs - excess)
         extra_us = share * np.exp(logs) - usual_us
-        self._extra_us.add(steps, np.maximum(extra_us, 0.0))
+        self.extra_us.add(steps, np.maximum(extra_us, 0.0))
         for step, more_us in zip(steps[is_new].tolist(), extra_us[is_new].tolist(), strict=True):
             if step not in self._connecting:
                 self._connecting.append(step)
@@ -203,13 +203,6 @@ class Attribution:
         says[known] &= ~np.isin(slots, self._doubtful(slots[here], excess[here], steps[here]))
         self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us).sum()))
         return says
-
-    def extra_of(self, step: int) -> float:
-        """Microseconds that exploration is known to have added to a step; asked in the order of steps."""
-        extra_us = self._extra_us.pop(step, 0.0)
-        while self._extra_us and (first := next(iter(self._extra_us))) < step - 2 * ENOUGH:
-            del self._extra_us[first]  # it was judged long ago, or never will be
-        return extra_us
 
     def connected(self, step: int, longer_us: float) -> bool:
         """Whether a step connected something; what it took longer besides what calls were charged is charged now."""

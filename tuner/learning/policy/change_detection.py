@@ -10,7 +10,7 @@ under a label; when measurements fit one of them again, it is taken back instead
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -150,7 +150,8 @@ class Regimes:
     """The evidence of every regime seen so far, the current one by `evidence`."""
 
     def __init__(self) -> None:
-        self._all = [CallEvidence()]
+        self.every = [CallEvidence()]
+        """Of all that are remembered, the one in force last."""
         self.n_changes = 0
         self._settling = False
         self._shift = 0.0
@@ -158,17 +159,13 @@ class Regimes:
     @property
     def evidence(self) -> CallEvidence:
         """CallEvidence of the regime in force."""
-        return self._all[-1]
-
-    def newest(self) -> Iterator[CallEvidence]:
-        """CallEvidence of all regimes that are remembered, the one in force first, and then the last before."""
-        return reversed(self._all)
+        return self.every[-1]
 
     def begin(self, shift: float) -> None:
         """The network changed by `shift` (log): start afresh, keep what was known."""
         self._shift, self._settling = shift, True
         self.n_changes += 1
-        self._all = [*self._all[1 - MAX_REGIMES :], CallEvidence(self.n_changes)]
+        self.every = [*self.every[1 - MAX_REGIMES :], CallEvidence(self.n_changes)]
 
     def recognise(self) -> bool:
         """Whether what was measured since `begin` fits an older regime, which then is in force again."""
@@ -178,7 +175,7 @@ class Regimes:
         slots = np.flatnonzero(current.n_calls[: len(current)])
         n_calls = int(current.n_calls[slots].sum())
         self._settling = n_calls < 16 * ENOUGH
-        for older in reversed(self._all[:-1]) if n_calls >= 2 * ENOUGH else ():
+        for older in reversed(self.every[:-1]) if n_calls >= 2 * ENOUGH else ():
             found = [older.find(int(current.key[slot]), current.candidates[slot]) for slot in slots.tolist()]
             is_known = [one is not None and older.n_units[one] > 0 for one in found]
             if not any(is_known):
@@ -187,7 +184,7 @@ class Regimes:
             gaps = np.abs(current.centre(slots[is_known]) - older.centre(there))
             within = min(2.0 * RERUN_STD, 0.5 * abs(self._shift))  # nearer than to what was just left
             if float(np.median(gaps)) < within and float(np.mean(gaps)) < 4.0 * RERUN_STD:
-                self._all = [one for one in self._all[:-1] if one is not older] + [older]
+                self.every = [one for one in self.every[:-1] if one is not older] + [older]
                 self._settling = False
                 return True
         return False

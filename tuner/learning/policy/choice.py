@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.explaining.words import comparison, saved
+from zerotune.tuner.learning.knowledge import OpenLead
 from zerotune.tuner.learning.policy.acquisition import (
     TRIAL_STEPS,
     Option,
@@ -90,11 +91,11 @@ class Policy:
         fields = self.surrogate.fields
         decided, lead = fields.knowledge.decided(state.key), fields.knowledge.open_lead(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
-            self.lead_as_proven(state, (fields.named(state, decided[0]), decided[1]))
+            self.begin_lead(state, OpenLead(fields.named(state, decided[0]), PROVEN_HOPE, decided[1]))
         elif decided is None and lead is not None and self.budget.fraction > 0:
             candidate = fields.named(state, lead.candidate)
             if self.options.may_try(state, candidate):
-                self._begin_lead(state, candidate, lead.reason, lead.hope)
+                self.begin_lead(state, lead._replace(candidate=candidate))
 
     # ---- one window ---------------------------------------------------------------------------------
 
@@ -193,15 +194,12 @@ class Policy:
         state.trial = None
         self.trials.pop(state.index, None)
 
-    def lead_as_proven(self, state: KeyState, proven: tuple[Candidate, str]) -> None:
-        """What earlier jobs proved, or smaller messages, with the reason: runs at once, and is verified on the side."""
-        candidate, reason = proven
-        self._begin_lead(state, candidate, reason, PROVEN_HOPE)
+    def begin_lead(self, state: KeyState, lead: OpenLead) -> None:
+        """Let it run in nearly all windows without a trial; the incumbent runs in the others.
 
-    def _begin_lead(
-        self, state: KeyState, candidate: Candidate, reason: str, hope: tuple[float, float] = NO_HOPE
-    ) -> None:
-        """Let it run in nearly all windows without a trial; the incumbent runs in the others."""
+        What earlier jobs proved, or smaller messages (PROVEN_HOPE), runs at once, and is verified on the side.
+        """
+        candidate, hope, reason = lead
         is_proven = hope is PROVEN_HOPE
         state.numbers.setdefault(candidate, len(state.numbers) + 1)
         state.lead_reason = state.retired[candidate] = reason
@@ -284,7 +282,7 @@ class Policy:
         elif verdict is TrialVerdict.tie:
             self.end_trial(state)
             # It is not slower than the lead so far, if there was one.
-            self._begin_lead(state, candidate, f"{measured}, too little to be sure yet")
+            self.begin_lead(state, OpenLead(candidate, NO_HOPE, f"{measured}, too little to be sure yet"))
 
     def _start_trials(self, step: int, room_us: float) -> None:
         """Begin the most promising trials whose risks together fit `room_us`."""

@@ -135,8 +135,6 @@ class KeyState:
         """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent, as a trial
         would: what earlier jobs proved is verified.
         """
-        self.n_withdrawn = 0
-        """How often steps spoke against what was promoted here."""
         self.numbers: dict[Candidate, int] = {}
         """Number, from 1, of each candidate that was on trial, in that order: later ones are allowed less error."""
         self.default_setting: Candidate | None = None
@@ -163,6 +161,10 @@ class KeyState:
     def usual(self) -> Candidate:
         """What runs here when nothing is on trial."""
         return self.incumbent if self.lead is None else self.lead
+
+    def has(self, candidate: Candidate) -> bool:
+        """Whether it is on trial, leads or is the incumbent."""
+        return candidate in (self.trial, self.lead, self.incumbent)
 
     @property
     def runs(self) -> Candidate:
@@ -201,7 +203,6 @@ class KeyState:
     def reopen(self) -> None:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
         self.lead_hope = NO_HOPE
-        self.n_withdrawn = 0
         self.max_channels = MOST_CHANNELS
         self.banned.clear()
         self.retired.clear()

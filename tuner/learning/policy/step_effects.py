@@ -44,9 +44,13 @@ class Cooldown:
 
     def begin(self, name: Hashable, step: int) -> int:
         """It rests from this step on; the step until which it does."""
-        n_times = self._until.get(name, (0, 0))[1]
+        n_times = self.n_times(name)
         self._until[name] = step + self._first_steps * 2**n_times, n_times + 1
         return self.until(name)
+
+    def n_times(self, name: Hashable) -> int:
+        """How often it rested."""
+        return self._until.get(name, (0, 0))[1]
 
     def until(self, name: Hashable) -> int:
         """The step from which it rests no longer."""

@@ -321,7 +321,7 @@ class StepFeedback:
         """By key, the slot that what is tried there is compared with."""
         self.promoted: dict[int, tuple[int, int]] = {}
         """By key whose incumbent is still compared with the one before: its slot, and for how many steps by now."""
-        self._withdrawn = Cooldown()
+        self.withdrawn = Cooldown()
         """Keys at which something slowed steps down."""
 
     def step_finished(self, step: StepRecord, known_step: int) -> bool:
@@ -350,12 +350,9 @@ class StepFeedback:
         if self.variants.running is not None:
             self._policy.show(self.variants.running.changes, ())
             return
-        over, states, evidence = [], self._policy.states, self._policy.evidence
-        for name in self._guard.suspects:
-            state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
-            if candidate not in (state.trial, state.lead, state.incumbent):
-                over.append(name)
-        self._guard.dismiss(over)
+        states, evidence, suspects = self._policy.states, self._policy.evidence, self._guard.suspects
+        runs = {name: states[int(evidence.key[name])].has(evidence.candidates[name]) for name in suspects}
+        self._guard.dismiss([name for name in suspects if not runs[name]])
         may_try = self._policy.budget.remaining_us >= 0
         shown = {key: name if may_try else None for key, name in self._guard.shown.items()}
         settings = {key: evidence.candidates[self._usual[key] if one is None else one] for key, one in shown.items()}
@@ -367,7 +364,7 @@ class StepFeedback:
     def _judge(self, step: StepRecord) -> bool:
         """One step of which all is known that will be; true when a new plan is due at once."""
         states, evidence = self._policy.states, self._policy.evidence
-        guard, extra_us = self._guard, self._attribution.extra_of(step.step)
+        guard, extra_us = self._guard, self._attribution.extra_us.pop(step.step, 0.0)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
         duration_us = self.kinds.usual_us(step.step, without_extra_us)
@@ -398,8 +395,7 @@ class StepFeedback:
             self._withdraw(slow, step.step)
         if shift is not None and states:  # steps of before are no yardstick any more
             self.variants.reset()
-            for _ in range(len(self._recent) - ENOUGH):
-                self._recent.popleft()
+            self._recent = deque([*self._recent][-ENOUGH:], HORIZON_STEPS)
             words = f"steps take {math.exp(shift):.2f} times as long with the same settings"
             words = f"training's own pace changed: {words}"
             self._report(Event(states[0], states[0].incumbent, "pace", words, step.step))
@@ -408,13 +404,10 @@ class StepFeedback:
     def _explored(self, in_force: PlanInForce) -> dict[int, int]:
         """What a plan tries, and at which key."""
         states, evidence = self._policy.states, self._policy.evidence
-        n_keys = len(states)
         new = [evidence.slot(state.index, state.incumbent) for state in states[len(self._usual) :]]
-        if new:
-            self._usual = np.concatenate([self._usual, np.array(new, np.int64)])
-        slots = self._plans.slots(in_force.plan.epoch)[:n_keys]
-        tries = self._policy.verified()
-        tries[: len(in_force.is_trial)] |= in_force.is_trial[:n_keys]
+        self._usual = np.append(self._usual, np.array(new, np.int64))
+        slots, tries = self._plans.slots(in_force.plan.epoch), self._policy.verified()
+        tries[: len(in_force.is_trial)] |= in_force.is_trial
         if in_force.variant is not None:
             tries[[*in_force.variant.changes]] = True
         differs = slots != self._usual
@@ -440,11 +433,10 @@ class StepFeedback:
         words = slower_steps(slow.percent, len(slow.names) - 1, slow.n_with, slow.n_without)
         for name in slow.names:
             state, candidate = states[int(evidence.key[name])], evidence.candidates[name]
-            if candidate in (state.trial, state.lead, state.incumbent):
-                state.n_withdrawn += 1
+            if state.has(candidate):
                 if candidate == state.incumbent:
                     self.promoted.pop(state.index, None)
-                state.quiet_until = self._withdrawn.begin(state.index, step)
+                state.quiet_until = self.withdrawn.begin(state.index, step)
                 self._policy.end_trial(state)
                 before = evidence.candidates[int(self._usual[state.index])]
                 self._policy.drop(state, candidate, words, ban=True, before=before)

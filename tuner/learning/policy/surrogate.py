@@ -175,7 +175,7 @@ class Surrogate:
         rows: list[Floats] = []
         found: list[tuple[Floats, Floats, Floats]] = []
         n_new, seen = 0, set[tuple[int, Candidate]]()
-        for evidence in self.regimes.newest():
+        for evidence in reversed(self.regimes.every):
             is_past, kept = evidence is not self.evidence, []
             for slot in self._nearest(state, evidence).tolist() if len(rows) < 2 * AT_ONCE else ():
                 owner, candidate = self.fields.states[evidence.key[slot]], evidence.candidates[slot]

@@ -43,13 +43,7 @@ ARM: Final = NEVER_STEP
 
 
 class Variants:
-    """One job's variants; `consider` when a plan is made, `judge` while one is on trial.
-
-    Args:
-        policy: whose incumbents are replaced.
-        effects: the guard's regression, which takes in every step.
-        report: takes decisions.
-    """
+    """One job's variants; `consider` when a plan is made, `judge` while one is on trial: by the guard's `effects`."""
 
     def __init__(self, policy: Policy, effects: StepEffects, report: Callable[[Event], None]) -> None:
         self._policy = policy
