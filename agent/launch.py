@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -171,7 +172,7 @@ def _command_problems(request: LaunchRequest) -> list[Finding]:
     if shutil.which(program, path=request.environment.get("PATH")) is None:
         # As the shell does: a word with a slash is a path, all others are looked up in PATH.
         if os.sep in program and Path(program).is_file():
-            remedy = f"run `chmod +x {program}`, or put its interpreter before it"
+            remedy = f"run `chmod +x {shlex.quote(program)}`, or put its interpreter before it"
             return [Finding(f"command {program!r} is not executable", remedy, True)]
         return [Finding(f"command {program!r} is not found", "check its spelling and PATH", True)]
     return [

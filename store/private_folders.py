@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def refuse_open_folder(path: Path, what: str, elsewhere: str) -> None:
         raise StoreError(problem, f"be that user, or {elsewhere}")
     if folder.st_mode & stat.S_IWOTH:
         is_for_all = folder.st_mode & stat.S_ISVTX or folder.st_uid != os.getuid()  # as /tmp: it must stay as it is
-        remedy = elsewhere if is_for_all else f"run `chmod o-w {path.parent}`, or {elsewhere}"
+        remedy = elsewhere if is_for_all else f"run `chmod o-w {shlex.quote(str(path.parent))}`, or {elsewhere}"
         raise StoreError(f"any user may put files beside {what} {path}", remedy)
 
 
@@ -70,7 +71,7 @@ def open_socket_folder(folder: Path) -> int:
             is_for_all = mode & stat.S_ISVTX or found.st_uid != os.getuid()  # as /tmp: it must stay as it is
             raise UntrustedError(
                 f"socket directory {folder} is open to other users (mode {mode:04o})",
-                named if is_for_all else f"run `chmod 700 {folder}`, or {named}",
+                named if is_for_all else f"run `chmod 700 {shlex.quote(str(folder))}`, or {named}",
             )
     except UntrustedError:
         os.close(descriptor)

@@ -6,6 +6,7 @@ Keys are ZeroMQ certificates in one folder, see `zerotune.tuner.service.endpoint
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def refuse_writable(folder: Path) -> None:
         UserError: others may.
     """
     if folder.is_dir() and folder.stat().st_mode & 0o022:
-        raise UserError(f"others may put keys into {folder}", f"run `chmod go-w {folder}`")
+        raise UserError(f"others may put keys into {folder}", f"run `chmod go-w {shlex.quote(str(folder))}`")
 
 
 def load_key_pair(path: Path) -> tuple[bytes, bytes]:
@@ -60,7 +61,8 @@ def load_key_pair(path: Path) -> tuple[bytes, bytes]:
     """
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise UserError(f"key {path} can be read by others", f"run `chmod 600 {path}`; better, make new keys")
+            remedy = f"run `chmod 600 {shlex.quote(str(path))}`; better, make new keys"
+            raise UserError(f"key {path} can be read by others", remedy)
         public_key, secret_key = zmq.auth.load_certificate(path)
     except (OSError, ValueError) as error:
         raise UserError(f"key {path} cannot be read: {reason(error)}", "make keys with `zerotune keys`") from error

@@ -8,6 +8,7 @@ and by the user who listens there.
 from __future__ import annotations
 
 import os
+import shlex
 import socket as sockets
 import stat
 import struct
@@ -129,5 +130,6 @@ def _is_served(reached: str, path: Path) -> bool:
         raise UntrustedError(f"the daemon at ipc://{path} is that of user {stranger}", ENDPOINT_REMEDY)
     if found.st_mode & 0o022:
         mode = stat.S_IMODE(found.st_mode)
-        raise UntrustedError(f"socket {path} is open to other users (mode {mode:04o})", f"run `chmod 600 {path}`")
+        remedy = f"run `chmod 600 {shlex.quote(str(path))}`"
+        raise UntrustedError(f"socket {path} is open to other users (mode {mode:04o})", remedy)
     return True

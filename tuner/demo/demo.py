@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -129,11 +130,11 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         summaries=[out / "off.json", out / "on.json"],
         traces=[_traces(out)],
     )
+    of_store, of_traces = shlex.quote(str(store_path)), shlex.quote(str(_traces(out)))  # to be pasted into a shell
     console.print(
-        f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {store_path})\n"
+        f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {of_store})\n"
         # Policies that learn from earlier jobs know of none here.
-        f"trace:  {_traces(out)}  (try: zerotune replay {_traces(out)} --store {store_path} --policy tuner"
-        " --policy oracle)"
+        f"trace:  {_traces(out)}  (try: zerotune replay {of_traces} --store {of_store} --policy tuner --policy oracle)"
     )
     if off.loss_hex != on.loss_hex:
         raise UserError("the loss curves differ", f"please report this with {out}")
