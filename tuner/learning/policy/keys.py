@@ -343,8 +343,9 @@ class FieldBook(Columns):
         self._communicators: dict[CommunicatorClass, int] = {}
         self._cells: dict[Family, set[tuple[int, int]]] = {}
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
-        self._options: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
         self._doubts: dict[Family, float] = {}
+        self._alike: dict[tuple[object, ...], tuple[tuple[Candidate, ...], Floats]] = {}
+        """What keys that differ by phase alone share."""
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
@@ -358,7 +359,7 @@ class FieldBook(Columns):
         now = self.costs, self.costs.revision, self.knowledge
         if now != self._made_for:
             self._made_for = now
-            for kept in (self._cells, self._guesses, self._options, self._doubts):
+            for kept in (self._cells, self._guesses, self._doubts, self._alike):
                 kept.clear()
             for state in self.states:
                 state.field = None
@@ -395,10 +396,17 @@ class FieldBook(Columns):
         return self._doubts[family]
 
     def _make(self, state: KeyState) -> Field:
+        name = state.family, state.message_bytes, state.default_setting, state.incumbent
+        options, shared = self._alike.get(name) or self._alike.setdefault(name, self._predicted(state))
+        table = np.column_stack([shared, np.full(len(options), float(state.index))])
+        self.knowledge.overrule(state.key, options, table[:, Column.guess], table[:, Column.std])
+        return Field(options, table)
+
+    def _predicted(self, state: KeyState) -> tuple[tuple[Candidate, ...], Floats]:
         family = state.family
         offered = self.costs.candidates(*family)
-        mean, std, share = self._guess(family, int(state.message_bytes))
         options = self._options_of(state, offered)
+        mean, std, share = self._guess(family, int(state.message_bytes))
         column = {candidate: at for at, candidate in enumerate(offered)}
         at = [column.get(option, -1) for option in options]
         mean, std = mean[at], std[at]
@@ -406,7 +414,6 @@ class FieldBook(Columns):
             mean[0] = self._guess_of_default(state)
         if -1 in at:  # an incumbent from another time, not offered any more
             mean[[index for index, place in enumerate(at) if place < 0]] = np.nan
-        self.knowledge.overrule(state.key, options, mean, std)
         log2_bytes, n_available = math.log2(state.message_bytes), self.costs.max_channels(family[0])
         shown = [
             state.default_setting if option.algorithm is None and state.default_setting is not None else option
@@ -417,8 +424,7 @@ class FieldBook(Columns):
         )
         fewer = np.maximum(0.0, math.log2(n_available) - channels)
         place = np.full(len(options), log2_bytes), channels, algorithm, protocol
-        of_key = np.full(len(options), float(family[1])), np.full(len(options), float(state.index))
-        return Field(options, np.column_stack([*place, mean, std, share[at], fewer, *of_key]))
+        return options, np.column_stack([*place, mean, std, share[at], fewer, np.full(len(options), float(family[1]))])
 
     def _guess_of_default(self, state: KeyState) -> float:
         """Log microseconds of NCCL's own choice where its costs are not known.
@@ -451,20 +457,14 @@ class FieldBook(Columns):
     def _options_of(self, state: KeyState, offered: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
         """Baseline and the candidates that differ from it and from one another once NCCL has clamped them."""
         nbytes, default = int(state.message_bytes), state.default_setting
-        name = (state.family, nbytes, default)
-        kept = self._options.get(name)
-        if kept is None:
-            seen: set[tuple[int, int, int]] = set()
-            if default is not None and default.n_channels:
-                seen.add((*cell_of(default), default.n_channels))
-            found = [BASELINE]
-            for candidate in offered:
-                if candidate.algorithm is None or candidate.protocol is None:
-                    continue
-                used = channels_used(state.family[1], candidate.protocol, nbytes, candidate.n_channels)
-                effect = (*cell_of(candidate), used)
-                if effect not in seen:
-                    seen.add(effect)
-                    found.append(candidate)
-            kept = self._options[name] = tuple(found)
-        return kept if state.incumbent in kept else (*kept, state.incumbent)
+        seen = {(*cell_of(default), default.n_channels)} if default is not None and default.n_channels else set()
+        found = [BASELINE]
+        for candidate in offered:
+            if candidate.algorithm is None or candidate.protocol is None:
+                continue
+            used = channels_used(state.family[1], candidate.protocol, nbytes, candidate.n_channels)
+            effect = (*cell_of(candidate), used)
+            if effect not in seen:
+                seen.add(effect)
+                found.append(candidate)
+        return tuple(found if state.incumbent in found else [*found, state.incumbent])
