@@ -54,7 +54,7 @@ def compile_layers(model: nn.Module, backend: str) -> None:
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("precision", [None, "bf16"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("name", ["gpt", "recomputed", "adapted", "shared-by-layers"])
+@pytest.mark.parametrize("name", ["gpt", "recomputed", "adapted", "shared-by-layers", "again-at-the-end"])
 def test_compiled_training_is_the_same(world: World, name: str, stage: int, precision: str | None, how: str) -> None:
     compiled, plain = (world.run(2, train_compiled, name, stage, way, precision) for way in (how, "not"))
     assert compiled == plain
