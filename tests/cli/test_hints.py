@@ -69,7 +69,7 @@ def test_replay_without_store_names_the_one_beside_the_trace(run: Path, monkeypa
 
 def test_replay_of_a_trace_without_fabric_does_not_blame_the_store(tmp_path: Path, monkeypatch, capsys):
     columns = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,pipeOps,regBuff,cost_metric"
-    row = "allgather,1048576,ring,simple,4,2,16,1,0,0,0,120.5"
+    row = "allgather,1048576,default,default,0,2,16,1,0,0,0,120.5"
     (tmp_path / "t.csv").write_text(f"{columns},bandwidth_gbps,latency_us\n{row}\n")
     Store.open(tmp_path / "empty.db").close()
     text = said(monkeypatch, capsys, "replay", tmp_path / "t.csv", "--store", tmp_path / "empty.db")
