@@ -18,8 +18,8 @@ PIP := $(BIN)/python -m pip
 # On a terminal pip shows what it does; in a log the command is line enough.
 PIP_INSTALL := $(PIP) install $(if $(MAKE_TERMOUT),,--quiet)
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
-# Four on two cores: much of the time they wait for sockets and clocks.
-AT_A_TIME := -n 4 --dist loadfile --no-loadscope-reorder
+# Three on two cores: they keep both busy; four only take turns, and what has a timeout runs into it.
+AT_A_TIME := -n 3 --dist loadfile --no-loadscope-reorder
 # The suite starts hundreds of processes: without bytecode each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 

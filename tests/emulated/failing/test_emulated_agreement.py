@@ -162,10 +162,12 @@ def test_a_setting_that_hangs_times_out(world: World) -> None:
 
 
 def _absent(rank: int, n_calls_before: int) -> Any:
-    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    timeout_s = 2.0 if n_calls_before else 0.3  # within it all ranks must come to what they make before
+    group = dist.new_group(timeout=timedelta(seconds=timeout_s))
     for _ in range(n_calls_before):
         dist.barrier(group=group)
-    return _outcome(group, lambda: dist.all_reduce(torch.ones(4), group=group) if rank != 1 else time.sleep(0.5))
+    away_s = timeout_s + 0.2
+    return _outcome(group, lambda: dist.all_reduce(torch.ones(4), group=group) if rank != 1 else time.sleep(away_s))
 
 
 @pytest.mark.parametrize("n_calls_before", [0, 1])  # the first call makes the communicator
