@@ -11,7 +11,7 @@
 #define SLACK_NS 100000       /* far above the steps of the GPU's clock */
 #define NOT_HEARD INT64_MAX
 #define MOMENT_NS 100000 /* NCCL's thread looks more often */
-#define MOST_MOMENTS 500
+#define MOST_IDLE_MOMENTS 2000 /* in which nothing is told; counted, since a busy machine makes each longer */
 
 static struct {
   _Atomic(const void *) communicator; /* NULL = free */
@@ -75,8 +75,14 @@ void zt_shifts_launched(const void *communicator, uint32_t n_channels) {
 void zt_shifts_wait(const void *communicator) {
   const int i = entry_of(communicator);
   const struct timespec moment = {0, MOMENT_NS};
-  for (int n = 0; i >= 0 && n < MOST_MOMENTS && READ(watched[i].n_told) < READ(watched[i].n_launched); n++)
+  uint64_t n_known = 0;
+  for (int n_idle = 0; i >= 0 && n_idle < MOST_IDLE_MOMENTS; n_idle++) {
+    const uint64_t n_told = READ(watched[i].n_told);
+    if (n_told >= READ(watched[i].n_launched)) return;
+    if (n_told != n_known) n_idle = 0;
+    n_known = n_told;
     nanosleep(&moment, NULL);
+  }
 }
 
 bool zt_shifts_are_impossible(const void *communicator, const zt_channel_times *times, uint64_t called_us) {

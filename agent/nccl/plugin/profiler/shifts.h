@@ -21,7 +21,7 @@ void zt_shifts_launched(const void *communicator, uint32_t n_channels);
 /* NCCL tells now that a channel started at `gpu_ns`; 0 = not known. */
 void zt_shifts_heard(const void *communicator, uint64_t gpu_ns);
 
-/* Before a communicator ends: until NCCL has told of all its works, 50 ms at most. 2.31 and 2.32 free the counters that
+/* Before a communicator ends: until NCCL has told of all its works, or of none for 0.2 s. 2.31 and 2.32 free the counters that
  * their thread reads before they take the communicator's works from it, and crash where it still has some. */
 void zt_shifts_wait(const void *communicator);
 
