@@ -20,6 +20,7 @@ from zerotune.tuner.client.status import fetch_status
 
 START_TIMEOUT_S = 30.0
 LOG_ROOM_BYTES = 4096
+"""That must be free for the log: a page, more than the last words of a daemon that cannot start."""
 _ELSEWHERE = "give another place with --store or ZEROTUNE_STORE"
 
 

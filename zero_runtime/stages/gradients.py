@@ -303,9 +303,14 @@ class FlatGradients:
         torch._foreach_copy_(list(torch.split(joined, [part.numel() for part in parts])), parts)
         return joined
 
+    @property
+    def _go_once_copied(self) -> bool:
+        """Whether sums lie apart from all else and are of no use beside the optimizer's copies."""
+        return self._is_copied and (self._is_apart or not self._settings.keep_local)
+
     def release(self, end: int) -> None:
         """The optimizer has the gradients below `end` of the shard; where they are copies, their sums go."""
-        if self._is_copied and (self._is_apart or not self._settings.keep_local):
+        if self._go_once_copied:
             n_done = bisect_right(self._ends, end)
             self._sums[:n_done] = [None] * n_done
 
@@ -313,7 +318,7 @@ class FlatGradients:
         """The optimizer has all gradients of the pass."""
         self.changed = False
         self.release(self.layout.shard_numel)
-        self.is_handed_over = self._sums[0] is None
+        self.is_handed_over = self._go_once_copied
 
     @property
     def has_unsent(self) -> bool:
