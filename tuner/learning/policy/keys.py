@@ -8,7 +8,7 @@ differs by phase.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
@@ -54,15 +54,13 @@ class Column(IntEnum):
     """Index."""
 
 
-class Field:
+class Field(NamedTuple):
     """The options of one key, the baseline first; `table` has a row for each, of `Column`s, that says where it lies."""
 
-    __slots__ = ("options", "place", "table")
-
-    def __init__(self, options: tuple[Candidate, ...], table: Floats) -> None:
-        self.options = options
-        self.place = {option: at for at, option in enumerate(options)}
-        self.table = table
+    options: tuple[Candidate, ...]
+    place: Mapping[Candidate, int]
+    """Of each in `options`."""
+    table: Floats
 
 
 Family = tuple[CommunicatorClass, Collective]
@@ -344,7 +342,7 @@ class FieldBook(Columns):
         self._cells: dict[Family, set[tuple[int, int]]] = {}
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
         self._doubts: dict[Family, float] = {}
-        self._alike: dict[tuple[object, ...], tuple[tuple[Candidate, ...], Floats]] = {}
+        self._alike: dict[tuple[object, ...], Field] = {}
         """What keys that differ by phase alone share."""
 
     def register(self, state: KeyState) -> None:
@@ -397,12 +395,13 @@ class FieldBook(Columns):
 
     def _make(self, state: KeyState) -> Field:
         name = state.family, state.message_bytes, state.default_setting, state.incumbent
-        options, shared = self._alike.get(name) or self._alike.setdefault(name, self._predicted(state))
-        table = np.column_stack([shared, np.full(len(options), float(state.index))])
-        self.knowledge.overrule(state.key, options, table[:, Column.guess], table[:, Column.std])
-        return Field(options, table)
+        alike = self._alike.get(name) or self._alike.setdefault(name, self._predicted(state))
+        table = alike.table.copy()
+        table[:, Column.key] = state.index
+        self.knowledge.overrule(state.key, alike.options, table[:, Column.guess], table[:, Column.std])
+        return alike._replace(table=table)
 
-    def _predicted(self, state: KeyState) -> tuple[tuple[Candidate, ...], Floats]:
+    def _predicted(self, state: KeyState) -> Field:
         family = state.family
         offered = self.costs.candidates(*family)
         options = self._options_of(state, offered)
@@ -419,12 +418,12 @@ class FieldBook(Columns):
             state.default_setting if option.algorithm is None and state.default_setting is not None else option
             for option in options
         ]
-        channels, algorithm, protocol = np.transpose(
-            [(math.log2(one.n_channels or n_available), *cell_of(one)) for one in shown]
-        )
+        n_channels, algorithm, protocol = np.array([(one.n_channels or n_available, *cell_of(one)) for one in shown]).T
+        channels = np.log2(n_channels)
         fewer = np.maximum(0.0, math.log2(n_available) - channels)
-        place = np.full(len(options), log2_bytes), channels, algorithm, protocol
-        return options, np.column_stack([*place, mean, std, share[at], fewer, np.full(len(options), float(family[1]))])
+        same = np.broadcast_to([[log2_bytes], [float(family[1])], [float(state.index)]], (3, len(options)))
+        table = np.column_stack([same[0], channels, algorithm, protocol, mean, std, share[at], fewer, *same[1:]])
+        return Field(options, {option: at for at, option in enumerate(options)}, table)
 
     def _guess_of_default(self, state: KeyState) -> float:
         """Log microseconds of NCCL's own choice where its costs are not known.

@@ -140,8 +140,8 @@ class Price(Columns):
         for offset in range(min(AT_ONCE, len(states))):
             state = states[(self._next + offset) % len(states)]
             usual_us, own_us = (math.exp(evidence.known_log_us(state.index, one)) for one in (state.usual, BASELINE))
-            self._usual_us[state.index] = np.fmax(usual_us, 0.0)
-            self._saved_us[state.index] = np.fmax(own_us - usual_us, 0.0)
+            self._usual_us[state.index] = max(0.0, usual_us)  # 0 where it is unknown, NaN
+            self._saved_us[state.index] = max(0.0, own_us - usual_us)
         self._next += AT_ONCE
         here = len(self.traffic.per_step)
         return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed.share
