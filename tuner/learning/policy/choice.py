@@ -297,7 +297,7 @@ class Policy:
             is_quiet = step < state.quiet_until or not self.price.traffic.is_expected[state.index]
             if state.trial is not None or is_quiet:
                 self._n_in_vain += 1
-            elif (slot := evidence.find(state.index, state.incumbent)) is None or evidence.units(slot) < FIRST_LOOK_STEPS:
+            elif (at := evidence.find(state.index, state.incumbent)) is None or evidence.units(at) < FIRST_LOOK_STEPS:
                 continue
             elif not canaries_only or self.surrogate.fields.knowledge.canary(state.key) is not None:
                 n_looked_at += 1
