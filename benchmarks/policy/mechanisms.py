@@ -20,18 +20,12 @@ from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 from zerotune.tuner.learning.policy.surrogate import Kernel
 
 _judge = acquisition.judge
-_begin = Cooldown.__init__
 
 
 def _without_leads(*arguments: Any, **named: Any) -> Any:
     """What is probably faster ends like what is not."""
     verdict, gain, half = _judge(*arguments, **named)
     return (TrialVerdict.not_better if verdict is TrialVerdict.tie else verdict), gain, half
-
-
-def _with_longer_rests(self: Cooldown, first_steps: int = HORIZON_STEPS) -> None:
-    """What was no good rests for twice as long."""
-    _begin(self, 2 * first_steps)
 
 
 def _with_all_groups_first(self: variants.Variants, name: str, value: Any) -> None:
@@ -50,7 +44,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "twins": ((choice, "UNLUCKY_Z", -math.inf),),
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
-    "cooldown_but_200_steps": ((Cooldown, "__init__", _with_longer_rests),),
+    "cooldown_but_200_steps": ((Cooldown, "first_steps", 2 * HORIZON_STEPS),),
     "proven_but_2.6": ((step_guard, "PROVEN", 2.6),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),

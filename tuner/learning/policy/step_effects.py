@@ -37,15 +37,16 @@ ONE_IN_TEN: Final = 1.3
 class Cooldown:
     """What turned out to be no good rests for so many steps, and for twice as long after each further time."""
 
-    def __init__(self, first_steps: int = HORIZON_STEPS) -> None:
-        self._first_steps = first_steps
+    first_steps = HORIZON_STEPS
+
+    def __init__(self) -> None:
         self._until: dict[Hashable, tuple[int, int]] = {}
         """The step before which it rests, and how often it did."""
 
     def begin(self, name: Hashable, step: int) -> int:
         """It rests from this step on; the step until which it does."""
         n_times = self.n_times(name)
-        self._until[name] = step + self._first_steps * 2**n_times, n_times + 1
+        self._until[name] = step + self.first_steps * 2**n_times, n_times + 1
         return self.until(name)
 
     def n_times(self, name: Hashable) -> int:

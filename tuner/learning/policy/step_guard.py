@@ -29,7 +29,6 @@ from zerotune.tuner.learning.policy.step_effects import (
     LEAST_DRIFT,
     LEAST_EFFECT,
     MOST_EFFECTS,
-    ONE_IN_TEN,
     PROVEN,
     RECENT_STEPS,
     Cooldown,
@@ -60,8 +59,6 @@ class Slow(NamedTuple):
 @dataclass
 class _Experiment:
     suspects: list[int]
-    predicted: float
-    """By how much (log) all of them together seemed slower."""
     n_steps: int = 0
     n_without: int = 0
     """Steps without any of the suspects: the first ones, a pause."""
@@ -97,8 +94,6 @@ class StepGuard:
         """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
         self._recent: deque[tuple[float, frozenset[int]]] = deque(maxlen=RECENT_STEPS)
         """Log duration, and what was tried."""
-        self._innocent = Cooldown(RECENT_STEPS)
-        """Keys at which nothing is suspected for a while."""
 
     def paced(self, log_us: float, explored: Mapping[int, int]) -> float | None:
         """By how much (log) training's own pace has changed, if it has, before `step` sees the step.
@@ -123,7 +118,7 @@ class StepGuard:
             if found > 0.0 and self._experiment is None:
                 for name in in_all:  # what earlier steps say of these is over
                     self.effects.know(name, found)
-                self._experiment = _Experiment(sorted(in_all), found)
+                self._experiment = _Experiment(sorted(in_all))
             return None
         self._odd.clear()
         self._end()
@@ -197,11 +192,7 @@ class StepGuard:
 
     def _suspect(self, explored: Iterable[int]) -> None:
         """Begin an experiment if steps seem slower with what ran in this one, all of it or one by itself."""
-        asked = [
-            name
-            for name in explored
-            if self._n_with[name] >= CONFIRMED and self._n_steps >= self._innocent.until(self.keys[name])
-        ]
+        asked = [name for name in explored if self._n_with[name] >= CONFIRMED]
         if not asked:
             return
         means, doubts = self.effects.alone([(name, _of_key(self.keys[name])) for name in asked])
@@ -211,7 +202,7 @@ class StepGuard:
         if together <= LEAST_EFFECT or ratios[most] * doubt > together:
             asked, together, doubt = [asked[most]], float(means[most]), float(doubts[most])
         if together > max(LEAST_EFFECT, ASKED * doubt):
-            self._experiment = _Experiment(asked, together)
+            self._experiment = _Experiment(asked)
 
     def _choose_shown(self) -> None:
         """What runs in the next step: first nothing, then all or nothing in turns, or each by itself by chance."""
@@ -237,9 +228,6 @@ class StepGuard:
         elif asked.apart_from is None and not self._is_slow(asked.suspects, PROVEN):
             is_hopeless = asked.n_steps >= 2 * ENOUGH and mean < max(doubt, LEAST_EFFECT)
             if is_hopeless or asked.n_steps >= RECENT_STEPS:
-                if mean + ONE_IN_TEN * doubt < asked.predicted:  # else too little was seen of them to know
-                    for key in {self.keys[name] for name in asked.suspects}:
-                        self._innocent.begin(key, self._n_steps)
                 self._end()
         elif asked.apart_from is None and len(asked.suspects) > 1:
             asked.apart_from = asked.n_steps
