@@ -263,10 +263,6 @@ def _of_key(key: int) -> int:
     return -1 - key % (MOST_EFFECTS // 2)
 
 
-DOUBTFUL_SHARE: Final = 0.05
-"""A step that lost more of its time to exploration says nothing about promotions: what it would have taken
-otherwise is not known to the percent. The budget keeps such steps few.
-"""
 KNOWN_STEPS: Final = 14
 """So many steps are known before the first trial begins; a third of them before a canary does, whose price is that of a
 catastrophe: what others learned is to be had within ten steps."""
@@ -360,11 +356,10 @@ class StepFeedback:
             return False
         usual_us = median(self._recent) if len(self._recent) >= ENOUGH else math.inf
         is_longer = duration_us > usual_us * math.exp(CLIP * guard.effects.noise)
-        is_doubtful = self._attribution.connected(step.step, duration_us - usual_us if is_longer else 0.0)
-        is_doubtful |= extra_us > DOUBTFUL_SHARE * step.duration_us
+        connected = self._attribution.connected(step.step, duration_us - usual_us if is_longer else 0.0)
         if in_force is None:
             return False
-        if not is_doubtful:
+        if not connected:
             self._recent.append(duration_us)
         if in_force.variant not in (None, variant):
             self.variants.charge_late()
