@@ -118,19 +118,15 @@ def test_where_nothing_is_long_on_its_way_only_the_very_first_plan_ends_by_itsel
     assert all(plan.first_look is None for plan in plans[1:])
 
 
-def test_how_long_first_looks_last_is_what_was_seen() -> None:
-    """Allocation of large jobs lie several boundaries apart."""
+def test_first_looks_are_relied_on_where_plans_are_long_on_their_way_and_as_long_as_they_end() -> None:
     delay = Withdrawal()
     for step in range(20):
         delay.observed(step, step)
         delay.looked()
     delay.offered(1)
     delay.adopted(1, 40)
-    delay.look_began(1, 40)
     assert delay.needs_looks
     assert delay.first_steps == FIRST_LOOK_STEPS
-    delay.adopted(2, 48)
-    assert delay.first_steps == 8
     delay.looks_on()
     assert not delay.needs_looks
     assert delay.first_steps == delay.steps

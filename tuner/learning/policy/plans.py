@@ -158,8 +158,6 @@ class Plans:
             return
         self._active = epoch
         self._withdrawal.adopted(epoch, step)
-        if self._is_looking:
-            self._withdrawal.look_began(epoch, step)
         self._steps_in_epoch = 0
         if self._offered is not None and epoch >= self._offered:
             self._offered = None

@@ -171,8 +171,6 @@ class Withdrawal:
         self._response_steps: float | None = None
         """From the last known step when a plan is offered to the step at which it is in force."""
         self._offered: dict[int, int] = {}
-        self._look: tuple[int, int] | None = None
-        """The epoch under which a first look will end, and the step at which it began."""
         self._look_steps = float(FIRST_LOOK_STEPS)
 
     def set_agreement_interval(self, n_boundaries: int) -> None:
@@ -215,22 +213,15 @@ class Withdrawal:
 
     def looks_on(self) -> None:
         """A first look did not end by itself: none is relied on any more."""
-        self._look, self._look_steps = None, math.inf
+        self._look_steps = math.inf
 
     def offered(self, epoch: int) -> None:
         """A plan is on its way to the ranks."""
         if self._known_step is not None:
             self._offered[epoch] = self._known_step
 
-    def look_began(self, epoch: int, step: int) -> None:
-        """A first look is in force under `epoch` from `step` on; it will end by itself."""
-        self._look = epoch + 1, step
-
     def adopted(self, epoch: int, step: int) -> None:
         """All ranks run under `epoch` from `step` on."""
-        if self._look is not None and self._look[0] == epoch:
-            self._look_steps = _remembered(self._look_steps, max(FIRST_LOOK_STEPS, step - self._look[1]))
-        self._look = None
         known = self._offered.get(epoch)
         if known is not None:
             self._response_steps = _remembered(self._response_steps or 0.0, max(0, step - known))
