@@ -14,7 +14,8 @@ from zerotune.tuner.advice.models.model_shape import from_dimensions, from_param
 from zerotune.tuner.offline.advise.document import model_shape
 
 # Published sizes: meta-llama/Llama-2-7b, openai-community/gpt2-xl, mistralai/Mixtral-8x7B, bigscience/bloom-7b1,
-# tiiuae/falcon-7b, EleutherAI/gpt-neox-20b, google-t5/t5-3b, google/vit-large-patch16-224, google-bert/bert-large.
+# tiiuae/falcon-7b, EleutherAI/gpt-neox-20b, google-t5/t5-3b, google/vit-large-patch16-224, google-bert/bert-large,
+# Qwen/Qwen1.5-MoE-A2.7B, facebook/opt-350m, google/electra-small-discriminator.
 CONFIGS = {
     "llama": ({"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
                "vocab_size": 32000, "max_position_embeddings": 4096}, 6.74e9),
@@ -32,7 +33,37 @@ CONFIGS = {
             0.304e9),
     "bert": ({"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
               "vocab_size": 30522, "max_position_embeddings": 512}, 0.335e9),
+    "qwen2_moe": ({"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 5632,
+                   "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts": 60,
+                   "num_experts_per_tok": 4, "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 151936},
+                  14.3e9),
+    "opt": ({"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "ffn_dim": 4096,
+             "word_embed_proj_dim": 512, "vocab_size": 50272, "max_position_embeddings": 2048}, 0.331e9),
+    "electra": ({"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 1024,
+                 "embedding_size": 128, "vocab_size": 30522, "max_position_embeddings": 512}, 13.5e6),
 }  # fmt: skip
+
+
+class Expert(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 256, bias=False), torch.nn.Linear(256, 64, bias=False)
+
+
+class Mixture(torch.nn.Module):
+    """Its first block has no experts."""
+
+    def __init__(self, **said: int) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(1000, 64)
+        self.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(4))
+        for index, block in enumerate(self.layers):
+            block.attention = torch.nn.MultiheadAttention(64, 4, bias=False)
+            block.experts = torch.nn.ModuleList(Expert() for _ in range(8))
+            for name, value in said.items():
+                setattr(block, name, value)
+            if index == 0:
+                block.ffn, block.experts = Expert(), None
 
 
 class Blocks(torch.nn.Module):
@@ -50,12 +81,29 @@ def test_configurations_have_their_models_size(kind, tmp_path):
     assert read_config(path).n_parameters == pytest.approx(published, rel=0.01)
 
 
+def test_a_token_meets_some_experts_and_the_shared_one(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0]}))
+    shape = read_config(path)
+    active = shape.n_layers * shape.active_block_parameters + shape.outer_parameters
+    assert active == pytest.approx(2.7e9, rel=0.03)  # as the model's name says
+
+
+def test_what_is_stated_is_not_assumed(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **CONFIGS["llama"][0]}))
+    assert model_shape(str(path), None, None, None, None, None).assumed == ("n_context",)
+    assert model_shape(str(path), None, None, None, 2048, None).assumed == ()
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{", "{}", '{"model_type": 3}', '{"model_type": "rwkv"}', '{"model_type": "llama"}',
      '{"model_type": "llama", "hidden_size": 0, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 1}',
      '{"model_type": "llama", "hidden_size": "x", "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 1}',
      "[" * 100_000,
+     json.dumps({"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0], "decoder_sparse_step": 2}),
+     json.dumps({"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0], "mlp_only_layers": [0]}),
      '{"model_type": "vit", "image_size": 8, "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}'],
 )  # fmt: skip
 def test_other_files_are_refused(text, tmp_path):
@@ -114,6 +162,18 @@ def test_a_module_is_counted_on_the_meta_device():
     assert shape.n_parameters == sum(parameter.numel() for parameter in model.parameters())
     with pytest.raises(ValueError, match="blocks"):
         inspect(torch.nn.Linear(2, 2, device="meta"))
+
+
+@pytest.mark.parametrize(("said", "n_active"), [({"top_k": 2}, 2), ({}, 8)])
+def test_a_modules_experts_are_found(said, n_active):
+    with torch.device("meta"):
+        model = Mixture(**said)
+    shape = inspect(model)
+    assert (shape.n_experts, shape.n_active_experts, shape.vocabulary) == (8, n_active, 1000)
+    assert ("n_active_experts" in shape.assumed) == (not said)
+    in_attention, in_expert = 4 * 64 * 64, 2 * 64 * 256
+    active = 4 * in_attention + (1 + 3 * n_active) * in_expert
+    assert shape.n_layers * shape.active_block_parameters == pytest.approx(active, rel=0.01)
 
 
 def test_a_modules_path_runs_in_a_process_of_its_own(tmp_path, monkeypatch):

@@ -47,6 +47,7 @@ def _decoder(fields: _Fields, **more: Any) -> ModelShape:
         raise UserError(
             f"{fields.where}: a width of {width} cannot be divided among {heads} heads", "correct one, or give head_dim"
         )
+    embedding_width = fields.count("word_embed_proj_dim", "embedding_size", default=width)
     given: dict[str, Any] = {
         "n_layers": fields.count("num_hidden_layers", "n_layer", "n_layers"),
         "width": width,
@@ -56,6 +57,8 @@ def _decoder(fields: _Fields, **more: Any) -> ModelShape:
         "ffn_width": fields.count("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * width),
         "vocabulary": fields.count("vocab_size"),
         "n_context": fields.count("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", default=2048),
+        "embedding_width": embedding_width if embedding_width != width else 0,
+        "assumed": ("n_context",),  # the longest that the model allows; training takes shorter ones
     }
     return checked(ModelShape(**{**given, **more}))
 
@@ -89,6 +92,12 @@ def _falcon(fields: _Fields) -> ModelShape:
 
 
 def _mixture(fields: _Fields) -> ModelShape:
+    for name, usual in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
+        if (fields.raw.get(name) or usual) != usual:
+            raise UserError(
+                f"{fields.where}: by its {name} of {fields.raw[name]!r} some blocks have no experts",
+                f"set it to {usual}: only models of equal blocks are computed",
+            )
     ffn = fields.count("moe_intermediate_size", "intermediate_size")
     return _decoder(
         fields,
@@ -97,6 +106,7 @@ def _mixture(fields: _Fields) -> ModelShape:
         ffn_width=ffn,
         n_experts=fields.count("num_local_experts", "num_experts"),
         n_active_experts=fields.count("num_experts_per_tok"),
+        shared_ffn_width=fields.count("shared_expert_intermediate_size", default=0),
     )
 
 
@@ -113,6 +123,7 @@ def _vit(fields: _Fields) -> ModelShape:
     return _decoder(
         _Fields(fields.where, {"vocab_size": n_labels, **fields.raw}),
         n_context=(image // patch) ** 2 + 1,
+        assumed=(),
         learned_positions=True,
         causal=False,
     )
@@ -136,6 +147,7 @@ def _t5(fields: _Fields) -> ModelShape:
             n_context=fields.count("n_positions", default=512),
             tied=fields.flag("tie_word_embeddings", default=True),
             causal=False,
+            assumed=("n_context",),
         )
     )
     stated = shape.n_parameters + n_decoder * shape.attention_parameters

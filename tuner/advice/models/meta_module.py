@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sized
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +23,7 @@ from zerotune.tuner.advice.models.model_shape import CONTEXT, HEAD_WIDTH, ModelS
 
 TIMEOUT_S: Final = 300.0
 _MARK: Final = b"zerotune-shape "
+_ACTIVE: Final = ("top_k", "num_experts_per_tok", "n_active_experts")
 _HEADS: Final = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 
 
@@ -92,20 +94,44 @@ def inspect(model: Any) -> ModelShape:
         ),
         max(1, width // HEAD_WIDTH),
     )
-    in_block = sum(parameter.numel() for parameter in blocks[0].parameters())
-    outer = n_parameters - len(blocks) * in_block
+    in_blocks = sum(parameter.numel() for block in blocks for parameter in block.parameters())
+    in_block = in_blocks / len(blocks)
+    n_experts, n_active = _experts(blocks[-1])  # the first blocks of a mixture may have none
+    in_experts = sum(
+        parameter.numel()
+        for block in blocks
+        for name, parameter in block.named_parameters()
+        if f".{name}".rpartition(".experts.")[1]
+    )
+    ffn_width, shared_ffn_width = (in_block - 4 * width * width) / (2 * width), 0.0
+    if n_experts > 1:
+        shared_ffn_width = max(0.0, ffn_width - in_experts / len(blocks) / (2 * width))
+        ffn_width = in_experts / len(blocks) / n_experts / (2 * width)
     return ModelShape(
         n_layers=len(blocks),
         width=width,
         n_heads=heads,
         n_kv_heads=heads,
         head_width=max(1, width // heads),
-        ffn_width=max(1, round((in_block - 4 * width * width) / (2 * width))),
-        vocabulary=max(1, math.floor(outer / width)),
+        ffn_width=max(1, round(ffn_width)),
+        n_experts=n_experts,
+        n_active_experts=n_active or n_experts,
+        shared_ffn_width=round(shared_ffn_width),
+        vocabulary=max(1, math.floor((n_parameters - in_blocks) / width)),
         n_context=CONTEXT,
         stated_parameters=n_parameters,
-        assumed=("n_context",),
+        assumed=("n_context",) if n_active else ("n_context", "n_active_experts"),
     )
+
+
+def _experts(block: Any) -> tuple[int, int | None]:
+    """A block's experts, and how many of them a token meets, if the block says it; (1, 1): there are none."""
+    experts = next((module for name, module in block.named_modules() if f".{name}".endswith(".experts")), None)
+    if experts is None:
+        return 1, 1
+    n_experts = len(experts) if isinstance(experts, Sized) else next(experts.parameters()).shape[0]
+    active = (getattr(module, name, None) for module in block.modules() for name in _ACTIVE)
+    return n_experts, next((value for value in active if isinstance(value, int) and 1 <= value <= n_experts), None)
 
 
 def _make(spec: str) -> Any:

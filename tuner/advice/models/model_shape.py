@@ -40,7 +40,11 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = False
     n_experts: int = 1
     n_active_experts: int = 1
+    shared_ffn_width: int = 0
+    """Of a feed-forward that every token meets beside its experts."""
     vocabulary: int = VOCABULARY
+    embedding_width: int = 0
+    """Of embedding and head, where they are narrower than blocks; 0: as wide."""
     n_context: int = CONTEXT
     tied: bool = True
     """The embedding is the head, too."""
@@ -67,27 +71,36 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.width * (2 * self.query_width + 2 * self.kv_width)
 
     @property
-    def ffn_parameters(self) -> int:
-        """Of one expert of one block."""
-        return (3 if self.gated else 2) * self.width * self.ffn_width
+    def active_ffn_width(self) -> int:
+        """Of all feed-forwards of one block that one token meets."""
+        return self.n_active_experts * self.ffn_width + self.shared_ffn_width
+
+    @property
+    def words_width(self) -> int:
+        """Of embedding and head."""
+        return self.embedding_width or self.width
+
+    def _ffn_parameters(self, ffn_width: int) -> int:
+        return (3 if self.gated else 2) * self.width * ffn_width
 
     @property
     def block_parameters(self) -> float:
         """Of one block, norms and biases left out."""
         if self.stated_parameters is not None:
             return (self.stated_parameters - self.outer_parameters) / self.n_layers
-        return self.attention_parameters + self.n_experts * self.ffn_parameters
+        return self.attention_parameters + self._ffn_parameters(self.n_experts * self.ffn_width + self.shared_ffn_width)
 
     @property
     def active_block_parameters(self) -> int:
         """That one token meets in one block."""
-        return self.attention_parameters + self.n_active_experts * self.ffn_parameters
+        return self.attention_parameters + self._ffn_parameters(self.active_ffn_width)
 
     @property
     def outer_parameters(self) -> int:
         """Of embeddings and head."""
         positions = self.n_context if self.learned_positions else 0
-        return (self.vocabulary * (1 if self.tied else 2) + positions) * self.width
+        projections = 2 * self.embedding_width * self.width  # of narrow embeddings to blocks, and back
+        return self.vocabulary * (1 if self.tied else 2) * self.words_width + positions * self.width + projections
 
     @property
     def n_parameters(self) -> float:
@@ -99,7 +112,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
         Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B: attention counts whole, also where it is causal.
         """
-        multiplied = self.n_layers * self.active_block_parameters + self.vocabulary * self.width
+        multiplied = self.n_layers * self.active_block_parameters + self.vocabulary * self.words_width
         return 6.0 * multiplied + 12.0 * self.n_layers * self.query_width * self.n_context
 
 

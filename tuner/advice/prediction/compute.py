@@ -67,14 +67,14 @@ def block_forward(
             waste *= 1 + constants.half_width / width
         return count * 2 * n_tokens * inner * outer * waste / rate
 
-    experts = shape.n_active_experts
-    ffn = shape.ffn_width / split
     multiplying = (
         seconds(shape.width, (shape.query_width + 2 * shape.kv_width) / split)
         + seconds(shape.query_width / split, shape.width)
-        + seconds(shape.width, ffn, (2 if shape.gated else 1) * experts)
-        + seconds(ffn, shape.width, experts)
     )
+    for ffn, count in ((shape.ffn_width / split, shape.n_active_experts), (shape.shared_ffn_width / split, 1)):
+        if ffn:
+            multiplying += seconds(shape.width, ffn, (2 if shape.gated else 1) * count)
+            multiplying += seconds(ffn, shape.width, count)
     attention_flops = 4.0 * n_tokens * shape.n_context * shape.query_width / split
     if software.flash:
         attention = attention_flops * (0.5 if shape.causal else 1.0) / (rate * constants.attention_share)
@@ -112,7 +112,7 @@ def loss_s(
     """
     rate = 1e12 * gpu.peak(software.precision) * matmul_share(constants, gpu.capability)
     words = shape.vocabulary / n_model_parallel
-    multiplying = 2 * n_tokens * shape.width * words * (1 + constants.half_width / n_tokens) / rate
+    multiplying = 2 * n_tokens * shape.words_width * words * (1 + constants.half_width / n_tokens) / rate
     moved_s = n_tokens * words * constants.logit_bytes / (1e9 * gpu.memory_gbs)
     return multiplying + moved_s, 2 * multiplying + moved_s
 

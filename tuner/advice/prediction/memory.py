@@ -49,8 +49,7 @@ def kept_bytes_per_token(shape: ModelShape, n_model_parallel: int, *, flash: boo
     """
     scale = element_bytes / 2
     attention = 2 * (2 * shape.query_width + 2 * shape.kv_width)
-    wide = shape.n_active_experts * shape.ffn_width
-    ffn = 8 * wide if shape.gated else 4 * wide
+    ffn = (8 if shape.gated else 4) * shape.active_ffn_width
     split = attention + ffn
     whole = (2 + 2 + 4 + 2) * shape.width  # inputs of both halves, norms' inputs, dropout masks
     scores = 0.0 if flash else 5.0 * shape.n_heads * shape.n_context

@@ -74,7 +74,8 @@ def model_shape(
         shape = read_config(Path(model)) if is_path else meta_module.shape_of(model)
         changes = {"n_context": n_context, "vocabulary": vocabulary}
         given = {name: value for name, value in changes.items() if value is not None}
-        return checked(msgspec.structs.replace(shape, **given))
+        assumed = tuple(name for name in shape.assumed if name not in given)
+        return checked(msgspec.structs.replace(shape, assumed=assumed, **given))
     if n_heads is not None and n_layers is None:
         raise UserError("--heads describes a model together with --layers and --hidden", "give all three")
     n_parameters = parse_parameters(model) if model is not None else None
