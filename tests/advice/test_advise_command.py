@@ -120,7 +120,25 @@ def test_every_configuration_can_be_written(stage, shard_ranks):
     if stage:
         Settings(**{word.arg: ast.literal_eval(word.value) for word in calls[0].keywords})
     document = json.loads(snippet("deepspeed", one, shape, 16, "bf16"))
+    assert "tensor_parallel" not in document
     assert ("zero_hpz_partition_size" in document["zero_optimization"]) == (stage == 3 and shard_ranks == 8)
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_a_configuration_leaves_nothing_of_the_model_parallelism_unsaid(offloads):
+    one = ZeroConfiguration(
+        stage=2,
+        micro_batch=1,
+        n_model_parallel=4,
+        recompute="full",
+        partition_activations=True,
+        offload_activations=offloads,
+    )
+    shape = from_parameters(1e9)
+    document = json.loads(snippet("deepspeed", one, shape, 4, "bf16"))
+    assert document["tensor_parallel"] == {"autotp_size": 4}
+    fsdp2 = snippet("fsdp2", one, shape, 4, "bf16")
+    assert ("P_a" in fsdp2, "offload_wrapper" in fsdp2) == (True, offloads)
 
 
 @pytest.fixture

@@ -57,6 +57,11 @@ def _fsdp2(configuration: ZeroConfiguration, n_groups: int, precision: str) -> l
             "    if block in kept:",
             "        model.layers[index] = checkpoint_wrapper(block)",
         ]
+    if configuration.partition_activations:
+        lines.append(
+            f"# FSDP2 does not divide what is kept among the {split} ranks of a model (P_a): take a smaller batch"
+            + (", or put offload_wrapper around checkpoint_wrapper." if configuration.offload_activations else ".")
+        )
     batches = (
         f"# {configuration.micro_batch} sequences per micro-batch, "
         f"{configuration.accumulation} micro-batches per optimizer step"
@@ -130,6 +135,8 @@ def _deepspeed(configuration: ZeroConfiguration, shape: ModelShape, n_groups: in
         "gradient_accumulation_steps": configuration.accumulation,
         "zero_optimization": zero,
     }
+    if configuration.n_model_parallel > 1:
+        document["tensor_parallel"] = {"autotp_size": configuration.n_model_parallel}
     if precision != "fp32":
         document[precision] = {"enabled": True}
     if configuration.recompute != "none":
