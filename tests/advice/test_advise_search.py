@@ -56,6 +56,22 @@ def test_plain_data_parallelism_needs_more_than_stage_3():
     assert 3 in stages
 
 
+def test_without_room_for_a_block_ahead_none_is_gathered_ahead():
+    only = Wanted(stages=(3,), model_parallel=(1,), recompute=("full",))
+    roomy = problem(70e9)
+    usual, least = (
+        memory_parts(roomy.shape, one, 16, roomy.software, DEFAULT).total_bytes / DEFAULT.usable_memory / 1e9
+        for one in (
+            ZeroConfiguration(stage=3, micro_batch=1, recompute="full"),
+            ZeroConfiguration(stage=3, micro_batch=1, recompute="full", bucket_bytes=4 << 20, prefetch=0),
+        )
+    )
+    choices = search(problem(70e9, memory_gb=(usual + least) / 2), only)
+    assert [choice.configuration.prefetch for choice in choices] == [0]
+    with pytest.raises(UserError):
+        search(problem(70e9, memory_gb=0.99 * least), only)
+
+
 @pytest.mark.parametrize(("parameters", "nodes"), [(1e12, 1), (300e9, 2)])
 def test_what_fits_nowhere_says_the_least_that_would(parameters, nodes):
     with pytest.raises(UserError) as caught:

@@ -165,6 +165,9 @@ def _kinds(problem: Problem, wanted: Wanted) -> Iterator[ZeroConfiguration]:
 def _batches(problem: Problem, wanted: Wanted, kind: ZeroConfiguration) -> Iterator[ZeroConfiguration]:
     """The largest micro-batch that fits, and its halves; of a given batch, its divisors."""
     batch = batch_that_fits(problem, kind)
+    if not batch:
+        kind = _thriftiest(kind)
+        batch = batch_that_fits(problem, kind)
     if wanted.global_batch is None:
         for halves in range(_HALVES):
             if batch >> halves:
@@ -176,6 +179,10 @@ def _batches(problem: Problem, wanted: Wanted, kind: ZeroConfiguration) -> Itera
     divisors_that_fit = [micro for micro in range(1, min(batch, per_group) + 1) if per_group % micro == 0]
     for micro in divisors_that_fit[-_HALVES:]:
         yield msgspec.structs.replace(kind, micro_batch=micro, accumulation=per_group // micro)
+
+
+def _thriftiest(kind: ZeroConfiguration) -> ZeroConfiguration:
+    return msgspec.structs.replace(kind, bucket_bytes=BUCKETS_BYTES[0], prefetch=PREFETCHES[0])
 
 
 def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
@@ -195,7 +202,7 @@ def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
 def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
     """What is missing, and the least that would do."""
     cluster, gpu = problem.cluster, problem.cluster.gpu
-    kinds = list(_kinds(problem, wanted))
+    kinds = [_thriftiest(kind) for kind in _kinds(problem, wanted)]
     if not kinds:
         return _nothing_to_try(problem, wanted)
     gpus = f"{cluster.n_gpus} GPU{'s' * (cluster.n_gpus > 1)}"
@@ -258,7 +265,8 @@ def _what_would_fit(problem: Problem, wanted: Wanted) -> Iterator[str]:
 
 def _fitting(problem: Problem, wanted: Wanted) -> ZeroConfiguration | None:
     """The first kind of configuration that fits."""
-    return next((kind for kind in _kinds(problem, wanted) if batch_that_fits(problem, kind)), None)
+    kinds = map(_thriftiest, _kinds(problem, wanted))
+    return next((kind for kind in kinds if batch_that_fits(problem, kind)), None)
 
 
 def _with_nodes(problem: Problem, n_nodes: int) -> Problem:
