@@ -7,6 +7,7 @@ import pytest
 from benchmarks.advice import advise_error, zero_paper
 from benchmarks.advice.published_runs import published_runs
 from zerotune.tuner.advice.constants import DEFAULT
+from zerotune.tuner.advice.hardware.clusters import cluster
 
 
 def test_the_papers_page_is_what_the_command_writes():
@@ -25,6 +26,11 @@ def test_runs_set_aside_are_met():
     for kind in ("fitted", "held_out", "held_out_comparisons"):
         assert found[f"{kind}_in_range_share"].is_met, kind
     assert found["comparison_error_p90"].value == pytest.approx(DEFAULT.comparison_spread, rel=0.05)
+
+
+def test_more_nodes_than_any_run_had_are_extrapolated():
+    most = max(-(-run.n_gpus // run.gpus_per_node) for run in published_runs() if not run.is_set_aside)
+    assert [cluster("dgx_h100", n_nodes, DEFAULT).is_extrapolated for n_nodes in (most, most + 1)] == [False, True]
 
 
 def test_every_run_has_a_source_and_a_name_of_its_own():

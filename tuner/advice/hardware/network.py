@@ -55,7 +55,8 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     """Of one GPU within its node."""
     node_gbs: float
     """Of a node's adapters together; 0: it has none."""
-    known_nodes: int = 1 << 20
+    known_nodes: int = 280
+    """Those of the largest published run that constants were fitted to."""
     has_nvlink: bool = True
     nccl_version: tuple[int, int] = (2, 28)
 
