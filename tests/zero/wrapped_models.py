@@ -42,6 +42,12 @@ def one_by_one(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return x
 
 
+def in_reverse(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in reversed(blocks):
+        x = block(x)
+    return x
+
+
 def again_at_once(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     for block in blocks:
         x = block(block(x))
@@ -157,6 +163,7 @@ WRAPPED = {
         "recomputed-at-once": lambda: Net(all_recomputed(False)),
         "recomputed-at-once-reentrant": lambda: Net(all_recomputed(True)),
         "recomputed-inside": lambda: Net(one_by_one, [RecomputesInside() for _ in range(3)]),
+        "in-reverse": lambda: Net(in_reverse),
         "again-at-once": lambda: Net(again_at_once),
         "again-at-the-end": lambda: Net(again_at_the_end),
         "again-recomputed": lambda: Net(each_recomputed(False, again_at_the_end)),

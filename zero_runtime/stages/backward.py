@@ -106,8 +106,6 @@ class BackwardPass:
             self.begin()
             gradient = parameter.grad
             assert gradient is not None
-            if not self.sync and not gradients.has_local:
-                gradients.allocate_local()
             gradients.add(slot, gradient, final=self.sync)
             parameter.grad = None
             if self.sync:
@@ -125,8 +123,6 @@ class BackwardPass:
             if self.sync:
                 for unit in reversed(self._units):
                     unit.schedule.flush()
-                    for gradients in unit.gradients:
-                        gradients.release_local()
                 learn = self._rank_errors.close()
         finally:
             self.active = False

@@ -107,7 +107,7 @@ class FlatGradients:
         self._missing = [len(members) for members in self.slots_of]
         self._arrived: list[set[int]] = [set() for _ in chunks]
         self.buckets: list[Tensor | None] = [None] * len(chunks)  # being filled, by chunk
-        self._local: Tensor | None = None
+        self._local: Tensor | None = None  # stage 1: what buckets are slices of
         self.seen: set[int] = set()  # slots that got a gradient since the gradients were last cleared
         self._shard: Tensor | None = None  # sums that the optimizer sees as they are lie side by side
         self.changed = False  # since the shard was last turned into the optimizer's gradients
@@ -128,25 +128,17 @@ class FlatGradients:
         bucket = self.buckets[chunk]
         if bucket is None:
             plan = self.layout.chunks[chunk]
-            if self._settings.keep_local and self._local is None:
-                self.allocate_local()
-            if self._settings.keep_local and not self._is_apart and self._sums[chunk] is not None:
-                self._move_sums_apart()
-            if self._local is not None:
+            dtype, device = self._settings.dtype, self.flat.device
+            if self._settings.keep_local:
+                if self._local is None:
+                    self._local = torch.empty(self.layout.numel, dtype=dtype, device=device)
+                if not self._is_apart and self._sums[chunk] is not None:
+                    self._move_sums_apart()
                 bucket = self._local[plan.start : plan.end]
             else:
-                bucket = torch.empty(plan.numel, dtype=self._settings.dtype, device=self.flat.device)
+                bucket = torch.empty(plan.numel, dtype=dtype, device=device)
             self.buckets[chunk] = bucket
         return bucket
-
-    def allocate_local(self) -> None:
-        """Makes room for gradients of the whole length, for stage 1 or for accumulation without sync."""
-        self._local = torch.empty(self.layout.numel, dtype=self._settings.dtype, device=self.flat.device)
-
-    @property
-    def has_local(self) -> bool:
-        """Whether a buffer of the whole length exists."""
-        return self._local is not None
 
     def add(self, slot_index: int, gradient: Tensor, final: bool) -> None:
         """Moves one parameter's gradient into its buckets.
@@ -325,11 +317,6 @@ class FlatGradients:
         """Whether gradients of this rank were accumulated and not sent."""
         return any(self._arrived)
 
-    def release_local(self) -> None:
-        """Drops the buffer of accumulation without sync; stage 1 keeps its own."""
-        if not self._settings.keep_local:
-            self._local = None
-
     def clear(self) -> None:
         """Forgets every gradient, reduced or not; stage 1's buffer stays, other sums make room for activations."""
         self._shard = None
@@ -340,7 +327,6 @@ class FlatGradients:
             arrived.clear()
             self.buckets[chunk] = None
             self._missing[chunk] = len(self.slots_of[chunk])
-        self.release_local()
 
 
 class Schedule:
