@@ -128,19 +128,19 @@ class Brain(Inspection):
         """Take in measurements joined over the ranks (MEASUREMENT_FIELDS), in the order they happened."""
         duration_us = block["duration_us"]
         usable = (block["outcome"] == Outcome.ok) & (block["message_bytes"] > 0)
-        block = block[usable & (duration_us > LEAST_US) & (duration_us < MOST_CALL_US)]
+        block = block.compress(usable & (duration_us > LEAST_US) & (duration_us < MOST_CALL_US))
         if not len(block):
             return
         self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block)
-        block, keys = block[keys >= 0], keys[keys >= 0]
+        block, keys = block.compress(keys >= 0), keys[keys >= 0]
         if not len(block):
             return
         self._withdrawal.observed(int(block["step"].min()), int(block["step"].max()))
         logs = self._keys.logs(block, keys)
         for epoch in np.unique(block["epoch"]).tolist():
             here = block["epoch"] == epoch
-            self._take_in(epoch, block[here], keys[here], logs[here])
+            self._take_in(epoch, block.compress(here), keys[here], logs[here])
         if self._regimes.recognise():
             self._new_evidence(f"the network is as it was in regime {self._regimes.evidence.regime}")
 

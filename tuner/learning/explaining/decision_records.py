@@ -131,10 +131,9 @@ def _up_to_date(
     An opinion that includes the measurements is no wider than their noise: where it is wider, it is older than they.
     """
     mean, spread = mean.copy(), spread.copy()
-    sigma = float(evidence.sigma(np.array([state.index]))[0])
     for slot in _slots(state, evidence):
         at = field.place.get(evidence.candidates[slot])
-        noise = sigma**2 / (evidence.units(slot) + 1.0)
+        noise = float(evidence.sigma(evidence.key[[slot]])[0]) ** 2 / (evidence.units(slot) + 1.0)
         if at is None or not evidence.n_calls[slot] or not math.isfinite(mean[at]) or spread[at] ** 2 <= 1.05 * noise:
             continue
         weight = 1.0 / spread[at] ** 2 + 1.0 / noise

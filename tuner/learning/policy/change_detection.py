@@ -111,15 +111,15 @@ class StepMeans(Columns):
             Keys whose unit of the step before is done, and what is new in these units.
         """
         self.make_room(int(keys.max()) + 1)
-        here = np.unique(keys)
-        fresh = here[self._step[here] != step]
+        n_calls = np.bincount(keys, minlength=len(self._n))
+        fresh = np.flatnonzero((n_calls > 0) & (self._step != step))
         done = fresh[self._n[fresh] > 0]
         deviation_of = self._sum[done] / self._n[done]
         units = np.clip(deviation_of / np.maximum(sigma(done), LEAST_NOISE), -CLIP, CLIP)
         new = self._whiten(units, self._last[done])
         self._last[done] = units
         self._step[fresh], self._n[fresh], self._sum[fresh] = step, 0, 0.0
-        self._n += np.bincount(keys, minlength=len(self._n))
+        self._n += n_calls
         self._sum += np.bincount(keys, deviation, minlength=len(self._sum))
         found = FinishedSteps(1 + done, new, deviation_of)
         return found if len(done) < 2 else self._with_all(found)

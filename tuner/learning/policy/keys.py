@@ -253,12 +253,13 @@ class KeyTable(Columns):
         """Key index of every measurement, shape [n]; -1 where no key can be added any more."""
         classes = size_classes(block["message_bytes"])
         codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
-        distinct, of = np.unique(codes, return_inverse=True)
-        new = [code for code in distinct.tolist() if code not in self._index][: MAX_KEYS - len(self.states)]
-        if new:
-            rows = block[np.unique(codes, return_index=True)[1]]
-            self._add(new, rows[np.isin(distinct, new)])
-        return np.array([self._index.get(code, -1) for code in distinct.tolist()], np.int64)[of]
+        distinct, first, of = np.unique(codes, return_index=True, return_inverse=True)
+        found = np.array([self._index.get(code, -1) for code in distinct.tolist()], np.int64)
+        new = np.flatnonzero(found < 0)[: MAX_KEYS - len(self.states)]
+        if len(new):
+            found[new] = len(self.states) + np.arange(len(new))
+            self._add(distinct[new].tolist(), block[first[new]])
+        return found[of]
 
     def logs(self, block: npt.NDArray[np.void], keys: Ints) -> Floats:
         """Log durations, moved to each key's own message size: a class is a quarter octave wide."""

@@ -85,16 +85,13 @@ class _NoiseScale(Columns):
         return math.sqrt((PRIOR_UNITS * PRIOR_SIGMA**2 + squares) / (PRIOR_UNITS + dof))
 
     def of(self, at: Ints) -> Floats:
-        """At each of these indices, shape [n]."""
-        if len(at):
-            self.make_room(int(at.max()) + 1)
+        """At each of these indices, for which there is room, shape [n]."""
         prior = PRIOR_UNITS * self.typical**2
         result: Floats = np.sqrt((prior + self._squares[at]) / (PRIOR_UNITS + self._dof[at]))
         return result
 
     def add(self, at: Ints, dof: Floats, squares: Floats) -> None:
         """Take in sums of squared deviations and their degrees of freedom; several indices may be the same."""
-        self.make_room(int(at.max()) + 1)
         np.add.at(self._dof, at, dof)
         np.add.at(self._squares, at, squares)
         full = at[self._dof[at] > 4 * MEMORY]
@@ -211,10 +208,12 @@ class CallEvidence(Columns):
 
     def slot(self, key: int, candidate: Candidate) -> int:
         """Slot of `candidate` at key index `key`, made if need be."""
-        found = self._index.setdefault((key, candidate), len(self))
-        if found == len(self):
+        if (found := self._index.get((key, candidate))) is None:
+            found = self._index[key, candidate] = len(self)
             self.candidates.append(candidate)
-            self.make_room(len(self))
+            if max(found, key) >= len(self.key):
+                for one in (self, self._of_units, self.of_calls):
+                    one.make_room(max(found, key) + 1)
             self.key[found] = key
             self.algorithm[found], self.protocol[found] = cell_of(candidate)
         return found
@@ -284,7 +283,8 @@ class CallEvidence(Columns):
         """By how much (log) the second slot of a key is faster than the first."""
         n_first, n_second = self.units(first), self.units(second)
         pairs = n_first * n_second / (n_first + n_second) if n_first and n_second else 0.0
-        return Contrast(self.log_us(first) - self.log_us(second), pairs, float(self.sigma(self.key[[first]])[0]))
+        gain = self.log_us(first) - self.log_us(second)
+        return Contrast(gain, pairs, float(self.sigma(self.key[first : first + 1])[0]))
 
     def nearby(self, first: int, second: int) -> Contrast:
         """The same where one of the two took over from the other: the network may have changed just as the second ran.
@@ -292,16 +292,16 @@ class CallEvidence(Columns):
         Of which nothing is known before either has run on both sides of the other. At each switch so many steps of both
         count; each of them counts at two switches.
         """
-        key = self.key[[first]]
-        (slots, values), sigma = self.history.of(int(key[0])), float(self.sigma(key)[0])
+        (slots, values), sigma = self.history.of(int(self.key[first])), self.contrast(first, second).sigma
         is_ours = (slots == first) | (slots == second)
         is_first, values = (slots == first)[is_ours], values[is_ours]
         switches = np.flatnonzero(is_first[1:] != is_first[:-1]) + 1
         if len(switches) < 2:
             return Contrast(0.0, 0.0, sigma)
-        sides = [(run[:NEIGHBOURS], run[-NEIGHBOURS:]) for run in np.split(values, switches)]
+        runs = [values[start:end] for start, end in pairwise([0, *switches.tolist(), len(values)])]
+        sides = [(run[:NEIGHBOURS], run[-NEIGHBOURS:]) for run in runs]
         pairs = np.array([len(one) * len(two) / (len(one) + len(two)) for (_, one), (two, _) in pairwise(sides)])
-        gains = np.array([one.mean() - two.mean() for (_, one), (two, _) in pairwise(sides)])
+        gains = np.array([one.sum() / len(one) - two.sum() / len(two) for (_, one), (two, _) in pairwise(sides)])
         gains *= np.where(is_first[switches], -1.0, 1.0)
         gain = float(pairs @ gains / pairs.sum())
         squares = PRIOR_UNITS * sigma**2 + float(pairs @ (gains - gain) ** 2)

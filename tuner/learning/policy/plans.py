@@ -106,13 +106,12 @@ class Plans:
         evidence, n_keys = self._surrogate.evidence, len(self._surrogate.fields.states)
         if evidence is not self._slots_of:
             self._slots, self._slots_of = {}, evidence
-        slots = self._slots.get(epoch)
-        if slots is None or len(slots) < n_keys:
-            known = 0 if slots is None else len(slots)
+        slots = self._slots.get(epoch, np.zeros(0, np.int64))
+        if (known := len(slots)) < n_keys:
             candidates = self._plans[epoch].candidates[known:n_keys]
             asked = [*candidates, *[BASELINE] * (n_keys - known - len(candidates))]
-            more = np.array([evidence.slot(known + at, one) for at, one in enumerate(asked)], dtype=np.int64)
-            slots = self._slots[epoch] = more if slots is None else np.concatenate([slots, more])
+            more = np.array([*map(evidence.slot, range(known, n_keys), asked)], dtype=np.int64)
+            slots = self._slots[epoch] = np.concatenate([slots, more])
         return slots
 
     def meet(self, state: KeyState) -> None:
@@ -139,8 +138,8 @@ class Plans:
 
     def rows(self, first: Sequence[int]) -> tuple[PlanRow, ...]:
         """What is asked for now; the rows of keys `first` come first."""
-        order = [*first, *(index for index in range(len(self._rows)) if index not in first)]
-        return tuple(row for index in order if (row := self._rows[index]) is not None)
+        others = (row for index, row in enumerate(self._rows) if row is not None and index not in first)
+        return (*filter(None, [self._rows[index] for index in first]), *others)
 
     def step_ran(self, epoch: int) -> None:
         """A step has finished under `epoch`."""

@@ -120,7 +120,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
         is_same = np.equal.outer(regimes, known.regime) & (known.regime != 0)
         both += CHANGE_STD**2 * matern(np.abs(sizes) / KERNEL.octaves) * is_same
     cross, inner = both[:n], both[n:]
-    inner[np.diag_indices_from(inner)] += known.noise_variance + 1e-9
+    inner += np.diag(known.noise_variance + 1e-9)
     solved = np.linalg.solve(inner, np.column_stack([known.residual, cross.T]))
     variance = own - np.einsum("ij,ji->i", cross, solved[:, 1:])
     return guess + cross @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-8))
@@ -163,10 +163,10 @@ class Surrogate:
 
         Mean (log us; infinite: not available) and standard deviation (log), each [n_options], the baseline first.
         """
-        fields, table = self.fields, self.fields.of(state).table
+        fields, table, regime = self.fields, self.fields.of(state).table, self.evidence.regime
         common_std = COMMON_DOUBT if fields.is_guesswork(state.family) else fields.doubt_in_common(state.family)
         usable = np.isfinite(table[:, Column.guess])
-        mean, spread = condition(np.nan_to_num(table), self._near(state), common_std, self.evidence.regime)
+        mean, spread = condition(np.where(np.isnan(table), 0.0, table), self._near(state), common_std, regime)
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
 
@@ -177,22 +177,23 @@ class Surrogate:
         n_new, seen = 0, set[tuple[int, Candidate]]()
         for evidence in reversed(self.regimes.every):
             is_past, kept = evidence is not self.evidence, []
-            for slot in self._nearest(state, evidence).tolist() if len(rows) < 2 * AT_ONCE else ():
-                owner, candidate = self.fields.states[evidence.key[slot]], evidence.candidates[slot]
+            slots = self._nearest(state, evidence) if len(rows) < 2 * AT_ONCE else np.zeros(0, np.int64)
+            for slot, key in zip(slots.tolist(), evidence.key[slots].tolist(), strict=True):
+                owner, candidate = self.fields.states[key], evidence.candidates[slot]
                 n_new += owner.field is None
-                if (owner.index, candidate) in seen or (owner.field is None and n_new > AT_ONCE // 6):
+                if (is_past and (key, candidate) in seen) or (owner.field is None and n_new > AT_ONCE // 6):
                     continue  # of what has no field yet some wait for a later call
                 field = owner.field or self.fields.of(owner)
-                if candidate in field.place:
-                    rows.append(field.table[field.place[candidate]])
+                if (place := field.place.get(candidate)) is not None:
+                    rows.append(field.table[place])
                     kept.append(slot)
                 if is_past:
-                    seen.add((owner.index, candidate))
+                    seen.add((key, candidate))
             slots = np.array(kept, np.int64)
             variance = evidence.sigma(evidence.key[slots]) ** 2 / (evidence.n_units[slots] + 1.0)
             variance += CARRIED_STD**2 * is_past
             found.append((np.full(len(kept), evidence.regime), evidence.centre(slots), variance))
-        table = np.array(rows).reshape(-1, len(Column))
+        table = np.concatenate([np.zeros(0), *rows]).reshape(-1, len(Column))
         regimes, log_us, variances = (np.concatenate(of_each) for of_each in zip(*found, strict=True))
         residual = log_us - table[:, Column.guess]
         known = np.isfinite(residual)
@@ -200,12 +201,11 @@ class Surrogate:
 
     def _nearest(self, state: KeyState, evidence: CallEvidence) -> Ints:
         """AT_ONCE measured slots of the key's communicator, in their order; other collectives are two octaves off."""
-        places, keys = self.fields.places, evidence.key[: len(evidence)]
-        communicator, collective, own_class = places[state.index].tolist()
-        is_here = (places[keys, 0] == communicator) & (evidence.n_calls[: len(evidence)] > 0)
-        slots = np.flatnonzero(is_here)
+        places, keys = self.fields.places.T, evidence.key[: len(evidence)]
+        communicator, collective, own_class = places[:, state.index].tolist()
+        slots = np.flatnonzero((places[0][keys] == communicator) & (evidence.n_calls[: len(evidence)] > 0))
         if len(slots) <= AT_ONCE:
             return slots
-        gaps = np.abs(places[keys[slots], 2] - own_class)
-        gaps += 2 * SIZE_CLASSES_PER_OCTAVE * (places[keys[slots], 1] != collective)
+        gaps = np.abs(places[2][keys[slots]] - own_class)
+        gaps += 2 * SIZE_CLASSES_PER_OCTAVE * (places[1][keys[slots]] != collective)
         return slots[np.sort(np.argpartition(gaps, AT_ONCE)[:AT_ONCE])]
