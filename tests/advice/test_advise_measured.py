@@ -132,6 +132,19 @@ def test_what_ran_is_read():
     )
 
 
+@pytest.mark.parametrize("text", ["stage=3,model-parallel=3", "stage=3,model-parallel=64", "stage=3,hybrid=5"])
+def test_what_cannot_have_run_there_is_refused(text, tmp_path):
+    record(tmp_path / "s.db")
+    with pytest.raises(UserError):
+        measured(PROBLEM, tmp_path / "s.db", None, parse_ran(text))
+
+
+def test_a_hybrid_job_is_known_as_one():
+    assert parse_ran("stage=3,hybrid=8").shard_ranks == 8
+    with pytest.raises(UserError):
+        parse_ran("stage=2,hybrid=8")
+
+
 def test_computation_of_any_speed_has_a_factor_that_grows_with_it():
     modelled_us = 1e6 * step_parts(PROBLEM, RAN).total_s
     shares = [0.02, 0.1, 0.5, 1.0, 2.0]

@@ -46,6 +46,11 @@ def test_what_is_left_on_the_table_is_named_and_fits():
         assert memory_of(PROBLEM, one.configuration).total_bytes > 0
 
 
+def test_a_hybrid_job_may_keep_its_groups_in_stage_3_alone():
+    for one in alternatives(PROBLEM, msgspec.structs.replace(RUNS, shard_ranks=8)):
+        assert one.configuration.shard_ranks == (8 if one.configuration.stage == 3 else 0)
+
+
 @pytest.mark.parametrize("measured", [Measured(1.0, 1.0), Measured(1.0, None), Measured(None, 1.0)])
 def test_what_was_measured_narrows_a_range_and_never_to_nothing(measured):
     known = {

@@ -84,6 +84,8 @@ def _changes(problem: Problem, running: ZeroConfiguration) -> Iterator[tuple[str
             if value == getattr(running, field):
                 continue
             changed = replace(running, **{field: value})
+            if changed.stage != 3:
+                changed = replace(changed, shard_ranks=0)
             if changed.recompute != "full":
                 changed = replace(changed, partition_activations=False, offload_activations=False)
             fits = batch_that_fits(problem, changed)

@@ -36,7 +36,9 @@ _MOST_OFF: Final = 100.0
 _RECENT_STEPS: Final = 200
 """A job changes: what it did long ago says little."""
 _COLLECTIVES: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
-_RAN: Final = "write it as stage=3,batch=2,recompute=full (also accumulation, model-parallel, bucket-mb, prefetch)"
+_RAN: Final = (
+    "write it as stage=3,batch=2,recompute=full (also accumulation, model-parallel, hybrid, bucket-mb, prefetch)"
+)
 
 
 Facts = Mapping[str, str | int | float | bool]
@@ -62,6 +64,7 @@ def parse_ran(text: str) -> ZeroConfiguration:
         "batch": "micro_batch",
         "accumulation": "accumulation",
         "model-parallel": "n_model_parallel",
+        "hybrid": "shard_ranks",
         "prefetch": "prefetch",
         "bucket-mb": "bucket_bytes",
     }
@@ -75,6 +78,8 @@ def parse_ran(text: str) -> ZeroConfiguration:
             raise UserError(f"{part!r} does not say what ran", _RAN)
     if fields["stage"] > 3:
         raise UserError(f"stage {fields['stage']} does not exist", _RAN)
+    if "shard_ranks" in fields and fields["stage"] != 3:
+        raise UserError(f"stage {fields['stage']} and hybrid sharding are not compared here", "leave out hybrid")
     return ZeroConfiguration(**fields)
 
 
@@ -100,6 +105,8 @@ def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfigurati
     """
     if not path.exists():
         raise UserError(f"there is nothing at {path}", "name a store or a trace")
+    if ran is not None:
+        _check_ran(problem, ran)
     if is_store(path):
         with Store.open(path, read_only=True) as store:
             found = job_of(store, job)
@@ -165,6 +172,21 @@ def _check_gpus(cluster: Cluster, facts: Facts, origin: str) -> None:
             f"{origin} is of GPUs of compute capability {found / 10:.1f}, and {cluster.name} has"
             f" {cluster.gpu.capability / 10:.1f}",
             "name the machine that it was measured on with --machine",
+        )
+
+
+def _check_ran(problem: Problem, ran: ZeroConfiguration) -> None:
+    """See that it can have run there."""
+    n_gpus, n_heads, split = problem.cluster.n_gpus, problem.shape.n_heads, ran.n_model_parallel
+    if n_gpus % split or n_heads % split:
+        raise UserError(
+            f"model parallelism of {split} does not divide {n_heads} heads and {n_gpus} GPUs",
+            "say with --ran and --nodes what ran",
+        )
+    if ran.shard_ranks and problem.n_groups(ran) % ran.shard_ranks:
+        raise UserError(
+            f"hybrid sharding over {ran.shard_ranks} ranks does not divide {problem.n_groups(ran)}",
+            "say with --ran and --nodes what ran",
         )
 
 
