@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import Algorithm, Candidate, CommunicatorClass
+from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
 from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, KEPT, LEAST_NOISE, Calls, StepSums, grouped
@@ -26,9 +26,6 @@ ABSURD: Final = 10.0
 """A call of this many times the incumbent's time may be a straggler: other calls of the same setting will tell."""
 STRAGGLER_RATE: Final = 0.005
 """One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
-
-
-Place = tuple[CommunicatorClass, int, int, Algorithm | None]
 
 
 class Attribution:
@@ -53,8 +50,6 @@ class Attribution:
         """Calls that ran another algorithm and protocol than these, which were asked for."""
         self._n_usual, self._n_slow = 0, 0
         """Calls of settings that are not on trial, and how many of them were slow as a catastrophe."""
-        self._met: set[Place] = set()
-        """Algorithms that were on trial, by what they were tried for."""
         self.doubted: set[int] = set()
         """Slots whose next call will tell whether the setting is slow."""
         self.extra_us = StepSums()
@@ -172,14 +167,7 @@ class Attribution:
         extra_us = share * np.exp(logs) - usual_us
         self.extra_us.add(steps, np.maximum(extra_us, 0.0))
         self._connecting.extend(np.unique(steps[is_new]).tolist())
-        self._met |= {self._place(int(slot)) for slot in np.unique(slots[is_new])}
-        # What connected something is no straggler, nor is what may have.
-        is_first = np.zeros(len(slots), np.bool_)
-        is_first[np.unique(slots, return_index=True)[1]] = True
-        is_first &= evidence.n_calls[slots] == 0
-        for at in np.flatnonzero(is_first & ~is_new).tolist():
-            is_first[at] = self._may_connect(int(slots[at]))
-        beyond_us = np.where(is_new | is_first, 0.0, extra_us + (1.0 - ABSURD) * usual_us)
+        beyond_us = np.where(is_new, 0.0, extra_us + (1.0 - ABSURD) * usual_us)
         tried = np.unique(slots)
         before_us = np.maximum(evidence.extra_us[tried], 0.0)
         np.add.at(evidence.extra_us, slots, extra_us)
@@ -215,18 +203,12 @@ class Attribution:
         """Report what is catastrophically slow; the slots that their calls say nothing about yet.
 
         At once where several calls show it, or a single one without doubt; else when the next call shows it, too. A
-        single call leaves a doubt where calls straggle by themselves, where the setting was not slow before, and where
-        it may have connected something.
+        single call leaves a doubt where calls straggle by themselves, and where the setting was not slow before.
         """
         doubtful: list[int] = []
         evidence, states = self._surrogate.evidence, self._surrogate.fields.states
-        tried, may_connect = list(dict.fromkeys(slots.tolist())), set()
-        for slot in tried:  # in the order of their calls: the first of an algorithm connects it for the others
-            if self._may_connect(slot):
-                may_connect.add(slot)
-            self._met.add(self._place(slot))
         straggles = self._n_slow > STRAGGLER_RATE * self._n_usual
-        for slot in tried:
+        for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
             ratio = float(np.sort(excess[here])[(len(here) - 1) // 2])
             if ratio <= LOG_CATASTROPHE:
@@ -234,7 +216,7 @@ class Attribution:
                 continue
             was_sane = bool(evidence.n_units[slot] >= CONFIRMED)
             is_alone = len(here) == 1 or (was_sane and bool((steps[here] == steps[here[0]]).all()))
-            if is_alone and slot not in self.doubted and (was_sane or straggles or slot in may_connect):
+            if is_alone and slot not in self.doubted and (was_sane or straggles):
                 self.doubted.add(slot)
                 if not was_sane:
                     doubtful.append(slot)
@@ -243,17 +225,6 @@ class Attribution:
             self._held_us[slot] = 0.0
             self._on_catastrophe(states[int(evidence.key[slot])], evidence.candidates[slot], math.exp(ratio))
         return doubtful
-
-    def _may_connect(self, slot: int) -> bool:
-        """Whether it is the first of its algorithm on trial for what it does: that may have its own communicator."""
-        default = self._surrogate.fields.states[int(self._surrogate.evidence.key[slot])].default_setting
-        place = self._place(slot)
-        return not (default is not None and default.algorithm == place[-1]) and place not in self._met
-
-    def _place(self, slot: int) -> Place:
-        key = self._surrogate.fields.states[int(self._surrogate.evidence.key[slot])].key
-        algorithm = self._surrogate.evidence.candidates[slot].algorithm
-        return key.communicator, int(key.collective), int(key.phase), algorithm
 
     def _usual_logs(self, slots: Ints) -> Floats:
         """What incumbents' calls take (log us), shape [n]; NaN where it is unknown, and for the incumbent itself."""

@@ -67,6 +67,8 @@ class MemoryGate:
         self.connected: dict[CommunicatorClass, dict[Algorithm, int]] = {}
         """What has run on each kind of communicator, with the most channels."""
         self._heard: set[int] = set()
+        self._met: set[int] = set()
+        """What ran, by number: with its channels, and without them."""
         self._promised: dict[tuple[CommunicatorClass, Algorithm], int] = {}
         """What is to be connected soon, and the reading of the pressure from which on it is not waited for."""
         self._n_readings = 0
@@ -97,28 +99,29 @@ class MemoryGate:
     def ran(self, block: npt.NDArray[np.void]) -> list[int]:
         """Learn from measurements (MEASUREMENT_FIELDS) what is connected and how full the fullest device is.
 
-        Returns the indices of those that connected something. One communicator of each kind is known. More channels of
-        what has run connect nothing in NCCL.
+        Returns the indices of those that may have connected something: the first of an algorithm for a collective in a
+        phase, which may have its own communicator. More channels of what has run connect nothing in NCCL.
         """
         newest = block["step"] == block["step"].max()
         fullest = float(np.fmax.reduce(block["memory_pressure"][newest]))
         if math.isfinite(fullest):
             self._fullest = fullest
-        codes = block["n_ranks"].astype(np.int64) << 40 | block["n_nodes"].astype(np.int64) << 16
+        codes = block["n_ranks"].astype(np.int64) << 44 | block["n_nodes"].astype(np.int64) << 24
+        codes |= (block["collective"].astype(np.int64) & 15) << 20 | (block["phase"].astype(np.int64) & 15) << 16
         codes |= block["algorithm"].astype(np.int64) << 8
         codes |= block["n_channels"]
-        connecting: dict[tuple[CommunicatorClass, Algorithm], int] = {}
+        connecting: dict[int, int] = {}
         for code in set(np.unique(codes).tolist()) - self._heard:
             self._heard.add(code)
-            communicator = CommunicatorClass(code >> 40, code >> 16 & 0xFFFFFF)
+            communicator = CommunicatorClass(code >> 44, code >> 24 & 0xFFFFF)
             if code >> 8 & 0xFF in _ALGORITHMS:
                 own, algorithm = self.connected.setdefault(communicator, {}), Algorithm(code >> 8 & 0xFF)
-                what = communicator, algorithm
-                if algorithm not in own or what in connecting:
-                    first = int(np.argmax(codes == code))
+                what, first = code >> 8, int(np.argmax(codes == code))
+                if what not in self._met:
                     connecting[what] = min(first, connecting.get(what, first))
                 own[algorithm] = max(own.get(algorithm, 0), code & 0xFF)
-                self._promised.pop(what, None)
+                self._promised.pop((communicator, algorithm), None)
+        self._met |= connecting.keys()
         return [*connecting.values()]
 
     def is_connected(self, candidate: Candidate, communicator: CommunicatorClass) -> bool:
