@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import Collective, CommunicatorClass, Source, StepRecord
+from zerotune.store.records import Collective, CommunicatorClass, Source, Stage, StepRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
@@ -137,6 +137,15 @@ def test_what_cannot_have_run_there_is_refused(text, tmp_path):
     record(tmp_path / "s.db")
     with pytest.raises(UserError):
         measured(PROBLEM, tmp_path / "s.db", None, parse_ran(text))
+
+
+@pytest.mark.parametrize(("stage", "n_sentences"), [(Stage.unknown, 3), (Stage.zero3, 3), (Stage.zero1_or_2, 4)])
+def test_another_stage_than_was_seen_is_said(stage, n_sentences, tmp_path):
+    record(tmp_path / "s.db")
+    with Store.open(tmp_path / "s.db") as store:
+        store.update_job("job", stage=stage)
+        store.flush()
+    assert len(measured(PROBLEM, tmp_path / "s.db", None, RAN).sentences) == n_sentences
 
 
 def test_a_hybrid_job_is_known_as_one():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
-from zerotune.store.records import Collective, CommunicatorClass, StepRecord
+from zerotune.store.records import Collective, CommunicatorClass, Stage, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.advice.configuration import ZeroConfiguration
 from zerotune.tuner.advice.hardware.cluster import Cluster
@@ -36,6 +36,14 @@ _MOST_OFF: Final = 100.0
 _RECENT_STEPS: Final = 200
 """A job changes: what it did long ago says little."""
 _COLLECTIVES: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
+_STAGES: Final = {
+    Stage.ddp: (0,),
+    Stage.zero1: (1, 2),
+    Stage.zero2: (1, 2),
+    Stage.zero1_or_2: (1, 2),
+    Stage.zero3: (3,),
+}
+"""What a job can have run by what was recognised of it; 1 and 2 are not always told apart."""
 _RAN: Final = (
     "write it as stage=3,batch=2,recompute=full (also accumulation, model-parallel, hybrid, bucket-mb, prefetch)"
 )
@@ -116,7 +124,11 @@ def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfigurati
         if ran is not None and not steps:
             raise UserError(f"{origin} has no steps that --ran could be of", "leave it out, or name a job that trained")
         _check_gpus(problem.cluster, facts, origin)
-        return _applied(problem, [rows], steps, ran, origin)
+        known = _applied(problem, [rows], steps, ran, origin)
+        if ran is not None and ran.stage not in _STAGES.get(found.stage, (ran.stage,)):
+            doubt = f"{origin} looks like {found.stage.name}, not like the stage {ran.stage} that --ran names"
+            known = known._replace(sentences=(*known.sentences, doubt))
+        return known
     if ran is not None:
         raise UserError(f"the trace {path.name} tells collectives and no steps", "leave out --ran, or name a store")
     origin = f"the trace {path.name}"
