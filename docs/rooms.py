@@ -53,7 +53,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "the job's figures, for trainers and experiment trackers",
         CONTRACTS | {"agent", "agent/daemon_link", "agent/steps"},
     ),
-    "zero_runtime base": ("errors, settings, phases, collectives, loss scaling", set()),
+    "zero_runtime base": ("errors, checks, settings, phases, collectives, loss scaling", set()),
     "zero_runtime/layout": ("where parameters lie in flat buffers", {"zero_runtime base"}),
     "zero_runtime/stages": ("stages 1 to 3 at work", {"zero_runtime base", "zero_runtime/layout"}),
     "zero_runtime/optimizer": (

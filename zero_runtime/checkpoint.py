@@ -37,7 +37,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from zerotune.zero_runtime.errors import CheckpointError
+from zerotune.zero_runtime.checks import json_dict, whole_number
+from zerotune.zero_runtime.errors import CheckpointError, ZeroError
 from zerotune.zero_runtime.layout.rectangles import boxes
 from zerotune.zero_runtime.sharded_model import ShardedModel
 
@@ -245,15 +246,23 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
         The checkpoint's own folder.
 
     Raises:
-        CheckpointError: the step exists already, or a rank could not write; earlier checkpoints are untouched.
+        SettingsError: on every rank: a rank's step is no number, or JSON cannot hold its `extra`; nothing was written.
+        CheckpointError: on every rank: the step exists already, or a rank could not write; earlier checkpoints are
+            untouched.
     """
     engine.synchronize()
-    final = Path(folder) / f"step-{step:08d}"
+    final = Path(folder)
+    mistake: ZeroError | None = None
+    try:
+        final /= _name(step)
+        json_dict("extra", extra)
+        if final.exists():
+            raise CheckpointError(f"{final} exists already; choose another step or folder")
+    except ZeroError as error:
+        mistake = error
+    _raise_alike(mistake, engine.world)
     partial = final.with_suffix(".partial")
-    if final.exists():
-        raise CheckpointError(f"{final} exists already; choose another step or folder")
     first = dist.get_rank(engine.world) == 0
-    dist.barrier(group=engine.world)
     if first:
         shutil.rmtree(partial, ignore_errors=True)  # left by a save that was interrupted
     dist.barrier(group=engine.world)
@@ -274,17 +283,28 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
             f"{partial} could not be written (rank {rank}: {cause}); the last checkpoint is untouched"
         ) from error
     if first:
-        groups = [] if optimizer is None else [_plain(group) for group in optimizer.param_groups]
-        manifest = {
-            "step": step,
-            "shapes": _shapes(shares),
-            "param_groups": groups,
-            "extra": dict(extra or {}),
-        }
-        (partial / MANIFEST).write_text(json.dumps(manifest))
-        os.rename(partial, final)
-    dist.barrier(group=engine.world)
+        try:
+            groups = [] if optimizer is None else [_plain(group) for group in optimizer.param_groups]
+            manifest = {"step": step, "shapes": _shapes(shares), "param_groups": groups, "extra": dict(extra or {})}
+            (partial / MANIFEST).write_text(json.dumps(manifest))
+            os.rename(partial, final)
+        except OSError as error:
+            mistake = CheckpointError(f"{partial} could not be written ({error}); the last checkpoint is untouched")
+    _raise_alike(mistake, engine.world)
     return final
+
+
+def _name(step: int) -> str:
+    return f"step-{whole_number('step', step, 0):08d}"
+
+
+def _raise_alike(mistake: ZeroError | None, world: dist.ProcessGroup) -> None:
+    """Raises the first rank's mistake on every rank; no rank goes on before all have called."""
+    everyone: list[ZeroError | None] = [None] * dist.get_world_size(world)
+    dist.all_gather_object(everyone, mistake, group=world)
+    for rank, found in enumerate(everyone):
+        if found is not None:
+            raise type(found)(f"on rank {rank}, {found}")
 
 
 def latest(folder: str | Path) -> Path:
@@ -311,10 +331,11 @@ def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> d
         {"step": the step, "extra": what was given to `save`}.
 
     Raises:
+        SettingsError: `step` is no number of a step.
         CheckpointError: there is no such checkpoint, or it is of another model, and nothing was changed; or a file of
             it is damaged.
     """
-    path = latest(folder) if step is None else Path(folder) / f"step-{step:08d}"
+    path = latest(folder) if step is None else Path(folder) / _name(step)
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         shapes, param_groups = manifest["shapes"], manifest["param_groups"]

@@ -375,7 +375,9 @@ class Engine:
             The checkpoint's own folder.
 
         Raises:
-            CheckpointError: the step exists already, or a rank could not write; earlier checkpoints are untouched.
+            SettingsError: on every rank: a rank's step is no number, or JSON cannot hold its `extra`.
+            CheckpointError: on every rank: the step exists already, or a rank could not write; earlier checkpoints are
+                untouched.
         """
         return checkpoint.save(self, folder, step, extra)
 

@@ -1,7 +1,7 @@
 """What can go wrong, as a tree; each message is one sentence that names the value found and the remedy.
 
 ZeroError
-├── SettingsError     a wrong stage, precision, world or model, found when the model is sharded
+├── SettingsError     a wrong stage, precision, world or model, or another argument that cannot be right
 ├── LifecycleError    a parameter was used, moved or replaced outside its life cycle
 └── CheckpointError   a checkpoint that is missing, incomplete or of another model
 """
@@ -14,7 +14,7 @@ class ZeroError(Exception):
 
 
 class SettingsError(ZeroError, ValueError):
-    """The model, the world and the settings do not fit together; raised alike on every rank."""
+    """An argument cannot be right, or model, world and settings do not fit; where ranks meet, raised on all of them."""
 
 
 class LifecycleError(ZeroError, RuntimeError):

@@ -219,6 +219,49 @@ def test_an_interrupted_save_leaves_the_last_good_one(world: World, tmp_path: Pa
         assert message != "no error"
 
 
+def saved_wrongly(folder: str, wrong_ranks: tuple[int, ...]) -> list[str]:
+    """What each of some wrong saves, and a right one after them, says."""
+    engine, _, _ = build("gpt", 2, {"stage": 3})
+    messages = []
+    for wrong in (
+        {"extra": {"seen": 17, "rng": torch.zeros(2)}},
+        {"extra": ["no dict"]},
+        {"step": -1},
+        {"step": "x"},
+        {"step": 1.0},
+        {"step": True},
+        {},
+    ):
+        given: dict[str, Any] = {"step": 1, **(wrong if torch.distributed.get_rank() in wrong_ranks else {})}
+        try:
+            engine.save_checkpoint(folder, **given)
+            messages.append("")
+        except zero_runtime.SettingsError as error:
+            messages.append(str(error))
+        if messages[-1]:
+            assert list(Path(folder).iterdir()) == []
+        dist.barrier(group=group_of(2))
+    return messages
+
+
+@pytest.mark.parametrize("wrong_ranks", [(0, 1), (0,), (1,)])
+def test_what_cannot_be_saved_is_refused_on_every_rank_before_anything_is_written(
+    world: World, tmp_path: Path, wrong_ranks: tuple[int, ...]
+) -> None:
+    messages, others = world.run(2, saved_wrongly, str(tmp_path), wrong_ranks)
+    assert messages == others
+    for message, value in zip(messages, ["extra['rng']", "'no dict'", "-1;", "'x';", "1.0;", "True;"], strict=False):
+        assert value in message
+    assert messages[-1] == ""
+    assert checkpoint.latest(tmp_path).name == "step-00000001"
+
+
+@pytest.mark.parametrize("step", [-1, "x", 1.0])
+def test_a_step_that_is_none_is_not_looked_for(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(zero_runtime.SettingsError, match=str(step)):
+        checkpoint.load(None, tmp_path, step)  # type: ignore[arg-type]
+
+
 def of_another_model(folder: str) -> list[str]:
     messages = []
     for name in ("odd", "gpt"):

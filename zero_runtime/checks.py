@@ -1,0 +1,63 @@
+"""What a user hands over, checked before anything is done; what is wrong is told in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from zerotune.zero_runtime.errors import SettingsError
+
+_MOST_SHOWN = 60
+
+
+def refusal(name: str, value: object, wanted: str) -> SettingsError:
+    """The error about an argument that cannot be right.
+
+    Args:
+        name: of the argument.
+        value: that was given.
+        wanted: what it must be, in words.
+
+    Returns:
+        The error, to be raised.
+    """
+    shown = repr(value)
+    if "\n" in shown or len(shown) > _MOST_SHOWN:  # a whole module or tensor
+        shown = f"of type {type(value).__name__}"
+    return SettingsError(f"{name} is {shown}; it must be {wanted}")
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    """An argument that counts something.
+
+    Args:
+        name: of the argument.
+        value: that was given.
+        least: that is allowed.
+
+    Returns:
+        `value`.
+
+    Raises:
+        SettingsError: it is anything else, such as True or 3.0.
+    """
+    if type(value) is not int or value < least:
+        raise refusal(name, value, f"an int of at least {least}")
+    return value
+
+
+def json_dict(name: str, values: Mapping[str, Any] | None) -> None:
+    """Refuses what is no dict, or holds what JSON cannot.
+
+    Raises:
+        SettingsError: it is refused.
+    """
+    if values is not None and not isinstance(values, Mapping):
+        raise refusal(name, values, "a dict of what JSON can hold, or None")
+    for key, value in (values or {}).items():
+        try:
+            json.dumps({key: value})
+        except (TypeError, ValueError, RecursionError):
+            wanted = "what JSON can hold: numbers, texts, lists, dicts; .tolist() makes a list of a tensor"
+            raise refusal(f"{name}[{key!r}]", value, wanted) from None
