@@ -154,9 +154,17 @@ def test_summaries_of_trace_lens_are_measurements_where_somebody_says_what_ran(t
     assert trace.summary.notes, "rows are means"
 
 
-def test_other_summaries_by_their_columns(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        SHORT,
+        "collective,size_bytes,time_us,ranks,nodes\nall_reduce,4096,33.5,16,2\n",
+        "nodes,collective,n_ranks,message_bytes,duration_us\n2,all_reduce,16,4096,33.5\n",
+    ],
+)
+def test_other_summaries_by_their_columns(tmp_path: Path, text: str) -> None:
     path = tmp_path / "summary.csv"
-    path.write_text(SHORT)
+    path.write_text(text)
     (one,) = read_trace(path).observations()
     assert (one.collective, one.message_bytes, one.duration_us) == (Collective.all_reduce, 4096, 33.5)
     assert (one.n_ranks, one.n_nodes, one.algorithm) == (16, 2, None)

@@ -14,7 +14,6 @@ from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.records import Observation, TimingSource
 from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.near_misses import wrong_with
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
     Block,
@@ -50,7 +49,7 @@ _MOST_RANKS: Final = 1 << 24
 def matches(begin: bytes) -> bool:
     """The first line names a collective, its size and a time in microseconds, and no setting."""
     line = begin.split(b"\n", 1)[0].decode("utf-8", "replace")
-    return "," in line and _columns(cells_of(line.strip())) is not None and wrong_with(line, 1) is None
+    return "," in line and _columns(cells_of(line.strip())) is not None
 
 
 def _columns(header: Sequence[str]) -> dict[str, int] | None:
