@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +116,30 @@ def unpacked(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return one_by_one(blocks, x).inside["x"]
 
 
+class Table(nn.Module):
+    """Returns what `show` makes of its own parameter."""
+
+    def __init__(self, show: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.rows, self.show = nn.Parameter(torch.randn(6, WIDTH)), show
+
+    def forward(self) -> Any:
+        return self.show(self.rows)
+
+
+def times_rows(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    """Multiplies by each table when the next block is done."""
+    rows = [block() for block in blocks if isinstance(block, Table)]
+    for block, row in zip([block for block in blocks if isinstance(block, Block)], rows, strict=True):
+        found = row["rows"].inside["x"] if isinstance(row, dict) else row
+        x = block(x) * found[: len(x)]
+    return x
+
+
+def shown(show: Callable[[Tensor], Any]) -> nn.Module:
+    return Net(times_rows, [Table(show), Block(), Table(show), Block()])
+
+
 def adapted(through: Pass) -> nn.Module:
     model = Net(through).requires_grad_(False)
     for block in model.blocks:
@@ -175,5 +200,9 @@ WRAPPED = {
         "adapted-again": lambda: adapted(again_at_the_end),
         "adapted-recomputed": lambda: adapted(each_recomputed(False)),
         "objects": lambda: Net(unpacked, [ReturnsObject() for _ in range(3)]),
+        "returns-its-parameter": lambda: shown(lambda rows: rows),
+        "returns-views": lambda: shown(lambda rows: rows[1:]),
+        "returns-detached-views": lambda: shown(lambda rows: rows.detach()[1:]),
+        "returns-views-in-objects": lambda: shown(lambda rows: {"rows": Carrier(rows[1:])}),
     }.items()
 }

@@ -77,6 +77,8 @@ class Flat:
         # and refuses to be written.
         nothing = torch.full((), float("nan"), dtype=compute_dtype, device=self.device)
         self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
+        self._shown: Sequence[Tensor] = ()
+        self._is_kept = False
         self._works: dict[int, tuple[Work, range]] = {}  # by chunk, with all that it gathers
         self.has_master = self.trainable and compute_dtype != self.master_dtype
         if partitioned and not self.has_master:
@@ -145,6 +147,7 @@ class Flat:
         self._versions = [parameter._version for parameter in self.parameters]
 
     def _point(self, values: Sequence[Tensor]) -> None:
+        self._shown = values
         for parameter, value in zip(self.parameters, values, strict=True):
             parameter.data = value
 
@@ -176,13 +179,29 @@ class Flat:
 
     def free(self) -> None:
         """Drops the whole parameters; what autograd saved of them is refilled by the next gather."""
-        self._point(self._placeholders)
-        self.whole.untyped_storage().resize_(0)
+        if not self._is_kept:
+            self._point(self._placeholders)
+            self.whole.untyped_storage().resize_(0)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is a whole parameter or a view of one."""
+        start = self.whole.data_ptr()
+        return tensor.layout is torch.strided and start <= tensor.data_ptr() < start + self.whole_bytes
+
+    def keep(self) -> None:
+        """From now on `free` leaves the whole parameters in memory, since something outside refers to it.
+
+        Gathers go on, as other ranks may not have seen this: they write the values that are there, and new ones after
+        a step.
+        """
+        self._is_kept = True
 
     def publish_master(self) -> None:
         """Rounds the updated master copy into what is gathered next; stage 3 does that right before the gather."""
         if not self.partitioned:
             self._round_master()
+        elif self._is_kept:
+            self._point(self._placeholders)  # lest old values be read
 
     @torch.no_grad()
     def _round_master(self) -> None:
@@ -191,7 +210,7 @@ class Flat:
 
     def mend(self) -> tuple[str, str] | None:
         """(parameter, how it was changed without us), after putting our own tensors back; None if unchanged."""
-        expected = self._placeholders if self.partitioned else self._views
+        expected = self._shown
         for managed, value, version in zip(self.managed, expected, self._versions, strict=True):
             parameter = managed.parameter
             found = ""

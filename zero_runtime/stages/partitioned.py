@@ -38,20 +38,24 @@ def between_graphs(hook: Hook) -> Hook:
     return outside
 
 
-def differentiable(value: Any) -> Iterator[Tensor]:
-    """The tensors inside `value` through which a gradient will flow, also those that are attributes of objects."""
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors inside `value`, also those that are attributes of objects."""
     waiting: list[Any] = [value]
     seen: set[int] = set()
     while waiting:
         for leaf in tree_leaves(waiting.pop()):
             if isinstance(leaf, Tensor):
-                if leaf.requires_grad and not isinstance(leaf, nn.Parameter):
-                    yield leaf
+                yield leaf
             elif id(leaf) not in seen and not isinstance(leaf, type | ModuleType | nn.Module):
                 seen.add(id(leaf))
                 slots = [name for kind in type(leaf).__mro__ for name in getattr(kind, "__slots__", ())]
                 waiting += getattr(leaf, "__dict__", {}).values()
                 waiting += [getattr(leaf, name, None) for name in slots]
+
+
+def differentiable(value: Any) -> Iterator[Tensor]:
+    """The tensors inside `value` through which a gradient will flow."""
+    return (found for found in tensors_in(value) if found.requires_grad and not isinstance(found, nn.Parameter))
 
 
 class PartitionedParameters:
@@ -165,6 +169,10 @@ class PartitionedParameters:
     def _after_forward(self, unit: Unit, output: Any) -> None:
         if self.backward.active:
             return
+        returned = list(tensors_in(output))
+        for flat in unit.flats:
+            if any(map(flat.holds, returned)):
+                flat.keep()
         if not torch.is_grad_enabled():
             unit.free()
             return
@@ -173,7 +181,7 @@ class PartitionedParameters:
         def before_backward(_: Tensor) -> None:
             self._before_backward(unit, n_steps)
 
-        for tensor in differentiable(output):
+        for tensor in differentiable(returned):
             tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
         if not self._stays(unit):
             unit.free()
