@@ -89,6 +89,13 @@ def test_a_token_meets_some_experts_and_the_shared_one(tmp_path):
     assert active == pytest.approx(2.7e9, rel=0.03)  # as the model's name says
 
 
+def test_a_decoder_that_looks_at_an_encoder_multiplies_for_both_attentions(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "t5", **CONFIGS["t5"][0]}))
+    shape = read_config(path)
+    assert shape.n_layers * shape.active_block_parameters + shape.outer_parameters == pytest.approx(shape.n_parameters)
+
+
 def test_what_is_stated_is_not_assumed(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llama", **CONFIGS["llama"][0]}))
@@ -139,7 +146,7 @@ def test_numbers_that_contradict_each_other_are_refused():
         from_dimensions(0, 1600, 25)
 
 
-@pytest.mark.parametrize("kind", ["llama", "t5"])  # one is counted by its shape, one by its file
+@pytest.mark.parametrize("kind", ["llama", "t5"])
 def test_words_that_are_more_than_the_model_are_refused(kind, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": kind, **CONFIGS[kind][0]}))

@@ -134,13 +134,14 @@ def _t5(fields: _Fields) -> ModelShape:
     width, heads = fields.count("d_model"), fields.count("num_heads")
     n_encoder = fields.count("num_layers")
     n_decoder = fields.count("num_decoder_layers", default=n_encoder)
-    shape = checked(
+    return checked(
         ModelShape(
             n_layers=n_encoder + n_decoder,
             width=width,
             n_heads=heads,
             n_kv_heads=heads,
             head_width=fields.count("d_kv", default=max(1, width // heads)),
+            n_attentions=1 + n_decoder / (n_encoder + n_decoder),
             ffn_width=fields.count("d_ff"),
             gated=str(fields.raw.get("feed_forward_proj", "relu")).startswith("gated"),
             vocabulary=fields.count("vocab_size"),
@@ -150,8 +151,6 @@ def _t5(fields: _Fields) -> ModelShape:
             assumed=("n_context",),
         )
     )
-    stated = shape.n_parameters + n_decoder * shape.attention_parameters
-    return msgspec.structs.replace(shape, stated_parameters=stated)
 
 
 _GATED: Final = (

@@ -42,6 +42,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     n_active_experts: int = 1
     shared_ffn_width: int = 0
     """Of a feed-forward that every token meets beside its experts."""
+    n_attentions: float = 1.0
+    """Of a block, in the mean: decoder blocks beside an encoder have two."""
     vocabulary: int = VOCABULARY
     embedding_width: int = 0
     """Of embedding and head, where they are narrower than blocks; 0: as wide."""
@@ -66,9 +68,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_kv_heads * self.head_width
 
     @property
-    def attention_parameters(self) -> int:
+    def attention_parameters(self) -> float:
         """Of the projections of one block."""
-        return self.width * (2 * self.query_width + 2 * self.kv_width)
+        return self.n_attentions * self.width * (2 * self.query_width + 2 * self.kv_width)
 
     @property
     def active_ffn_width(self) -> int:
@@ -91,7 +93,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.attention_parameters + self._ffn_parameters(self.n_experts * self.ffn_width + self.shared_ffn_width)
 
     @property
-    def active_block_parameters(self) -> int:
+    def active_block_parameters(self) -> float:
         """That one token meets in one block."""
         return self.attention_parameters + self._ffn_parameters(self.active_ffn_width)
 
@@ -113,7 +115,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B: attention counts whole, also where it is causal.
         """
         multiplied = self.n_layers * self.active_block_parameters + self.vocabulary * self.words_width
-        return 6.0 * multiplied + 12.0 * self.n_layers * self.query_width * self.n_context
+        return 6.0 * multiplied + 3.0 * self.n_layers * self.attention_flops_per_token
+
+    @property
+    def attention_flops_per_token(self) -> float:
+        """Forward in one block, beside the projections."""
+        return 4.0 * self.n_attentions * self.query_width * self.n_context
 
 
 def checked(shape: ModelShape) -> ModelShape:

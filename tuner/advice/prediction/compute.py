@@ -68,14 +68,14 @@ def block_forward(
         return count * 2 * n_tokens * inner * outer * waste / rate
 
     multiplying = (
-        seconds(shape.width, (shape.query_width + 2 * shape.kv_width) / split)
-        + seconds(shape.query_width / split, shape.width)
+        seconds(shape.width, (shape.query_width + 2 * shape.kv_width) / split, shape.n_attentions)
+        + seconds(shape.query_width / split, shape.width, shape.n_attentions)
     )
     for ffn, count in ((shape.ffn_width / split, shape.n_active_experts), (shape.shared_ffn_width / split, 1)):
         if ffn:
             multiplying += seconds(shape.width, ffn, (2 if shape.gated else 1) * count)
             multiplying += seconds(ffn, shape.width, count)
-    attention_flops = 4.0 * n_tokens * shape.n_context * shape.query_width / split
+    attention_flops = n_tokens * shape.attention_flops_per_token / split
     if software.flash:
         attention = attention_flops * (0.5 if shape.causal else 1.0) / (rate * constants.attention_share)
     else:

@@ -48,11 +48,11 @@ def kept_bytes_per_token(shape: ModelShape, n_model_parallel: int, *, flash: boo
         Bytes on one rank.
     """
     scale = element_bytes / 2
-    attention = 2 * (2 * shape.query_width + 2 * shape.kv_width)
+    attention = 2 * shape.n_attentions * (2 * shape.query_width + 2 * shape.kv_width)
     ffn = (8 if shape.gated else 4) * shape.active_ffn_width
     split = attention + ffn
     whole = (2 + 2 + 4 + 2) * shape.width  # inputs of both halves, norms' inputs, dropout masks
-    scores = 0.0 if flash else 5.0 * shape.n_heads * shape.n_context
+    scores = 0.0 if flash else 5.0 * shape.n_attentions * shape.n_heads * shape.n_context
     return scale * (whole + (split + scores) / n_model_parallel)
 
 

@@ -116,7 +116,7 @@ def estimate(problem: Problem, configuration: ZeroConfiguration) -> StepEstimate
     peak = 1e12 * cluster.gpu.peak(problem.software.precision) * cluster.n_gpus
     flops = tokens * shape.model_flops_per_token()
     again = {"none": 0.0, "half": 0.5, "full": 1.0}[configuration.recompute]
-    repeated = shape.n_layers * (2 * shape.active_block_parameters + 4 * shape.query_width * shape.n_context)
+    repeated = shape.n_layers * (2 * shape.active_block_parameters + shape.attention_flops_per_token)
     return StepEstimate(
         parts=parts,
         step_s=step,
