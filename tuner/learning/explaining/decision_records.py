@@ -14,7 +14,7 @@ from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.keys import Field, KeyState
 from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.modeling.features import Floats
+from zerotune.tuner.modeling.features import Floats, Ints
 
 
 class _Measured(NamedTuple):
@@ -61,8 +61,9 @@ def decision(
     # The options may have changed since the key was looked at.
     is_guess = state.opinion is None or len(state.opinion[0]) != len(field.options)
     guess = field.table[:, 4], field.table[:, 5]
+    slots = np.flatnonzero(evidence.key[: len(evidence)] == state.index)
     predicted = _intervals(
-        *(guess if is_guess or state.opinion is None else _up_to_date(*state.opinion, state, field, evidence))
+        *(guess if is_guess or state.opinion is None else _up_to_date(*state.opinion, slots, field, evidence))
     )
     at = field.place.get(candidate)
     own = predicted[at].tolist() if at is not None and np.isfinite(predicted[at]).all() else [None, None, None]
@@ -72,7 +73,7 @@ def decision(
             int(evidence.n_calls[slot]),
             round(max(0.0, float(evidence.extra_us[slot])), 3),
         )
-        for slot in _slots(state, evidence)
+        for slot in slots.tolist()
         if evidence.n_calls[slot]
     }
     now_us = measured.get(state.usual, _NOT_MEASURED).us
@@ -124,26 +125,22 @@ def guessed(state: KeyState, field: Field) -> list[dict[str, Any]]:
 
 
 def _up_to_date(
-    mean: Floats, spread: Floats, state: KeyState, field: Field, evidence: CallEvidence
+    mean: Floats, spread: Floats, slots: Ints, field: Field, evidence: CallEvidence
 ) -> tuple[Floats, Floats]:
     """An opinion (log) with what was measured since the key was looked at, as in windows of another plan.
 
     An opinion that includes the measurements is no wider than their noise: where it is wider, it is older than they.
     """
     mean, spread = mean.copy(), spread.copy()
-    for slot in _slots(state, evidence):
+    for slot, sigma in zip(slots.tolist(), evidence.sigma(evidence.key[slots]).tolist(), strict=True):
         at = field.place.get(evidence.candidates[slot])
-        noise = float(evidence.sigma(evidence.key[[slot]])[0]) ** 2 / (evidence.units(slot) + 1.0)
+        noise = sigma**2 / (evidence.units(slot) + 1.0)
         if at is None or not evidence.n_calls[slot] or not math.isfinite(mean[at]) or spread[at] ** 2 <= 1.05 * noise:
             continue
         weight = 1.0 / spread[at] ** 2 + 1.0 / noise
         mean[at] = (mean[at] / spread[at] ** 2 + evidence.log_us(slot) / noise) / weight
         spread[at] = 1.0 / math.sqrt(weight)
     return mean, spread
-
-
-def _slots(state: KeyState, evidence: CallEvidence) -> list[int]:
-    return np.flatnonzero(evidence.key[: len(evidence)] == state.index).tolist()
 
 
 def _intervals(mean: Floats, spread: Floats) -> Floats:

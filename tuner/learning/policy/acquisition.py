@@ -98,8 +98,8 @@ class Case(NamedTuple):
         # Where that is doubtful the budget decides: what nobody looks at is never learned of.
         is_sane = mean - spread - log_now <= LOG_CATASTROPHE
         fits = (improvement >= WORTHWHILE) & is_likely & is_sane & (risk_us <= self.room_us)
-        order = [int(index) for index in np.argsort(-improvement) if fits[index]]
-        for index in sorted(order, key=lambda index: self.options[index] in last):
+        order = np.argsort(-improvement)
+        for index in sorted(order[fits[order]].tolist(), key=lambda index: self.options[index] in last):
             if may_try(self.options[index]):
                 log_us, std = float(mean[index]), float(spread[index])
                 return Option(

@@ -400,7 +400,7 @@ class FieldBook(Columns):
         table = alike.table.copy()
         table[:, Column.key] = state.index
         self.knowledge.overrule(state.key, alike.options, table[:, Column.guess], table[:, Column.std])
-        return alike._replace(table=table)
+        return Field(alike.options, alike.place, table)
 
     def _predicted(self, state: KeyState) -> Field:
         family = state.family
@@ -422,7 +422,7 @@ class FieldBook(Columns):
         n_channels, algorithm, protocol = np.array([(one.n_channels or n_available, *cell_of(one)) for one in shown]).T
         channels = np.log2(n_channels)
         fewer = np.maximum(0.0, math.log2(n_available) - channels)
-        same = np.broadcast_to([[log2_bytes], [float(family[1])], [float(state.index)]], (3, len(options)))
+        same = np.full((3, len(options)), [[log2_bytes], [float(family[1])], [float(state.index)]])
         table = np.column_stack([same[0], channels, algorithm, protocol, mean, std, share[at], fewer, *same[1:]])
         return Field(options, {option: at for at, option in enumerate(options)}, table)
 
@@ -433,10 +433,11 @@ class FieldBook(Columns):
         slower than guessed wherever it is another one, and all that was never tried would pass for as much slower.
         """
         (communicator, collective), default = state.family, state.default_setting
-        n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
-        cells = catalog.legal_cells(collective, n_nodes=n_nodes, n_ranks=n_ranks, nvls=False)
-        settings = [Candidate(*cell) for cell in cells] or [BASELINE]
-        if default is not None:
+        if default is None:
+            n_ranks, n_nodes = communicator.n_ranks, communicator.n_nodes
+            cells = catalog.legal_cells(collective, n_nodes=n_nodes, n_ranks=n_ranks, nvls=False)
+            settings = [Candidate(*cell) for cell in cells] or [BASELINE]
+        else:
             settings = [Candidate(default.algorithm, default.protocol)]
         return float(self.costs.log_cost(communicator, collective, settings, state.message_bytes).mean())
 
