@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
+
+from torch import Tensor
 
 from zerotune.zero_runtime.errors import SettingsError
 
@@ -45,6 +48,22 @@ def whole_number(name: str, value: object, least: int) -> int:
     if type(value) is not int or value < least:
         raise refusal(name, value, f"an int of at least {least}")
     return value
+
+
+def number(name: str, value: Any, wanted: str, is_right: Callable[[Any], bool]) -> None:
+    """Refuses what is no number, and a number that is not right.
+
+    Args:
+        name: of the argument.
+        value: that was given; a tensor of one element counts as a number.
+        wanted: what it must be, in words.
+        is_right: says it of a number.
+
+    Raises:
+        SettingsError: it is refused.
+    """
+    if not (isinstance(value, (Real, Tensor)) and is_right(value)):
+        raise refusal(name, value, wanted)
 
 
 def json_dict(name: str, values: Mapping[str, Any] | None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from zerotune.zero_runtime import checkpoint, collectives, phases
 from zerotune.zero_runtime.autotune.autotuner import Autotuner
 from zerotune.zero_runtime.autotune.choices import StepSettings, chunk_cap_bytes
+from zerotune.zero_runtime.checks import number, refusal
 from zerotune.zero_runtime.errors import LifecycleError, SettingsError
 from zerotune.zero_runtime.layout.discovery import Part, agree_on_model, assign, default_layers, tell_others
 from zerotune.zero_runtime.layout.flat_buffer import Flat, Managed
@@ -39,7 +40,7 @@ from zerotune.zero_runtime.stages.replicated import ReplicatedParameters
 from zerotune.zero_runtime.stages.unit import Unit
 from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
 
-_MARK = "_zero_runtime_engine"
+_MARK = "_zero_runtime_sharded"
 _FEWEST_BUCKETS = 6
 _LEAST_BUCKET_BYTES = 1 << 20
 
@@ -207,7 +208,8 @@ class Engine:
             The optimizer, over this rank's shards; torch's learning rate schedulers take it.
 
         Raises:
-            SettingsError: `cls` needs whole tensors, the groups are not a partition, or one exists already.
+            SettingsError: `cls` is no optimizer or needs whole tensors, the groups are not a partition, or one exists
+                already.
         """
         if self._optimizer is not None:
             raise SettingsError("this model has an optimizer already; use param groups instead of a second one")
@@ -303,7 +305,12 @@ class Engine:
         """Scales all gradients so that their global norm is at most `max_norm`; returns the norm before.
 
         As `torch.nn.utils.clip_grad_norm_` over the whole model, that of all model-parallel ranks together.
+
+        Raises:
+            SettingsError: `max_norm` is negative, `norm_type` is not positive, or one is no number.
         """
+        number("max_norm", max_norm, "a number of at least 0", lambda norm: norm >= 0)
+        number("norm_type", norm_type, "a number above 0, or float('inf')", lambda p: p > 0)
         gradients = self.finish_gradients()
         parts = counted(self.sharded.slices, self.model_parallel_group)
         total = global_norm(parts, norm_type, self.collectives, self.disjoint_groups, self.flats[0].device)
@@ -322,6 +329,7 @@ class Engine:
         """Loads a plain state dict; every rank passes the same.
 
         Raises:
+            SettingsError: it is no state dict; nothing was changed then.
             CheckpointError: it is of another model; nothing was changed then.
         """
         load_full_state_dict(self, values)
@@ -417,6 +425,11 @@ def shard(
     Raises:
         SettingsError: on every rank, when settings, model and world do not fit, or ranks differ.
     """
+    if not isinstance(model, nn.Module):
+        raise refusal("model", model, "a torch.nn.Module")
+    for name, given in (("group", group), ("model_parallel_group", model_parallel_group)):
+        if not isinstance(given, dist.ProcessGroup | None):
+            raise refusal(name, given, "a torch.distributed process group that this rank is in, or None")
     if not dist.is_initialized():
         raise SettingsError("there is no process group; call torch.distributed.init_process_group() first")
     world = dist.group.WORLD if group is None else group
@@ -427,18 +440,23 @@ def shard(
         parts = assign(model, named)
         if not parts:
             raise SettingsError(f"{type(model).__name__} has no parameters; there is nothing to shard")
+        if chosen.stage < 3 and not any(parameter.requires_grad for parameter in model.parameters()):
+            raise SettingsError(f"no parameter of {type(model).__name__} trains; stage=3 alone shards frozen ones")
     except SettingsError as error:
         tell_others(error, model, world)
         raise
     engine = Engine(model, chosen, named, parts, world, model_parallel_group)
-    object.__setattr__(model, _MARK, engine)
+    for flat in engine.flats:
+        for module in {module for managed in flat.managed for module, _ in managed.holders}:
+            object.__setattr__(module, _MARK, True)
     return engine
 
 
 def _checked(model: nn.Module, settings: dict[str, Any]) -> Settings:
-    if getattr(model, _MARK, None) is not None:
-        raise SettingsError("this model is sharded already; build a new one to shard it differently")
-    try:
-        return Settings(**settings)
-    except TypeError as error:
-        raise SettingsError(f"unknown setting ({error}); see zero_runtime.Settings") from None
+    if any(_MARK in vars(module) for module in model.modules()):
+        raise SettingsError("this model, or a part of it, is sharded already; build a new one to shard it differently")
+    known = [field.name for field in fields(Settings)]
+    for name in settings:
+        if name not in known:
+            raise SettingsError(f"there is no setting {name!r}; choose from {', '.join(known)}")
+    return Settings(**settings)

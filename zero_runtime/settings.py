@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
+from zerotune.zero_runtime.checks import refusal, whole_number
 from zerotune.zero_runtime.errors import SettingsError
 
 _DTYPES = {
@@ -58,18 +59,21 @@ class Settings:
     broadcast_initial_values: bool = True
 
     def __post_init__(self) -> None:
-        if self.stage not in (1, 2, 3) or isinstance(self.stage, bool):
-            raise SettingsError(f"stage is {self.stage!r}; it must be 1, 2 or 3")
-        for field in ("precision", "reduce_precision"):
-            value = getattr(self, field)
-            if value is not None and value not in _DTYPES:
-                raise SettingsError(f"{field} is {value!r}; it must be one of {', '.join(_DTYPES)} or None")
-        for field, least in (("bucket_bytes", 1), ("n_buckets_in_flight", 1), ("prefetch", 0)):
-            value = getattr(self, field)
-            if value is not None and value < least:
-                raise SettingsError(f"{field} is {value!r}; it must be at least {least}")
-        if self.n_ranks_per_shard is not None and self.n_ranks_per_shard < 1:
-            raise SettingsError(f"n_ranks_per_shard is {self.n_ranks_per_shard!r}; it must be at least 1 or None")
+        if type(self.stage) is not int or self.stage not in (1, 2, 3):
+            raise refusal("stage", self.stage, "1, 2 or 3")
+        for name in ("precision", "reduce_precision"):
+            value = getattr(self, name)
+            if value is not None and value not in list(_DTYPES):
+                raise refusal(name, value, f"one of {', '.join(_DTYPES)} or None")
+        for name, least in (("n_buckets_in_flight", 1), ("prefetch", 0)):
+            whole_number(name, getattr(self, name), least)
+        for name in ("bucket_bytes", "n_ranks_per_shard"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise refusal(field.name, value, "True or False")
         if self.all_reduce_gradients and self.stage != 1:
             raise SettingsError(
                 f"all_reduce_gradients is for stage 1, not {self.stage}: the others never hold whole gradients"

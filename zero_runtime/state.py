@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.checks import refusal
 from zerotune.zero_runtime.errors import CheckpointError
 from zerotune.zero_runtime.layout.flat_buffer import Flat
 from zerotune.zero_runtime.sharded_model import ShardedModel
@@ -75,8 +76,14 @@ def load_full_state_dict(engine: ShardedModel, values: Mapping[str, Tensor]) -> 
     """Takes this rank's part of every value; every rank passes the same state dict.
 
     Raises:
+        SettingsError: it is no state dict; nothing was changed then.
         CheckpointError: names or shapes are not this model's; nothing was changed then.
     """
+    if not isinstance(values, Mapping):
+        raise refusal("the state dict", values, "a dict of tensors by name, as engine.state_dict() gives")
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise refusal(f"{name} in the state dict", value, "a tensor")
     entries = _entries(engine)
     missing, extra = sorted(entries.keys() - values.keys()), sorted(values.keys() - entries.keys())
     if missing or extra:

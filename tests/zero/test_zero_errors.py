@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -38,6 +39,10 @@ def wrong_precision() -> None:
 
 def nothing_to_shard() -> None:
     zero_runtime.shard(nn.ReLU(), group=group_of(2))
+
+
+def nothing_trains() -> None:
+    zero_runtime.shard(make_gpt().requires_grad_(False), group=group_of(2), stage=2)
 
 
 def foreign_layer() -> None:
@@ -150,6 +155,50 @@ def module_save() -> None:
     model.state_dict()
 
 
+def setting(name: str, value: object) -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2), **{name: value})
+
+
+def no_group() -> None:
+    zero_runtime.shard(make_gpt(), group="x")
+
+
+def no_model() -> None:
+    zero_runtime.shard("x", group=group_of(2))
+
+
+def optimizer(cls: object, groups: object = None) -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2)).optimizer(cls, groups)
+
+
+def groups_of_parameters() -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2)).optimizer(torch.optim.AdamW, model.parameters())
+
+
+def load_what_is_none(values: object) -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2)).load_state_dict(values)
+
+
+def clip(max_norm: object, norm_type: object = 2.0) -> None:
+    engine = zero_runtime.shard(make_gpt(), group=group_of(2), stage=2)
+    engine.optimizer(torch.optim.SGD)
+    engine.model(*gpt_batch(0, 0)).backward()
+    engine.clip_grad_norm_(max_norm, norm_type)
+
+
+def sharded_part() -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2))
+    zero_runtime.shard(model.blocks[0], group=group_of(2))
+
+
+def sharded_within() -> None:
+    model = make_gpt()
+    zero_runtime.shard(model, group=group_of(2))
+    zero_runtime.shard(nn.Sequential(model, nn.Linear(2, 2)), group=group_of(2))
+
+
 def odd_world() -> None:
     zero_runtime.shard(make_gpt(), group=group_of(3), n_ranks_per_shard=2)
 
@@ -165,6 +214,7 @@ SCENES: list[tuple[Callable[..., None], tuple[object, ...], str, str]] = [
     (unknown_setting, (), "SettingsError", "stages"),
     (wrong_precision, (), "SettingsError", "'int3'"),
     (nothing_to_shard, (), "SettingsError", "ReLU"),
+    (nothing_trains, (), "SettingsError", "GPT"),
     (foreign_layer, (), "SettingsError", "Linear"),
     (different_models, (), "SettingsError", "[1]"),
     (different_settings, (), "SettingsError", "[1]"),
@@ -192,6 +242,34 @@ SCENES: list[tuple[Callable[..., None], tuple[object, ...], str, str]] = [
     (module_save, (), "LifecycleError", "model.state_dict"),
     (odd_world, (), "SettingsError", "3 "),
     (sharded_twice, (), "SettingsError", ""),
+    (sharded_part, (), "SettingsError", ""),
+    (sharded_within, (), "SettingsError", ""),
+    *[
+        (setting, (name, value), "SettingsError", f"{name} is {value!r};")
+        for name, value in [
+            ("stage", 3.0),
+            ("stage", [3]),
+            ("precision", ["bf16"]),
+            ("bucket_bytes", math.nan),
+            ("bucket_bytes", 1.5),
+            ("bucket_bytes", "32MB"),
+            ("bucket_bytes", 0),
+            ("prefetch", 1.5),
+            ("n_buckets_in_flight", None),
+            ("n_ranks_per_shard", 1.0),
+            ("autotune", "yes"),
+            ("reshard_after_forward", 1),
+        ]
+    ],
+    (no_group, (), "SettingsError", "'x';"),
+    (no_model, (), "SettingsError", "'x';"),
+    (optimizer, ("adam",), "SettingsError", "'adam';"),
+    (optimizer, (torch.optim.AdamW, [{"lr": 1.0}]), "SettingsError", "{'lr': 1.0};"),
+    (groups_of_parameters, (), "SettingsError", "Parameter"),
+    (load_what_is_none, (None,), "SettingsError", "None;"),
+    (load_what_is_none, ({"norm.weight": "x"},), "SettingsError", "'x';"),
+    *[(clip, (value,), "SettingsError", f"{value!r};") for value in (-1, math.nan, "1")],
+    *[(clip, (1.0, value), "SettingsError", f"{value!r};") for value in (0, -2.0, math.nan, "inf")],
 ]
 
 

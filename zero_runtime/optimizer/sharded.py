@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from zerotune.zero_runtime import phases
+from zerotune.zero_runtime.checks import refusal
 from zerotune.zero_runtime.collectives import Collectives
 from zerotune.zero_runtime.errors import SettingsError
 from zerotune.zero_runtime.layout.flat_buffer import Flat
@@ -181,8 +182,10 @@ def build_optimizer(
         The optimizer; its parameters are the slices.
 
     Raises:
-        SettingsError: the optimizer needs whole tensors, or the groups do not cover the parameters once each.
+        SettingsError: `cls` is no optimizer or needs whole tensors, or the groups are no partition of the parameters.
     """
+    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+        raise refusal("cls", cls, "a class such as torch.optim.AdamW; its arguments, such as lr=3e-4, come after it")
     if cls.__name__ in NOT_ELEMENTWISE:
         raise SettingsError(
             f"torch.optim.{cls.__name__} needs whole tensors and cannot run on shards; use an element-wise "
@@ -191,6 +194,10 @@ def build_optimizer(
     options: list[dict[str, Any]] = [{}]
     member: dict[int, int] = {}
     if groups is not None:
+        groups = list(groups)
+        for group in groups:
+            if not isinstance(group, Mapping) or "params" not in group:
+                raise refusal("a param group", group, 'a dict such as {"params": [...], "lr": 3e-4}')
         options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         for index, group in enumerate(groups):
             for parameter in group["params"]:
