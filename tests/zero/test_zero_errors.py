@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from zero_models import gpt_batch, make_gpt, make_odd
 from zero_world import World, group_of
 
@@ -75,6 +75,31 @@ def forward_without_call() -> None:
     model = make_gpt()
     zero_runtime.shard(model, group=group_of(2), stage=3)
     model.forward(*gpt_batch(0, 0))
+
+
+class ReadsAnother(nn.Module):
+    """The root reads what belongs to a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.layers[1](self.layers[0](x)), self.layers[0].weight)
+
+
+def read_of_another_layer(compiled: bool) -> None:
+    model = ReadsAnother()
+    zero_runtime.shard(model, group=group_of(2), stage=3)
+    if compiled:
+        model.compile(backend="eager")
+    model(torch.ones(2, 4))
+
+
+def read_outside() -> None:
+    model = ReadsAnother()
+    zero_runtime.shard(model, group=group_of(2), stage=3)
+    torch.stack([p.square().sum() for p in model.parameters()]).sum()
 
 
 def tampered(stage: int, what: str, on: tuple[int, ...]) -> None:
@@ -221,6 +246,9 @@ SCENES: list[tuple[Callable[..., None], tuple[object, ...], str, str]] = [
     (different_frozen, (), "SettingsError", "[1]"),
     (forward_of_a_part, (), "LifecycleError", "Linear"),
     (forward_without_call, (), "LifecycleError", "Embedding"),
+    (read_of_another_layer, (False,), "LifecycleError", "layers.0.weight"),
+    (read_of_another_layer, (True,), "LifecycleError", "layers.0.weight"),
+    (read_outside, (), "LifecycleError", "layers.0.weight"),
     (tampered, (1, "replaced", (1,)), "LifecycleError", "blocks.1.up.weight"),
     (tampered, (3, "replaced", (0,)), "LifecycleError", "blocks.1.up.weight"),
     (tampered, (2, "new storage", (0,)), "LifecycleError", "blocks.1.up.weight"),
@@ -332,15 +360,17 @@ def test_a_device_that_runs_behind_is_not_waited_for_and_all_ranks_hear_one_pass
     assert ranks[0][3:] == ["no error"] * 2, "told once"
 
 
-def reads_as_nan() -> tuple[bool, tuple[int, ...], int]:
+def told_of_a_parked_parameter() -> tuple[object, ...]:
     model = make_gpt()
     zero_runtime.shard(model, group=group_of(2), stage=3)
     weight = model.blocks[0].up.weight
-    return bool(weight.isnan().all()), tuple(weight.shape), weight.untyped_storage().nbytes()
+    weight.requires_grad_()
+    told = tuple(weight.shape), weight.dtype, weight.numel(), weight.grad, weight.untyped_storage().nbytes()
+    return *told, isinstance(weight, nn.Parameter), f"{weight}" != ""
 
 
-def test_a_partitioned_parameter_keeps_its_shape_in_four_bytes(world: World) -> None:
-    assert world.run(2, reads_as_nan) == [(True, (48, 12), 4)] * 2
+def test_a_partitioned_parameter_tells_what_is_no_value_and_takes_four_bytes(world: World) -> None:
+    assert world.run(2, told_of_a_parked_parameter) == [((48, 12), torch.float32, 576, None, 4, True, True)] * 2
 
 
 @pytest.mark.parametrize("start", list(State))

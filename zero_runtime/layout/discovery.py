@@ -29,6 +29,12 @@ def managed_parameters(model: nn.Module) -> list[Managed]:
     return [Managed(name, p, tuple(holders[key])) for key, (name, p) in found.items()]
 
 
+def _is_layer(module: nn.Module) -> bool:
+    """Whether it has parameters, and a forward around which they can be gathered; a ParameterList has none."""
+    has_forward = getattr(module.forward, "__func__", None) is not nn.Module.forward
+    return has_forward and next(module.parameters(), None) is not None
+
+
 def default_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated layers of a model: outermost members of its module lists, else its children."""
     layers: list[nn.Module] = []
@@ -41,8 +47,7 @@ def default_layers(model: nn.Module) -> list[nn.Module]:
                 visit(child)
 
     visit(model)
-    layers = [m for m in layers if next(m.parameters(), None) is not None]
-    return layers or [m for m in model.children() if next(m.parameters(), None) is not None]
+    return list(filter(_is_layer, layers)) or list(filter(_is_layer, model.children()))
 
 
 Part = tuple[str, nn.Module, list[Managed]]

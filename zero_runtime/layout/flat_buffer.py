@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.collectives import Collectives, Work
 from zerotune.zero_runtime.layout.flat_layout import Layout, plan_layout
+from zerotune.zero_runtime.layout.parked import park, unpark
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,8 @@ class Flat:
         layout = self.layout
         self.whole = torch.empty(layout.numel, dtype=compute_dtype, device=self.device)
         self._views = [self.whole[s.offset : s.end].view(s.shape) for s in layout.slots]
-        # At rest a stage-3 parameter keeps its shape and dtype, takes one element of memory, reads as NaN,
-        # and refuses to be written.
+        # At rest a stage-3 parameter keeps its shape and dtype, takes one element of memory, refuses to be read and
+        # written, and is NaN for what cannot be refused.
         nothing = torch.full((), float("nan"), dtype=compute_dtype, device=self.device)
         self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
         self._shown: Sequence[Tensor] = ()
@@ -144,12 +145,20 @@ class Flat:
 
     def accept_writes(self) -> None:
         """Takes the parameters' present values as ours: a later write in place counts as a change from outside."""
-        self._versions = [parameter._version for parameter in self.parameters]
+        self._versions = [version for _, version in self._look()]
+
+    def _look(self) -> list[tuple[int, int]]:
+        """(address, version) of each parameter."""
+        with torch._C.DisableTorchFunctionSubclass():  # a parked parameter answers sooner so
+            return [(parameter.data_ptr(), parameter._version) for parameter in self.parameters]
 
     def _point(self, values: Sequence[Tensor]) -> None:
         self._shown = values
-        for parameter, value in zip(self.parameters, values, strict=True):
-            parameter.data = value
+        for managed, value in zip(self.managed, values, strict=True):
+            unpark(managed.parameter)
+            managed.parameter.data = value
+            if values is self._placeholders:
+                park(managed.parameter, managed.name)
 
     def start_gather(self, phase: str) -> None:
         """Begins to fill the whole buffer from every rank's slices."""
@@ -210,21 +219,22 @@ class Flat:
 
     def mend(self) -> tuple[str, str] | None:
         """(parameter, how it was changed without us), after putting our own tensors back; None if unchanged."""
-        expected = self._shown
-        for managed, value, version in zip(self.managed, expected, self._versions, strict=True):
+        for managed, value, before, (address, version) in zip(
+            self.managed, self._shown, self._versions, self._look(), strict=True
+        ):
             parameter = managed.parameter
             found = ""
             for module, attribute in managed.holders:
                 if module._parameters.get(attribute) is not parameter:
                     found = "was replaced by another tensor"
-            if parameter.data_ptr() != value.data_ptr():
+            if address != value.data_ptr():
                 found = found or "was given new storage"
-            if parameter._version != version:
+            if version != before:
                 found = found or "was written in place"
             if found:
                 for module, attribute in managed.holders:
                     module._parameters[attribute] = parameter
-                self._point(expected)
+                self._point(self._shown)
                 self.accept_writes()
                 return managed.name, found
         return None

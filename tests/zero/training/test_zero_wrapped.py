@@ -115,3 +115,19 @@ def test_what_layers_share_belongs_to_the_layer_around_both() -> None:
         "outer.layers.1": {"outer.layers.1.bias"},
         "outer.layers.2": {"outer.layers.2.weight"},
     }
+
+
+class OwnForward(nn.Module):
+    def forward(self) -> None:
+        """A layer's own."""
+
+
+def test_what_has_no_forward_of_its_own_is_no_layer() -> None:
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    with_forward = OwnForward()
+    with_forward.weight = nn.Parameter(torch.ones(3))
+    listed, unlisted = nn.Module(), nn.Module()
+    listed.layers = nn.ModuleList([nn.ParameterList(weights), with_forward, nn.ParameterDict({"a": weights[0]})])
+    unlisted.weights, unlisted.layer = nn.ParameterList(weights), with_forward
+    for model in (listed, unlisted):
+        assert default_layers(model) == [with_forward]
