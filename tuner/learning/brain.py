@@ -202,6 +202,7 @@ class Brain(Inspection):
         if self._costs.revision != self._offered_by:
             self._offered_by = self._costs.revision
             self._policy.withdraw_what_is_not_offered()
+        self._policy.price.connection_us = self._attribution.connection_us
         self._policy.price.traffic = self._keys.traffic(self._step)
         self._policy.may_promote = not self._attribution.is_suspicious
         is_new = self._step_feedback.is_new

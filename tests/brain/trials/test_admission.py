@@ -118,6 +118,22 @@ def test_a_job_of_one_key_does_not_wait_for_a_hundred_steps(collective: Collecti
     assert brain.spent_percent <= 1.0
 
 
+def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
+    """NCCL's own choice takes 100 us, what is tried should take 80, and connecting it 5 ms."""
+
+    def begins(once_us: float, room_us: float) -> Option | None:
+        opinion = np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])
+        once = np.array([0.0, once_us])
+        case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), room_us, 1.0, 1.0, once_us=once)
+        return case.best(lambda candidate: candidate == TRIED, ())
+
+    assert begins(0.0, 1e3) is not None
+    assert begins(5e3, 1e3) is None
+    found = begins(5e3, 6e3)
+    assert found is not None
+    assert found.risk_us >= 5e3
+
+
 def test_a_phase_that_fills_steps_follows_what_the_other_phase_found() -> None:
     place = fabric.load("ethernet_boxes").communicator(range(2))
     forward = Call(Collective.all_gather, Phase.forward_gather, 800_000)

@@ -233,14 +233,17 @@ def test_the_gate_says_which_calls_connected_something() -> None:
 def test_a_connection_is_known_from_calls_and_steps_together() -> None:
     job = Job()
     attribution, budget = job.attribution, job.budget
+    assert attribution.connection_us == 0.0
     assert not attribution.connected(3, 49_000.0)
     job.step = 5
     job.run(RING, [2_100.0], connects=True)
     assert attribution.connected(5, 3_000.0)
     assert budget.spent_us == pytest.approx(2_000.0 + 3_000.0), "what the call showed was charged with it"
+    assert attribution.connection_us == pytest.approx(5_000.0)
     job.step = 7
     job.run(RING, [1_100.0], connects=True)
     assert attribution.connected(7, 0.0)
+    assert attribution.connection_us == pytest.approx(3_000.0)
     assert budget.spent_us == pytest.approx(6_000.0)
 
 

@@ -75,6 +75,8 @@ class Case(NamedTuple):
     """A trial must be as likely as that to be faster, if it risks more than `gained_us`."""
     gained_us: float = 0.0
     """What exploring has gained, less what it cost."""
+    once_us: Floats | float = 0.0
+    """What each option costs besides, once: to be connected."""
     least_gain: Floats | float = 0.0
     """What each must gain (log) besides what is asked of all."""
 
@@ -87,7 +89,7 @@ class Case(NamedTuple):
     def risk_us(self) -> Floats:
         """What a trial of each costs on average until it can be withdrawn; nothing where it turns out faster."""
         mean, spread = self.opinion
-        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls
+        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls + self.once_us
 
     def best(self, may_try: Callable[[Candidate], bool], last: Container[Candidate]) -> Option | None:
         """The best trial that fits, if any, of those that may be tried at all; `last` come after all others."""
@@ -140,6 +142,7 @@ class Options:
             return None
         options, budget, price = self._surrogate.fields.of(state).options, self._budget, self._price
         calls_us = price.calls_us * budget.n_steps
+        is_new = [not self._memory.is_connected(self.what_runs(state, one), state.key.communicator) for one in options]
         case = Case(
             options,
             opinion,
@@ -150,6 +153,7 @@ class Options:
             price.traffic.calls_in(state.index, price.withdrawal.first_steps) * price.charged_share,
             unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0,
             budget.gained_us,
+            price.connection_us * np.array(is_new, np.float64),
             self._memory.least_gain(options, state.n_channels),
         )
         canary = self._canary(state, case)

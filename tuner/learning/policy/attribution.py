@@ -46,6 +46,8 @@ class Attribution:
         """By slot, what its first absurd call took beyond what is charged for it."""
         self._connecting: deque[int] = deque(maxlen=KEPT)
         """Steps that connected something, until their record is here."""
+        self._connections_us, self._n_connections = 0.0, 0
+        """What training waited for them, and how many they were."""
         self._n_refused: Counter[tuple[Family, tuple[int, int]]] = Counter()
         """Calls that ran another algorithm and protocol than these, which were asked for."""
         self._n_usual, self._n_slow = 0, 0
@@ -66,6 +68,11 @@ class Attribution:
         self._held_us.clear()
         self.doubted.clear()
         self.is_suspicious = False
+
+    @property
+    def connection_us(self) -> float:
+        """What training waits for a connection, as far as seen; 0 before the first."""
+        return self._connections_us / self._n_connections if self._n_connections else 0.0
 
     def refused(self, block: npt.NDArray[np.void], slots: Ints) -> Flags:
         """Which calls (MEASUREMENT_FIELDS) ran another algorithm or protocol than their slots, shape [n], asked for.
@@ -166,6 +173,9 @@ class Attribution:
         usual_us = share * np.exp(logs - excess)
         extra_us = share * np.exp(logs) - usual_us
         self.extra_us.add(steps, np.maximum(extra_us, 0.0))
+        connected = is_new & (excess > LOG_CATASTROPHE)
+        self._n_connections += int(np.count_nonzero(connected))
+        self._connections_us += float(extra_us[connected].sum())
         self._connecting.extend(np.unique(steps[is_new]).tolist())
         beyond_us = np.where(is_new, 0.0, extra_us + (1.0 - ABSURD) * usual_us)
         tried = np.unique(slots)
@@ -187,6 +197,7 @@ class Attribution:
             return False
         self._connecting.remove(step)
         self._budget.spend(longer_us)
+        self._connections_us += longer_us
         return True
 
     # ---- inside ---------------------------------------------------------------------------------------

@@ -115,6 +115,8 @@ class Price(Columns):
     def __init__(self) -> None:
         self.exposed = ExposedShare()
         self.withdrawal = Withdrawal()
+        self.connection_us = 0.0
+        """What training waits for an algorithm to be connected, as far as this job has seen that."""
         self.traffic = Traffic()
         self._saved_us = np.zeros(0)
         self._usual_us = np.zeros(0)
