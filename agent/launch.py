@@ -80,7 +80,7 @@ def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | N
     if request.plan_path is not None:
         problems += _plan_problems(request.plan_path, request.fabric)
     if request.agent_on:
-        problems += _plugin_problems(request) + _setting_problems(request)
+        problems += _plugin_problems(request) + _setting_problems(request) + _tick_problems(request.environment)
         if request.fabric is None:
             problems += _nccl_problems()
         if not daemon_answers and request.plan_path is None:
@@ -260,6 +260,14 @@ def _setting_problems(request: LaunchRequest) -> list[Finding]:
         )
         for name, value in pinned.items()
     ]
+
+
+def _tick_problems(environment: Mapping[str, str]) -> list[Finding]:
+    text = environment.get(settings.ENV_TICK_MS, "")
+    if not text or settings.tick_of(text) is not None:
+        return []
+    remedy = f"the agent reports every {settings.DEFAULT_TICK_MS} ms; give a whole number above 0, or unset it"
+    return [Finding(f"{settings.ENV_TICK_MS}={text} is no number of milliseconds", remedy, fatal=False)]
 
 
 def _nccl_problems() -> list[Finding]:

@@ -49,7 +49,7 @@ class AgentSettings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
         """Read `ZEROTUNE_*`; what is absent or malformed takes its default."""
         env = os.environ if environment is None else environment
-        tick, name = env.get(ENV_TICK_MS, ""), env.get(ENV_JOB_NAME, "")
+        name = env.get(ENV_JOB_NAME, "")
         return cls(
             endpoint=env.get(ENV_ENDPOINT) or default_endpoint(),
             job_id=env.get(ENV_JOB_ID) or new_job_id(),
@@ -58,9 +58,14 @@ class AgentSettings:
             trace_dir=_path(env, ENV_TRACE_DIR),
             summary_path=_path(env, ENV_SUMMARY),
             plan_path=_path(env, ENV_PLAN),
-            tick_ms=int(tick) if tick.isdigit() and int(tick) > 0 else DEFAULT_TICK_MS,
+            tick_ms=tick_of(env.get(ENV_TICK_MS, "")) or DEFAULT_TICK_MS,
             job_name=name if is_job_name(name) else "",
         )
+
+
+def tick_of(text: str) -> int | None:
+    """Milliseconds between reports that `ZEROTUNE_TICK_MS` says; None: it says none."""
+    return int(text) or None if text.isascii() and text.isdigit() else None
 
 
 def new_job_id() -> str:

@@ -84,7 +84,11 @@ def check(path: Path) -> Soundness:
         with tempfile.TemporaryDirectory(prefix="zerotune-check-") as folder:
             found = _check(copy := _copy(path, Path(folder) / path.name))
             if not (any(table.n_sound for table in found.tables.values()) or _begins_as_ours(copy)):
-                raise StoreError(f"nothing in {path} is of a zerotune store", "name another file")
+                raise StoreError(
+                    f"nothing in {path} is of a zerotune store",
+                    "if it was one, nothing of it can be saved: move it away, and the next daemon begins a new one; "
+                    "otherwise name another file",
+                )
             return found
     except (sqlite3.Error, OSError, MemoryError) as error:
         why = reason(error)

@@ -66,6 +66,9 @@ MISTAKES = {
     "1.3B --measured .": "traces.md",
     "1.3B --measured deep.json": "deep.json",
     "1.3B --measured nothing": "nothing",
+    "0.5": "0.5 ",
+    "1.3B --ran stage=3": "stage=3",
+    "1.3B --job nobody": "nobody",
 }
 """What was asked, and what the sentence must name."""
 

@@ -124,6 +124,14 @@ def test_what_is_wrong_with_a_plan_file_is_said_in_words(content, named, plan, m
     assert named in error
 
 
+@pytest.mark.parametrize(("tick", "is_told"), [("abc", True), ("0", True), ("1.5", True), ("50", False), ("", False)])
+def test_a_tick_that_is_no_number_is_told(tick, is_told, plan, monkeypatch, capsys):
+    monkeypatch.setenv("ZEROTUNE_TICK_MS", tick)
+    code, error = launch(monkeypatch, capsys, "--plan", plan)
+    assert code == 0
+    assert (f"ZEROTUNE_TICK_MS={tick} " in error) == is_told
+
+
 def test_a_summary_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
     (tmp_path / "s.json").mkdir()
     summary = SummaryWriter(tmp_path / "s.json")

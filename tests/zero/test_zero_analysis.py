@@ -119,6 +119,8 @@ def test_the_overlap_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         overlap_report.overlaps("h100_ib_2", 1e6, 0, 64)
     with pytest.raises(UserError, match="h100_node"):
         overlap_report.overlaps("h100_node", 1e6, 8, 64)
+    with pytest.raises(UserError, match=r"24.* 64"):
+        overlap_report.overlaps("h100_ib_2", 1e6, 8, 24)
 
 
 def test_nonsense_is_refused() -> None:

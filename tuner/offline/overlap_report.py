@@ -86,11 +86,14 @@ def overlaps(name: str, layer_parameters: float, n_tokens: int, ranks_per_group:
         One row for each number of ranks in RANKS.
 
     Raises:
-        UserError: there is no such fabric, or a count is below one.
+        UserError: there is no such fabric, a count is below one, or the groups do not divide the ranks.
     """
     for what, count in (("tokens", n_tokens), ("ranks per group", ranks_per_group)):
         if count < 1:
             raise UserError(f"{count} {what} is too few", "choose 1 or more")
+    undivided = next((n for n in RANKS if n > ranks_per_group and n % ranks_per_group), None)
+    if undivided is not None:
+        raise UserError(f"groups of {ranks_per_group} do not divide {undivided} ranks", "choose a power of two")
     machine = fabric.load(name)
     layer_bytes = layer_parameters * _ELEMENT_BYTES
     forward_us = machine.compute.matmul_us(2 * layer_parameters * n_tokens)

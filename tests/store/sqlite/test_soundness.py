@@ -70,6 +70,20 @@ def test_the_remedy_that_readers_of_a_truncated_copy_name_is_one(written):
     assert zerotune("store", "check", "--store", str(half))[0] == 0
 
 
+@pytest.mark.parametrize("n_bytes", [10, 100])
+def test_of_a_store_that_nothing_is_left_of_no_command_names_one_that_refuses(written, n_bytes):
+    written.write_bytes(b"\xa5" * n_bytes)
+    code, _, said = zerotune("jobs", "--store", str(written))
+    assert code == 2
+    (remedy,) = re.findall("`zerotune (store repair .*?)`", said)
+    code, _, said = zerotune(*shlex.split(remedy))
+    assert (code, said.count("\n")) == (2, 1)
+    assert "store repair" not in said
+    written.rename(written.with_name("away.db"))
+    with Store.open(written) as store:
+        assert store.jobs() == []
+
+
 def test_a_sound_store_is_sound_and_left_alone(written):
     before = written.read_bytes()
     found = soundness.check(written)

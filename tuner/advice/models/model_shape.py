@@ -241,7 +241,7 @@ def from_parameters(n_parameters: float, n_context: int | None = None, vocabular
         n_layers = round((n_parameters - words * width) / (12 * width**2))
     if n_layers < 1:
         raise UserError(
-            f"{n_parameters:,.0f} parameters are fewer than a vocabulary of {words} needs",
+            f"{n_parameters:,.12g} parameters are fewer than a vocabulary of {words} needs",
             "give more, or the model's layers and width",
         )
     shape = from_dimensions(n_layers, width, None, n_context, vocabulary)

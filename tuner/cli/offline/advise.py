@@ -140,14 +140,15 @@ def advise(
             raise UserError("--watch compares a running job with what else it could run", "say with --ran what it runs")
         _watch(problem, store_path(measured, "--measured "), job, ran, as_json)
         return
-    if measured is None and (ran is not None or job is not None):
-        raise UserError("--ran and --job say what was measured", "name a store or a trace with --measured")
+    of_a_job = " and ".join(f"{name} {said}" for name, said in (("--ran", ran), ("--job", job)) if said is not None)
+    if measured is None and of_a_job:
+        raise UserError(f"{of_a_job} says what was measured", "name a store or a trace with --measured")
     if measured is not None:
         from zerotune.tuner.offline.advise import measured as measurements
 
         if _is_book(measured):
-            if ran is not None or job is not None:
-                raise UserError("a book says nothing of single jobs", "leave out --ran and --job")
+            if of_a_job:
+                raise UserError("a book says nothing of single jobs", f"leave out {of_a_job}")
             facts, rows = _facts_and_rows(measured, fabric_id)
             problem, sentences = measurements.of_rows(problem, rows, facts, f"the book {measured.name}")
         else:
