@@ -171,7 +171,7 @@ def _model_shares(engine: ShardedModel) -> dict[str, Share]:
     for flat in engine.flats:
         layout = flat.layout
         for slot in layout.slots:
-            shares[f"model.{slot.name}"] = Share(slot.shape, flat.masters[0].dtype)
+            shares[f"model.{slot.name}"] = Share(slot.shape, flat.master_dtype)
         for chunk, master in zip(layout.chunks, flat.masters, strict=True):
             for piece in layout.pieces(flat.rank):
                 at = piece.shard_offset - chunk.shard_start
@@ -391,8 +391,9 @@ def _compare(path: Path, stored: Mapping[str, list[int]], own: Mapping[str, list
 
 @torch.no_grad()
 def _read(engine: ShardedModel, reader: SafeReader, shares: dict[str, Share]) -> None:
+    wanted = {name: share for name, share in shares.items() if 0 not in share.shape}  # of those nothing was written
     try:
-        dcp.load(dict(shares), storage_reader=reader, planner=_LoadPlanner(), process_group=engine.world)
+        dcp.load(wanted, storage_reader=reader, planner=_LoadPlanner(), process_group=engine.world)
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
         reason = str(cause).partition("\n")[0] or type(cause).__name__

@@ -23,7 +23,7 @@ class Settings:
     Attributes:
         stage: 1 shards optimizer states, 2 also gradients, 3 also parameters.
         precision: of parameters and activations: "fp32", "bf16" or "fp16", the last two with fp32 master
-            weights; None leaves every parameter in its own dtype. Buffers stay as they are, as under FSDP2.
+            weights; None leaves every parameter in its own dtype. Integers and buffers stay as they are.
         reduce_precision: of gradients in buckets, sums and shards; None: as `precision`.
         bucket_bytes: C_B, the most that one collective moves, whatever the model; None: what suits the backend.
         n_buckets_in_flight: reductions under way at a time.
@@ -81,7 +81,7 @@ class Settings:
 
     def compute_dtype(self, parameter_dtype: torch.dtype) -> torch.dtype:
         """Of whole parameters and activations, for parameters of the given dtype."""
-        return _DTYPES[self.precision] if self.precision else parameter_dtype
+        return _DTYPES[self.precision] if self.precision and parameter_dtype.is_floating_point else parameter_dtype
 
     def reduce_dtype(self, compute_dtype: torch.dtype) -> torch.dtype:
         """Of gradients on their way to the shard."""

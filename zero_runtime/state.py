@@ -18,7 +18,7 @@ def _gathered(engine: ShardedModel, flat: Flat) -> Tensor:
     """The flat buffer in the master copy's precision, on every rank."""
     if not flat.has_master and not flat.partitioned:
         return flat.whole
-    whole = torch.empty(flat.layout.numel, dtype=flat.masters[0].dtype, device=flat.device)
+    whole = torch.empty(flat.layout.numel, dtype=flat.master_dtype, device=flat.device)
     for chunk, master in zip(flat.layout.chunks, flat.masters, strict=True):
         phases.announce(phases.OTHER)
         engine.collectives.all_gather(whole[chunk.start : chunk.end], master, flat.group).wait()
@@ -107,7 +107,7 @@ def load_full_state_dict(engine: ShardedModel, values: Mapping[str, Tensor]) -> 
 def assign_pieces(flat: Flat, values: Mapping[str, Tensor]) -> None:
     """Writes whole values into this rank's slices, and into the whole parameters where they stay."""
     layout = flat.layout
-    masters = torch.zeros(layout.shard_numel, dtype=flat.masters[0].dtype, device=flat.device)
+    masters = torch.zeros(layout.shard_numel, dtype=flat.master_dtype, device=flat.device)
     for piece in layout.pieces(flat.rank):
         source = values[layout.slots[piece.slot].name].reshape(-1)
         masters[piece.shard_offset : piece.shard_offset + piece.numel].copy_(

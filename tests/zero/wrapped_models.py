@@ -155,6 +155,32 @@ def shared_by_layers() -> nn.Module:
     return model
 
 
+class Quantised(nn.Module):
+    """A frozen matrix of integers with its scale and a trainable correction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        integers = torch.randint(-99, 99, (WIDTH, WIDTH), dtype=torch.int8)
+        self.integers = nn.Parameter(integers, requires_grad=False)
+        self.scale = nn.Parameter(torch.full((WIDTH, 1), 0.01), requires_grad=False)
+        self.correction = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.integers.dtype is torch.int8
+        return nn.functional.linear(x, self.integers * self.scale) + self.correction(x)
+
+
+class Hollow(nn.Module):
+    """Has parameters, and nothing in them."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.empty(0, WIDTH), requires_grad=not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.nothing])
+
+
 def layer_at_two_places() -> nn.Module:
     block = Block()
     return Net(one_by_one, [block, Block(), block])
@@ -200,6 +226,9 @@ WRAPPED = {
         "adapted-again": lambda: adapted(again_at_the_end),
         "adapted-recomputed": lambda: adapted(each_recomputed(False)),
         "objects": lambda: Net(unpacked, [ReturnsObject() for _ in range(3)]),
+        "quantised": lambda: Net(one_by_one, [Quantised() for _ in range(3)]),
+        "hollow": lambda: Net(one_by_one, [Block(), Hollow(frozen=False), Block()]),
+        "hollow-frozen": lambda: Net(one_by_one, [Block(), Hollow(frozen=True), Block()]),
         "returns-its-parameter": lambda: shown(lambda rows: rows),
         "returns-views": lambda: shown(lambda rows: rows[1:]),
         "returns-detached-views": lambda: shown(lambda rows: rows.detach()[1:]),

@@ -154,7 +154,7 @@ def reference(
     compute, summed = DTYPES[precision], DTYPES[reduce_precision or precision]
     if compute:
         for p in model.parameters():  # buffers stay: rounded frequencies of a rotary embedding are other frequencies
-            p.data = p.data.to(compute)
+            p.data = p.data.to(compute) if p.is_floating_point() else p.data
     step = optimizer([m for m in masters if m.requires_grad], **options)
     for n in range(n_steps):
         totals: list[Tensor | None] = [None] * len(masters)

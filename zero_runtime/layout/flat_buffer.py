@@ -61,7 +61,9 @@ class Flat:
         self.partitioned = partitioned
         self.trainable = self.parameters[0].requires_grad
         self.compute_dtype = compute_dtype
-        self.master_dtype = self.parameters[0].dtype if compute_dtype.itemsize >= 4 else torch.float32
+        self.master_dtype = compute_dtype
+        if self.trainable:
+            self.master_dtype = self.parameters[0].dtype if compute_dtype.itemsize >= 4 else torch.float32
         self.device = self.parameters[0].device
         self._collectives = collectives
         self.layout: Layout = plan_layout(
@@ -75,13 +77,14 @@ class Flat:
         self.whole = torch.empty(layout.numel, dtype=compute_dtype, device=self.device)
         self._views = [self.whole[s.offset : s.end].view(s.shape) for s in layout.slots]
         # At rest a stage-3 parameter keeps its shape and dtype, takes one element of memory, refuses to be read and
-        # written, and is NaN for what cannot be refused.
-        nothing = torch.full((), float("nan"), dtype=compute_dtype, device=self.device)
+        # written, and is NaN for what cannot be refused, if its dtype has one.
+        value = float("nan") if compute_dtype.is_floating_point or compute_dtype.is_complex else 0
+        nothing = torch.full((), value, dtype=compute_dtype, device=self.device)
         self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
         self._shown: Sequence[Tensor] = ()
         self._is_kept = False
         self._works: dict[int, tuple[Work, range]] = {}  # by chunk, with all that it gathers
-        self.has_master = self.trainable and compute_dtype != self.master_dtype
+        self.has_master = compute_dtype != self.master_dtype
         if partitioned and not self.has_master:
             self.slices = self._beside_whole(compute_dtype)
         else:

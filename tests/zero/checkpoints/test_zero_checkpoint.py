@@ -72,7 +72,7 @@ def resume(name: str, n_ranks: int, settings: dict[str, Any], folder: str) -> di
     return values
 
 
-@pytest.mark.parametrize("name", ["gpt", "odd"])
+@pytest.mark.parametrize("name", ["gpt", "odd", "quantised", "hollow"])
 @pytest.mark.parametrize(
     ("saved_on", "resumed_on", "settings"),
     [
