@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def no_answer(endpoint: str, holder: Holder) -> UserError:
-    """The message about a daemon that is there and does not answer."""
+def no_answer(endpoint: str, holder: Holder | None) -> UserError:
+    """The message about a daemon that does not answer; `holder` None: there is none on this machine."""
+    if holder is None:
+        return UserError(
+            f"no daemon answers at {endpoint}",
+            "start one with `zerotune daemon`, or list earlier jobs with `zerotune jobs`",
+        )
     state, remedy = "does not answer", "ask again in a while"
     if holder.is_stopped:
         state, remedy = "is stopped", f"`kill -CONT {holder.pid}` lets it go on"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from zerotune.tuner.client.holders import holder_of
-from zerotune.tuner.client.status import fetch_status
+from zerotune.tuner.client.status import fetch_status, no_answer
 from zerotune.tuner.watching.history import History
 from zerotune.tuner.watching.snapshot import Snapshot, snapshot_of
 
@@ -35,9 +35,7 @@ class Watcher:
         """
         reply = fetch_status(self.endpoint, TIMEOUT_S, curve_dir=self._curve_dir)
         if reply is None:
-            holder = holder_of(self.endpoint)
-            who = "no daemon answers" if holder is None else f"the daemon (pid {holder.pid}) does not answer"
-            return Snapshot(self.endpoint, problem=f"{who} at {self.endpoint}")
+            return Snapshot(self.endpoint, problem=str(no_answer(self.endpoint, holder_of(self.endpoint))))
         histories = self._history.of(Path(reply.store_path), [(job.job_id, job.fabric_id) for job in reply.jobs])
         return snapshot_of(reply, histories, self._history.problem)
 

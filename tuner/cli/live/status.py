@@ -39,15 +39,12 @@ def status(
         return
     where = endpoint_or_default(endpoint)
     reply = fetch_status(where, timeout_s=2.0, curve_dir=curve_keys)
-    if reply is None and (holder := holder_of(where)) is not None:
-        reply = fetch_status(where, timeout_s=PATIENCE_S, curve_dir=curve_keys)
+    if reply is None:
+        holder = holder_of(where)
+        if holder is not None and not holder.is_stopped:
+            reply = fetch_status(where, timeout_s=PATIENCE_S, curve_dir=curve_keys)
         if reply is None:
             raise no_answer(where, holder)
-    if reply is None:
-        raise UserError(
-            f"no daemon answers at {where}",
-            "start one with `zerotune daemon`, or list earlier jobs with `zerotune jobs`",
-        )
     last = None if reply.jobs else _last_job(Path(reply.store_path))
     if as_json:
         import msgspec

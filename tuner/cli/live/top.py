@@ -43,7 +43,7 @@ def _print(watcher: Any, *, as_json: bool) -> None:
 
     snapshot = watcher.look()
     if snapshot.problem:
-        raise UserError(snapshot.problem, "start one with `zerotune daemon`")
+        raise UserError(snapshot.problem)
     if as_json:
         print_json(snapshot)
         return
