@@ -29,6 +29,7 @@ from zerotune.zero_runtime.layout.discovery import Part, agree_on_model, assign,
 from zerotune.zero_runtime.layout.flat_buffer import Flat, Managed
 from zerotune.zero_runtime.layout.groups import hybrid_groups
 from zerotune.zero_runtime.optimizer.clipping import counted, global_norm
+from zerotune.zero_runtime.optimizer.foreign import is_marked, mark
 from zerotune.zero_runtime.optimizer.sharded import ShardedGradients, build_optimizer
 from zerotune.zero_runtime.rank_errors import RankErrors
 from zerotune.zero_runtime.settings import Settings
@@ -40,7 +41,6 @@ from zerotune.zero_runtime.stages.replicated import ReplicatedParameters
 from zerotune.zero_runtime.stages.unit import Unit
 from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
 
-_MARK = "_zero_runtime_sharded"
 _FEWEST_BUCKETS = 6
 _LEAST_BUCKET_BYTES = 1 << 20
 
@@ -447,13 +447,12 @@ def shard(
         raise
     engine = Engine(model, chosen, named, parts, world, model_parallel_group)
     for flat in engine.flats:
-        for module in {module for managed in flat.managed for module, _ in managed.holders}:
-            object.__setattr__(module, _MARK, True)
+        mark(flat.parameters)
     return engine
 
 
 def _checked(model: nn.Module, settings: dict[str, Any]) -> Settings:
-    if any(_MARK in vars(module) for module in model.modules()):
+    if any(is_marked(parameter) for parameter in model.parameters()):
         raise SettingsError("this model, or a part of it, is sharded already; build a new one to shard it differently")
     known = [field.name for field in fields(Settings)]
     for name in settings:

@@ -143,6 +143,14 @@ def two_optimizers() -> None:
     engine.optimizer(torch.optim.Adam)
 
 
+def optimizer_beside_the_engine(stage: int) -> None:
+    model = make_gpt()
+    beside = torch.optim.AdamW(model.parameters())
+    zero_runtime.shard(model, group=group_of(2), stage=stage)
+    model(*gpt_batch(0, 0)).backward()
+    beside.step()
+
+
 def whole_tensor_optimizer() -> None:
     zero_runtime.shard(make_gpt(), group=group_of(2)).optimizer(torch.optim.Adafactor)
 
@@ -260,6 +268,8 @@ SCENES: list[tuple[Callable[..., None], tuple[object, ...], str, str]] = [
     (late_backward, (1,), "LifecycleError", ""),
     (late_backward, (3,), "LifecycleError", ""),
     (two_optimizers, (), "SettingsError", ""),
+    (optimizer_beside_the_engine, (1,), "LifecycleError", "AdamW"),
+    (optimizer_beside_the_engine, (3,), "LifecycleError", "AdamW"),
     (whole_tensor_optimizer, (), "SettingsError", "torch.optim.Adafactor"),
     (incomplete_groups, (), "SettingsError", "tokens.weight"),
     (closure, (), "LifecycleError", "step(closure)"),
