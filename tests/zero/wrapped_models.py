@@ -116,6 +116,32 @@ def unpacked(blocks: nn.ModuleList, x: Tensor) -> Tensor:
     return one_by_one(blocks, x).inside["x"]
 
 
+class Delivers(nn.Module):
+    """Leaves its result where `taken` finds it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear, self.gain, self.how = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(WIDTH)), how
+
+    def forward(self, x: Tensor, place: dict[str, Tensor]) -> Callable[[], Tensor] | None:
+        result = x + torch.tanh(self.linear(x)) * self.gain
+        if self.how == "closure":
+            return lambda: result
+        if self.how == "dict":
+            place["x"] = result
+        else:
+            self.result = result
+        return None
+
+
+def taken(blocks: nn.ModuleList, x: Tensor) -> Tensor:
+    for block in blocks:
+        place: dict[str, Tensor] = {}
+        closure = block(x, place)
+        x = place["x"] if place else closure() if closure else block.result
+    return x
+
+
 class Table(nn.Module):
     """Returns what `show` makes of its own parameter."""
 
@@ -186,6 +212,13 @@ def layer_at_two_places() -> nn.Module:
     return Net(one_by_one, [block, Block(), block])
 
 
+def adapted_behind_a_trained_layer(through: Pass) -> nn.Module:
+    """A reentrant checkpoint, in plain torch too, wants an input through which a gradient flows."""
+    model = adapted(through)
+    model.first.requires_grad_(True)
+    return model
+
+
 def partly_frozen() -> nn.Module:
     model = Net(one_by_one)
     for part in (model.first, model.blocks[0], model.blocks[2], model.blocks[3].up):
@@ -229,6 +262,11 @@ WRAPPED = {
         "quantised": lambda: Net(one_by_one, [Quantised() for _ in range(3)]),
         "hollow": lambda: Net(one_by_one, [Block(), Hollow(frozen=False), Block()]),
         "hollow-frozen": lambda: Net(one_by_one, [Block(), Hollow(frozen=True), Block()]),
+        "adapted-recomputed-reentrant": lambda: adapted_behind_a_trained_layer(each_recomputed(True)),
+        **{
+            f"delivers-by-{how}": lambda how=how: Net(taken, [Delivers(how) for _ in range(3)])
+            for how in ("dict", "attribute", "closure")
+        },
         "returns-its-parameter": lambda: shown(lambda rows: rows),
         "returns-views": lambda: shown(lambda rows: rows[1:]),
         "returns-detached-views": lambda: shown(lambda rows: rows.detach()[1:]),

@@ -12,6 +12,7 @@ ZeRO-3, and one for the root.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
@@ -138,7 +139,7 @@ class PartitionedParameters:
     def _before_forward(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.backward.is_under_way():  # activation checkpointing computes the layer again
             unit.ensure_whole(phases.BACKWARD_GATHER)
-            unit.use()
+            self._use(unit, args, kwargs)
             return
         order = self._order.forward
         if self._order.see(unit) and unit in order[self._position :]:
@@ -151,6 +152,9 @@ class PartitionedParameters:
         elif not unit.is_whole:
             unit.ensure_whole(phases.FORWARD_GATHER)
             self._rank_errors.order_changed = True
+        self._use(unit, args, kwargs)
+
+    def _use(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         unit.use()
         if unit.has_frozen and torch.is_grad_enabled():
             self._await_inputs(unit, [*differentiable(args), *differentiable(kwargs)])
@@ -160,8 +164,9 @@ class PartitionedParameters:
         self._inputs_due[id(unit)] = self._inputs_due.get(id(unit), 0) + len(inputs)
 
         def arrived(_: Tensor) -> None:
-            self._inputs_due[id(unit)] -= 1
-            self.on_unit_done(unit)
+            if id(unit) in self._inputs_due:
+                self._inputs_due[id(unit)] -= 1
+                self.on_unit_done(unit)
 
         for tensor in inputs:
             tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
@@ -170,8 +175,11 @@ class PartitionedParameters:
         if self.backward.active:
             return
         returned = list(tensors_in(output))
+        hooked = list(differentiable(returned))
+        # Without a tensor to say when its backward begins, a layer has left its results elsewhere, or has none.
+        is_silent = torch.is_grad_enabled() and not hooked and bool(unit.gradients or self._inputs_due.get(id(unit)))
         for flat in unit.flats:
-            if any(map(flat.holds, returned)):
+            if is_silent or any(map(flat.holds, returned)):
                 flat.keep()
         if not torch.is_grad_enabled():
             unit.free()
@@ -181,7 +189,7 @@ class PartitionedParameters:
         def before_backward(_: Tensor) -> None:
             self._before_backward(unit, n_steps)
 
-        for tensor in differentiable(returned):
+        for tensor in hooked:
             tensor.register_hook(before_backward)  # type: ignore[no-untyped-call]
         if not self._stays(unit):
             unit.free()
@@ -211,6 +219,11 @@ class PartitionedParameters:
     def _before_backward(self, unit: Unit, n_steps: int) -> None:
         self.backward.check_age(n_steps)
         self.backward.begin()
+        if torch.is_grad_enabled():  # create_graph: a backward of this backward will want the parameters, too
+            for flat in unit.flats:
+                flat.keep()
+        if unit.has_frozen:  # without a count a pass before has ended it: a second backward of what was computed
+            self._inputs_due.setdefault(id(unit), sys.maxsize)
         if unit in self._backward_order[self._position :]:
             while self._position < len(self._backward_order):
                 current = self._backward_order[self._position]

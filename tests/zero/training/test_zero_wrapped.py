@@ -131,3 +131,30 @@ def test_what_has_no_forward_of_its_own_is_no_layer() -> None:
     unlisted.weights, unlisted.layer = nn.ParameterList(weights), with_forward
     for model in (listed, unlisted):
         assert default_layers(model) == [with_forward]
+
+
+def penalised() -> float:
+    """How far the values are, after steps with a penalty on the input's gradient, from those of plain torch."""
+    make, batch = MODELS["partly-frozen"]
+    ours, plain = make(), make()
+    engine = zero_runtime.shard(ours, group=group_of(2), stage=3)
+    trained = [p for p in plain.parameters() if p.requires_grad]
+    optimizers = [engine.optimizer(torch.optim.SGD, lr=0.1), torch.optim.SGD(trained, lr=0.1)]
+    for n in range(3):
+        for model, optimizer in zip((ours, plain), optimizers, strict=True):
+            x = batch(dist.get_rank(), n)[0].requires_grad_()
+            loss = model(x)
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+            (loss + slope.square().sum()).backward()
+            if model is plain:
+                for p in trained:
+                    dist.all_reduce(p.grad, group=group_of(2))
+                    p.grad /= 2
+            optimizer.step()
+            optimizer.zero_grad()
+    values = engine.state_dict()
+    return max((values[name] - value).abs().max().item() for name, value in plain.state_dict().items())
+
+
+def test_a_gradient_of_a_gradient_is_plain_torchs(world: World) -> None:
+    assert max(world.run(2, penalised)) <= 4 * 2.0**-24
