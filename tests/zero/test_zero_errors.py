@@ -311,6 +311,17 @@ SCENES: list[tuple[Callable[..., None], tuple[object, ...], str, str]] = [
 ]
 
 
+def compiled_step() -> None:
+    zero_runtime.shard(make_gpt(), group=group_of(2), stage=2)
+    elsewhere = nn.Linear(2, 2)
+    elsewhere(torch.ones(2)).sum().backward()
+    torch.compile(torch.optim.SGD(elsewhere.parameters()).step, backend="eager")()
+
+
+def test_a_step_may_be_compiled(world: World) -> None:
+    world.run(2, compiled_step)
+
+
 def play(index: int) -> str:
     scene, args, *_ = SCENES[index]
     return message_of(lambda: scene(*args))

@@ -34,7 +34,7 @@ def is_marked(parameter: nn.Parameter) -> bool:
 
 
 def _refuse(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if optimizer in _right:
+    if torch.compiler.is_compiling() or optimizer in _right:  # what is compiled is not looked through
         return
     if any(is_marked(parameter) for group in optimizer.param_groups for parameter in group["params"]):
         name = type(optimizer).__name__
