@@ -19,7 +19,6 @@ from zerotune.agent.agreement import job_start
 from zerotune.agent.agreement.exchange import Closed, Exchange
 from zerotune.agent.agreement.plan_table import PlanTable
 from zerotune.agent.agreement.protocol import (
-    NEVER,
     BoundaryMessage,
     Crossing,
     Follower,
@@ -28,7 +27,6 @@ from zerotune.agent.agreement.protocol import (
     decode_message,
     encode_message,
 )
-from zerotune.agent.agreement.spare_store import open_spare
 from zerotune.store.errors import RankDisagreement
 from zerotune.store.records import Plan, agreement_interval
 from zerotune.store.wire import WIRE_VERSION
@@ -74,7 +72,6 @@ class Agreement:
         timeout_s: float = 600.0,
         pacing: Pacing | None = None,
     ) -> None:
-        self._store = store
         self._exchange = Exchange(store)
         self._rank = rank
         self._world_size = world_size
@@ -217,9 +214,7 @@ class Agreement:
     def _start_job(self) -> bool:
         exchange, world_size = self._exchange, self._world_size
         if self._leader is not None:
-            spare, address = open_spare(self._store, world_size) or (None, "")
-            self.incarnation = job_start.found_incarnation(exchange, address)
-            exchange.spare = spare
+            self.incarnation = job_start.found_incarnation(exchange)
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
             self.incarnation, is_alike = job_start.join(exchange, world_size, self.fingerprint)
@@ -246,9 +241,6 @@ class Agreement:
         while True:
             self._receive(message)
             crossing = self._next_crossing()
-            if message.next_boundary == NEVER:
-                self._end(message)
-                return
             if not crossing.is_lockstep:
                 self._report_mismatch(crossing)
             elif crossing.is_checked and not has_confirmed:
@@ -263,14 +255,6 @@ class Agreement:
                 if self._leader is not None:
                     self._delete_read(read)
             message = decode_message(exchange.get(_message_key(message.next_boundary)))
-
-    def _end(self, message: BoundaryMessage) -> None:
-        self.state = "lost"
-        if self._rank == 0:
-            logger.warning(
-                "zerotune: the job's store is gone, was torchrun killed? Training goes on; the plan of epoch %d stays",
-                message.epoch,
-            )
 
     def _receive(self, message: BoundaryMessage) -> None:
         if message.plan is not None:
@@ -315,9 +299,7 @@ class Agreement:
                 leader.refuse(news)
             news = None
         with self._changed:
-            # Reports of ranks out of step may have gone with the store: change nothing.
-            is_last = exchange.has_lost_store
-            message = leader.last_message(crossing.n_calls) if is_last else leader.next_message(crossing.n_calls, news)
+            message = leader.next_message(crossing.n_calls, news)
         exchange.set(_message_key(message.boundary), encode_message(message))
 
     def _can_load(self, plan: Plan) -> bool:

@@ -1,4 +1,4 @@
-"""Store I/O of the agreement's background thread: blocking reads that can be cancelled, one retry, a spare store.
+"""Store I/O of the agreement's background thread: blocking reads that can be cancelled, one retry.
 
 The store must be a connection of our own (`zerotune.agent.job_store`), since a blocking read holds it.
 """
@@ -9,11 +9,9 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
-
-from zerotune.agent.agreement.spare_store import may_live
 
 logger = logging.getLogger("zerotune.agreement")
 
@@ -21,9 +19,6 @@ FIRST_SLICE_S = 10.0
 LONGEST_SLICE_S = 60.0
 FIRST_POLL_S = 0.005
 LONGEST_POLL_S = 2.0
-RECONNECT_TIMEOUT = timedelta(seconds=5)
-
-Answer = TypeVar("Answer")
 
 
 class Closed(Exception):
@@ -35,10 +30,6 @@ class Exchange:
 
     def __init__(self, store: dist.Store) -> None:
         self._store: Any = store
-        self.spare: Any = None
-        """Where everything but counts is written first, and looked for when `store` is gone; None without one."""
-        self.has_lost_store = False
-        """The spare is all that is left."""
         self._closing = threading.Event()
         self._folder = ""
         self.n_requests = 0
@@ -85,89 +76,52 @@ class Exchange:
             RuntimeError: the store is gone.
         """
         slice_s = FIRST_SLICE_S
-        mends = iter((self._reconnect, self._take_to_spare))
+        may_reconnect = True
         while not self._closing.is_set():
             try:
                 self._store.set_timeout(timedelta(seconds=slice_s))
                 self.n_requests += 2  # c10d asks twice: wait for the key, then its value
                 return bytes(self._store.get(self._folder + key))
             except dist.DistStoreError:
-                # Nothing wrong, only slow; c10d logs a line each time. Or rank 0 alone has lost the store.
+                # Nothing wrong, only slow; c10d logs a line each time.
                 slice_s = min(2 * slice_s, LONGEST_SLICE_S)
-                if self._is_in_spare(key):
-                    self._take_to_spare()
             except RuntimeError:
-                if self._closing.is_set() or not any(mend() for mend in mends):
+                if self._closing.is_set() or not may_reconnect or not self._reconnect():
                     raise
+                may_reconnect = False
         raise Closed
 
     def set(self, key: str, value: bytes) -> None:
-        """Write `value`, first to the spare; repeated where a connection broke, which changes nothing."""
-        self.n_requests += 1
-        name = self._folder + key
-        self._ask_spare(lambda spare: spare.set(name, value), None)
-        self._repeat(lambda: self._store.set(name, value))
-
-    def add(self, key: str, amount: int = 1) -> int:
-        """Add to a counter; never repeated on one store, since the first attempt may have counted."""
+        """Write `value`; repeated over a fresh connection if this one broke, which changes nothing."""
         self.n_requests += 1
         try:
-            return int(self._store.add(self._folder + key, amount))
+            self._store.set(self._folder + key, value)
         except RuntimeError:
-            if not self._take_to_spare():
+            if not self._reconnect():
                 raise
-            return int(self._store.add(self._folder + key, amount))
+            self._store.set(self._folder + key, value)
+
+    def add(self, key: str, amount: int = 1) -> int:
+        """Add to a counter; never repeated, since the first attempt may have counted."""
+        self.n_requests += 1
+        return int(self._store.add(self._folder + key, amount))
 
     def has(self, key: str, *, everywhere: bool = False) -> bool:
         """Whether `key` has a value; `everywhere`: as seen from the top."""
         self.n_requests += 1
-        name = key if everywhere else self._folder + key
-        return self._repeat(lambda: bool(self._store.check([name]))) or self._is_in_spare(key)
+        return bool(self._store.check([key if everywhere else self._folder + key]))
 
     def delete(self, key: str) -> None:
         """Remove `key`; a store that cannot is left as it is."""
         self.n_requests += 1
-        name = self._folder + key
-        self._ask_spare(lambda spare: spare.delete_key(name), None)
         try:
-            self._store.delete_key(name)
+            self._store.delete_key(self._folder + key)
         except RuntimeError as error:
             logger.debug("key %s stays in the store: %s", key, error)
 
-    def _repeat(self, request: Callable[[], Answer]) -> Answer:
-        """What the store answers; asked again over a fresh connection, then of the spare."""
-        mends = iter((self._reconnect, self._take_to_spare))
-        while True:
-            try:
-                return request()
-            except RuntimeError:
-                if not any(mend() for mend in mends):
-                    raise
-
-    def _is_in_spare(self, key: str) -> bool:
-        return self._ask_spare(lambda spare: bool(spare.check([self._folder + key])), False)
-
-    def _ask_spare(self, request: Callable[[Any], Answer], otherwise: Answer) -> Answer:
-        """What the spare answers; one that breaks is none any more."""
-        if self.spare is not None:
-            try:
-                return request(self.spare)
-            except RuntimeError:
-                self.spare = None
-        return otherwise
-
-    def _take_to_spare(self) -> bool:
-        if self.spare is None:
-            return False
-        self._store, self.spare, self.has_lost_store = self.spare, None, True
-        return True
-
     def _reconnect(self) -> bool:
         """Replace a broken connection, where this torch can open another."""
-        if not may_live(self._store):
-            return False
         try:
-            self._store.set_timeout(RECONNECT_TIMEOUT)
             self._store = self._store.clone()
         except (AttributeError, RuntimeError):
             return False

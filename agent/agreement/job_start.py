@@ -11,7 +11,6 @@ the background and none of them bounded in time:
 1. Each rank counts itself in the incarnation, under its fingerprint and in all. Only rank 0 says that
    all are here, and whether every rank had the same fingerprint. In an old incarnation rank 0 is dead: either it
    never said so, or it did and the count is full, which a newcomer sees.
-   Before it is counted, each tries to reach rank 0's spare store; unless all do, rank 0 writes nothing there.
 2. Each rank that reads "alike" promises a boundary that it will not cross without knowing the first
    agreed boundary. By now all ranks are known to be there, so that this wait ends.
 3. Rank 0 collects the promises and writes the message for the first agreed boundary, which is the furthest of them.
@@ -26,21 +25,18 @@ from collections.abc import Callable
 
 from zerotune.agent.agreement.exchange import Exchange
 from zerotune.agent.agreement.protocol import BoundaryMessage, decode_message
-from zerotune.agent.agreement.spare_store import N_REACHED_KEY, connect_spare
 
 N_INCARNATIONS_KEY = "n_incarnations"
 INCARNATION_KEY = "incarnation"
 FIRST_MESSAGE_KEY = "boundary/first"
-SPARE_KEY = "spare"
 ALIKE = b"alike"
 DIFFERENT = b"different"
 # The keys below `muster/` keep that name, so that ranks of other versions are found to differ.
 
 
-def found_incarnation(exchange: Exchange, spare_address: str) -> int:
-    """Rank 0: begin a new incarnation, with the spare at `spare_address`; further keys of `exchange` are its own."""
+def found_incarnation(exchange: Exchange) -> int:
+    """Rank 0: begin a new incarnation; further keys of `exchange` are its own."""
     number = exchange.add(N_INCARNATIONS_KEY)
-    exchange.set(f"{number}/{SPARE_KEY}", spare_address.encode())
     exchange.set(INCARNATION_KEY, str(number).encode())
     exchange.set(_begun_key(number), b"1")
     exchange.enter(str(number))
@@ -64,8 +60,6 @@ def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
     exchange.add(member_key(fingerprint))
     exchange.add(all_key(world_size))
     exchange.wait_until(lambda: exchange.add(all_key(world_size), 0) >= world_size)
-    if exchange.spare is not None and exchange.spare.add(N_REACHED_KEY, 0) < world_size - 1:
-        exchange.spare = None  # a rank that cannot reach it would be left behind
     is_alike = exchange.add(member_key(fingerprint), 0) == world_size
     exchange.set(answer_key(world_size), ALIKE if is_alike else DIFFERENT)
     return is_alike
@@ -89,7 +83,6 @@ def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bo
     while True:
         number = _read_number(exchange, above=number)
         exchange.enter(str(number))
-        _reach_spare(exchange)
         exchange.add(member_key(fingerprint))
         is_full = exchange.add(all_key(world_size)) > world_size
         answer = None if is_full else _await_answer(exchange, world_size, number)
@@ -154,13 +147,6 @@ def promise_key(rank: int) -> str:
 
 def _begun_key(number: int) -> str:
     return f"incarnation/{number}"
-
-
-def _reach_spare(exchange: Exchange) -> None:
-    """Connect to this incarnation's spare before being counted, so that rank 0 knows who reaches it."""
-    exchange.spare = None
-    if exchange.has(SPARE_KEY):  # rank 0 writes it before the incarnation begins, other versions never
-        exchange.spare = connect_spare(exchange.get(SPARE_KEY).decode())
 
 
 def _read_number(exchange: Exchange, above: int) -> int:

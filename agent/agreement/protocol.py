@@ -29,10 +29,6 @@ One more than the least possible, so that the first message normally arrives whi
 """
 
 
-NEVER: Final = 2**62
-"""The next boundary of the last message."""
-
-
 class BoundaryMessage(msgspec.Struct, frozen=True, array_like=True):
     """What rank 0 says for one boundary: what is in force from there, and at which boundary the next message is due.
 
@@ -275,7 +271,3 @@ class Leader:
                 self.offered = None
         self.next_boundary = boundary + self.pacing.interval(self.n_quiet_boundaries)
         return BoundaryMessage(boundary, self.next_boundary, self.plan.epoch, n_calls, news)
-
-    def last_message(self, n_calls: int) -> BoundaryMessage:
-        """Instead of `next_message`: the plan in force stays for good, and no rank waits at a boundary again."""
-        return BoundaryMessage(self.next_boundary, NEVER, self.plan.epoch, n_calls)

@@ -6,11 +6,10 @@ arbitrarily slow: every interleaving of their actions is explored, and the daemo
 returns whenever it likes. Ranks never wait for each other here (NCCL enqueues asynchronously), which is
 harsher than a real job.
 
-Ranks may lose the store, one by one, for good, and the store may forget all that is in it. Or the job's store dies and
-leaves the spare one, which every rank reaches and which has all but the counts: then nobody may be left waiting.
-A rank that waits in vain gives up after twice the watchdog's timeout. There are no clocks here; what that time stands
-for is that all others have done by then whatever they could (`may_give_up`), and that a rank left behind by one that
-crossed is ended by the watchdog, with its job.
+Ranks may lose the store, one by one, for good, and the store may forget all that is in it. A rank that waits in
+vain gives up after twice the watchdog's timeout. There are no clocks here; what that time stands for is that all
+others have done by then whatever they could (`may_give_up`), and that a rank left behind by one that crossed is
+ended by the watchdog, with its job.
 
 A restart replaces all ranks, by as many or by another number, and leaves the store as it is; nobody tells the new
 ranks which start this is.
@@ -104,8 +103,7 @@ class Model:
         return state.n_losses + state.n_wipes > 0
 
     def can_fail(self, state: State) -> bool:
-        may_die = self.bounds.store_may_die and not state.has_store_died
-        return may_die or state.n_losses < self.bounds.n_losses or state.n_wipes < self.bounds.n_wipes
+        return state.n_losses < self.bounds.n_losses or state.n_wipes < self.bounds.n_wipes
 
     def persistent_set(self, state: State) -> list[Action] | None:
         """Actions that commute with all others; the others may wait until one of these is taken.
@@ -157,8 +155,6 @@ class Model:
                     yield f"rank {index} loses the store", lambda s, i=index: self.lose(s, i), index
         if state.n_wipes < self.bounds.n_wipes:
             yield "the store forgets", self.wipe, None
-        if self.bounds.store_may_die and not state.has_store_died:
-            yield "the job's store dies", self.lose_job_store, None
         if len(state.restarts) < len(self.bounds.restarts):
             yield "job restarts", self.restart, None
 
@@ -195,7 +191,7 @@ class Model:
             if rank.follower.epoch:
                 raise Violation(f"epoch {rank.follower.epoch} is kept at agreed boundary {state.gone_by}")
             state.gone_by = None
-        if index == 0 and self.bounds.look_boundaries and not state.has_store_died:
+        if index == 0 and self.bounds.look_boundaries:
             self.watch_first_look(state, crossing.boundary)
         rank.n_calls_at_agreed = crossing.n_calls
         rank.must_report = not crossing.is_lockstep
@@ -319,11 +315,6 @@ class Model:
 
     def publish(self, state: State, index: int) -> None:
         leader, rank = state.leader, state.ranks[index]
-        if state.has_store_died:
-            message = leader.last_message(rank.n_calls_at_agreed)
-            state.store[self.key(rank, message.boundary)] = message
-            rank.background = "receive"
-            return
         leader.is_confirmed |= state.store.get(self.key(rank, "confirmed")) == len(state.ranks)
         if self.key(rank, "mismatch") in state.store:
             leader.freeze()
@@ -351,14 +342,14 @@ class Model:
         if not state.leader.offer(plan):
             raise Violation(f"a rising epoch {plan.epoch} was refused")
         state.gone_by = None
-        if state.leader.is_confirmed and self.bounds.skips_boundary is None and not state.has_store_died:
+        if state.leader.is_confirmed and self.bounds.skips_boundary is None:
             state.deadline = (plan.epoch, state.ranks[0].follower.n_agreed + 2)
 
     def die(self, state: State) -> None:
         state.n_daemon_events += 1
         state.deadline = None
         state.leader.withdraw()
-        if state.leader.is_confirmed and self.bounds.skips_boundary is None and not state.has_store_died:
+        if state.leader.is_confirmed and self.bounds.skips_boundary is None:
             n_boundaries = 1 + self.bounds.look_boundaries + self.bounds.expires_after
             state.gone_by = state.ranks[0].follower.n_agreed + n_boundaries
 
@@ -380,12 +371,6 @@ class Model:
     def wipe(self, state: State) -> None:
         state.n_wipes += 1
         state.store.clear()
-
-    def lose_job_store(self, state: State) -> None:
-        state.has_store_died = True
-        state.deadline = state.look = state.gone_by = None
-        counted = ("confirmed", ("all", len(state.ranks)))
-        state.store = {key: value for key, value in state.store.items() if key[-1] not in counted}
 
     def restart(self, state: State) -> None:
         """All processes are replaced; the store, with what the last start left in it, is not.

@@ -32,8 +32,6 @@ class Bounds:
     """Ranks that may lose the store."""
     n_wipes: int = 0
     """Times that the store may forget everything."""
-    store_may_die: bool = False
-    """Of the job's store and the spare in rank 0's process the first may die, and with it all counts."""
     n_amnesias: int = 0
     """Times that a daemon may come that knows nothing of the epochs before, having no store."""
     reduced: bool = False
@@ -77,7 +75,6 @@ class State:
     restarts: tuple[int, ...] = ()
     n_losses: int = 0
     n_wipes: int = 0
-    has_store_died: bool = False
     n_amnesias: int = 0
     n_daemon_events: int = 0
     n_offers: int = 0
@@ -108,7 +105,6 @@ class State:
             self.restarts,
             self.n_losses,
             self.n_wipes,
-            self.has_store_died,
             self.n_amnesias,
             self.n_daemon_events,
             tuple(sorted((k, e) for k, e in self.epochs.items() if k > slowest)),

@@ -53,13 +53,6 @@ def serve() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", port, None, True, timeout, wait_for_workers=False, master_listen_fd=fd)
 
 
-def serve_until_killed(pipe: Connection) -> None:
-    """A launcher that holds its job's store."""
-    server = serve()
-    pipe.send(server.port)
-    pipe.recv()
-
-
 def connect(port: int, prefix: str = "zerotune/0") -> dist.Store:
     client = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=20), wait_for_workers=False)
     return dist.PrefixStore(prefix, client)
