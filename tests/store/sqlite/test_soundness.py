@@ -236,7 +236,7 @@ def test_remedies_name_no_option_that_the_command_lacks(path):
         for place in (path, path.with_name("nothing"), path.parent):
             code, _, error = zerotune("store", "repair", str(place))
             assert code == 2
-            assert "--" not in error
+            assert "--" not in re.sub(r"`[^`]*` \(pid \d+\)", "", error)  # pytest's own command may have options
 
 
 def test_what_a_writer_adds_meanwhile_is_no_damage(path, restless_writer):
