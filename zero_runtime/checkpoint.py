@@ -38,11 +38,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from zerotune.zero_runtime.checks import json_dict, whole_number
-from zerotune.zero_runtime.errors import CheckpointError, ZeroError
+from zerotune.zero_runtime.errors import CheckpointError, SettingsError, ZeroError
 from zerotune.zero_runtime.layout.rectangles import boxes
 from zerotune.zero_runtime.sharded_model import ShardedModel
 
 MANIFEST = "zero.json"
+_MISTAKE_BYTES = 1024  # of what ranks tell one another went wrong; a path has a few hundred
 _TRUSTED_NAMES = {
     ("torch", "Size"),
     ("torch", "device"),
@@ -260,7 +261,7 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
             raise CheckpointError(f"{final} exists already; choose another step or folder")
     except ZeroError as error:
         mistake = error
-    _raise_alike(mistake, engine.world)
+    _raise_alike(mistake, engine)
     partial = final.with_suffix(".partial")
     first = dist.get_rank(engine.world) == 0
     if first:
@@ -290,7 +291,7 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
             os.rename(partial, final)
         except OSError as error:
             mistake = CheckpointError(f"{partial} could not be written ({error}); the last checkpoint is untouched")
-    _raise_alike(mistake, engine.world)
+    _raise_alike(mistake, engine)
     return final
 
 
@@ -298,13 +299,18 @@ def _name(step: int) -> str:
     return f"step-{whole_number('step', step, 0):08d}"
 
 
-def _raise_alike(mistake: ZeroError | None, world: dist.ProcessGroup) -> None:
+def _raise_alike(mistake: ZeroError | None, engine: ShardedModel) -> None:
     """Raises the first rank's mistake on every rank; no rank goes on before all have called."""
-    everyone: list[ZeroError | None] = [None] * dist.get_world_size(world)
-    dist.all_gather_object(everyone, mistake, group=world)
+    kinds = SettingsError, CheckpointError
+    told = b"" if mistake is None else bytes([1 + kinds.index(type(mistake))]) + str(mistake).encode()
+    mine = torch.tensor([*told[:_MISTAKE_BYTES].ljust(_MISTAKE_BYTES, b"\0")], dtype=torch.uint8)
+    mine = mine.to(engine.flats[0].device)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(engine.world))]
+    dist.all_gather(everyone, mine, group=engine.world)  # text, as objects would be unpickled
     for rank, found in enumerate(everyone):
-        if found is not None:
-            raise type(found)(f"on rank {rank}, {found}")
+        kind, *text = found.tolist()
+        if kind:
+            raise kinds[kind - 1](f"on rank {rank}, {bytes(text).rstrip(bytes(1)).decode(errors='replace')}")
 
 
 def latest(folder: str | Path) -> Path:

@@ -30,6 +30,7 @@ class ParkedParameter(nn.Parameter):
         Raises:
             LifecycleError: the answer was made of a parameter's values.
         """
+        # torch does not annotate it.
         found = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if getattr(func, "__self__", None) is Tensor.grad:
             return found

@@ -259,7 +259,7 @@ def test_what_cannot_be_saved_is_refused_on_every_rank_before_anything_is_writte
 @pytest.mark.parametrize("step", [-1, "x", 1.0])
 def test_a_step_that_is_none_is_not_looked_for(tmp_path: Path, step: Any) -> None:
     with pytest.raises(zero_runtime.SettingsError, match=str(step)):
-        checkpoint.load(None, tmp_path, step)  # type: ignore[arg-type]
+        checkpoint.load(None, tmp_path, step)  # type: ignore[arg-type]  # refused before the engine is looked at
 
 
 def of_another_model(folder: str) -> list[str]:
