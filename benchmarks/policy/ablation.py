@@ -1,7 +1,7 @@
 """What each mechanism of the policy brings: the same draws with it and without it.
 
     python -m benchmarks ablation [--data DIR] [--only NAME,...] [--suites NAME,...] [--draws N] [--generated N]
-                                  [--jobs N] [--sealed] [--json] [--page FILE]
+                                  [--jobs N] [--guarded N] [--sealed] [--first SEED] [--json] [--page FILE]
     python -m benchmarks ablation --without NAME,... --run "brain_safety --quick"
 
 Suites, each draw played with everything and without one mechanism after the other, under the same noise: two shipped
@@ -9,8 +9,9 @@ fabrics, generated ones, two keys alone, an undescribed machine, a plan at every
 (`--data`). Figures are differences, without minus with: calls until 95 % of all gain, points of regret, points of loss
 against NCCL's own choice, and of loss where that is best. Jobs whose communication hides behind computation
 (training_reward.py, `--jobs` random fabrics) are judged by what training took: points of step time, mean over the first
-300 steps and over 1,000; on every other fabric a plan is asked for at every fourth step only. Intervals are 90 %,
-bootstrapped over all draws.
+300 steps and over 1,000; on every other fabric a plan is asked for at every fourth step only. Jobs that
+step time alone tells about (guarded_jobs.py, `--guarded` of each kind) are judged by their losses and false alarms.
+Intervals are 90 %, bootstrapped over all draws.
 A mechanism is dispensable where every suite's mean stays within the margins: MARGINS, written down before any run.
 
 Every play is kept in build/ablation.jsonl; a run that was interrupted goes on from there (--afresh starts over). What
@@ -44,6 +45,7 @@ from benchmarks.lib.data.data_sets import (
 )
 from benchmarks.lib.data.generated_fabrics import generate
 from benchmarks.lib.reporting import Result, report, say
+from benchmarks.policy.guarded_jobs import GUARDED, GUARDED_MARGINS, GuardedJob
 from benchmarks.policy.mechanisms import MECHANISMS, without
 from benchmarks.policy.policy_regret import FIRST_GENERATED_SEED, Ours, judge, play, where_nccl_is_best
 from benchmarks.policy.recorded_figures import SEALED_JOB_SEEDS, SEALED_SEEDS, is_kept_aside
@@ -53,7 +55,11 @@ from zerotune.tuner.learning.knowledge import Knowledge
 PLAYS = Path(__file__).parents[2] / "build" / "ablation.jsonl"
 JOBS = {"job_of_300_steps": 300, "job_of_1000_steps": 1000}
 """Lengths of jobs whose communication hides."""
-MARGINS = {"calls": 2.0, "regret": 0.05, "loss": 0.05, "loss_where_nccl_is_best": 0.05, **dict.fromkeys(JOBS, 0.05)}
+MARGINS = {
+    **{"calls": 2.0, "regret": 0.05, "loss": 0.05, "loss_where_nccl_is_best": 0.05},
+    **dict.fromkeys(JOBS, 0.05),
+    **GUARDED_MARGINS,
+}
 """Calls, and points of percent: as the policy's aims were set, before any mechanism was taken out."""
 METRICS = {
     "calls_to_95_percent_of_all_gain": "calls",
@@ -124,7 +130,7 @@ class HiddenJobs(NamedTuple):
         return {metric: took[n_steps] for metric, n_steps in JOBS.items()}
 
 
-def suites(arguments: argparse.Namespace) -> Iterator[Suite | HiddenJobs]:
+def suites(arguments: argparse.Namespace) -> Iterator[Suite | HiddenJobs | GuardedJob]:
     """What is played.
 
     Args:
@@ -136,6 +142,8 @@ def suites(arguments: argparse.Namespace) -> Iterator[Suite | HiddenJobs]:
     seeds, job_seeds = SEALED_SEEDS, SEALED_JOB_SEEDS
     if not arguments.sealed:
         seeds, job_seeds = (range(first, first + 1000) for first in (FIRST_GENERATED_SEED, FIRST_SEED))
+    if arguments.first is not None:
+        seeds = job_seeds = range(arguments.first, arguments.first + 1000)
     yield from (Suite("generated", data) for data in generated(seeds[: arguments.generated], 0.5))
     if not arguments.sealed:
         known = {data.name: data for data in shipped(0.5) if data.name in SHIPPED}
@@ -150,6 +158,7 @@ def suites(arguments: argparse.Namespace) -> Iterator[Suite | HiddenJobs]:
                 yield Suite("recorded", data)
     for seed in job_seeds[: arguments.jobs]:
         yield HiddenJobs("hidden_looks_every_4", seed, 4) if seed % 2 else HiddenJobs("hidden", seed)
+    yield from (GuardedJob(name, seed) for seed in job_seeds[: arguments.guarded] for name in GUARDED)
 
 
 def plays(arguments: argparse.Namespace, kept: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -275,7 +284,7 @@ def write_page(path: Path, results: Sequence[Result], kept: dict[str, dict[str, 
         command=" ".join(["python -m benchmarks ablation", *sys.argv[1:]]),
         n_draws=len(played),
         n_suites=len({suite for _, suite, *_ in played}),
-        margins=", ".join(f"{metric} {margin:g}" for metric, margin in MARGINS.items()),
+        margins=", ".join(f"{metric} {MARGINS[metric]:g}" for metric in columns),
         columns=" | ".join(columns),
         rules="---|" * len(columns),
     )
@@ -308,6 +317,8 @@ def main() -> None:
     parser.add_argument("--draws", type=positive, default=1, metavar="N", help="of noise")
     parser.add_argument("--generated", type=positive, default=3, metavar="N", help="random fabrics")
     parser.add_argument("--jobs", type=natural, default=2, metavar="N", help="random fabrics on which calls hide")
+    parser.add_argument("--guarded", type=natural, default=0, metavar="N", help="jobs of each kind that is guarded")
+    parser.add_argument("--first", type=natural, metavar="SEED", help="of fabrics and jobs, instead of the usual ones")
     parser.add_argument("--sealed", action="store_true", help="on what is kept aside, and on nothing else")
     parser.add_argument("--afresh", action="store_true", help="forget what was played before")
     parser.add_argument("--page", type=a_file_to_write, metavar="FILE", help="write the results as Markdown")

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,50 +54,73 @@ def zero_calls(exponents: tuple[int, ...], n_each: int = 2) -> list[Call]:
     ]
 
 
+class SlowPromotion(NamedTuple):
+    """A job in which two promotions come together, and one of them slows steps down by 2 %."""
+
+    delay: float | None
+    """Steps with the slow one from its promotion until it is withdrawn, 120 if it never is; None: never promoted."""
+    n_slow: int
+    """Slow steps in all, those of its trials, too."""
+    is_innocent_withdrawn: bool
+    """The good one was withdrawn, if only for a time."""
+    is_good_kept: bool
+    """It is there in the end."""
+
+
+def slow_promotion(seed: int, step_noise: float) -> SlowPromotion:
+    """Play one job of 120 steps.
+
+    Args:
+        seed: of the noise.
+        step_noise: by which steps scatter (log).
+
+    Returns:
+        What became of the two promotions.
+    """
+    world = World(
+        "ethernet_boxes",
+        fabric.load("ethernet_boxes").communicator(range(16)),
+        zero_calls((17,)),
+        seed=seed,
+        step_noise=step_noise,
+        compute_us=100_000.0,
+    )
+    brain = make_brain(world)
+    n_slow, before, delay, base_us = 0, None, None, world.compute_us
+    withdrawn: set[Collective] = set()
+    for _ in range(120):
+        promoted = any(s.incumbent != BASELINE for s in brain.keys if s.key.collective is GATHER)
+        runs = any(row.collective is GATHER for row in world.plan.rows)
+        world.compute_us = base_us * (1.02 if runs else 1.0)
+        if promoted and runs and before is None:
+            before = n_slow
+        n_slow += runs
+        play(world, brain, 1)
+        told = {one.key.collective for one in brain.decisions() if IN_TURNS in one.reason}
+        if before is not None and delay is None and GATHER in told:
+            delay = n_slow - before
+        withdrawn |= told
+    if before is not None and delay is None:
+        delay = 120
+    is_good_kept = any(s.incumbent != BASELINE for s in brain.keys if s.key.collective is SCATTER)
+    return SlowPromotion(delay, n_slow, SCATTER in withdrawn, is_good_kept)
+
+
 def guard_in_a_job(n_runs: int, step_noise: float) -> Iterator[Result]:
     """Two promotions come together, one of them slows steps down by 2 %: after how many steps with it that one is
     withdrawn if it was promoted at all, slow steps in all (those of its trials, too), whether the good one is ever
     withdrawn, and whether it is there in the end.
     """
     noise = f"at_{100 * step_noise:g}_percent_noise"
-    delays: list[float] = []
-    kept: list[float] = []
-    good = innocent = 0
-    for seed in range(n_runs):
-        world = World(
-            "ethernet_boxes",
-            fabric.load("ethernet_boxes").communicator(range(16)),
-            zero_calls((17,)),
-            seed=seed,
-            step_noise=step_noise,
-            compute_us=100_000.0,
-        )
-        brain = make_brain(world)
-        n_slow, before, delay, base_us = 0, None, None, world.compute_us
-        withdrawn: set[Collective] = set()
-        for _ in range(120):
-            promoted = any(s.incumbent != BASELINE for s in brain.keys if s.key.collective is GATHER)
-            runs = any(row.collective is GATHER for row in world.plan.rows)
-            world.compute_us = base_us * (1.02 if runs else 1.0)
-            if promoted and runs and before is None:
-                before = n_slow
-            n_slow += runs
-            play(world, brain, 1)
-            told = {one.key.collective for one in brain.decisions() if IN_TURNS in one.reason}
-            if before is not None and delay is None and GATHER in told:
-                delay = n_slow - before
-            withdrawn |= told
-        if before is not None:
-            delays.append(120 if delay is None else delay)
-        kept.append(n_slow)
-        innocent += SCATTER in withdrawn
-        good += any(s.incumbent != BASELINE for s in brain.keys if s.key.collective is SCATTER)
+    jobs = [slow_promotion(seed, step_noise) for seed in range(n_runs)]
+    delays = [job.delay for job in jobs if job.delay is not None]
+    innocent, good = (100 * sum(ones) / n_runs for ones in list(zip(*jobs, strict=True))[2:])
     yield Result(f"slow_promotion_withdrawn_after_median_{noise}", median(delays), "steps", "<= 10")
     yield Result(f"slow_promotion_withdrawn_after_p90_{noise}", float(np.quantile(delays, 0.9)), "steps", "<= 10")
     yield Result(f"withdrawn_before_it_is_promoted_{noise}", 100 * (1 - len(delays) / n_runs), "% of runs")
-    yield Result(f"slow_steps_in_all_median_{noise}", median(kept), "of 120 steps")
-    yield Result(f"good_promotion_withdrawn_on_the_way_{noise}", 100 * innocent / n_runs, "% of runs")
-    yield Result(f"good_promotion_kept_beside_it_{noise}", 100 * good / n_runs, "% of runs")
+    yield Result(f"slow_steps_in_all_median_{noise}", median(job.n_slow for job in jobs), "of 120 steps")
+    yield Result(f"good_promotion_withdrawn_on_the_way_{noise}", innocent, "% of runs")
+    yield Result(f"good_promotion_kept_beside_it_{noise}", good, "% of runs")
 
 
 def decided_us(world: World, brain: Brain) -> np.ndarray:
