@@ -47,6 +47,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "cooldown_but_200_steps": ((Cooldown, "first_steps", 2 * HORIZON_STEPS),),
     "withdrawn_at_2.6": ((step_guard, "PROVEN", 2.6),),
     "adopted_at_2.6": ((variants, "PROVEN", 2.6),),
+    "adopted_at_4": ((variants, "PROVEN", 4.0),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),
     "pause_of_8_steps": ((variants, "TRIAL_STEPS", 20),),
