@@ -258,15 +258,17 @@ def in_training(n_steps: int) -> Iterator[Result]:
     yield Result("few_sms_budget_spent", brain.spent_percent, "% of step time", "<= 1")
 
 
-def secretly_slow(n_runs: int) -> Iterator[Result]:
+def secretly_slow(n_runs: int, n_alike: int) -> Iterator[Result]:
     """Jobs in which everything but NCCL's choice takes 1 % less in calls and makes steps slower: what 1,200 steps lose
-    by that, and how many run slower. With one key, and with nine that add as much in all.
+    by that, and how many run slower. With one key, and with nine that add as much in all. Of those in which no step is
+    slower `n_alike` are played: false alarms are seldom.
     """
     n_steps = 1200
     for name, calls, slowdowns in (("one_key", ALONE, (0.5, 0.1, 0.03, 0.0)), ("nine_keys", NINE, (0.1, 0.03, 0.0))):
         for slow in slowdowns:
             lost, n_slow, n_withdrawn = [], [], 0
-            for seed in range(20, 20 + n_runs):
+            n_jobs = n_runs if slow else n_alike
+            for seed in range(20, 20 + n_jobs):
                 world = secretly_slow_job(calls, slow, seed)
                 brain = make_brain(world)
                 play(world, brain, n_steps)
@@ -275,7 +277,7 @@ def secretly_slow(n_runs: int) -> Iterator[Result]:
                 n_withdrawn += any(IN_TURNS in decision.reason for decision in brain.decisions())
             which = f"{name}_{100 * slow:g}_percent"
             if not slow:
-                yield Result(f"withdrawn_for_nothing@{which}", 100 * n_withdrawn / n_runs, "% of jobs", "<= 1")
+                yield Result(f"withdrawn_for_nothing@{which}", 100 * n_withdrawn / n_jobs, "% of jobs", "<= 1")
                 continue
             yield Result(f"lost_in_secret@{which}", float(np.mean(lost)), "% of step time", "<= 0.5")
             yield Result(f"lost_in_secret_worst@{which}", max(lost), "% of step time", "<= 1")
@@ -329,7 +331,7 @@ def main() -> None:
         *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
         *shared_noise(2 if arguments.quick else 10, 200 if arguments.quick else 600),
         *in_training(150 if arguments.quick else 300),
-        *secretly_slow(1 if arguments.quick else 3),
+        *(secretly_slow(1, 1) if arguments.quick else secretly_slow(3, 30)),
         *warm_start(),
     ]
     report("brain_safety", results, as_json=arguments.json)
