@@ -181,3 +181,24 @@ def test_a_pause_that_does_not_come_about_is_given_up() -> None:
         n_asking += guard.step(10.0, {3: 0}) is None
     assert not guard.suspects
     assert n_asking <= 2 * HORIZON_STEPS
+
+
+@pytest.mark.parametrize("gain", [0.3, 0.1, 0.6])
+@pytest.mark.parametrize("n_first", [2, 0, 8])
+def test_what_new_settings_save_is_no_other_pace(gain: float, n_first: int) -> None:
+    """However much it is, and be the first plan replaced after two steps by one that tries something else there."""
+    guard, rng = StepGuard(), np.random.default_rng(2)
+    for at in range(90):
+        runs = {int(at < 40 + n_first): 0} if at >= 40 else {}
+        log_us = 10.0 - gain * len(runs) + rng.normal(0.0, 0.004)
+        assert guard.paced(log_us, runs) is None
+        assert guard.step(log_us, runs) is None
+
+
+def test_settings_that_slow_steps_down_one_after_another_are_no_other_pace() -> None:
+    guard, rng = StepGuard(), np.random.default_rng(2)
+    for at in range(80):
+        runs = {at: 0} if 40 <= at < 46 and _may_run(guard, 0) else {}
+        log_us = 10.0 + 0.3 * len(runs) + rng.normal(0.0, 0.004)
+        assert guard.paced(log_us, runs) is None
+        guard.step(log_us, runs)

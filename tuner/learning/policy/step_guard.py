@@ -98,8 +98,9 @@ class StepGuard:
     def paced(self, log_us: float, explored: Mapping[int, int]) -> float | None:
         """By how much (log) training's own pace has changed, if it has, before `step` sees the step.
 
-        Several steps in a row are off, and nothing that is tried ran in all of them. Where something did and steps are
-        slower, it is suspected, and then it is known; where they are faster, only what is new may be why.
+        Several steps in a row are off, and in one of them nothing ran that may be why. Where something did in all, the
+        same or one after another, and steps are slower, it is suspected, and then it is known; where they are faster,
+        only what is new may be why.
         """
         shift = log_us - self.effects.expected(self._shares(name for name in explored if name in self.keys))
         is_odd = abs(shift) > max(MIN_SHIFT, CLIP * self.effects.noise)
@@ -111,14 +112,13 @@ class StepGuard:
         if len(self._odd) < ENOUGH:
             return None
         found = median(one for one, _ in self._odd)
-        in_all = frozenset.intersection(*(names for _, names in self._odd))
-        if found < 0.0:
-            in_all = frozenset(name for name in in_all if self._n_with[name] <= 2 * ENOUGH)
-        if in_all:
-            if found > 0.0 and self._experiment is None:
-                for name in in_all:  # what earlier steps say of these is over
+        why = [{name for name in names if found > 0.0 or self._n_with[name] <= 2 * ENOUGH} for _, names in self._odd]
+        if all(why):
+            if self._experiment is None:
+                names = sorted(set().union(*why))
+                for name in names:  # what earlier steps say of these is over
                     self.effects.know(name, found)
-                self._experiment = _Experiment(sorted(in_all))
+                self._experiment = _Experiment(names) if found > 0.0 else None
             return None
         self._odd.clear()
         self._end()
