@@ -32,12 +32,10 @@ from zerotune.store.records import (
     Phase,
     Protocol,
     size_class,
-    size_class_range,
 )
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy import memory
-from zerotune.tuner.learning.policy.memory import MORE_CHANNELS_GAIN, MemoryGate
+from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS
 
 MIB = 1 << 20
@@ -208,23 +206,6 @@ def test_where_memory_is_short_from_first_to_last_the_gain_is_had_all_the_same(n
         assert row.candidate.n_channels <= connected[row.candidate.algorithm]
 
 
-def test_more_channels_are_not_tried_for_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = CommunicatorClass(8, 1)
-    calls = zero3_step(shard_bytes=1 << 16, n_ranks=1)
-    most = []
-    for gain in (0.0, 2.0):
-        monkeypatch.setattr(memory, "MORE_CHANNELS_GAIN", gain)
-        world = World(
-            "few_sms_node", place, [*calls, *zero3_step(shard_bytes=8 * MIB, n_ranks=1)], memory_pressure=0.97
-        )
-        plans = play(world, make_brain(world), 100)
-        used = world.truth(calls[0], BASELINE)[1].n_channels
-        of_key = size_class_range(size_class(1 << 16))
-        small = [row for plan in plans for row in plan.rows if (row.min_bytes, row.max_bytes) == of_key]
-        most.append(max((row.candidate.n_channels for row in small), default=0) > used)
-    assert most == [True, False]
-
-
 def test_fewer_channels_are_found_to_train_faster_while_memory_is_short_too() -> None:
     place = fabric.load("few_sms_node").communicator(range(8))
     kinds = [(Collective.all_gather, Phase.backward_gather), (Collective.reduce_scatter, Phase.gradient_scatter)]
@@ -322,11 +303,3 @@ def test_the_fullest_device_counts() -> None:
     gate.heard(0.4)
     assert gate.pressure == pytest.approx(0.8)
     assert gate.is_falling
-
-
-def test_more_channels_must_gain_more_while_memory_is_short() -> None:
-    options = tuple(Candidate(Algorithm.ring, Protocol.simple, n) for n in (2, 4, 8))
-    gate = _gate()
-    assert gate.least_gain(options, 4).tolist() == [0.0, 0.0, 0.0]
-    gate.heard(0.95)
-    assert gate.least_gain(options, 4).tolist() == [0.0, 0.0, MORE_CHANNELS_GAIN]

@@ -77,8 +77,6 @@ class Case(NamedTuple):
     """What exploring has gained, less what it cost."""
     once_us: Floats | float = 0.0
     """What each option costs besides, once: to be connected."""
-    least_gain: Floats | float = 0.0
-    """What each must gain (log) besides what is asked of all."""
 
     @property
     def usual_us(self) -> float:
@@ -94,7 +92,7 @@ class Case(NamedTuple):
     def best(self, may_try: Callable[[Candidate], bool], last: Container[Candidate]) -> Option | None:
         """The best trial that fits, if any, of those that may be tried at all; `last` come after all others."""
         (mean, spread), log_now, risk_us = self.opinion, self.log_now, self.risk_us
-        improvement = expected_improvement(log_now - mean - MIN_GAIN - self.least_gain, spread)
+        improvement = expected_improvement(log_now - mean - MIN_GAIN, spread)
         # What gains pay for may be a long shot; nothing else may.
         is_likely = (ndtr((log_now - mean) / spread) >= self.least_odds) | (risk_us < self.gained_us)
         # Where that is doubtful the budget decides: what nobody looks at is never learned of.
@@ -154,7 +152,6 @@ class Options:
             unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0,
             budget.gained_us,
             price.connection_us * np.array(is_new, np.float64),
-            self._memory.least_gain(options, state.n_channels),
         )
         canary = self._canary(state, case)
         if canary is not None:

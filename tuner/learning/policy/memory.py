@@ -14,7 +14,7 @@ NCCL. What is guessed is verified once it runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from typing import Final
 
@@ -44,8 +44,6 @@ RELEASE: Final = 0.02
 """Memory counts as short until the pressure is so far below the threshold: no flapping at its edge."""
 DROP: Final = 0.1
 """Fall of the pressure below its recent peak after which larger messages are expected."""
-MORE_CHANNELS_GAIN: Final = 0.01
-"""What more channels must gain (log) beyond what any change must, while memory is short."""
 USUAL_CHANNELS: Final = 16
 """Of what is connected, as long as nothing has run."""
 _ALGORITHMS: Final = frozenset(int(member) for member in Algorithm)
@@ -163,11 +161,6 @@ class MemoryGate:
         """Nothing is to be connected."""
         self._promised.clear()
 
-    def least_gain(self, options: Sequence[Candidate], n_channels_now: int) -> npt.NDArray[np.float64]:
-        """What each option must gain (log) for memory's sake: while it is short fewer channels are preferred."""
-        is_more = [self.is_short and option.n_channels > n_channels_now for option in options]
-        return MORE_CHANNELS_GAIN * np.array(is_more, np.float64)
-
     def _booked(self, new: Collection[tuple[CommunicatorClass, Algorithm]]) -> float:
         """Memory that is in use, and that connecting these would take; nothing where a device's memory is not known."""
         return self.pressure + sum(self._taken_mb(*one) / self._device_mb for one in new if self._device_mb > 0)
@@ -252,7 +245,7 @@ class Ahead:
         if not options:
             return {}
         log_us = np.nan_to_num(costs.log_cost(*family, options, 1.5 * 2.0 ** np.array(OCTAVES)), nan=np.inf)
-        cheapest = np.argmax(log_us <= log_us.min(axis=1, keepdims=True) + MORE_CHANNELS_GAIN, axis=1).tolist()
+        cheapest = np.argmax(log_us <= log_us.min(axis=1, keepdims=True) + MIN_GAIN, axis=1).tolist()
         n_classes = SIZE_CLASSES_PER_OCTAVE
         return {
             octave * n_classes + part: options[at]
