@@ -165,6 +165,10 @@ def test_where_nothing_is_ours_there_is_no_book(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         made(tmp_path / "nowhere", tmp_path / "book")
     share_fleet(tmp_path / "fleet", 1)
+    built = made(tmp_path / "fleet", tmp_path / "book")
+    assert built.book.cells, "a mistyped URL leaves nothing in the way of the right one"
+    with pytest.raises(UserError):
+        made(tmp_path / "nowhere", tmp_path / "book")
     made(tmp_path / "fleet", tmp_path / "book2")
     (tmp_path / "book2.merged").write_bytes(b"junk" * 5000)
     with pytest.raises(UserError):

@@ -117,9 +117,14 @@ def _lines(book: Book) -> Iterator[Line]:
 
 def _check_url(connection: duckdb.DuckDBPyConnection, url: str, state: Path) -> None:
     """What was merged of one URL must not be taken for another's."""
-    (known,) = connection.execute("SELECT url FROM meta").fetchall()[0]
+    n_ours = "(SELECT count(*) FROM objects WHERE reason = '')"
+    known, n_merged = connection.execute(f"SELECT url, {n_ours} FROM meta").fetchall()[0]
     if known and known != url:
-        raise UserError(f"{state} holds what was merged of {known}", "write the book of another URL to another --out")
+        if n_merged:
+            raise UserError(
+                f"{state} holds what was merged of {known}", "write the book of another URL to another --out"
+            )
+        connection.execute("DELETE FROM objects")  # a mistyped URL, below which was nothing of ours
     connection.execute("UPDATE meta SET url = ?", [url])
 
 

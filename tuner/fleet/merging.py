@@ -99,7 +99,8 @@ class Merging:
             self._prepare(path, memory_mb)
         except (duckdb.Error, OSError) as error:
             words = " ".join(str(error).split())[:200]
-            raise UserError(f"cannot use {path}: {words}", "remove it to merge everything anew") from error
+            what_to_do = "remove it to merge everything anew" if path.exists() else "write the book to another --out"
+            raise UserError(f"cannot use {path}: {words}", what_to_do) from error
 
     def __enter__(self) -> Merging:
         return self
