@@ -190,6 +190,15 @@ def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monk
         assert asked.pop() == list(words)
 
 
+def test_a_started_daemon_is_told_of_with_the_command_that_finds_it(tmp_path, monkeypatch, capsys):
+    started = "zerotune.tuner.client.background_daemon.ensure_daemon"
+    monkeypatch.setattr(started, lambda *_, **__: (ANSWER, Started))
+    endpoint = f"ipc://{tmp_path}/d.sock"
+    code, error = launch(monkeypatch, capsys, "--start-daemon", "--endpoint", endpoint, "--store", tmp_path / "s.db")
+    assert code == 0, error
+    assert f"`zerotune status --endpoint {endpoint}`" in error
+
+
 def test_training_starts_beside_a_daemon_that_is_slow_to_start(tmp_path, monkeypatch, capsys):
     def slow(*_, **__):
         raise SlowDaemonError("ipc://x", Started, tmp_path / "s.daemon.log")

@@ -65,6 +65,13 @@ def endpoint_or_default(endpoint: str | None) -> str:
     return chosen
 
 
+def to_be_named(endpoint: str) -> str:
+    """What `zerotune status` and others must be given to find the daemon there; empty for the default endpoint."""
+    from zerotune.store.paths import default_endpoint
+
+    return "" if endpoint == default_endpoint() else f" --endpoint {endpoint}"
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small file; UserError when it cannot be written."""
     with users_file(path) as partial:

@@ -20,7 +20,7 @@ from zerotune.tuner.cli.fleet_options import (
 )
 from zerotune.tuner.cli.live.all_users import IDLE_EXIT_S, refuse_useless, serve
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, StorePath, a_number
-from zerotune.tuner.cli.paths import endpoint_or_default, store_path
+from zerotune.tuner.cli.paths import endpoint_or_default, store_path, to_be_named
 from zerotune.tuner.cli.trial_options import (
     BudgetPercent,
     MemoryThreshold,
@@ -90,7 +90,6 @@ def daemon(
 
     from zerotune.store.errors import printable
     from zerotune.store.parent_process import end_with_parent
-    from zerotune.store.paths import default_endpoint
     from zerotune.store.sqlite.database import Retention
     from zerotune.tuner.service.daemon import run_daemon
     from zerotune.tuner.service.readiness import end_with, tell_ready
@@ -129,7 +128,7 @@ def daemon(
         tell_ready(ready_fd)
         if end_with_pid is not None:
             end_with(end_with_pid)
-        there = "" if where == default_endpoint() else f" --endpoint {where}"
+        there = to_be_named(where)
         print(
             f"zerotune: daemon {os.getpid()} listens at {' and '.join(addresses)}{metrics_at}, store {opened};"
             f" train with `zerotune launch{there} -- COMMAND`, look with `zerotune status{there}`,"

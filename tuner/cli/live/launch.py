@@ -21,7 +21,7 @@ from zerotune.tuner.cli.fleet_options import (
     refuse_impossible,
 )
 from zerotune.tuner.cli.options import CurveKeys, Endpoint, FabricName, StorePath, a_job_name
-from zerotune.tuner.cli.paths import output_file, store_path
+from zerotune.tuner.cli.paths import output_file, store_path, to_be_named
 from zerotune.tuner.cli.sizes import megabytes
 from zerotune.tuner.cli.trial_options import (
     BudgetPercent,
@@ -196,7 +196,8 @@ def launch(
             )
         elif started is not None:
             print(
-                f"zerotune: started daemon {started.pid}, store {store_file}; `zerotune status` shows it, it leaves"
+                f"zerotune: started daemon {started.pid}, store {store_file};"
+                f" `zerotune status{to_be_named(where)}` shows it, it leaves"
                 f" {IDLE_EXIT_S / 60:.0f} minutes after the last rank{'' if job is None else f' or with {job.name}'}",
                 file=sys.stderr,
             )
