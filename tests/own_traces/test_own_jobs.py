@@ -48,6 +48,16 @@ def run(*words: object) -> tuple[int, str]:
     return done.exit_code, done.output + str(done.exception or "")
 
 
+def test_a_folder_whose_files_are_all_damaged_is_told_of_by_what_is_wrong_with_one(folder: Path):
+    (folder / "README").write_text("two ranks")
+    for file in folder.glob("*.zttrace"):
+        packed = bytearray(file.read_bytes())
+        packed[len(packed) // 2] ^= 0xFF
+        file.write_bytes(packed)
+    with pytest.raises(TraceError, match=r"job-1\.rank0000[01]\.zttrace"):
+        load_table(folder)
+
+
 def test_a_copied_file_is_no_other_rank(folder: Path):
     shutil.copy(folder / "job-1.rank00000.zttrace", folder / "saved.zttrace")
     table = load_table(folder)

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from zerotune.store.counted import counted
 from zerotune.store.errors import TraceAccessError, TraceError, UserError
 from zerotune.store.records import Candidate, Collective, Observation
+from zerotune.store.trace_format import TRACE_SUFFIX
 from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
 from zerotune.tuner.traces.formats import Format, by_name, detect
 from zerotune.tuner.traces.left_out import LeftOut
@@ -265,8 +266,9 @@ def read_trace(path: str | Path, format_name: str | None = None, *, collective: 
             left_out.append(file.name)  # a README beside the traces, for example
             refusals.append(error)
     denied = [error for error in refusals if isinstance(error, TraceAccessError)]
-    if not files and (denied or len(refusals) == 1):
-        raise [*denied, *refusals][0]
+    ours = [error for name, error in zip(left_out, refusals, strict=True) if name.endswith(TRACE_SUFFIX)]
+    if not files and (denied or ours or len(refusals) == 1):
+        raise [*denied, *ours, *refusals][0]
     if not files:
         raise TraceError(f"{path} holds no trace of a known format", "docs/reference/traces.md lists the formats")
     first = {file_format.name: file for file, file_format in reversed(files)}
