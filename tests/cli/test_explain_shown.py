@@ -115,6 +115,13 @@ def test_the_tuner_whose_choice_the_baseline_is_is_named(store: Path, monkeypatc
     assert {one["job"]["baseline"] for one in explained_as_json} == {"ofi"}
 
 
+def test_what_is_still_to_be_tried_does_not_count_as_tried(tmp_path: Path, monkeypatch, capsys):
+    trial = decided("explore", RING, "why", 1)
+    ran, to_come = (written(tmp_path / f"{epoch}.db", trial, highest_epoch=epoch) for epoch in (9, 0))
+    assert "1 of them" in explained(monkeypatch, capsys, "--store", str(ran))
+    assert "1 of them" not in explained(monkeypatch, capsys, "--store", str(to_come))
+
+
 def test_guesses_and_expectations_have_names_of_their_own(store: Path, monkeypatch, capsys):
     text = explained(monkeypatch, capsys, "--store", str(store), "--all")
     assert text.index("guessed us (90 %)") < text.index("expected us (90 %)"), "the smaller message comes first"

@@ -71,6 +71,12 @@ def exported(tmp_path: Path, *decisions: Decision, highest_epoch: int = 9) -> tu
     return read_plan(tmp_path / "plan.json").plan.rows, " ".join(remarks)
 
 
+def test_a_job_in_shadow_is_not_told_to_train_longer(tmp_path: Path):
+    with pytest.raises(UserError) as refused:
+        exported(tmp_path, decision(80, FAST, "explore"), decision(80, Candidate(), "shadow"), highest_epoch=0)
+    assert "--shadow" in refused.value.remedy
+
+
 def test_neighbouring_size_classes_become_one_row():
     other = Candidate(Algorithm.ring, Protocol.simple, 2)
     plan = plan_of([decision(80, FAST), decision(81, FAST), decision(82, other), decision(84, FAST, "explore")])

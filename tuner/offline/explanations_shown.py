@@ -119,7 +119,7 @@ def _render_savings(
         percent = sum(one.step_percent or 0.0 for one in quiet)
         rows = "1 row more{} runs" if len(quiet) == 1 else f"{len(quiet):,} rows more{{}} run"
         share = f" ({percent:.1f} % of step time)" if percent else ""
-        n_tried = sum(1 for one in quiet if one.n_explored or one.on_trial)
+        n_tried = sum(1 for one in quiet if one.n_explored or (one.on_trial and not one.is_trial_to_come))
         tried = f", others were tried on {n_tried} of them" if n_tried else ""
         _indented(console, f"{rows.format(share)} NCCL's own choice{tried}: --all shows them")
 

@@ -116,7 +116,10 @@ def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, lis
             if not decided
             else "no step is recorded under a plan with what it decided"
         )
-        raise UserError(f"job {found} leaves nothing to export: {what}", "train longer, or name another job with --job")
+        longer = "train longer"
+        if any(one.kind == "shadow" for one in decisions):
+            what, longer = "all was decided in shadow, and nothing carried out", "train without --shadow"
+        raise UserError(f"job {found} leaves nothing to export: {what}", f"{longer}, or name another job with --job")
     plan = plan_of(ran)
     n_newer = tuned.index(found) if job_id is None else 0
     n_left_out = sum(
