@@ -10,6 +10,7 @@ import torch.distributed as dist
 from emulated_world import World, subgroup
 
 from zerotune.agent.nccl.emulated import EmulatedNcclError
+from zerotune.agent.nccl.emulated.transport.rendezvous import N_SLOTS
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OPERATORS = (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT)
@@ -189,9 +190,10 @@ def _check_functional(rank: int) -> None:
 
 
 def _check_async(rank: int) -> None:
-    tensors = [torch.full((100,), float(rank + i)) for i in range(2500)]  # more calls in flight than slots
+    n_calls = N_SLOTS + 100  # more in flight than slots
+    tensors = [torch.full((100,), float(rank + i)) for i in range(n_calls)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    for i in reversed(range(2500)):
+    for i in reversed(range(n_calls)):
         works[i].wait()
         assert tensors[i][0] == 6 + 4 * i
     assert all(work.is_completed() for work in works)

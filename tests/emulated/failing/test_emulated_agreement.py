@@ -34,6 +34,18 @@ from zerotune.store.records import Algorithm, Candidate, Collective, Communicato
 _broken: list[Any] = []
 
 
+@pytest.fixture
+def world(world: World) -> Iterator[World]:
+    """Groups that broke are given up after each test: NCCL's threads of each poll for as long as it lives."""
+    yield world
+    world.run(_give_up)
+
+
+def _give_up(rank: int) -> None:
+    while _broken:
+        dist.destroy_process_group(_broken.pop())
+
+
 def _outcome(group: Any, call: Any) -> tuple[str, str, float]:
     """Type and text of what `call` raises on this rank, and after how many seconds."""
     began_s = time.monotonic()
