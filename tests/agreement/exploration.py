@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from boundary_model import Action, Model
-from boundary_state import State, Violation
+from boundary_state import State, Violation, again, shallow
 
 from zerotune.store.errors import WireError
 
 
 def _copy(state: State, touched: int | None) -> State:
-    after = copy.copy(state)
+    after = shallow(state)
     after.ranks = list(state.ranks)
     for index in range(len(after.ranks)) if touched is None else (touched,):
         after.ranks[index] = after.ranks[index].copy()
-    after.leader = copy.copy(state.leader)
+    after.leader = again(state.leader)
     after.store = dict(state.store)
     after.epochs = dict(state.epochs)
     return after
