@@ -32,11 +32,8 @@ def trained(n_ranks: int, stage: int, max_norm: float | None, precision: str | N
 
 @pytest.mark.parametrize(
     ("n_ranks", "stage", "max_norm", "precision"),
-    [
-        (2, 1, 0.1, None), (4, 1, None, "bf16"), (2, 2, 0.1, None), (4, 2, None, None), (2, 3, None, "bf16"),
-        (4, 3, 0.1, None),
-    ],
-)  # fmt: skip
+    [(2, 1, 0.1, None), (4, 2, None, "bf16"), (2, 3, 0.1, "bf16")],
+)
 def test_no_bit_changes(world: World, n_ranks: int, stage: int, max_norm: float | None, precision: str | None) -> None:
     answers = world.run(n_ranks, trained, n_ranks, stage, max_norm, precision)
     assert all(same for same, _ in answers)

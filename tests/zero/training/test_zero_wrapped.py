@@ -27,9 +27,8 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "precision", "n_ranks"),
     [
-        (3, None, 2),
-        (3, "bf16", 4),
-        *(pytest.param(stage, precision, 4, marks=slow) for stage in (1, 2) for precision in (None, "bf16")),
+        (3, "bf16", 2),
+        *(pytest.param(stage, precision, 4, marks=slow) for stage in (1, 2, 3) for precision in (None, "bf16")),
     ],
 )
 @pytest.mark.parametrize("name", WRAPPED)
