@@ -74,14 +74,12 @@ class World:
         status = self.status()
         return status.jobs if status else ()
 
-    def train(self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=(), torchrun=None):
-        """Start our ZeRO example, under torchrun where that is given options; the process and its loss log's path."""
+    def train(self, *words, agent=True, fabric=FABRIC, n_ranks=2, losses="losses.jsonl", launch=()):
+        """Start our ZeRO example; the process and its loss log's path."""
         path = self.folder / losses
-        ranks = [RANKS, n_ranks]
-        if torchrun is not None:
-            ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n_ranks}", *torchrun]
         process = self.launch(
-            *ranks, "-m", "zerotune.zero_runtime.examples.train", "--stage", "3", *SMALL, "--losses", path, *words,
+            RANKS, n_ranks, "-m", "zerotune.zero_runtime.examples.train",
+            "--stage", "3", *SMALL, "--losses", path, *words,
             launch=("--agent" if agent else "--no-agent", *launch), fabric=fabric,
         )  # fmt: skip
         return process, path

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from node_world import losses_of
+from node_world import STEPS, losses_of
 
 
 @pytest.mark.timeout(180)
@@ -53,7 +53,9 @@ def test_a_killed_rank_restarts_the_job_and_a_second_one_ends_it(world, kill9):
     daemon = world.start_daemon()
     world.environment["ZEROTUNE_JOB_ID"] = "first"
     world.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else gloo may meet dead ranks, pytorch#135712
-    training, _ = world.train("--steps", 100_000, torchrun=("--max-restarts=1",))
+    training = world.launch(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", STEPS, 100_000
+    )
 
     def tuned(job_id):
         return lambda: next((job for job in world.jobs() if job.job_id == job_id and job.epoch > 0), None)
