@@ -4,8 +4,10 @@ Ranks that tests start take seconds to import torch and what comes with its firs
 and they are its forks. There is one such server in a test run, whoever needs it first.
 """
 
+import gc
 import multiprocessing
 import os
+import signal
 from functools import cache
 
 import typer.main
@@ -23,3 +25,15 @@ settings.load_profile("any machine")
 
 # Typer builds all commands anew at each call: of a command line that is once, of tests it is hundreds of times.
 typer.main.get_command = cache(typer.main.get_command)
+
+
+def pytest_collection_finish():
+    """What imports and collection made stays: looking through all of it again and again takes seconds."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_configure():
+    """Tests interrupt what they start, which inherits that shells leave what is in the background out of Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

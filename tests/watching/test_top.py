@@ -81,16 +81,19 @@ def test_it_ends_in_good_order_and_leaves_the_terminal_as_it_was(way, tmp_path):
         command, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     ) as process:  # fmt: skip
-        shown = b""
-        deadline_s = time.monotonic() + WAIT_S
-        while b"zerotune top" not in shown:
-            shown += os.read(ours, 4096)
-            assert time.monotonic() < deadline_s
-        assert b"\x1b[?1049h" in shown
-        os.write(ours, b"q" if way == "q" else b"\x03")
-        while b"\x1b[?1049l" not in shown:
-            shown += os.read(ours, 4096)
-        assert process.wait(WAIT_S) == 0
+        try:
+            shown = b""
+            deadline_s = time.monotonic() + WAIT_S
+            while b"zerotune top" not in shown:
+                shown += os.read(ours, 4096)
+                assert time.monotonic() < deadline_s
+            assert b"\x1b[?1049h" in shown
+            os.write(ours, b"q" if way == "q" else b"\x03")
+            while b"\x1b[?1049l" not in shown:
+                shown += os.read(ours, 4096)
+            assert process.wait(WAIT_S) == 0
+        finally:
+            process.kill()  # or a failure would wait for it without end
     assert termios.tcgetattr(its) == before
     os.close(ours)
     os.close(its)
