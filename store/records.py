@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum, IntEnum
+from functools import cache
 from typing import Annotated, Final
 
 import msgspec
@@ -209,6 +210,7 @@ def size_class(message_bytes: int) -> int:
     return octave * SIZE_CLASSES_PER_OCTAVE + quarter
 
 
+@cache
 def size_class_floor(index: int) -> int:
     """Smallest `message_bytes` of size class `index`."""
     octave, quarter = divmod(index, SIZE_CLASSES_PER_OCTAVE)

@@ -17,7 +17,7 @@ from benchmarks.modeling.prediction_verdicts import places, summed_up, truth_of,
 from zerotune.store.records import BASELINE, Collective
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import FieldBook, KeyTable
-from zerotune.tuner.learning.policy.surrogate import COMMON_DOUBT, Surrogate
+from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
 from zerotune.tuner.modeling.features import CostPrior, Floats
@@ -52,8 +52,7 @@ def as_a_job_begins(points: TrainingSet, costs: CostPrior) -> tuple[Floats, Floa
     """What the daemon believes on a fabric never measured: NCCL's cost, with all the doubt about it."""
     fields, doubt = FieldBook(costs), np.zeros(len(points))
     for place, collective, _, rows in places(points):
-        is_guesswork = fields.is_guesswork((place, Collective(collective)))
-        doubt[rows] = np.hypot(UNKNOWN_STD, COMMON_DOUBT if is_guesswork else 0.0)
+        doubt[rows] = np.hypot(UNKNOWN_STD, fields.family((place, Collective(collective))).doubt_in_common)
     return np.zeros(len(points)), doubt
 
 

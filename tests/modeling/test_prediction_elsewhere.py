@@ -17,8 +17,7 @@ from benchmarks.modeling.prediction_verdicts import looked_up
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from zerotune.tuner.learning.knowledge import LEVEL_STD, Knowledge
-from zerotune.tuner.learning.policy.keys import FieldBook
-from zerotune.tuner.learning.policy.surrogate import COMMON_DOUBT
+from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, FieldBook
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Baked
 from zerotune.tuner.modeling.correction.estimators import Kriging
@@ -178,8 +177,8 @@ def test_what_all_guesses_may_be_off_together_keeps_no_trial_away(
     _, knowledge = two_and_eight_nodes
     book = FieldBook(CostPrior({}))
     book.knowledge = knowledge
-    assert book.doubt_in_common((CommunicatorClass(8, 1), Collective.all_gather)) > 0.5
-    assert book.doubt_in_common((CommunicatorClass(32, 4), Collective.all_gather)) == LEVEL_STD
+    assert book.family((CommunicatorClass(8, 1), Collective.all_gather)).doubt_in_common > 0.5
+    assert book.family((CommunicatorClass(32, 4), Collective.all_gather)).doubt_in_common == LEVEL_STD
     assert _doubt(knowledge, 1, carries_over=False) < 0.5 * _doubt(knowledge, 1)
 
 

@@ -216,8 +216,7 @@ class Brain(Inspection):
         variant = self._step_feedback.variants.running
         differs |= self._ahead.refresh() or plans.must_repeat
         plans.must_repeat = False
-        latest = plans.latest
-        gathers_after_step = self._fingerprint.gathers_after_step
+        latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             # What was promoted, and ran on trial until now, is in force without a new plan.
             is_trial = self._policy.explored()[: len(latest.candidates)]
@@ -275,8 +274,7 @@ class Brain(Inspection):
         in_force = self._plans.get(epoch)
         if in_force is None:
             return  # a plan of another daemon's time: what was asked is unknown
-        evidence = self._regimes.evidence
-        slots = self._plans.slots(epoch)[keys]
+        evidence, slots = self._regimes.evidence, self._plans.slots(epoch)[keys]
         steps = block["step"].astype(np.int64)
         self._keys.count(keys, steps)
         self._step = max(self._step, int(steps.max()))

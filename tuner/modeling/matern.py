@@ -16,5 +16,6 @@ def matern(distance: Floats) -> Floats:
     """
     scaled = distance * math.sqrt(3.0)
     result: Floats = np.exp(-scaled)
-    result *= scaled + 1.0
+    scaled += 1.0
+    result *= scaled
     return result

@@ -14,7 +14,7 @@ from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.keys import Field, KeyState
 from zerotune.tuner.learning.policy.observations import CallEvidence
-from zerotune.tuner.modeling.features import Floats, Ints
+from zerotune.tuner.modeling.features import Floats
 
 
 class _Measured(NamedTuple):
@@ -61,19 +61,20 @@ def decision(
     # The options may have changed since the key was looked at.
     is_guess = state.opinion is None or len(state.opinion[0]) != len(field.options)
     guess = field.table[:, 4], field.table[:, 5]
-    slots = np.flatnonzero(evidence.key[: len(evidence)] == state.index)
-    predicted = _intervals(
-        *(guess if is_guess or state.opinion is None else _up_to_date(*state.opinion, slots, field, evidence))
-    )
+    slots: list[int] = np.flatnonzero(evidence.key[: len(evidence)] == state.index).tolist()
+    if not is_guess and state.opinion is not None:
+        mean, spread = state.opinion
+        guess = _up_to_date(mean.tolist(), spread.tolist(), state.index, slots, field, evidence)
+    predicted = _intervals(*guess)
     at = field.place.get(candidate)
-    own = predicted[at].tolist() if at is not None and np.isfinite(predicted[at]).all() else [None, None, None]
+    own = predicted[at] if at is not None and all(map(math.isfinite, predicted[at])) else [None, None, None]
     measured = {
         evidence.candidates[slot]: _Measured(
             round(math.exp(evidence.log_us(slot)), 3),
             int(evidence.n_calls[slot]),
             round(max(0.0, float(evidence.extra_us[slot])), 3),
         )
-        for slot in slots.tolist()
+        for slot in slots
         if evidence.n_calls[slot]
     }
     now_us = measured.get(state.usual, _NOT_MEASURED).us
@@ -125,14 +126,14 @@ def guessed(state: KeyState, field: Field) -> list[dict[str, Any]]:
 
 
 def _up_to_date(
-    mean: Floats, spread: Floats, slots: Ints, field: Field, evidence: CallEvidence
+    mean: list[float], spread: list[float], key: int, slots: list[int], field: Field, evidence: CallEvidence
 ) -> tuple[Floats, Floats]:
     """An opinion (log) with what was measured since the key was looked at, as in windows of another plan.
 
     An opinion that includes the measurements is no wider than their noise: where it is wider, it is older than they.
     """
-    mean, spread = mean.copy(), spread.copy()
-    for slot, sigma in zip(slots.tolist(), evidence.sigma(evidence.key[slots]).tolist(), strict=True):
+    sigma = float(evidence.sigma(key))
+    for slot in slots:
         at = field.place.get(evidence.candidates[slot])
         noise = sigma**2 / (evidence.units(slot) + 1.0)
         if at is None or not evidence.n_calls[slot] or not math.isfinite(mean[at]) or spread[at] ** 2 <= 1.05 * noise:
@@ -140,23 +141,23 @@ def _up_to_date(
         weight = 1.0 / spread[at] ** 2 + 1.0 / noise
         mean[at] = (mean[at] / spread[at] ** 2 + evidence.log_us(slot) / noise) / weight
         spread[at] = 1.0 / math.sqrt(weight)
-    return mean, spread
+    return np.array(mean), np.array(spread)
 
 
-def _intervals(mean: Floats, spread: Floats) -> Floats:
-    """Microseconds [n_options, 3]: what is expected, and both ends of the 90 % interval."""
-    ends: Floats = np.exp(np.stack([mean, mean - Z_90 * spread, mean + Z_90 * spread], axis=1))
-    return ends.round(3)
+def _intervals(mean: Floats, spread: Floats) -> list[list[float]]:
+    """Microseconds by option: what is expected, and both ends of the 90 % interval."""
+    half = Z_90 * spread
+    ends: list[list[float]] = np.exp(np.array([mean, mean - half, mean + half])).round(3).T.tolist()
+    return ends
 
 
 def _alternatives(
-    field: Field, predicted: Floats, measured: dict[Candidate, _Measured], state: KeyState, *, is_guess: bool
+    field: Field, predicted: list[list[float]], measured: dict[Candidate, _Measured], state: KeyState, *, is_guess: bool
 ) -> list[dict[str, Any]]:
-    rows: list[list[float]] = predicted.tolist()
     return [
-        _alternative(field.options[index], rows[index], measured, state, is_guess=is_guess)
-        for index in np.argsort(predicted[:, 0]).tolist()
-        if all(map(math.isfinite, rows[index]))
+        _alternative(field.options[index], predicted[index], measured, state, is_guess=is_guess)
+        for index in np.argsort([mean_us for mean_us, *_ in predicted]).tolist()
+        if all(map(math.isfinite, predicted[index]))
     ]
 
 

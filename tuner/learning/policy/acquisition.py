@@ -19,7 +19,7 @@ from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.explaining.words import predicted, saved
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, Contrast
 from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
 from zerotune.tuner.modeling.features import Floats, cell_of
@@ -98,8 +98,8 @@ class Case(NamedTuple):
         # Where that is doubtful the budget decides: what nobody looks at is never learned of.
         is_sane = mean - spread - log_now <= LOG_CATASTROPHE
         fits = (improvement >= WORTHWHILE) & is_likely & is_sane & (risk_us <= self.room_us)
-        order = np.argsort(-improvement)
-        for index in sorted(order[fits[order]].tolist(), key=lambda index: self.options[index] in last):
+        best_first = sorted(np.flatnonzero(fits).tolist(), key=improvement.item, reverse=True)
+        for index in sorted(best_first, key=lambda index: self.options[index] in last):
             if may_try(self.options[index]):
                 log_us, std = float(mean[index]), float(spread[index])
                 return Option(
@@ -227,8 +227,6 @@ nothing to try is looked at again after as many steps, and variants begin so lon
 """
 VERIFIED: Final = 0.2
 """Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""
-
-
 WORTH_GOING_ON: Final = 0.001
 """A trial ends when what it may still gain (log, expected) is less. What ends sooner is tried again, and steps that it
 slows down in secret are more in all.
@@ -271,24 +269,23 @@ def judge(evidence: CallEvidence, state: KeyState, *, leads: bool = False) -> tu
         if nearby.gain > nearby.radius(max(alpha, VERIFIED)):
             return TrialVerdict.better, gain, half
     if leads:
-        believed, _ = _weighed(state.lead_hope, evidence, incumbent, slot)
+        believed, _ = _weighed(state.lead_hope, contrast)
         return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half
-    hoped, std = _weighed(state.hope, evidence, evidence.find(state.index, state.usual), slot)
-    if expected_improvement(hoped - MIN_GAIN, std) < WORTH_GOING_ON:
+    usual = incumbent if state.lead is None else evidence.find(state.index, state.lead)
+    if usual is not None and usual != incumbent:
+        contrast = evidence.contrast(usual, slot)
+    hoped, std = state.hope if usual is None else _weighed(state.hope, contrast)
+    edge = hoped - MIN_GAIN  # that is expected where nothing turns out slower, and never more than in all
+    if edge < WORTH_GOING_ON and expected_improvement(edge, std) < WORTH_GOING_ON:
         return TrialVerdict.not_better, gain, half
     if evidence.units(slot) >= state.trial_until_units:
         return TrialVerdict.tie if hoped > MIN_GAIN else TrialVerdict.not_better, gain, half
     return TrialVerdict.open, gain, half
 
 
-def _weighed(
-    hope: tuple[float, float], evidence: CallEvidence, first: int | None, second: int | None
-) -> tuple[float, float]:
-    """Gain (log) of the second slot over the first and its standard deviation: what was hoped for and measured."""
-    hoped, std = hope
-    if first is None or second is None:
-        return hope
-    measured, pairs, sigma = evidence.contrast(first, second)
+def _weighed(hope: tuple[float, float], contrast: Contrast) -> tuple[float, float]:
+    """A gain (log) and its standard deviation: what was hoped for and measured."""
+    (hoped, std), (measured, pairs, sigma) = hope, contrast
     if not pairs:
         return hope
     variance = sigma**2 / pairs

@@ -127,12 +127,12 @@ class Policy:
                 running[state.index] = running.pop(state.index)
                 self._settle(state, leads=leads)
         self.has_settled = False
-        for state in self._unmeasured():
+        for state in (unmeasured := self._unmeasured()):
             if not self.price.traffic.is_expected[state.index]:
                 self.end_trial(state)
         self.surrogate.fields.follow()
         self.budget.save(self.price.saved_us(self.states, self.evidence))
-        room_us = self.budget.remaining_us - sum(one.risk_us for one in self._unmeasured())
+        room_us = self.budget.remaining_us - sum(one.risk_us for one in unmeasured if one.trial is not None)
         if may_start and room_us > 0:
             self._start_trials(step, room_us)
         alternating = {*self.trials, *self.leads}
@@ -268,6 +268,8 @@ class Policy:
         if candidate is None or state.index in self._shown:
             return
         verdict, gain, half = judge(self.evidence, state, leads=leads)
+        if verdict is TrialVerdict.open:
+            return
         measured = f"measured {comparison(gain)} than {state.incumbent}"
         if verdict is TrialVerdict.better and self.may_promote:
             if not leads:

@@ -69,6 +69,10 @@ Family = tuple[CommunicatorClass, Collective]
 MOST_CHANNELS: Final = max(CHANNEL_LADDER)
 INCUMBENT_EVERY: Final = 12
 """A lead leaves one in so many of the windows without a trial to the incumbent."""
+COMMON_DOUBT: Final = 1.5
+"""How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
+the first calls tell it.
+"""
 NO_HOPE: Final = (0.0, math.inf)
 """Nothing is known of a lead but what this job measures."""
 
@@ -326,6 +330,17 @@ class KeyTable(Columns):
             self._on_new(state)
 
 
+class FamilyFacts(NamedTuple):
+    """What keys of one family have in common."""
+
+    offered: tuple[Candidate, ...]
+    cells: set[tuple[int, int]]
+    is_guesswork: bool
+    """Nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
+    doubt_in_common: float
+    """How far off (log) guesses, or what earlier runs left for other communicators, may be for all options together."""
+
+
 class FieldBook(Columns):
     """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
 
@@ -340,9 +355,8 @@ class FieldBook(Columns):
         self.places = np.zeros((0, 3), np.int64)
         """Where each lies: its communicator's number, collective and size class."""
         self._communicators: dict[CommunicatorClass, int] = {}
-        self._cells: dict[Family, set[tuple[int, int]]] = {}
+        self._families: dict[Family, FamilyFacts] = {}
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
-        self._doubts: dict[Family, float] = {}
         self._alike: dict[tuple[object, ...], Field] = {}
         """What keys that differ by phase alone share."""
 
@@ -358,7 +372,7 @@ class FieldBook(Columns):
         now = self.costs, self.costs.revision, self.knowledge
         if now != self._made_for:
             self._made_for = now
-            for kept in (self._cells, self._guesses, self._doubts, self._alike):
+            for kept in (self._families, self._guesses, self._alike):
                 kept.clear()
             for state in self.states:
                 state.field = None
@@ -374,25 +388,21 @@ class FieldBook(Columns):
 
     def offers(self, family: Family, candidate: Candidate) -> bool:
         """Whether NCCL can run that algorithm and protocol, as far as costs say; it clamps channel counts itself."""
-        self.follow()
-        if family not in self._cells:
-            self._cells[family] = {cell_of(one) for one in self.costs.candidates(*family)}
-        return candidate.is_baseline or cell_of(candidate) in self._cells[family]
+        return candidate.is_baseline or cell_of(candidate) in self.family(family).cells
 
     def named(self, state: KeyState, ran: Candidate) -> Candidate:
         """What ran in earlier jobs by the name under which it is offered at this key."""
         return asked_for(ran, {str(one) for one in self.costs.candidates(*state.family)}, state.key)
 
-    def is_guesswork(self, family: Family) -> bool:
-        """Whether nobody described the hardware, NCCL reported no costs and no earlier run left a model."""
-        return self.knowledge.correction is None and self.costs.default(*family, MIDDLING_BYTES) is None
-
-    def doubt_in_common(self, family: Family) -> float:
-        """How far off (log) what earlier runs leave for other communicators may be for all options together."""
+    def family(self, family: Family) -> FamilyFacts:
+        """What its keys have in common."""
         self.follow()
-        if family not in self._doubts:
-            self._doubts[family] = self.knowledge.doubt_in_common(family, self.costs)
-        return self._doubts[family]
+        if family not in self._families:
+            costs, knowledge, offered = self.costs, self.knowledge, self.costs.candidates(*family)
+            is_guesswork = knowledge.correction is None and costs.default(*family, MIDDLING_BYTES) is None
+            doubt = COMMON_DOUBT if is_guesswork else knowledge.doubt_in_common(family, costs)
+            self._families[family] = FamilyFacts(offered, {cell_of(one) for one in offered}, is_guesswork, doubt)
+        return self._families[family]
 
     def _make(self, state: KeyState) -> Field:
         name = state.family, state.message_bytes, state.default_setting, state.incumbent
@@ -403,27 +413,23 @@ class FieldBook(Columns):
         return Field(alike.options, alike.place, table)
 
     def _predicted(self, state: KeyState) -> Field:
-        family = state.family
-        offered = self.costs.candidates(*family)
+        family, (offered, _, is_guesswork, _) = state.family, self.family(state.family)
         options = self._options_of(state, offered)
-        mean, std, share = self._guess(family, int(state.message_bytes))
+        mean, std, share = self._guess(state)
         column = {candidate: at for at, candidate in enumerate(offered)}
-        at = [column.get(option, -1) for option in options]
-        mean, std = mean[at], std[at]
-        if self.is_guesswork(family):
+        at = np.array([column.get(option, -1) for option in options])
+        mean, std, share = mean[at], std[at], share[at]
+        if is_guesswork:
             mean[0] = self._guess_of_default(state)
-        if -1 in at:  # an incumbent from another time, not offered any more
-            mean[[index for index, place in enumerate(at) if place < 0]] = np.nan
+        mean[at < 0] = np.nan  # an incumbent from another time, not offered any more
         log2_bytes, n_available = math.log2(state.message_bytes), self.costs.max_channels(family[0])
-        shown = [
-            state.default_setting if option.algorithm is None and state.default_setting is not None else option
-            for option in options
-        ]
-        n_channels, algorithm, protocol = np.array([(one.n_channels or n_available, *cell_of(one)) for one in shown]).T
-        channels = np.log2(n_channels)
-        fewer = np.maximum(0.0, math.log2(n_available) - channels)
-        same = np.full((3, len(options)), [[log2_bytes], [float(family[1])], [float(state.index)]])
-        table = np.column_stack([same[0], channels, algorithm, protocol, mean, std, share[at], fewer, *same[1:]])
+        shown = [state.default_setting or option if option.algorithm is None else option for option in options]
+        table = np.empty((len(options), len(Column)))
+        table[:, : Column.guess] = [(log2_bytes, one.n_channels or n_available, *cell_of(one)) for one in shown]
+        table[:, Column.log2_channels] = np.log2(table[:, Column.log2_channels])
+        table[:, Column.guess], table[:, Column.std], table[:, Column.transfer_share] = mean, std, share
+        table[:, Column.octaves_fewer] = np.maximum(0.0, math.log2(n_available) - table[:, Column.log2_channels])
+        table[:, Column.collective], table[:, Column.key] = family[1], state.index
         return Field(options, {option: at for at, option in enumerate(options)}, table)
 
     def _guess_of_default(self, state: KeyState) -> float:
@@ -441,14 +447,16 @@ class FieldBook(Columns):
             settings = [Candidate(default.algorithm, default.protocol)]
         return float(self.costs.log_cost(communicator, collective, settings, state.message_bytes).mean())
 
-    def _guess(self, family: Family, nbytes: int) -> tuple[Floats, Floats, Floats]:
+    def _guess(self, state: KeyState) -> tuple[Floats, Floats, Floats]:
+        family, nbytes = state.family, int(state.message_bytes)
         known = self._guesses.setdefault(family, {})
         if nbytes not in known:
-            met = (int(state.message_bytes) for state in self.states if state.family == family)
+            is_alike = (self.places[: len(self.states), :2] == self.places[state.index, :2]).all(axis=1)
+            met = (int(self.states[key].message_bytes) for key in np.flatnonzero(is_alike).tolist())
             batch = [*dict.fromkeys([nbytes, *(one for one in met if one not in known)])][:AT_ONCE]
             classes = np.array([size_class(one) for one in batch], dtype=np.int64)
             sizes = np.array(batch, dtype=np.float64)
-            offered = self.costs.candidates(*family)
+            offered = self.family(family).offered
             means, stds = self.knowledge.guess(*family, offered, sizes, classes, self.costs, carries_over=False)
             shares = self.costs.transfer_share(*family, offered, sizes)
             shares[np.isnan(shares)] = 1.0

@@ -84,8 +84,8 @@ class _NoiseScale(Columns):
         dof, squares = self._all
         return math.sqrt((PRIOR_UNITS * PRIOR_SIGMA**2 + squares) / (PRIOR_UNITS + dof))
 
-    def of(self, at: Ints) -> Floats:
-        """At each of these indices, for which there is room, shape [n]."""
+    def of(self, at: Ints | int) -> Floats:
+        """At each of these indices, for which there is room, shape [n]; or at one."""
         prior = PRIOR_UNITS * self.typical**2
         result: Floats = np.sqrt((prior + self._squares[at]) / (PRIOR_UNITS + self._dof[at]))
         return result
@@ -132,7 +132,7 @@ class UnitHistory(Columns):
         """Slots and mean log durations of the newest units of one key, oldest first."""
         self.make_room(key + 1)
         n = int(self._n_units[key])
-        order = np.arange(max(0, n - DEPTH), n) % DEPTH
+        order = np.arange(n - DEPTH, n) % DEPTH if n > DEPTH else slice(n)
         return self._slots[key, order], self._values[key, order]
 
 
@@ -275,8 +275,8 @@ class CallEvidence(Columns):
         """Units behind `centre`, the unfinished step included."""
         return float(self.n_units[slot] + (self._open_calls[slot] > 0))
 
-    def sigma(self, keys: Ints) -> Floats:
-        """Noise (log) of one unit at each key index, shrunk towards the job's noise, shape [n]."""
+    def sigma(self, keys: Ints | int) -> Floats:
+        """Noise (log) of one unit at each key index, shrunk towards the job's noise, shape [n]; or at one."""
         return self._of_units.of(keys)
 
     def contrast(self, first: int, second: int) -> Contrast:
@@ -284,7 +284,7 @@ class CallEvidence(Columns):
         n_first, n_second = self.units(first), self.units(second)
         pairs = n_first * n_second / (n_first + n_second) if n_first and n_second else 0.0
         gain = self.log_us(first) - self.log_us(second)
-        return Contrast(gain, pairs, float(self.sigma(self.key[first : first + 1])[0]))
+        return Contrast(gain, pairs, float(self.sigma(int(self.key[first]))))
 
     def nearby(self, first: int, second: int) -> Contrast:
         """The same where one of the two took over from the other: the network may have changed just as the second ran.
@@ -292,16 +292,16 @@ class CallEvidence(Columns):
         Of which nothing is known before either has run on both sides of the other. At each switch so many steps of both
         count; each of them counts at two switches.
         """
-        (slots, values), sigma = self.history.of(int(self.key[first])), self.contrast(first, second).sigma
+        (slots, values), sigma = self.history.of(int(self.key[first])), float(self.sigma(int(self.key[first])))
         is_ours = (slots == first) | (slots == second)
         is_first, values = (slots == first)[is_ours], values[is_ours]
         switches = np.flatnonzero(is_first[1:] != is_first[:-1]) + 1
         if len(switches) < 2:
             return Contrast(0.0, 0.0, sigma)
-        runs = [values[start:end] for start, end in pairwise([0, *switches.tolist(), len(values)])]
-        sides = [(run[:NEIGHBOURS], run[-NEIGHBOURS:]) for run in runs]
+        ends, logs = [0, *switches.tolist(), len(values)], values.tolist()
+        sides = [(logs[start:end][:NEIGHBOURS], logs[start:end][-NEIGHBOURS:]) for start, end in pairwise(ends)]
         pairs = np.array([len(one) * len(two) / (len(one) + len(two)) for (_, one), (two, _) in pairwise(sides)])
-        gains = np.array([one.sum() / len(one) - two.sum() / len(two) for (_, one), (two, _) in pairwise(sides)])
+        gains = np.array([sum(one) / len(one) - sum(two) / len(two) for (_, one), (two, _) in pairwise(sides)])
         gains *= np.where(is_first[switches], -1.0, 1.0)
         gain = float(pairs @ gains / pairs.sum())
         squares = PRIOR_UNITS * sigma**2 + float(pairs @ (gains - gain) ** 2)

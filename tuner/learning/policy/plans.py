@@ -138,8 +138,10 @@ class Plans:
 
     def rows(self, first: Sequence[int]) -> tuple[PlanRow, ...]:
         """What is asked for now; the rows of keys `first` come first."""
-        others = (row for index, row in enumerate(self._rows) if row is not None and index not in first)
-        return (*filter(None, [self._rows[index] for index in first]), *others)
+        others = self._rows.copy()
+        for index in first:
+            others[index] = None
+        return (*filter(None, [self._rows[index] for index in first]), *filter(None, others))
 
     def step_ran(self, epoch: int) -> None:
         """A step has finished under `epoch`."""

@@ -139,7 +139,8 @@ class Price(Columns):
         self.make_room(len(states))
         for offset in range(min(AT_ONCE, len(states))):
             state = states[(self._next + offset) % len(states)]
-            usual_us, own_us = (math.exp(evidence.known_log_us(state.index, one)) for one in (state.usual, BASELINE))
+            usual_us = math.exp(evidence.known_log_us(state.index, state.usual))
+            own_us = usual_us if state.usual is BASELINE else math.exp(evidence.known_log_us(state.index, BASELINE))
             self._usual_us[state.index] = max(0.0, usual_us)  # 0 where it is unknown, NaN
             self._saved_us[state.index] = max(0.0, own_us - usual_us)
         self._next += AT_ONCE

@@ -325,7 +325,7 @@ class StepFeedback:
 
     def consider_variants(self, step: int) -> None:
         """Once the keys have settled, let variants of the whole plan compete on step time."""
-        step_us = float(np.median(self._recent)) if self._recent else math.inf
+        step_us = median(self._recent) if self._recent else math.inf
         is_guarding = bool(self.promoted) or bool(self._guard.suspects)
         self.variants.consider(step, step_us, may_begin=not is_guarding)
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtr
 
 from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
@@ -55,10 +54,6 @@ CHANGE_STD: Final = 0.7
 """How far (log) another network may be from the first: by a factor of two."""
 CARRIED_STD: Final = 0.25
 """How far (log) a setting may be from what another network measured besides: not all settings suffer alike."""
-COMMON_DOUBT: Final = 1.5
-"""How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
-the first calls tell it.
-"""
 
 
 class Known(NamedTuple):
@@ -74,21 +69,17 @@ class Known(NamedTuple):
 
 def covariance(first: Floats, second: Floats) -> Floats:
     """Covariance of the starting guesses' errors in units of their spreads; rows as in `Field.table`, n by m."""
-
-    def equal(column: Column) -> npt.NDArray[np.bool_]:
-        return np.equal.outer(first[:, column], second[:, column])
-
-    sizes = np.abs(np.subtract.outer(first[:, Column.log2_bytes], second[:, Column.log2_bytes]))
-    channels = np.abs(np.subtract.outer(first[:, Column.log2_channels], second[:, Column.log2_channels]))
-    same_cell = equal(Column.protocol) & equal(Column.algorithm)
+    one, two = first.T[:, :, None], second.T
+    sizes, channels = (np.abs(one[at] - two[at]) for at in (Column.log2_bytes, Column.log2_channels))
+    same_cell = (one[Column.protocol] == two[Column.protocol]) & (one[Column.algorithm] == two[Column.algorithm])
     near = matern(sizes / KERNEL.octaves)
     shared: Floats = (KERNEL.by_cell * same_cell + KERNEL.by_others) * near
     shared += KERNEL.by_others * same_cell * near * matern(channels / (0.5 * KERNEL.octaves))
-    fill = np.multiply.outer(first[:, Column.transfer_share], second[:, Column.transfer_share])
-    fill *= np.minimum.outer(first[:, Column.octaves_fewer], second[:, Column.octaves_fewer])
+    fill = one[Column.transfer_share] * two[Column.transfer_share]
+    fill *= np.minimum(one[Column.octaves_fewer], two[Column.octaves_fewer])
     shared += KERNEL.fill * (1.0 + same_cell) * fill * matern(sizes / (2.0 * KERNEL.octaves))
-    shared *= np.where(equal(Column.collective), 1.0, KERNEL.across_collectives)
-    shared += KERNEL.own * (same_cell & (channels == 0) & equal(Column.key))
+    shared *= np.where(one[Column.collective] == two[Column.collective], 1.0, KERNEL.across_collectives)
+    shared += KERNEL.own * (same_cell & (channels == 0) & (one[Column.key] == two[Column.key]))
     return shared
 
 
@@ -104,8 +95,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
     Returns:
         Mean and standard deviation of the log durations, each [n].
     """
-    n, guess, std = len(rows), rows[:, Column.guess], rows[:, Column.std]
-    places = known.rows
+    n, guess, std, places = len(rows), rows[:, Column.guess], rows[:, Column.std], known.rows
     changed = CHANGE_STD**2 * (regime != 0)
     fill = 2.0 * KERNEL.fill * rows[:, Column.octaves_fewer] * rows[:, Column.transfer_share] ** 2
     # The diagonal of `covariance`.
@@ -113,15 +103,17 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
     if not len(known.residual):
         return guess, np.sqrt(own)
     every = np.concatenate([rows, places])
-    both = covariance(every, places) * np.multiply.outer(every[:, Column.std], places[:, Column.std]) + common_std**2
-    regimes = np.concatenate([np.full(n, regime), known.regime])
-    if regimes.any():
+    both = covariance(every, places)
+    both *= every[:, Column.std, None] * places[:, Column.std]
+    both += common_std**2
+    if regime or np.count_nonzero(known.regime):
+        regimes = np.concatenate([np.full(n, regime), known.regime])
         sizes = np.subtract.outer(every[:, Column.log2_bytes], places[:, Column.log2_bytes])
         is_same = np.equal.outer(regimes, known.regime) & (known.regime != 0)
         both += CHANGE_STD**2 * matern(np.abs(sizes) / KERNEL.octaves) * is_same
     cross, inner = both[:n], both[n:]
-    inner += np.diag(known.noise_variance + 1e-9)
-    solved = np.linalg.solve(inner, np.column_stack([known.residual, cross.T]))
+    inner.flat[:: len(inner) + 1] += known.noise_variance + 1e-9
+    solved = np.linalg.solve(inner, np.concatenate([known.residual[None], cross]).T)
     variance = own - np.einsum("ij,ji->i", cross, solved[:, 1:])
     return guess + cross @ solved[:, 0], np.sqrt(np.maximum(variance, 1e-8))
 
@@ -163,10 +155,9 @@ class Surrogate:
 
         Mean (log us; infinite: not available) and standard deviation (log), each [n_options], the baseline first.
         """
-        fields, table, regime = self.fields, self.fields.of(state).table, self.evidence.regime
-        common_std = COMMON_DOUBT if fields.is_guesswork(state.family) else fields.doubt_in_common(state.family)
-        usable = np.isfinite(table[:, Column.guess])
-        mean, spread = condition(np.where(np.isnan(table), 0.0, table), self._near(state), common_std, regime)
+        table, common_std = self.fields.of(state).table, self.fields.family(state.family).doubt_in_common
+        usable, rows = np.isfinite(table[:, Column.guess]), np.where(np.isnan(table), 0.0, table)
+        mean, spread = condition(rows, self._near(state), common_std, self.evidence.regime)
         state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
         return state.opinion
 
@@ -174,16 +165,16 @@ class Surrogate:
         """What was measured at the nearest sizes: AT_ONCE settings now, and of those before what ran last."""
         rows: list[Floats] = []
         found: list[tuple[Floats, Floats, Floats]] = []
-        n_new, seen = 0, set[tuple[int, Candidate]]()
+        n_new, seen, states = 0, set[tuple[int, Candidate]](), self.fields.states
         for evidence in reversed(self.regimes.every):
             is_past, kept = evidence is not self.evidence, []
             slots = self._nearest(state, evidence) if len(rows) < 2 * AT_ONCE else np.zeros(0, np.int64)
             for slot, key in zip(slots.tolist(), evidence.key[slots].tolist(), strict=True):
-                owner, candidate = self.fields.states[key], evidence.candidates[slot]
-                n_new += owner.field is None
-                if (is_past and (key, candidate) in seen) or (owner.field is None and n_new > AT_ONCE // 6):
+                candidate, field = evidence.candidates[slot], states[key].field
+                n_new += field is None
+                if (is_past and (key, candidate) in seen) or (field is None and n_new > AT_ONCE // 6):
                     continue  # of what has no field yet some wait for a later call
-                field = owner.field or self.fields.of(owner)
+                field = field or self.fields.of(states[key])
                 if (place := field.place.get(candidate)) is not None:
                     rows.append(field.table[place])
                     kept.append(slot)
@@ -201,11 +192,10 @@ class Surrogate:
 
     def _nearest(self, state: KeyState, evidence: CallEvidence) -> Ints:
         """AT_ONCE measured slots of the key's communicator, in their order; other collectives are two octaves off."""
-        places, keys = self.fields.places.T, evidence.key[: len(evidence)]
-        communicator, collective, own_class = places[:, state.index].tolist()
-        slots = np.flatnonzero((places[0][keys] == communicator) & (evidence.n_calls[: len(evidence)] > 0))
+        keys, (communicators, collectives, classes) = evidence.key[: len(evidence)], self.fields.places.T
+        communicator, collective, own_class = self.fields.places[state.index].tolist()
+        slots = np.flatnonzero((communicators == communicator)[keys] & (evidence.n_calls[: len(evidence)] > 0))
         if len(slots) <= AT_ONCE:
             return slots
-        gaps = np.abs(places[2][keys[slots]] - own_class)
-        gaps += 2 * SIZE_CLASSES_PER_OCTAVE * (places[1][keys[slots]] != collective)
-        return slots[np.sort(np.argpartition(gaps, AT_ONCE)[:AT_ONCE])]
+        gaps = np.abs(classes - own_class) + 2 * SIZE_CLASSES_PER_OCTAVE * (collectives != collective)
+        return slots[np.sort(np.argpartition(gaps[keys[slots]], AT_ONCE)[:AT_ONCE])]
