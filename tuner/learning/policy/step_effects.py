@@ -29,7 +29,7 @@ promoted with what ran before it.
 LEAST_EFFECT: Final = 0.004
 """Less (log) is not worth asking, and steps are believed to scatter by no less."""
 PROVEN: Final = 3.3
-"""Standard deviations by which steps are slower with what is withdrawn, and faster with what is adopted."""
+"""Standard deviations by which steps are slower with what is withdrawn."""
 ONE_IN_TEN: Final = 1.3
 """One in ten is further off to one side than so many standard deviations."""
 

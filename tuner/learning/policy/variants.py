@@ -26,7 +26,6 @@ from zerotune.tuner.learning.policy.risk import CATASTROPHIC_RATIO, FIRST_LOOK_S
 from zerotune.tuner.learning.policy.step_effects import (
     LEAST_EFFECT,
     ONE_IN_TEN,
-    PROVEN,
     Cooldown,
     StepEffects,
     in_pairs,
@@ -36,6 +35,8 @@ ALL_EXPOSED: Final = 0.95
 """Share of communication that computation waits for, above which nothing is taken to hide."""
 MOST_LOST: Final = 0.1
 """What may slow a step down by a larger share, by the 90 % bound of what calls may take, is not tried."""
+ADOPTED: Final = 4.0
+"""Standard deviations by which steps are faster with what is adopted: many variants are looked at after every step."""
 SLOWER: Final = (1.3, CATASTROPHIC_RATIO)
 """By what factors calls may take longer, for what their channels are worth to computation."""
 ARM: Final = NEVER_STEP
@@ -154,7 +155,7 @@ class Variants:
                 self._is_on, self._steps_in_window = next(self._pairs), 0
         slowdown, doubt = self._effects.effect({ARM: 1.0})
         gain = -slowdown
-        is_better = gain > max(PROVEN * doubt, LEAST_EFFECT)
+        is_better = gain > max(ADOPTED * doubt, LEAST_EFFECT)
         is_over = gain + ONE_IN_TEN * doubt < LEAST_EFFECT or len(self._on_us) >= HORIZON_STEPS
         has_verdict = min(len(self._on_us), self._n_off) >= FIRST_LOOK_STEPS and (is_better or is_over)
         if not (has_verdict and self._policy.may_promote) and self._policy.budget.remaining_us >= 0:
