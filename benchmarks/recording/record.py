@@ -19,14 +19,15 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import Final
 
 from benchmarks.lib.reporting import Result
 from benchmarks.recording import results
 from benchmarks.recording.runs import ROOT, RUNS, Recorded, Run
 
-CODE = ("agent", "store", "tuner", "zero_runtime", "zerotune", "benchmarks", ":!benchmarks/results")
+CODE: Final = ("agent", "store", "tuner", "zero_runtime", "zerotune", "benchmarks", ":!benchmarks/results")
 """What a figure may depend on: a run is recorded anew when any of it has changed."""
-QUIET_LOAD = 0.5
+QUIET_LOAD: Final = 0.5
 """Processes (1-minute load average) besides a timed run that are told of: more take part of a core from it."""
 
 
@@ -64,6 +65,10 @@ def main() -> None:
         raise SystemExit(f"not recorded: {', '.join(failed)}")
 
 
+ENDING_S: Final = 20.0
+"""So long what a benchmark started may take to end in good order."""
+
+
 def record(run: Run) -> Recorded:
     """Run a benchmark and write its figures to its file.
 
@@ -77,10 +82,11 @@ def record(run: Run) -> Recorded:
         printed, _ = process.communicate(timeout=run.timeout_s)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"it did not end in {run.timeout_s:.0f} s") from None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its processes, too, also when this one is interrupted
-        process.wait()
+    finally:  # its processes, too, also when this one is interrupted; ranks of a killed torchrun would live on
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(ENDING_S)
     try:
         document = json.loads(printed.strip().splitlines()[-1])
     except (IndexError, ValueError):

@@ -9,6 +9,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 WITHIN_S = 60.0
 
@@ -25,12 +26,16 @@ def marked(mark: str) -> list[psutil.Process]:
     return found
 
 
-def test_sigterm_ends_what_a_benchmark_started(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "n_processes"),
+    [(("soak_daemon", "--quick"), 2), (("record", "--again", "demo"), 6)],  # with torchrun and its two ranks
+)
+def test_sigterm_ends_what_a_benchmark_started(tmp_path, words, n_processes):
     environment = {**os.environ, "ZEROTUNE_TEST_MARK": str(tmp_path), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-m", "benchmarks", "soak_daemon", "--quick"]
+    command = [sys.executable, "-m", "benchmarks", *words]
     benchmark = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline_s = time.monotonic() + WITHIN_S
-    while len(marked(str(tmp_path))) < 2 and time.monotonic() < deadline_s:
+    while len(marked(str(tmp_path))) < n_processes and time.monotonic() < deadline_s:
         time.sleep(0.05)
     benchmark.send_signal(signal.SIGTERM)
     assert benchmark.wait(WITHIN_S) == 128 + signal.SIGTERM
