@@ -35,7 +35,8 @@ def main() -> None:
         runpy.run_module(module_of(name), run_name="__main__", alter_sys=True)
         return
     if len(sys.argv) > 1 and sys.argv[1] not in ("-h", "--help"):
-        raise SystemExit(f"no benchmark is called {sys.argv[1]!r}; `python -m benchmarks` lists them")
+        print(f"no benchmark is called {sys.argv[1]!r}; `python -m benchmarks` lists them", file=sys.stderr)
+        raise SystemExit(2)
     for area in sorted({path.parent for path in known.values()}):
         print(f"{area.relative_to(HERE)}/")
         for name, path in known.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import module_of
+from benchmarks.__main__ import main, module_of
 from benchmarks.lib.data import generated_csvs
 from benchmarks.lib.data.data_sets import check_sources, of_folder, of_store
 from zerotune.store.sqlite.database import Store
@@ -89,6 +89,14 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated_csvs, "SETTINGS", generated_csvs.SETTINGS[:3])
     monkeypatch.setattr(generated_csvs, "CHANNELS", (4,))
     monkeypatch.setattr(generated_csvs, "SIZES", generated_csvs.SIZES[::8])
+
+
+def test_a_name_that_no_benchmark_has_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "nope"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    assert "'nope'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("few")
