@@ -461,12 +461,15 @@ def test_version_and_unknown_commands(monkeypatch, capsys):
 def test_damaged_stores_and_interrupts(monkeypatch, capsys):
     import sqlite3
 
+    from zerotune.store.paths import default_store_path
+
     for failure in (sqlite3.DatabaseError("database disk image is malformed"), sqlite3.OperationalError("is\nlocked")):
         failing = Mock(side_effect=failure)
         monkeypatch.setattr("zerotune.tuner.offline.explanations.explain", failing)
-        code, _, error = run(monkeypatch, capsys, "explain")
-        assert (code, error.count("\n")) == (2, 1)
-        assert "store" in error
+        for words, named in (((), default_store_path()), (("--store", "a.db"), "a.db"), (("--store=b.db",), "b.db")):
+            code, _, error = run(monkeypatch, capsys, "explain", *words)
+            assert (code, error.count("\n")) == (2, 1)
+            assert f"store {named} " in error
     monkeypatch.setattr(
         "zerotune.tuner.offline.explanations.explain", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     )

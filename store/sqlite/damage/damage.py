@@ -50,9 +50,9 @@ class Damage(msgspec.Struct, frozen=True):
         return f"{counted(self.n_recovered, 'measurement')} recovered, {lost} lost"
 
 
-def remedy(path: Path | None = None) -> str:
-    """What the user of a damaged store does; None: its path is not known."""
-    named = "PATH" if path is None else shlex.quote(str(path))
+def remedy(path: Path) -> str:
+    """What the user of a damaged store does."""
+    named = shlex.quote(str(path))
     return f"`zerotune store repair {named}` keeps what is sound of it; end a daemon that has it open first"
 
 
