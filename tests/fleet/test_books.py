@@ -195,6 +195,9 @@ def test_a_book_is_believed_with_the_right_signature_only(signed: tuple[bytes, V
     assert opened(data, "book").cells == book.cells
     with pytest.raises(BookError):
         opened(data, "book", others)
+    with pytest.raises(BookError) as cut:
+        opened(data[:-20], "book", ours)
+    assert "--book-key" not in cut.value.remedy, "the key is the right one"
     unsigned = b'{"zerotune_book":1}\n' + data.partition(b"\n")[2]
     assert opened(unsigned, "book").cells == book.cells
     with pytest.raises(BookError):

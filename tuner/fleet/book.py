@@ -210,7 +210,9 @@ def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
     if seal.zerotune_book != FORMAT:
         raise BookError(f"{name} is of format {seal.zerotune_book}", f"this zerotune reads format {FORMAT}")
     if verifier is not None and not verifier.is_signed(seal.key, seal.signature, _DOMAIN + body):
-        who = f"by {seal.key[:16]}, or changed since" if seal.key else "by nobody"
+        if seal.key == verifier.public_hex:
+            raise BookError(f"{name} was cut or changed since it was signed", "copy it again from where it was built")
+        who = f"by {seal.key[:16]}" if seal.key else "by nobody"
         raise BookError(f"{name} is signed {who}, not by {verifier.public_hex[:16]}", "name its own --book-key")
     return _opened(body, name, seal.key)
 
