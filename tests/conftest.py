@@ -29,11 +29,15 @@ typer.main.get_command = cache(typer.main.get_command)
 
 def pytest_collection_finish():
     """What imports and collection made stays: looking through all of it again and again takes seconds."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_configure():
-    """Tests interrupt what they start, which inherits that shells leave what is in the background out of Ctrl-C."""
+    """No garbage is looked for until all is imported.
+
+    Tests interrupt what they start, which inherits that shells leave what is in the background out of Ctrl-C.
+    """
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -23,13 +23,9 @@ TRAINING = """
 import torch, torch.distributed as dist
 
 dist.init_process_group()
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(6):
-    model(torch.ones(1, 64)).sum().backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-    optimizer.step()
+    dist.all_reduce(torch.ones(64))
+    zerotune.step_ended()
 dist.destroy_process_group()
 """
 

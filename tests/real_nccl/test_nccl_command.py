@@ -1,4 +1,4 @@
-"""`zerotune nccl` as a user calls it, over the real library."""
+"""`zerotune nccl` over the real library."""
 
 from __future__ import annotations
 
@@ -14,13 +14,22 @@ from zerotune.agent.nccl.twin import twin
 from zerotune.agent.nccl.twin.protocol import Question
 from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.tuner import cli
 
 HERE = CommunicatorClass(2, 1)
 
 
-def nccl(*arguments):
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "nccl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+@pytest.fixture
+def nccl(monkeypatch, capsys):
+    """The command, which asks NCCL in processes of its own."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["zerotune", "nccl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return subprocess.CompletedProcess(sys.argv, left.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 def row(algorithm, protocol, n_channels=0, *, communicator=HERE, max_bytes=1 << 24):
@@ -28,14 +37,20 @@ def row(algorithm, protocol, n_channels=0, *, communicator=HERE, max_bytes=1 << 
     return PlanRow(communicator, Collective.all_gather, Phase.forward_gather, 1 << 20, max_bytes, candidate)
 
 
-def judged(folder, library, *rows):
-    path = folder / "plan.json"
-    write_plan(path, PlanFile(Plan(epoch=1, rows=rows)))
-    done = nccl("dgx_h100", "--ranks-per-node", 2, "--library", library, "--plan", path, "--json")
-    return done.returncode, {one["row"]: one for one in json.loads(done.stdout)}
+@pytest.fixture
+def judged(nccl, newest, tmp_path):
+    """The exit code for a plan of these rows, and what is said of each."""
+
+    def run(*rows):
+        path = tmp_path / "plan.json"
+        write_plan(path, PlanFile(Plan(epoch=1, rows=rows)))
+        done = nccl("dgx_h100", "--ranks-per-node", 2, "--library", newest[1], "--plan", path, "--json")
+        return done.returncode, {one["row"]: one for one in json.loads(done.stdout)}
+
+    return run
 
 
-def test_choices_and_a_picture(newest, tmp_path):
+def test_choices_and_a_picture(nccl, newest, tmp_path):
     version, library = newest
     options = ("--ranks-per-node", 2, "--library", library, "--min-bytes", "64K", "--max-bytes", "64M")
     done = nccl("dgx_h100", *options, "--picture", tmp_path / "choices.png", "--json")
@@ -53,7 +68,7 @@ def test_choices_and_a_picture(newest, tmp_path):
     assert all(1 <= choice["n_channels"] <= found["max_channels"] for choice in gathers)
 
 
-def test_what_nccl_lists_but_never_chooses_is_no_offer(newest):
+def test_what_nccl_lists_but_never_chooses_is_no_offer(nccl, newest):
     _, library = newest
     options = ("--nodes", 2, "--ranks-per-node", 2, "--library", library, "--min-bytes", "1M", "--max-bytes", "1M")
     done = nccl("dgx_h100", *options, "--json")
@@ -62,27 +77,24 @@ def test_what_nccl_lists_but_never_chooses_is_no_offer(newest):
         assert all(offer["estimate_us"] < 1e6 for offer in choice["offers"])
 
 
-def test_rows_of_a_plan_that_do_nothing_are_told(newest, tmp_path):
-    _, library = newest
+def test_rows_of_a_plan_that_do_nothing_are_told(judged):
     elsewhere = row(Algorithm.ring, Protocol.ll, communicator=CommunicatorClass(16, 2))
-    code, rows = judged(tmp_path, library, row(Algorithm.ring, Protocol.ll128, 4), elsewhere)
+    code, rows = judged(row(Algorithm.ring, Protocol.ll128, 4), elsewhere)
     assert code == 1
     assert {number: one["effect"] for number, one in rows.items()} == {1: "applies", 2: "never_matches"}
 
 
-def test_a_plan_whose_rows_all_apply_is_a_success(newest, tmp_path):
-    _, library = newest
-    code, rows = judged(tmp_path, library, row(Algorithm.ring, Protocol.ll128, 4))
+def test_a_plan_whose_rows_all_apply_is_a_success(judged):
+    code, rows = judged(row(Algorithm.ring, Protocol.ll128, 4))
     assert (code, rows[1]["effect"], rows[1]["ran"]) == (0, "applies", "ring/ll128/4ch")
 
 
-def test_what_nccl_does_not_offer_is_ignored(newest, tmp_path):
-    _, library = newest
-    code, rows = judged(tmp_path, library, row(Algorithm.pat, Protocol.simple))
+def test_what_nccl_does_not_offer_is_ignored(judged):
+    code, rows = judged(row(Algorithm.pat, Protocol.simple))
     assert (code, rows[1]["effect"]) == (1, "ignored")
 
 
-def test_another_release_against_itself_changes_nothing(newest):
+def test_another_release_against_itself_changes_nothing(nccl, newest):
     _, library = newest
     options = ("--ranks-per-node", 2, "--library", library, "--min-bytes", "1M", "--max-bytes", "1M")
     done = nccl("dgx_h100", *options, "--against", library, "--json")
@@ -120,7 +132,7 @@ def test_an_answer_that_is_there_before_anybody_looks_is_read(newest, monkeypatc
         (("dgx_h100", "--min-bytes", "2M", "--max-bytes", "1M"), "2097152"),
     ],
 )
-def test_mistakes_are_told_in_one_line(options, named, tmp_path):
+def test_mistakes_are_told_in_one_line(nccl, options, named, tmp_path):
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(b"not a library")
     done = nccl(*options, "--library", library)
@@ -129,7 +141,7 @@ def test_mistakes_are_told_in_one_line(options, named, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_file_that_is_no_library_is_refused(tmp_path):
+def test_a_file_that_is_no_library_is_refused(nccl, tmp_path):
     library = tmp_path / "libnccl.so.2"
     library.write_bytes(b"not a library")
     done = nccl("dgx_h100", "--ranks-per-node", 2, "--library", library)
