@@ -49,6 +49,18 @@ class Balance(HTMLParser):
             assert self.open.pop() == tag
 
 
+@pytest.fixture
+def drawn():
+    """Asked for by those that look at pictures."""
+
+
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Drawing takes most of a page's time."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(plots, "inline_svg", lambda *_: "")
+
+
 @pytest.fixture(scope="module")
 def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("store") / "store.db")
@@ -296,6 +308,7 @@ def test_many_sizes_make_the_heat_map_wider_not_its_words_overlap():
     assert figure(14).get_figwidth() > figure(3).get_figwidth()
 
 
+@pytest.mark.usefixtures("drawn")
 def test_pictures_are_the_same_each_time(store_path: Path):
     facts = gather(store_path)
     assert [one.svg for one in pictures(facts)] == [one.svg for one in pictures(facts)]
@@ -395,6 +408,7 @@ def _js(text: str) -> str:
     return json.dumps(text).replace("</", "<\\/")
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize("exposed_us", [100.0, None])
 def test_timelines_of_traced_runs(store_path: Path, tmp_path: Path, exposed_us: float | None):
     folders = []
