@@ -415,15 +415,16 @@ class FieldBook(Columns):
     def _predicted(self, state: KeyState) -> Field:
         family, (offered, _, is_guesswork, _) = state.family, self.family(state.family)
         options = self._options_of(state, offered)
-        mean, std, share = self._guess(state)
         column = {candidate: at for at, candidate in enumerate(offered)}
         at = np.array([column.get(option, -1) for option in options])
-        mean, std, share = mean[at], std[at], share[at]
-        if is_guesswork:
-            mean[0] = self._guess_of_default(state)
-        mean[at < 0] = np.nan  # an incumbent from another time, not offered any more
+        guesses, ran = self._guess(state), state.default_setting
+        mean, std, share = (one[at] for one in guesses)
         log2_bytes, n_available = math.log2(state.message_bytes), self.costs.max_channels(family[0])
-        shown = [state.default_setting or option if option.algorithm is None else option for option in options]
+        if is_guesswork:
+            cell = None if ran is None else column.get(Candidate(ran.algorithm, ran.protocol, n_available))
+            mean[0] = self._guess_of_default(state) if cell is None else guesses[0][cell]
+        mean[at < 0] = np.nan  # an incumbent from another time, not offered any more
+        shown = [ran or option if option.algorithm is None else option for option in options]
         table = np.empty((len(options), len(Column)))
         table[:, : Column.guess] = [(log2_bytes, one.n_channels or n_available, *cell_of(one)) for one in shown]
         table[:, Column.log2_channels] = np.log2(table[:, Column.log2_channels])

@@ -204,7 +204,7 @@ class CallEvidence(Columns):
     def has_measured(self, key: int, candidate: Candidate) -> bool:
         """Whether a call of `candidate` at key index `key` was measured."""
         slot = self.find(key, candidate)
-        return slot is not None and bool(self.n_calls[slot])
+        return slot is not None and self.n_calls.item(slot) > 0
 
     def slot(self, key: int, candidate: Candidate) -> int:
         """Slot of `candidate` at key index `key`, made if need be."""
@@ -260,11 +260,10 @@ class CallEvidence(Columns):
 
     def log_us(self, slot: int) -> float:
         """Best current mean of one slot; NaN where nothing is known."""
-        n_open, n_units = int(self._open_calls[slot]), int(self.n_units[slot])
+        n_open, n_units, mean = self._open_calls.item(slot), self.n_units.item(slot), self.mean.item(slot)
         if not n_open:
-            return float(self.mean[slot]) if n_units else math.nan
-        unit = float(self._open_sum[slot]) / n_open
-        return (float(self.mean[slot]) * n_units + unit) / (n_units + 1)
+            return mean if n_units else math.nan
+        return (mean * n_units + self._open_sum.item(slot) / n_open) / (n_units + 1)
 
     def known_log_us(self, key: int, candidate: Candidate) -> float:
         """Best current mean of `candidate` at key index `key`; NaN where nothing is known."""
@@ -273,7 +272,7 @@ class CallEvidence(Columns):
 
     def units(self, slot: int) -> float:
         """Units behind `centre`, the unfinished step included."""
-        return float(self.n_units[slot] + (self._open_calls[slot] > 0))
+        return float(self.n_units.item(slot) + (self._open_calls.item(slot) > 0))
 
     def sigma(self, keys: Ints | int) -> Floats:
         """Noise (log) of one unit at each key index, shrunk towards the job's noise, shape [n]; or at one."""
