@@ -243,14 +243,10 @@ class KeyTable(Columns):
         self._on_new = on_new
         self._index: dict[int, int] = {}
         """By code."""
-        self._first_step = np.zeros(0, np.int64)
-        self._last_step = np.zeros(0, np.int64)
-        self._n_calls = np.zeros(0, np.int64)
-        self._n_steps = np.zeros(0, np.int64)
-        """Steps that called the key."""
+        self._first_step, self._last_step, self._n_calls, self._n_steps = np.zeros((4, 0), np.int64)
+        """The last: steps that called the key."""
         self._newest_step = 0
-        self._reference_log = np.zeros(0)
-        self._slope = np.zeros(0)
+        self._reference_log, self._slope = np.zeros((2, 0))
         self._has_default = np.zeros(0, np.bool_)
 
     def indices(self, block: npt.NDArray[np.void]) -> Ints:

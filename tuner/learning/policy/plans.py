@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 import msgspec
@@ -67,6 +68,8 @@ class Plans:
         self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0))
         self._slots: dict[int, Ints] = {}
         self._slots_of: CallEvidence | None = None
+        self._worked_out: tuple[list[Candidate], Ints] = [], np.zeros(0, np.int64)
+        """What a plan asks of all keys, and their slots: most of it holds for the next one, too."""
         self.asked: list[Candidate] = []
         """What each key shall run now, by key index."""
         self._rows: list[PlanRow | None] = []
@@ -105,14 +108,15 @@ class Plans:
         """CallEvidence slot of every key under a plan; keys that it does not know ran the baseline."""
         evidence, n_keys = self._surrogate.evidence, len(self._surrogate.fields.states)
         if evidence is not self._slots_of:
-            self._slots, self._slots_of = {}, evidence
-        slots = self._slots.get(epoch, np.zeros(0, np.int64))
-        if (known := len(slots)) < n_keys:
-            candidates = self._plans[epoch].candidates[known:n_keys]
-            asked = [*candidates, *[BASELINE] * (n_keys - known - len(candidates))]
-            more = np.array([*map(evidence.slot, range(known, n_keys), asked)], dtype=np.int64)
-            slots = self._slots[epoch] = np.concatenate([slots, more])
-        return slots
+            self._slots, self._slots_of, self._worked_out = {}, evidence, ([], np.zeros(0, np.int64))
+        if epoch not in self._slots or len(self._slots[epoch]) < n_keys:
+            candidates, (before, slots) = self._plans[epoch].candidates[:n_keys], self._worked_out
+            asked = [*candidates, *[BASELINE] * (n_keys - len(candidates))]
+            slots = np.append(slots, np.zeros(n_keys - len(slots), np.int64))
+            differs = [key for key, (one, other) in enumerate(zip_longest(asked, before)) if one is not other]
+            slots[differs] = [evidence.slot(key, asked[key]) for key in differs]
+            self._slots[epoch], self._worked_out = slots, (asked, slots)
+        return self._slots[epoch]
 
     def meet(self, state: KeyState) -> None:
         """A key was seen for the first time: note what each plan had asked of it already."""
