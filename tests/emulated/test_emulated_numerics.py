@@ -69,6 +69,7 @@ def _check_reductions(rank: int) -> None:
         dist.all_reduce(wide[:, ::2], group=group)
         assert wide[:, ::2].eq(n * (n + 1) / 2).all()
         assert wide[:, 1::2].eq(0).all()
+        dist.destroy_process_group(group)  # NCCL's threads of each poll
 
 
 def _check_copies(rank: int) -> None:
@@ -126,6 +127,7 @@ def _check_copies(rank: int) -> None:
         empty = torch.empty(0)
         dist.all_reduce(empty, group=group)
         dist.barrier(group=group)
+        dist.destroy_process_group(group)
 
 
 def _check_coalesced(rank: int) -> None:
