@@ -63,7 +63,7 @@ RECORDINGS: Final = "--data benchmarks/recordings --recorded-only"
 RUNS: Final = (
     Run("demo", "demo --picture docs/pictures/demo.svg"),
     Run("soak", "soak", shown=("n_collectives_per_rank", "n_epochs")),
-    Run("brain_safety", "brain_safety --quick"),
+    Run("brain_safety", "brain_safety"),
     Run("policy_regret", "policy_regret --ours-only", shown=("calls_to_95_percent_of_all_gain",)),
     Run("policy_regret_generated", "policy_regret --ours-only --calls 100 --generated 12 --only generated --sealed"),
     Run("policy_regret_recorded", f"policy_regret --ours-only {RECORDINGS} --sealed", shown=("recorded_grids",)),
