@@ -173,9 +173,9 @@ class Regimes:
             return False
         current = self.evidence
         slots = np.flatnonzero(current.n_calls[: len(current)])
-        n_calls = int(current.n_calls[slots].sum())
-        self._settling = n_calls < 16 * ENOUGH
-        for older in reversed(self.every[:-1]) if n_calls >= 2 * ENOUGH else ():
+        n_steps = int(current.n_units[slots].max(initial=0))  # the calls of one share what it suffered
+        self._settling = n_steps < 4 * ENOUGH
+        for older in reversed(self.every[:-1]) if n_steps >= ENOUGH else ():
             found = [older.find(int(current.key[slot]), current.candidates[slot]) for slot in slots.tolist()]
             is_known = [one is not None and older.n_units[one] > 0 for one in found]
             if not any(is_known):
