@@ -458,6 +458,22 @@ def test_version_and_unknown_commands(monkeypatch, capsys):
     assert (code, error.count("\n")) == (2, 1)
 
 
+def test_a_damaged_store_is_named_wherever_it_stands_in_the_command(tmp_path):
+    import sqlite3
+
+    from zerotune.store.paths import default_store_path
+    from zerotune.tuner.cli.paths import store_in_use
+
+    store, trace = tmp_path / "s.db", tmp_path / "t.zttrace"
+    trace.touch()
+    with sqlite3.connect(store) as connection:
+        connection.execute("CREATE TABLE one (a)")
+    for words in (["store", "check", str(store)], ["advise", f"--measured={store}"], ["x", str(store), str(trace)]):
+        assert store_in_use(words) == store
+    assert store_in_use(["replay", str(trace), "x" * 5000]) == default_store_path()
+    assert str(store_in_use(["replay", str(store), "--store", "a.db"])) == "a.db"
+
+
 def test_damaged_stores_and_interrupts(monkeypatch, capsys):
     import sqlite3
 

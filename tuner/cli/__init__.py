@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import logging
 import os
 import re
@@ -16,7 +15,6 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from zerotune.store.errors import UserError, ZerotuneError
@@ -57,8 +55,9 @@ def _run() -> None:
         code = _failed(str(error), 1)
     except sqlite3.DatabaseError as error:
         from zerotune.store.sqlite.damage.damage import remedy
+        from zerotune.tuner.cli.paths import store_in_use
 
-        reason, path = " ".join(str(error).split()), _store_in_use(sys.argv)
+        reason, path = " ".join(str(error).split()), store_in_use(sys.argv[1:])
         words = f"the store {path} is damaged ({reason}); {remedy(path)}"
         if isinstance(error, sqlite3.OperationalError):
             what_to_do = "look whether its disk is full or cannot be read, and what else has it open"
@@ -89,18 +88,6 @@ def _output_file() -> str:
         if os.path.exists(path) and not os.isatty(1):
             return path
     return ""
-
-
-def _store_in_use(words: list[str]) -> Path:
-    """The store that a command with these words reads: errors of SQLite do not say of which file they are."""
-    from zerotune.store.paths import default_store_path
-
-    given = [
-        word.partition("=")[2] or following
-        for word, following in itertools.pairwise([*words, ""])
-        if word.partition("=")[0] == "--store"
-    ]
-    return Path(given[-1]) if given else default_store_path()
 
 
 def _refuse_empty(words: list[str]) -> None:

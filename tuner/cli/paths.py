@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -53,6 +56,20 @@ def store_path(path: Path | None, option: str = "--store ") -> Path:
     if chosen.is_dir():
         raise UserError(f"the store {chosen} is a folder", f"name a file in it: {option}{chosen / 'store.db'}")
     return chosen
+
+
+def store_in_use(words: Sequence[str]) -> Path:
+    """The store that a command with these words reads: errors of SQLite do not say of which file they are."""
+    from zerotune.store.paths import default_store_path
+
+    given = [
+        word.partition("=")[2] or following
+        for word, following in pairwise([*words, ""])
+        if word.partition("=")[0] == "--store"
+    ]
+    files = filter(os.path.isfile, (word.rpartition("=")[2] for word in words))
+    stores = given or [file for file in files if _is_database(Path(file))]
+    return Path(stores[-1]) if stores else default_store_path()
 
 
 def endpoint_or_default(endpoint: str | None) -> str:
