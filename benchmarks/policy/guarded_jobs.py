@@ -45,12 +45,13 @@ IN_SECRET: dict[str, tuple[Sequence[Call], float]] = {
 """Calls of a step, and by which share of it all that NCCL would not choose slows it down."""
 GUARDED = (*IN_SECRET, "slow_promotion", "alike_and_hidden", "alike_and_varying")
 FABRICS = ("h100_node", "ethernet_boxes", "h100_ib_2")
+"""One node, slow links and two fast nodes: jobs in which all settings are alike take turns on them."""
 STEP_NOISE = 0.01
 """As brain_safety's noisier jobs have it (log)."""
 N_STEPS = 1200
-"""As long as brain_safety's jobs in secret."""
-ADOPTED = "steps are"
-"""A variant's settings are promoted with these words."""
+"""Steps of a job: as long as brain_safety's jobs in secret."""
+SAID_OF_ADOPTED = "steps are"
+"""How the reason begins for which a variant's settings are promoted."""
 
 
 class GuardedJob(NamedTuple):
@@ -110,4 +111,4 @@ def _false_alarms(world: World) -> tuple[float, float]:
     play(world, brain, N_STEPS)
     told = brain.decisions()
     is_withdrawn = any(IN_TURNS in one.reason for one in told)
-    return 100.0 * is_withdrawn, 100.0 * any(one.reason.startswith(ADOPTED) for one in told)
+    return 100.0 * is_withdrawn, 100.0 * any(one.reason.startswith(SAID_OF_ADOPTED) for one in told)
