@@ -38,12 +38,13 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
 from zerotune.zero_runtime.checks import json_dict, whole_number
-from zerotune.zero_runtime.errors import CheckpointError, SettingsError, ZeroError
+from zerotune.zero_runtime.errors import CheckpointError, SettingsError
 from zerotune.zero_runtime.layout.rectangles import boxes
 from zerotune.zero_runtime.sharded_model import ShardedModel
 
 MANIFEST = "zero.json"
 _MISTAKE_BYTES = 1024  # of what ranks tell one another went wrong; a path has a few hundred
+_Told = SettingsError | CheckpointError
 _TRUSTED_NAMES = {
     ("torch", "Size"),
     ("torch", "device"),
@@ -253,13 +254,13 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
     """
     engine.synchronize()
     final = Path(folder)
-    mistake: ZeroError | None = None
+    mistake: _Told | None = None
     try:
         final /= _name(step)
         json_dict("extra", extra)
         if final.exists():
             raise CheckpointError(f"{final} exists already; choose another step or folder")
-    except ZeroError as error:
+    except (SettingsError, CheckpointError) as error:
         mistake = error
     _raise_alike(mistake, engine)
     partial = final.with_suffix(".partial")
@@ -299,7 +300,7 @@ def _name(step: int) -> str:
     return f"step-{whole_number('step', step, 0):08d}"
 
 
-def _raise_alike(mistake: ZeroError | None, engine: ShardedModel) -> None:
+def _raise_alike(mistake: _Told | None, engine: ShardedModel) -> None:
     """Raises the first rank's mistake on every rank; no rank goes on before all have called."""
     kinds = SettingsError, CheckpointError
     told = b"" if mistake is None else bytes([1 + kinds.index(type(mistake))]) + str(mistake).encode()
