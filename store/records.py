@@ -231,12 +231,20 @@ class DecisionKey(msgspec.Struct, frozen=True, order=True):
     size_class: int
 
 
+def phase_name(phase: Phase | None) -> str:
+    """How tables and plan files call the phase of a plan's row."""
+    return "any" if phase is None else phase.name
+
+
 class PlanRow(msgspec.Struct, frozen=True):
-    """One row of a plan: for messages of `min_bytes` to `max_bytes` (inclusive), use `candidate`."""
+    """One row of a plan: for messages of `min_bytes` to `max_bytes` (inclusive), use `candidate`.
+
+    A row with a phase holds only for calls whose phase follows from the communicator's history; None: for all calls.
+    """
 
     communicator: CommunicatorClass
     collective: Collective
-    phase: Phase
+    phase: Phase | None
     min_bytes: MessageBytes
     max_bytes: MessageBytes
     candidate: Candidate
@@ -248,63 +256,58 @@ class PlanRow(msgspec.Struct, frozen=True):
             raise ValueError(f"{self.candidate} cannot be asked for: name the protocol")
 
 
-RANKS_PER_BOUNDARY: Final = 512
-"""Ranks whose reads of one agreed boundary the job's store answers in a few milliseconds (docs/design/agreement.md)."""
+class NextStage(msgspec.Struct, frozen=True):
+    """What a plan gives way to by itself, under the next epoch, whatever the daemon does until then.
 
-
-def agreement_interval(n_ranks: int) -> int:
-    """Boundaries from one agreed boundary to the next while plans change, in a job of so many ranks."""
-    return max(1, n_ranks // RANKS_PER_BOUNDARY)
-
-
-class FirstLook(msgspec.Struct, frozen=True):
-    """How a plan that tries something for the first time ends without the daemon.
-
-    `n_boundaries` after its adoption the first `n_rows` rows give way to `rows`, under the next epoch, whatever the
-    daemon does until then; `expires_after` is what `Plan.expires_after` is from there on.
+    `n_steps` after the stage before came into force its first `n_rows` rows give way to `rows`.
     """
 
-    n_boundaries: Ordinal
+    n_steps: Ordinal
     n_rows: Ordinal
     rows: tuple[PlanRow, ...] = ()
-    expires_after: Ordinal = 1_000_000
 
     def __post_init__(self) -> None:
-        if self.n_boundaries < 1 or self.n_rows < 0:
-            raise ValueError(f"a first look of {self.n_boundaries} boundaries at {self.n_rows} rows")
+        if self.n_steps < 1 or self.n_rows < 0:
+            raise ValueError(f"a stage that begins after {self.n_steps} steps and replaces {self.n_rows} rows")
+
+
+MAX_STAGES: Final = 4
+"""Stages that one plan may have: ZT_MAX_STAGES of zerotune_plugin.h."""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """An immutable table of decisions.
+    """An immutable table of decisions, or a short schedule of them.
 
-    `epoch` is unique and rising within a job; 0 is the empty plan that every job starts with.
-    `expires_after` counts boundaries from adoption; it never refers to a clock, so that all ranks
-    agree on it. `gathers_after_step` says that all-gathers seen outside backward belong to
-    `post_step_gather` (ZeRO-1 and 2) and not to `forward_gather` (ZeRO-3).
+    `epoch` is unique and rising within a job; 0 is the empty plan that every job starts with. `gathers_after_step` says
+    that all-gathers seen outside backward belong to `post_step_gather` (ZeRO-1 and 2) and not to `forward_gather`
+    (ZeRO-3). `then` are the stages that follow by themselves; the last one stays in force.
     """
 
     epoch: Ordinal
     rows: tuple[PlanRow, ...] = ()
-    expires_after: Ordinal = 1_000_000
     gathers_after_step: bool = False
-    first_look: FirstLook | None = None
+    then: tuple[NextStage, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.then) >= MAX_STAGES:
+            raise ValueError(f"a plan of {1 + len(self.then)} stages; {MAX_STAGES} are possible")
 
     @property
     def last_epoch(self) -> int:
-        """The highest epoch that this plan or its successors (`first_look`) may get."""
-        return self.epoch if self.first_look is None else self.epoch + 1
+        """Epoch of the last stage."""
+        return self.epoch + len(self.then)
 
-    def at(self, n_boundaries: int) -> Plan:
-        """The plan in force that many boundaries after this one was adopted, if no other comes."""
-        look = self.first_look
-        if look is None or n_boundaries < look.n_boundaries:
-            return self
-        rows = (*look.rows, *self.rows[look.n_rows :])
-        return Plan(self.last_epoch, rows, look.expires_after, self.gathers_after_step)
+    def stages(self) -> list[tuple[int, Plan]]:
+        """Each stage as a plan of its own, with the number of steps after which it follows the first one."""
+        stages, n_steps, rows = [(0, Plan(self.epoch, self.rows, self.gathers_after_step))], 0, self.rows
+        for number, stage in enumerate(self.then, 1):
+            n_steps, rows = n_steps + stage.n_steps, (*stage.rows, *rows[stage.n_rows :])
+            stages.append((n_steps, Plan(self.epoch + number, rows, self.gathers_after_step)))
+        return stages
 
     def at_last(self) -> Plan:
-        """The plan that stays in force if no other comes."""
-        return self if self.first_look is None else self.at(self.first_look.n_boundaries)
+        """The stage that stays in force if no other plan comes."""
+        return self.stages()[-1][1]
 
 
 class Observation(msgspec.Struct, frozen=True):

@@ -1,6 +1,5 @@
-"""All ranks adopt the same plan at the same boundary. See docs/design/agreement.md."""
+"""All ranks of a communicator adopt the same plan at the same call. See docs/design/agreement.md."""
 
-from zerotune.agent.agreement.agreement import Agreement, pacing_for
-from zerotune.agent.agreement.protocol import Pacing
+from zerotune.agent.agreement.agreement import Agreement, AgreementCounters
 
-__all__ = ["Agreement", "Pacing", "pacing_for"]
+__all__ = ["Agreement", "AgreementCounters"]

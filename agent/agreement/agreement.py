@@ -1,7 +1,7 @@
-"""`Agreement`: the protocol between a training thread and a background thread with the store.
+"""`Agreement`: the thread that carries the protocol between the job's store and the plugin.
 
-The training thread counts, compares and flips. The background thread reads rank 0's next message ahead of time,
-loads its plan into the inactive table, and on rank 0 writes the one after.
+In steady state it sleeps: nothing is asked of the store. A rank looks there when its daemon rings (rank 0 has announced
+a change), while it takes part in a change, and seldom while a plan is in force that no daemon watches.
 """
 
 from __future__ import annotations
@@ -10,54 +10,82 @@ import importlib.metadata
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 import torch.distributed as dist
 
 from zerotune.agent.agreement import job_start
 from zerotune.agent.agreement.exchange import Closed, Exchange
-from zerotune.agent.agreement.plan_table import PlanTable
+from zerotune.agent.agreement.members import Members, PlanHolder
 from zerotune.agent.agreement.protocol import (
-    BoundaryMessage,
-    Crossing,
-    Follower,
+    Answer,
+    Change,
     Leader,
-    Pacing,
-    decode_message,
-    encode_message,
+    Outcome,
+    Why,
+    decide,
+    decode_answer,
+    decode_change,
+    decode_outcome,
+    encode,
 )
-from zerotune.store.errors import RankDisagreement
-from zerotune.store.records import Plan, agreement_interval
+from zerotune.store.errors import WireError
+from zerotune.store.records import Plan
 from zerotune.store.wire import WIRE_VERSION
 
 logger = logging.getLogger("zerotune.agreement")
 
-BOUNDARIES_PER_ACKNOWLEDGEMENT = 64
-"""Every so many agreed boundaries a rank says that it has read them; then rank 0 deletes them."""
-CLOSE_TIMEOUT_S = 2.0
-CONFIRMED_KEY = "lockstep/confirmed"
-ALL_CONFIRMED_KEY = "lockstep/all"
-MISMATCH_KEY = "lockstep/mismatch"
+DECIDE_S: Final = 2.0
+"""How long rank 0 waits for answers; communicators of ranks that did not answer keep their plan."""
+PATIENCE_S: Final = 5.0
+"""How long a rank waits for an outcome before it writes that nothing changes."""
+FIRST_LOOK_S: Final = 0.03
+LONGEST_LOOK_S: Final = 1.0
+"""Between two looks for an outcome; a bell cuts it short."""
+LONGEST_PAUSE_S: Final = 0.1
+"""Between two looks of rank 0 for answers."""
+BLOCKED_LOOK_S: Final = 0.01
+"""Between two looks while a call waits."""
+UNWATCHED_LOOK_S: Final = 10.0
+"""Between two looks for a change while a plan is in force and no daemon can ring."""
+REPEAT_AFTER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Pauses before rank 0 asks again for communicators that were left out."""
+CLOSE_TIMEOUT_S: Final = 2.0
 
 
-def pacing_for(world_size: int) -> Pacing:
-    """Agreed boundaries far enough apart for one store to serve `world_size` ranks."""
-    base = agreement_interval(world_size)
-    return Pacing(base=base, limit=8 * base)
+@dataclass(frozen=True)
+class AgreementCounters:
+    """What one rank's agreement has done so far."""
+
+    state: str
+    """`starting`, `agreeing`, `off` (ranks differ in versions) or `lost` (no store)."""
+    n_changes: int
+    """Changes whose outcome this rank has learned."""
+    n_adopted: int
+    """Changes that switched a communicator of this rank."""
+    n_store_requests: int
+    n_requests_at_rest: int
+    """Those sent after the job's start while no change was under way."""
+    n_waits: int
+    """Calls that waited for an outcome."""
+    longest_wait_us: float
+    left_out: tuple[tuple[str, str], ...]
+    """(communicator, reason) of those that the latest change left out."""
 
 
 class Agreement:
-    """One rank's part in adopting plans together.
+    """One rank's part in adopting plans together. Its thread is `zerotune-agreement`.
 
     Args:
         store: a connection of our own to the job's store, below a prefix of ours.
         rank, world_size: of the default process group.
-        plan_table: where plans are loaded and flipped.
-        calls_on_world: collectives enqueued so far on communicators of all ranks; called once per agreed boundary.
+        plugin: where plans are prepared and put in force.
+        ring: tells the other ranks that a change is announced or decided; called on this thread.
         fingerprint: what else must be equal on all ranks (plugin layout, NCCL version, tuner ABI).
-        timeout_s: the process group's timeout.
-        pacing: distance of agreed boundaries; only rank 0's counts.
+        asks: whether this rank looks for the first change by itself, since no daemon will ring.
+        before_request, before_change: called before each request, and when a change has come: for tests.
     """
 
     def __init__(
@@ -65,151 +93,128 @@ class Agreement:
         store: dist.Store,
         rank: int,
         world_size: int,
-        plan_table: PlanTable,
-        calls_on_world: Callable[[], int],
+        plugin: PlanHolder,
+        ring: Callable[[int], None],
         *,
         fingerprint: str = "",
-        timeout_s: float = 600.0,
-        pacing: Pacing | None = None,
+        asks: bool = False,
+        before_request: Callable[[], None] = lambda: None,
+        before_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._exchange = Exchange(store)
+        self._exchange = Exchange(store, before_request)
         self._rank = rank
         self._world_size = world_size
-        self._plan_table = plan_table
-        self._calls_on_world = calls_on_world
+        self._plugin = plugin
+        self._members = Members(plugin)
+        self._ring = ring
+        self._before_change = before_change
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
-        # A peer that has the message goes on, and its next collective waits for this rank: after two timeouts
-        # its watchdog has ended the job. A rank that still lives then knows that no rank has the message.
-        self.patience_s = 2 * timeout_s + 60.0
-        """How long the training thread waits for rank 0's message."""
-        self._changed = threading.Condition(threading.Lock())
-        self._follower = Follower()
-        self._leader = Leader(pacing or pacing_for(world_size)) if rank == 0 else None
-        # A bare lock, open when there is a crossing: a third of what a condition costs the training thread.
-        self._crossed = threading.Lock()
-        self._crossed.acquire()
-        self._crossing: Crossing | None = None
+        self._lock = threading.Lock()
+        self._leader = Leader() if rank == 0 else None
+        self._left_alone: set[str] = set()
+        self._absent: set[int] = set()
+        """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
+        self._unread: list[tuple[int, set[int]]] = []
+        """Outcomes that may be deleted once these ranks have answered a later change. Rank 0's."""
+        self._next = 1
+        """Number of the next change, as far as this rank has seen."""
+        self._rung = 0
+        """Number of the change that the latest bell was about."""
+        self._wake = threading.Event()
         self._is_closing = False
-        self._failure: RankDisagreement | None = None
+        self._must_look = asks
+        self._is_watched = True
+        self._repeat_at_s = float("inf")
+        self._n_repeats = 0
+        self._at_rest_since = 0
+        self._n_at_rest = 0
+        self._n_changes = self._n_adopted = 0
+        self._left_out: dict[str, str] = {}
         self.state = "starting"
-        """`starting`, `agreeing`, `frozen` (the plan stays), `off` (never started) or `lost` (no store)."""
+        self.n_refused_plans = 0
         self.incarnation: int | None = None
         """Which start of the job on this store, from 1; None until this rank knows."""
-        self.n_agreed = 0
-        self.n_waits = 0
-        """Agreed boundaries at which the training thread had to wait for rank 0's message."""
-        self.wait_us = 0.0
-        self.n_refused_plans = 0
-        self.n_mismatches = 0
         self._thread = threading.Thread(target=self._run, name="zerotune-agreement", daemon=True)
         self._thread.start()
 
-    @property
-    def n_store_requests(self) -> int:
-        """Requests that this rank has sent to the store."""
-        return self._exchange.n_requests
-
-    # ---- rank 0, any thread ------------------------------------------------------------------
+    # ---- any thread --------------------------------------------------------------------------
 
     def offer(self, plan: Plan) -> None:
-        """The daemon's latest plan; ignored on other ranks. A plan whose epoch does not rise is refused."""
+        """The daemon's latest plan; ignored on other ranks than 0. A plan whose epoch does not rise is refused."""
         if self._leader is None:
             return
-        with self._changed:
+        with self._lock:
             is_taken = self._leader.offer(plan)
-        if not is_taken:
+            self._n_repeats = 0
+        if is_taken:
+            self._wake.set()
+        else:
             self._refuse(plan, f"its epoch does not rise above {self._leader.highest.epoch}")
 
-    def renew(self) -> None:
-        """The daemon is there, with or without an offer: the plan in force does not expire."""
-        if self._leader is not None:
-            with self._changed:
-                self._leader.renew()
+    def watched(self, is_watched: bool) -> None:
+        """Whether a daemon is there, which would ring."""
+        self._is_watched = is_watched
+        self._wake.set()
 
     def withdraw(self) -> None:
-        """The daemon is gone: the plan in force gives way to the baseline `expires_after` boundaries on."""
+        """The daemon has been gone for long: all communicators go back to NCCL's own choice."""
         if self._leader is not None:
-            with self._changed:
+            with self._lock:
                 self._leader.withdraw()
+            self._wake.set()
 
-    # ---- training thread ---------------------------------------------------------------------
+    def rung(self, number: int) -> None:
+        """Rank 0 has announced or decided the change of this number; 0: another rank has a new communicator."""
+        if number == 0:
+            self.communicator_came()
+        self._rung = max(self._rung, number)
+        self._wake.set()
 
-    def boundary(self) -> int:
-        """Reach the next boundary and return the epoch in force from here.
+    def communicator_came(self) -> None:
+        """There is a new communicator, here or elsewhere, which may want the plan in force."""
+        if self._leader is not None:
+            self._n_repeats = 0
+            self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[0]
+            self._wake.set()
 
-        Call at the end of each optimizer step, at the same point of the program on all ranks.
-
-        Raises:
-            RankDisagreement: the other ranks adopt a plan that this rank cannot have.
-        """
-        follower = self._follower
-        with self._changed:
-            if not follower.arrive():
-                return follower.epoch
-            if follower.is_blocked:
-                self._wait_for_message()
-            if self._failure is not None:
-                raise self._failure
-            if follower.is_agreed:
-                crossing = follower.cross(self._count_calls())
-                if crossing.is_change:
-                    self._plan_table.flip(follower.epoch)
-                self.n_agreed += 1
-                self._crossing = crossing
-                self._crossed.release()
-            return follower.epoch
+    def counters(self) -> AgreementCounters:
+        """Counts so far, as a snapshot."""
+        n_waits, longest_us, _ = self._waits()
+        return AgreementCounters(
+            self.state,
+            self._n_changes,
+            self._n_adopted,
+            self._exchange.n_requests,
+            self._n_at_rest,
+            n_waits,
+            longest_us,
+            tuple(sorted(self._left_out.items())),
+        )
 
     def close(self) -> None:
         """Stop taking part. Never raises; the plan in force stays."""
-        with self._changed:
-            self._is_closing = True
-            self._exchange.close()
-            self._follower.abandon()
-            if self._crossed.locked():
-                self._crossed.release()
+        self._is_closing = True
+        self._exchange.close()
+        self._wake.set()
         self._thread.join(CLOSE_TIMEOUT_S)
 
-    def _count_calls(self) -> int:
-        """A count that cannot be had differs from every true one: this rank still crosses, and reports."""
-        try:
-            return self._calls_on_world()
-        except Exception as error:
-            logger.warning("zerotune: collectives cannot be counted: %s", error)
-            return -(2**31)
-
-    def _wait_for_message(self) -> None:
-        follower = self._follower
-        self.n_waits += 1
-        start_s = time.perf_counter()
-        if not self._changed.wait_for(lambda: not follower.is_blocked or self._failure is not None, self.patience_s):
-            follower.abandon()
-            self.state = "lost"
-            self._exchange.close()
-            logger.warning(
-                "zerotune: no message from rank 0 at boundary %d for %.0f s; the plan of epoch %d stays for good",
-                follower.boundary,
-                self.patience_s,
-                follower.epoch,
-            )
-        self.wait_us += (time.perf_counter() - start_s) * 1e6
-
-    # ---- background thread -------------------------------------------------------------------
+    # ---- the agreement's thread --------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            if self._start_job():
-                self.state = "agreeing"
-                self._follow_messages()
+            if not self._start_job():
+                return
+            self.state = "agreeing"
+            self._at_rest_since = self._exchange.n_requests
+            while True:
+                self._rest()
+                self._lead(self._leader) if self._leader is not None else self._follow()
         except Closed:
             pass
-        except RankDisagreement as failure:
-            with self._changed:
-                self._failure = failure
-                self._changed.notify()
         except Exception as error:
             if not self._is_closing:
                 self.state = "lost"
-                logger.warning("zerotune: agreement lost the job's store: %s", error)
+                logger.warning("zerotune: tuning ends, plans stay as they are: the job's store is gone: %s", error)
 
     def _start_job(self) -> bool:
         exchange, world_size = self._exchange, self._world_size
@@ -222,93 +227,166 @@ class Agreement:
             self.state = "off"
             if self._rank == 0:
                 logger.warning("zerotune: tuning stays off: ranks differ in versions; rank 0 has %s", self.fingerprint)
-            return False
-        with self._changed:
-            promised = self._follower.promise()
-        job_start.announce_promise(exchange, self._rank, promised)
-        leader = self._leader
-        if leader is not None:
-            job_start.write_first_message(
-                exchange, world_size, lambda promises: encode_message(leader.first_message(promises))
-            )
-        return True
+        return is_alike
 
-    def _follow_messages(self) -> None:
-        exchange = self._exchange
-        read: deque[int] = deque()
-        has_confirmed = False
-        message = job_start.read_first_message(exchange)
+    def _rest(self) -> None:
+        """Sleep until there is something to do.
+
+        Raises:
+            Closed: the agreement was closed.
+        """
+        while not self._is_closing:
+            leader = self._leader
+            now_s = time.monotonic()
+            if leader is not None:
+                if leader.offered is not None or now_s >= self._repeat_at_s:
+                    return
+                pause_s = min(self._repeat_at_s - now_s, 3600.0)
+            elif self._must_look or self._rung >= self._next:
+                return
+            else:
+                pause_s = 3600.0 if self._is_watched or not self._n_adopted else UNWATCHED_LOOK_S
+            if not self._wake.wait(pause_s) and leader is None and pause_s < 3600.0:
+                return
+            self._wake.clear()
+        raise Closed
+
+    def _lead(self, leader: Leader) -> None:
+        with self._lock:
+            change = leader.announce(self._next) or leader.repeat(self._next)
+        self._repeat_at_s = float("inf")
+        if change is None or not self._can_load(leader, change.plan):
+            return
+        n_before = self._exchange.n_requests
+        self._n_at_rest += n_before - self._at_rest_since
+        self._next += 1
+        self._exchange.set(f"change/{change.number}", encode(change))
+        self._ring(change.number)
+        outcome = self._take_part(change, lambda: self._decide(change))
+        self._ring(change.number)
+        self._remember(outcome)
+        self._at_rest_since = self._exchange.n_requests
+
+    def _follow(self) -> None:
+        """Look for the next change; take part if it is there."""
+        n_before = self._exchange.n_requests
+        self._next = max(self._next, self._rung)
+        data = self._exchange.read(f"change/{self._next}")
+        if data is None:
+            self._next = max(self._next, self._rung + 1)  # decided long ago
+            if self._must_look:
+                self._wake.wait(LONGEST_LOOK_S)
+            return
+        self._n_at_rest += n_before - self._at_rest_since
+        self._must_look = False
+        change = decode_change(data)
+        self._next = change.number + 1
+        self._take_part(change, lambda: self._await_outcome(change))
+        self._at_rest_since = self._exchange.n_requests
+
+    def _take_part(self, change: Change, learn: Callable[[], bytes]) -> Outcome:
+        """Answer, learn the outcome, and carry it out."""
+        self._before_change()
+        try:
+            answer = Answer(change.number, self._rank, self._members.answer(change))
+        except Exception as error:  # promises nothing, so that nothing will be asked of this rank
+            self._members.give_up()
+            self._refuse(change.plan, str(error))
+            answer = Answer(change.number, self._rank, refusal=str(error)[:200])
+        # From here on this rank may be counted on: whatever fails, its promises hold.
+        self._exchange.set(f"answer/{change.number}/{self._rank}", encode(answer))
+        data = learn()
+        try:
+            outcome = decode_outcome(data, change)
+        except WireError as error:
+            logger.warning("zerotune: change %d is dropped: %s", change.number, error)
+            outcome = Outcome(change.number)
+        self._n_changes += 1
+        mine = {member.key for member in answer.members if member.promise}
+        self._n_adopted += bool(mine & outcome.switches.keys())
+        self._left_out = {**outcome.reasons}
+        if not self._members.carry_out(outcome):
+            self.state = "lost"
+            logger.error("zerotune: rank %d waited too long to follow change %d", self._rank, change.number)
+        return outcome
+
+    def _await_outcome(self, change: Change) -> bytes:
+        """The outcome that was written, or else that nothing changes, once patience is over."""
+        key = f"outcome/{change.number}"
+        began_s = look_at_s = time.monotonic()
+        pause_s = FIRST_LOOK_S
         while True:
-            self._receive(message)
-            crossing = self._next_crossing()
-            if not crossing.is_lockstep:
-                self._report_mismatch(crossing)
-            elif crossing.is_checked and not has_confirmed:
-                has_confirmed = True
-                if exchange.add(CONFIRMED_KEY) == self._world_size:
-                    exchange.set(ALL_CONFIRMED_KEY, b"1")
-            if self._leader is not None:
-                self._publish(self._leader, crossing)
-                read.append(crossing.boundary)
-            if self.n_agreed % BOUNDARIES_PER_ACKNOWLEDGEMENT == 0:
-                exchange.add(f"read/{self.n_agreed}")
-                if self._leader is not None:
-                    self._delete_read(read)
-            message = decode_message(exchange.get(_message_key(message.next_boundary)))
+            look_at_s += pause_s
+            pause_s = min(2.0 * pause_s, LONGEST_LOOK_S)
+            self._sleep_until(look_at_s)
+            if self._is_closing or time.monotonic() - began_s > PATIENCE_S:
+                return self._exchange.set_once(key, encode(Outcome(change.number)))
+            data = self._exchange.read(key)
+            if data is not None:
+                return data
 
-    def _receive(self, message: BoundaryMessage) -> None:
-        if message.plan is not None:
-            try:
-                self._plan_table.load(message.plan)
-            except Exception as error:
-                raise RankDisagreement(
-                    f"rank {self._rank} cannot load the plan of epoch {message.epoch} that rank 0 could: {error}"
-                ) from error
-        with self._changed:
-            self._follower.receive(message)
-            self._changed.notify()
+    def _sleep_until(self, at_s: float) -> None:
+        """Sleep until `at_s`, until a bell, or until a call waits."""
+        while not self._is_closing and not self._waits()[2]:
+            left_s = at_s - time.monotonic()
+            if left_s <= 0 or self._wake.wait(min(left_s, 2 * BLOCKED_LOOK_S)):
+                break
+        else:
+            time.sleep(BLOCKED_LOOK_S)
+        self._wake.clear()
 
-    def _next_crossing(self) -> Crossing:
-        self._crossed.acquire()
-        crossing, self._crossing = self._crossing, None
-        if crossing is None:
-            raise Closed
-        return crossing
+    # ---- rank 0 ------------------------------------------------------------------------------
 
-    def _report_mismatch(self, crossing: Crossing) -> None:
-        self.n_mismatches += 1
-        if self.n_mismatches == 1:
-            detail = (
-                f"rank {self._rank} and rank 0 differ in their count of collectives before boundary {crossing.boundary}"
-            )
-            logger.warning("zerotune: %s; plans stay as they are", detail)
-            self._exchange.set(MISMATCH_KEY, detail.encode())
+    def _decide(self, change: Change) -> bytes:
+        """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
+        keys = [f"answer/{change.number}/{rank}" for rank in range(self._world_size)]
+        expected = [key for rank, key in enumerate(keys) if rank not in self._absent]
+        until_s = time.monotonic() + DECIDE_S
+        pause_s = BLOCKED_LOOK_S / 2
+        while (found := self._exchange.read_all(expected)) is None:
+            if time.monotonic() > until_s or self._is_closing:
+                break
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+        known = dict(zip(expected, found, strict=True)) if found is not None else {}
+        data_of = [known[key] if key in known else self._exchange.read(key) for key in keys]
+        self._absent = {rank for rank, data in enumerate(data_of) if data is None}
+        answers = [answer for data in data_of if data is not None and (answer := _answer_in(data)) is not None]
+        outcome = decide(change, answers, self._left_alone)
+        data = self._exchange.set_once(f"outcome/{change.number}", encode(outcome))
+        for key in keys:
+            self._exchange.delete(key)
+        self._forget_read(change.number, {answer.rank for answer in answers})
+        return data
 
-    def _publish(self, leader: Leader, crossing: Crossing) -> None:
-        exchange = self._exchange
-        is_confirmed = leader.is_confirmed or exchange.has(ALL_CONFIRMED_KEY)
-        is_frozen = leader.is_frozen or exchange.has(MISMATCH_KEY)
-        with self._changed:
-            leader.is_confirmed = is_confirmed
-            if is_frozen and not leader.is_frozen:
-                leader.freeze()
-                self.state = "frozen"
-            news = leader.news()
-        if news is not None and not self._can_load(news):
-            with self._changed:
-                leader.refuse(news)
-            news = None
-        with self._changed:
-            message = leader.next_message(crossing.n_calls, news)
-        exchange.set(_message_key(message.boundary), encode_message(message))
+    def _forget_read(self, number: int, answered: set[int]) -> None:
+        """Delete changes and outcomes whose readers have all gone on to a later one."""
+        self._unread = [(old, waiting - answered) for old, waiting in self._unread]
+        for old, waiting in self._unread:
+            if not waiting:
+                self._exchange.delete(f"change/{old}")
+                self._exchange.delete(f"outcome/{old}")
+        self._unread = [(old, waiting) for old, waiting in self._unread if waiting]
+        self._unread.append((number, answered))
 
-    def _can_load(self, plan: Plan) -> bool:
+    def _remember(self, outcome: Outcome) -> None:
+        for key in outcome.left_alone:
+            self._left_alone.add(key)
+            why = Why.histories_differ.value
+            logger.warning("zerotune: communicator %s is left at NCCL's own choice: %s", key, why)
+        may_pass = any(Why.__members__[why].may_pass for why in outcome.reasons.values() if why in Why.__members__)
+        if may_pass and self._n_repeats < len(REPEAT_AFTER_S):
+            self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[self._n_repeats]
+            self._n_repeats += 1
+
+    def _can_load(self, leader: Leader, plan: Plan) -> bool:
         """Rank 0 asks nobody for what it cannot do itself, nor for what the others could not read."""
         try:
-            self._plan_table.load(plan.at_last())
-            self._plan_table.load(plan)
-            decode_message(encode_message(BoundaryMessage(0, 1, plan.epoch, 0, plan)))
+            self._plugin.prepare(plan)
+            decode_change(encode(Change(1, plan)))
         except Exception as error:
+            with self._lock:
+                leader.refuse(plan)
             self._refuse(plan, str(error))
             return False
         return True
@@ -318,17 +396,16 @@ class Agreement:
         if self.n_refused_plans == 1:
             logger.warning("zerotune: the plan of epoch %d is refused: %s", plan.epoch, reason)
 
-    def _delete_read(self, read: deque[int]) -> None:
-        """Delete the messages of each block that all ranks have read."""
-        n_open = len(read)
-        while n_open > BOUNDARIES_PER_ACKNOWLEDGEMENT:
-            block = self.n_agreed - n_open + BOUNDARIES_PER_ACKNOWLEDGEMENT
-            if self._exchange.add(f"read/{block}", 0) < self._world_size:
-                return
-            for _ in range(BOUNDARIES_PER_ACKNOWLEDGEMENT):
-                self._exchange.delete(_message_key(read.popleft()))
-            self._exchange.delete(f"read/{block}")
-            n_open = len(read)
+    def _waits(self) -> tuple[int, float, int]:
+        return self._plugin.waits()
+
+
+def _answer_in(data: bytes) -> Answer | None:
+    try:
+        return decode_answer(data)
+    except WireError as error:
+        logger.warning("zerotune: an answer is dropped: %s", error)
+        return None
 
 
 def _version() -> str:
@@ -336,7 +413,3 @@ def _version() -> str:
         return importlib.metadata.version("zerotune")
     except importlib.metadata.PackageNotFoundError:
         return "uninstalled"
-
-
-def _message_key(boundary: int) -> str:
-    return f"boundary/{boundary}"

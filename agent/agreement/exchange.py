@@ -1,6 +1,6 @@
-"""Store I/O of the agreement's background thread: blocking reads that can be cancelled, one retry.
+"""Requests to the job's store by the agreement's thread: none waits in the store, each may be repeated.
 
-The store must be a connection of our own (`zerotune.agent.job_store`), since a blocking read holds it.
+The store must be a connection of our own (`zerotune.agent.job_store`), since a request holds it.
 """
 
 from __future__ import annotations
@@ -8,28 +8,39 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
 logger = logging.getLogger("zerotune.agreement")
 
-FIRST_SLICE_S = 10.0
-LONGEST_SLICE_S = 60.0
-FIRST_POLL_S = 0.005
-LONGEST_POLL_S = 2.0
+FIRST_POLL_S: Final = 0.005
+LONGEST_POLL_S: Final = 30.0
+"""Between two looks for ranks that may never come."""
+TRIES: Final = 3
+PAUSE_S: Final = 0.2
+"""Between two tries of a request that failed."""
+_NOTHING: Final = "\0"
+"""No value that is ever written. Compared with it, `compare_set` reads without waiting, in one request."""
+
+Found = TypeVar("Found")
 
 
 class Closed(Exception):
-    """The agreement is being closed; the background thread unwinds."""
+    """The agreement is being closed; its thread unwinds."""
 
 
 class Exchange:
-    """One rank's view of the store. Used by one thread; only `close` may come from another."""
+    """One rank's view of the store. Used by one thread; only `close` may come from another.
 
-    def __init__(self, store: dist.Store) -> None:
+    A request that fails is repeated over a fresh connection before RuntimeError is raised. Only `add` may count twice so,
+    which costs tuning at worst (`zerotune.agent.agreement.job_start`).
+    """
+
+    def __init__(self, store: dist.Store, fail: Callable[[], None] = lambda: None) -> None:
+        """`fail` is called before each request: tests let it raise RuntimeError."""
         self._store: Any = store
+        self._fail = fail
         self._closing = threading.Event()
         self._folder = ""
         self.n_requests = 0
@@ -39,7 +50,7 @@ class Exchange:
         self._folder = f"{folder}/" if folder else ""
 
     def close(self) -> None:
-        """Make a blocking read give up at the end of its time slice."""
+        """Let whoever polls give up."""
         self._closing.set()
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
@@ -55,61 +66,34 @@ class Exchange:
                 raise Closed
             delay_s = min(1.5 * delay_s, LONGEST_POLL_S)
 
-    def poll(self, key: str) -> bytes:
-        """The value of `key`, asking now and then: it may never come if another rank ends early.
-
-        Raises:
-            Closed: `close` was called.
-            RuntimeError: the store is gone.
-        """
-        self.wait_until(lambda: self.has(key))
-        return self.get(key)
-
-    def get(self, key: str) -> bytes:
-        """The value of `key`, waiting in the store for what is on its way.
-
-        `close` does not wake a thread that waits here, and one that still waits when the interpreter ends may
-        take the process down with it; so this is for values whose writer has no reason left to stop first.
-
-        Raises:
-            Closed: `close` was called.
-            RuntimeError: the store is gone.
-        """
-        slice_s = FIRST_SLICE_S
-        may_reconnect = True
-        while not self._closing.is_set():
-            try:
-                self._store.set_timeout(timedelta(seconds=slice_s))
-                self.n_requests += 2  # c10d asks twice: wait for the key, then its value
-                return bytes(self._store.get(self._folder + key))
-            except dist.DistStoreError:
-                # Nothing wrong, only slow; c10d logs a line each time.
-                slice_s = min(2 * slice_s, LONGEST_SLICE_S)
-            except RuntimeError:
-                if self._closing.is_set() or not may_reconnect or not self._reconnect():
-                    raise
-                may_reconnect = False
-        raise Closed
+    def read(self, key: str) -> bytes | None:
+        """The value of `key`; None: it has none yet."""
+        value = bytes(self._request(lambda store: store.compare_set(self._folder + key, _NOTHING, _NOTHING)))
+        return None if value == _NOTHING.encode() else value
 
     def set(self, key: str, value: bytes) -> None:
-        """Write `value`; repeated over a fresh connection if this one broke, which changes nothing."""
-        self.n_requests += 1
-        try:
-            self._store.set(self._folder + key, value)
-        except RuntimeError:
-            if not self._reconnect():
-                raise
-            self._store.set(self._folder + key, value)
+        """Write `value`."""
+        self._request(lambda store: store.set(self._folder + key, value))
+
+    def set_once(self, key: str, value: bytes) -> bytes:
+        """Write `value` unless `key` has one; returns the value that it has from now on."""
+        return bytes(self._request(lambda store: store.compare_set(self._folder + key, b"", value)))
 
     def add(self, key: str, amount: int = 1) -> int:
-        """Add to a counter; never repeated, since the first attempt may have counted."""
-        self.n_requests += 1
-        return int(self._store.add(self._folder + key, amount))
+        """Add to a counter and return it; it may count twice if the store's connection breaks."""
+        return int(self._request(lambda store: store.add(self._folder + key, amount)))
 
     def has(self, key: str, *, everywhere: bool = False) -> bool:
         """Whether `key` has a value; `everywhere`: as seen from the top."""
-        self.n_requests += 1
-        return bool(self._store.check([key if everywhere else self._folder + key]))
+        return bool(self._request(lambda store: store.check([key if everywhere else self._folder + key])))
+
+    def read_all(self, keys: list[str]) -> list[bytes] | None:
+        """The values of `keys`; None: not all of them have one yet."""
+        names = [self._folder + key for key in keys]
+        if not self._request(lambda store: store.check(names)):
+            return None
+        self.n_requests += 1  # c10d asks twice: wait for the keys, then their values
+        return [bytes(value) for value in self._request(lambda store: store.multi_get(names))]
 
     def delete(self, key: str) -> None:
         """Remove `key`; a store that cannot is left as it is."""
@@ -119,10 +103,21 @@ class Exchange:
         except RuntimeError as error:
             logger.debug("key %s stays in the store: %s", key, error)
 
-    def _reconnect(self) -> bool:
+    def _request(self, send: Callable[[Any], Found]) -> Found:
+        for n_left in reversed(range(TRIES)):
+            self.n_requests += 1
+            try:
+                self._fail()
+                return send(self._store)
+            except RuntimeError:
+                if n_left == 0 or self._closing.wait(PAUSE_S):
+                    raise
+                self._reconnect()
+        raise AssertionError("unreachable")
+
+    def _reconnect(self) -> None:
         """Replace a broken connection, where this torch can open another."""
         try:
             self._store = self._store.clone()
-        except (AttributeError, RuntimeError):
-            return False
-        return True
+        except (AttributeError, RuntimeError) as error:
+            logger.debug("the job's store cannot be reached again: %s", error)

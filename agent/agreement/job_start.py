@@ -1,34 +1,24 @@
-"""How a job starts: which start is it, do all ranks have equal versions, and where is the first agreed boundary?
+"""How a job starts: which start is it, and do all ranks have equal versions?
 
 A restarted job may find the store that its last start left behind, and launchers number starts differently
 on different nodes. So rank 0 numbers them in the store: an *incarnation* is one start of rank 0, and all
 further keys lie below its number. A rank may read an old number before rank 0 has written the new one;
 then it must find out, and never mistake the dead ranks' keys for its peers'.
 
-No rank may wait at a boundary for ranks that never installed the agent, so it happens in steps, all in
-the background and none of them bounded in time:
-
-1. Each rank counts itself in the incarnation, under its fingerprint and in all. Only rank 0 says that
-   all are here, and whether every rank had the same fingerprint. In an old incarnation rank 0 is dead: either it
-   never said so, or it did and the count is full, which a newcomer sees.
-2. Each rank that reads "alike" promises a boundary that it will not cross without knowing the first
-   agreed boundary. By now all ranks are known to be there, so that this wait ends.
-3. Rank 0 collects the promises and writes the message for the first agreed boundary, which is the furthest of them.
-
-With a rank missing, step 1 never ends, and training runs untuned.
+So each rank counts itself in the incarnation, under its fingerprint and in all. Only rank 0 says that all are here, and
+whether every rank had the same fingerprint. In an old incarnation rank 0 is dead: either it never said so, or it did and
+the count is full, which a newcomer sees. All of it happens in the background, and none of it is bounded in time: with a
+rank missing it never ends, and training runs untuned.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 from zerotune.agent.agreement.exchange import Exchange
-from zerotune.agent.agreement.protocol import BoundaryMessage, decode_message
 
 N_INCARNATIONS_KEY = "n_incarnations"
 INCARNATION_KEY = "incarnation"
-FIRST_MESSAGE_KEY = "boundary/first"
 ALIKE = b"alike"
 DIFFERENT = b"different"
 # The keys below `muster/` keep that name, so that ranks of other versions are found to differ.
@@ -44,7 +34,7 @@ def found_incarnation(exchange: Exchange) -> int:
 
 
 def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
-    """Step 1 of rank 0, after `found_incarnation`: wait for all ranks and tell them whether they are alike.
+    """Rank 0, after `found_incarnation`: wait for all ranks and tell them whether they are alike.
 
     Args:
         exchange: in the folder of this incarnation.
@@ -66,7 +56,7 @@ def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
 
 
 def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bool]:
-    """Step 1 of the others: find the current incarnation, and be counted in it.
+    """The others: find the current incarnation, and be counted in it.
 
     Args:
         exchange: at the top of the store; afterwards in the folder of the incarnation.
@@ -90,41 +80,6 @@ def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bo
             return number, answer == ALIKE
 
 
-def announce_promise(exchange: Exchange, rank: int, boundary: int) -> None:
-    """Step 2: tell rank 0 what this rank has promised.
-
-    Args:
-        exchange: in the folder of this incarnation.
-        rank: of this process.
-        boundary: what `Follower.promise` returned.
-    """
-    exchange.set(promise_key(rank), str(boundary).encode())
-
-
-def write_first_message(exchange: Exchange, world_size: int, first_message: Callable[[list[int]], bytes]) -> None:
-    """Step 3, on rank 0: collect all promises and write the message for the first agreed boundary.
-
-    Args:
-        exchange: in the folder of this incarnation.
-        world_size: ranks of the job, and so of promises.
-        first_message: makes the message's bytes from the promised boundaries, which are in the order of ranks.
-
-    Raises:
-        Closed: the agreement was closed before all promises came.
-    """
-    promises = []
-    for rank in range(world_size):
-        promises.append(int(exchange.poll(promise_key(rank))))
-    exchange.set(FIRST_MESSAGE_KEY, first_message(promises))
-    for rank in range(world_size):
-        exchange.delete(promise_key(rank))
-
-
-def read_first_message(exchange: Exchange) -> BoundaryMessage:
-    """The message for the first agreed boundary, on every rank."""
-    return decode_message(exchange.poll(FIRST_MESSAGE_KEY))
-
-
 def all_key(world_size: int) -> str:
     """Where ranks are counted; a job that restarts with another number of ranks counts elsewhere."""
     return f"muster/{world_size}/all"
@@ -140,11 +95,6 @@ def member_key(fingerprint: str) -> str:
     return "muster/" + hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
 
 
-def promise_key(rank: int) -> str:
-    """Where a rank's promise is written."""
-    return f"muster/promise/{rank}"
-
-
 def _begun_key(number: int) -> str:
     return f"incarnation/{number}"
 
@@ -153,7 +103,7 @@ def _read_number(exchange: Exchange, above: int) -> int:
     """The newest incarnation, once there is one after `above`."""
     exchange.enter("")
     exchange.wait_until(lambda: exchange.has(_begun_key(above + 1)))
-    return int(exchange.get(INCARNATION_KEY))  # written before the key that was waited for
+    return int(exchange.read(INCARNATION_KEY) or 0)  # written before the key that was waited for
 
 
 def _await_answer(exchange: Exchange, world_size: int, number: int) -> bytes | None:
@@ -163,4 +113,4 @@ def _await_answer(exchange: Exchange, world_size: int, number: int) -> bytes | N
         return exchange.has(_begun_key(number + 1), everywhere=True)
 
     exchange.wait_until(lambda: exchange.has(answer_key(world_size)) or is_over())
-    return None if is_over() else exchange.get(answer_key(world_size))
+    return None if is_over() else exchange.read(answer_key(world_size))

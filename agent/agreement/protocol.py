@@ -1,17 +1,23 @@
-"""The agreement protocol as a pure state machine: no threads, no sockets, no clocks.
+"""The agreement protocol as pure values and functions: no threads, no sockets, no clocks.
 
-A *boundary* is the end of an optimizer step, counted from 1 on each rank. An *agreed boundary* is one at
-which all ranks obey the same `BoundaryMessage`, which rank 0 wrote for exactly that boundary when it
-crossed the agreed boundary before. Between them nothing can change. `Follower` is what every rank knows
-(rank 0 too: it obeys what it reads back, never what it wrote), `Leader` is how rank 0 chooses the next message.
+Ranks of a communicator issue the same collectives in the same order: that is NCCL's law. So a plan comes into force on
+a communicator at a *call number*, which every rank counts for itself. A change takes two phases:
 
-The model checker in tests/agreement drives these very classes through every interleaving.
+1. Rank 0 writes a `Change`. Each rank prepares its plan, promises for each of its communicators not to pass a certain
+   call before it knows the outcome, and writes an `Answer`.
+2. The `Outcome` is written once, by compare-and-set: rank 0 may write which communicators switch, at which calls;
+   whoever waited for too long writes that none does.
+
+A communicator switches only if all of its ranks answered, at or after the furthest of their promises. `Leader` is what
+rank 0 wants, `decide` what it may have. The model checker in tests/agreement drives both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -20,254 +26,254 @@ from zerotune.store.errors import WireError
 from zerotune.store.records import Plan
 
 BASELINE_PLAN: Final = Plan(epoch=0)
-"""What every job starts with and an expired plan gives way to."""
-
-PROMISE_LEAD: Final = 2
-"""Boundaries between a rank's promise and the first one it will not cross without rank 0's message.
-
-One more than the least possible, so that the first message normally arrives while training goes on.
-"""
+"""What every job starts with."""
+LEAST_STEADY: Final = 2
+"""Whole steps in a row with equally many calls, before changes are laid where steps begin."""
+LEAST_CALLS: Final = 8
+"""Calls of a communicator before it is tuned: fewer do not repeat anything."""
 
 
-class BoundaryMessage(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 says for one boundary: what is in force from there, and at which boundary the next message is due.
+class Why(Enum):
+    """Why a communicator keeps its plan; `text` completes "communicator X is not tuned: "."""
 
-    `plan` is None to keep the plan in force ("keep"). `n_calls` is rank 0's count of collectives on
-    the world communicator at the agreed boundary before, counted from the first; negative when there was
-    none before.
+    ranks_missing = "not all of its ranks answered"
+    too_near = "a rank could not promise a call"
+    ambiguous = "this NCCL does not name communicators, and several have its shape"
+    too_few_calls = "it has had too few calls"
+    far_apart = "its ranks are too far apart to compare what they issued"
+    histories_differ = "its ranks issued different collectives"
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it is worth asking again."""
+        return self not in (Why.ambiguous, Why.histories_differ)
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank says of one of its communicators.
+
+    `promise` is the first call that it does not pass before it knows the outcome; 0: it promises nothing, for the
+    reason `why`. `epoch` is that of the latest plan that the communicator was switched to. `checkpoints` are (number of
+    calls, hash of all calls until then). `step_began` is the first call of this rank's latest step, `calls_per_step` how
+    many its steps have; `n_steady` whole steps in a row had so many. `cycle` is a step's calls (bytes, collective,
+    phase), where the plan tells phases apart.
     """
 
-    boundary: int
-    next_boundary: int
-    epoch: int
-    n_calls: int
-    plan: Plan | None = None
+    key: str
+    n_ranks: int
+    promise: int
+    epoch: int = 0
+    why: str = ""
+    checkpoints: tuple[tuple[int, int], ...] = ()
+    step_began: int = 0
+    calls_per_step: float = 0.0
+    n_steady: int = 0
+    cycle: tuple[tuple[int, int, int], ...] = ()
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True):
+    """Rank 0 would like all communicators to switch to `plan`."""
+
+    number: int
+    plan: Plan
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's answer to a change; `refusal` says why it cannot follow the plan at all, empty: it can."""
+
+    number: int
+    rank: int
+    members: tuple[Member, ...] = ()
+    refusal: str = ""
+
+
+class Switch(msgspec.Struct, frozen=True, array_like=True):
+    """Stage i of the plan is in force on a communicator from its call `from_calls[i]` on; `cycle` says where phases are."""
+
+    from_calls: tuple[int, ...]
+    cycle: tuple[tuple[int, int, int], ...] = ()
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What becomes of a change: the communicators that switch, and why others do not."""
+
+    number: int
+    switches: dict[str, Switch] = {}
+    left_alone: dict[str, int] = {}
+    """Communicators that go back to NCCL's own choice for good, and from which call on."""
+    reasons: dict[str, str] = {}
+    """By communicator: a member of `Why`."""
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(BoundaryMessage)
+_change_decoder = msgspec.msgpack.Decoder(Change)
+_answer_decoder = msgspec.msgpack.Decoder(Answer)
+_outcome_decoder = msgspec.msgpack.Decoder(Outcome)
+_FAULTS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def encode_message(message: BoundaryMessage) -> bytes:
+def encode(message: Change | Answer | Outcome) -> bytes:
     """The bytes that travel through the store."""
     return _encoder.encode(message)
 
 
-def decode_message(data: bytes) -> BoundaryMessage:
-    """The message in `data`.
+def decode_change(data: bytes) -> Change:
+    """The change in `data`.
 
     Raises:
-        WireError: `data` is not a message of this version, or contradicts itself.
+        WireError: `data` is no change.
     """
     try:
-        message = _decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"message cannot be decoded: {error}") from error
-    if message.next_boundary <= message.boundary or (message.plan is not None and message.plan.epoch != message.epoch):
-        raise WireError(f"message for boundary {message.boundary} contradicts itself")
-    return message
+        return _change_decoder.decode(data)
+    except _FAULTS as error:
+        raise WireError(f"change cannot be decoded: {error}") from error
 
 
-@dataclass(slots=True)
-class Crossing:
-    """What a rank learned when it crossed an agreed boundary."""
+def decode_answer(data: bytes) -> Answer:
+    """The answer in `data`.
 
-    boundary: int
-    n_calls: int
-    """This rank's own count of collectives at this agreed boundary, from the first one."""
-    is_change: bool
-    is_lockstep: bool
-    """False when this rank's count at the agreed boundary before was not rank 0's."""
-    is_checked: bool
-    """True when a count over at least one full interval was compared."""
-
-
-@dataclass(slots=True)
-class Follower:
-    """One rank's side: which boundary it is at, and what it may not cross without a message."""
-
-    boundary: int = 0
-    """Boundaries reached so far."""
-    due: int | None = None
-    """The next boundary that needs a message from rank 0; None before the job has started."""
-    message: BoundaryMessage | None = None
-    """The message for `due`, once it is here."""
-    epoch: int = 0
-    n_agreed: int = 0
-    """Agreed boundaries crossed."""
-    n_calls_start: int = 0
-    n_calls: int = 0
-    """Own count at the last agreed boundary, from the first."""
-
-    def promise(self) -> int:
-        """From now on stop at the returned boundary until the first agreed boundary is known."""
-        self.due = self.boundary + PROMISE_LEAD
-        return self.due
-
-    def receive(self, message: BoundaryMessage) -> None:
-        """Take rank 0's message, which must not lie before what this rank promised.
-
-        Raises:
-            WireError: the message is for another boundary than the one due.
-        """
-        is_early = self.due is None or message.boundary < self.due
-        if is_early or (self.n_agreed > 0 and message.boundary != self.due):
-            raise WireError(f"message for boundary {message.boundary} arrived, {self.due} is due")
-        self.due = message.boundary
-        self.message = message
-
-    def arrive(self) -> bool:
-        """Reach the next boundary; True when it is an agreed boundary, or one that waits to become one."""
-        self.boundary += 1
-        return self.due is not None and self.boundary >= self.due
-
-    @property
-    def is_blocked(self) -> bool:
-        """The boundary reached needs a message that is not here yet."""
-        return self.due is not None and self.boundary >= self.due and self.message is None
-
-    @property
-    def is_agreed(self) -> bool:
-        """The boundary reached is the one that the message is for."""
-        return self.message is not None and self.boundary == self.message.boundary
-
-    def cross(self, n_calls: int) -> Crossing:
-        """Obey the message for the boundary reached; only when `is_agreed`.
-
-        `n_calls`: collectives that this rank enqueued on the world communicator since it started.
-        """
-        message = self.message
-        if message is None or message.boundary != self.boundary:
-            raise ValueError(f"boundary {self.boundary} is not an agreed one")
-        if self.n_agreed == 0:
-            self.n_calls_start = n_calls
-        previous = self.n_calls
-        self.n_calls = n_calls - self.n_calls_start
-        crossing = Crossing(
-            boundary=message.boundary,
-            n_calls=self.n_calls,
-            is_change=message.epoch != self.epoch,
-            is_lockstep=self.n_agreed == 0 or message.n_calls == previous,
-            is_checked=self.n_agreed >= 2,
-        )
-        self.n_agreed += 1
-        self.epoch = message.epoch
-        self.due = message.next_boundary
-        self.message = None
-        return crossing
-
-    def abandon(self) -> None:
-        """Never wait again; the plan in force stays."""
-        self.due = None
-        self.message = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pacing:
-    """How far agreed boundaries lie apart, in boundaries.
-
-    `base` while plans are changing; after `n_quiet` agreed boundaries without news the distance doubles with each
-    agreed boundary up to `limit`. Only rank 0 applies this; the others read `next_boundary`.
+    Raises:
+        WireError: `data` is no answer.
     """
+    try:
+        return _answer_decoder.decode(data)
+    except _FAULTS as error:
+        raise WireError(f"answer cannot be decoded: {error}") from error
 
-    base: int = 1
-    limit: int = 8
-    n_quiet: int = 8
 
-    def interval(self, n_quiet_boundaries: int) -> int:
-        """Boundaries to the next agreed one, after `n_quiet_boundaries` agreed ones without news."""
-        doublings = min(max(0, n_quiet_boundaries - self.n_quiet), 30)
-        return min(self.base << doublings, max(self.base, self.limit))
+def decode_outcome(data: bytes, change: Change) -> Outcome:
+    """The outcome of `change` in `data`.
+
+    Raises:
+        WireError: `data` is no outcome, or contradicts the change.
+    """
+    try:
+        outcome = _outcome_decoder.decode(data)
+    except _FAULTS as error:
+        raise WireError(f"outcome cannot be decoded: {error}") from error
+    n_stages = len(change.plan.stages())
+    if outcome.number != change.number or any(len(each.from_calls) != n_stages for each in outcome.switches.values()):
+        raise WireError(f"outcome {outcome.number} contradicts change {change.number}")
+    return outcome
+
+
+def decide(change: Change, answers: Iterable[Answer], left_alone: Iterable[str] = ()) -> Outcome:
+    """The outcome of `change`, by the answers that are here.
+
+    Args:
+        change: what was asked for.
+        answers: one of each rank at most.
+        left_alone: communicators whose ranks were seen to differ.
+
+    Returns:
+        Each communicator whose ranks all promised and have one history switches, unless it is at this epoch already.
+    """
+    by_key: dict[str, dict[int, list[Member]]] = {}
+    for answer in answers:
+        for member in answer.members if not answer.refusal and answer.number == change.number else ():
+            by_key.setdefault(member.key, {}).setdefault(answer.rank, []).append(member)
+    left_alone = set(left_alone)
+    ready: dict[str, dict[int, Member]] = {}
+    given_up: dict[str, int] = {}
+    reasons: dict[str, str] = {}
+    for key, by_rank in by_key.items():
+        members = [member for group in by_rank.values() for member in group]
+        if all(member.epoch >= change.plan.last_epoch for member in members):
+            continue
+        why = Why.histories_differ if key in left_alone else _why_not(members, n_answered=len(by_rank))
+        if why is None:
+            ready[key] = {rank: group[0] for rank, group in by_rank.items()}
+        else:
+            reasons[key] = why.name
+        if why is Why.histories_differ and key not in left_alone and all(member.promise for member in members):
+            given_up[key] = max(member.promise for member in members)
+    return Outcome(change.number, _lay(ready, [n_steps for n_steps, _ in change.plan.stages()]), given_up, reasons)
+
+
+def _why_not(members: Sequence[Member], n_answered: int) -> Why | None:
+    if _differ(members):
+        return Why.histories_differ
+    refused = next((member.why for member in members if not member.promise), None)
+    if refused is not None:
+        return Why.__members__.get(refused, Why.too_near)
+    n_ranks = members[0].n_ranks
+    if len(members) > n_answered or len(members) > n_ranks or any(each.n_ranks != n_ranks for each in members):
+        return Why.ambiguous
+    if len(members) < n_ranks:
+        return Why.ranks_missing
+    compared = set.intersection(*({n_calls for n_calls, _ in member.checkpoints} for member in members))
+    return None if compared else Why.far_apart
+
+
+def _differ(members: Sequence[Member]) -> bool:
+    """Whether two members' hashes of the same number of calls differ."""
+    known: dict[int, int] = {}
+    return any(known.setdefault(n_calls, hashed) != hashed for each in members for n_calls, hashed in each.checkpoints)
+
+
+def _lay(ready: Mapping[str, Mapping[int, Member]], stage_steps: Sequence[int]) -> dict[str, Switch]:
+    """Call numbers at which stages begin: where the lowest rank's steps do, the same step for all it is the lowest of.
+
+    Args:
+        ready: members by communicator and rank.
+        stage_steps: steps from the first stage's beginning to that of each stage; the first is 0.
+    """
+    leads = {key: by_rank[min(by_rank)] for key, by_rank in ready.items()}
+    furthest = {key: max(each.promise for each in by_rank.values()) for key, by_rank in ready.items()}
+    steady = {key for key, lead in leads.items() if lead.n_steady >= LEAST_STEADY and lead.calls_per_step >= 1}
+    n_steps_ahead: dict[int, int] = {}
+    for key in steady:
+        lead, rank = leads[key], min(ready[key])
+        n_steps = math.ceil((furthest[key] - lead.step_began) / lead.calls_per_step)
+        n_steps_ahead[rank] = max(n_steps, n_steps_ahead.get(rank, 1))
+    switches = {}
+    for key, lead in leads.items():
+        begins = furthest[key]
+        if key in steady:
+            begins = lead.step_began + n_steps_ahead[min(ready[key])] * int(lead.calls_per_step)
+        calls = max(1.0, lead.calls_per_step)
+        from_calls = [begins + math.ceil(n_steps * calls) for n_steps in stage_steps]
+        switches[key] = Switch(tuple(from_calls), lead.cycle if key in steady else ())
+    return switches
 
 
 @dataclass(slots=True)
 class Leader:
-    """Rank 0's side: what the next message says. Takes offers from a daemon, never waits for one."""
+    """What rank 0 wants: takes offers from a daemon, never waits for one."""
 
-    pacing: Pacing = field(default_factory=Pacing)
     plan: Plan = BASELINE_PLAN
-    """The plan in force from the last message written."""
+    """The latest plan that was announced."""
     offered: Plan | None = None
-    is_daemon_alive: bool = False
-    is_confirmed: bool = False
-    """All ranks have counted the same collectives as rank 0 over a whole interval."""
-    is_frozen: bool = False
-    """Ranks were seen out of step: the plan in force stays for good."""
-    renewed_at: int = 0
-    adopted_at: int = 0
-    """The boundary at which the plan in force was adopted."""
     highest: Plan = BASELINE_PLAN
-    next_boundary: int = 0
-    """The boundary that the next message is for."""
-    n_quiet_boundaries: int = 0
 
     def offer(self, plan: Plan) -> bool:
         """Take the daemon's latest plan; False when its epoch does not rise."""
-        self.is_daemon_alive = True
         if plan == self.plan:
             self.offered = None
             return True
         if plan.epoch < max(1, self.highest.epoch) or (plan.epoch == self.highest.epoch and plan != self.highest):
             return False
-        self.offered = plan
+        self.offered = self.highest = plan
         return True
 
-    def renew(self) -> None:
-        """The daemon is there (again)."""
-        self.is_daemon_alive = True
-
     def withdraw(self) -> None:
-        """The daemon is gone: forget its offer, let the plan in force run to its expiry."""
-        self.is_daemon_alive = False
+        """No daemon watches the plan in force any more: go back to NCCL's own choice."""
         self.offered = None
+        if self.plan.rows or self.plan.then:
+            self.offered = self.highest = Plan(epoch=max(self.highest.last_epoch, self.plan.last_epoch) + 1)
 
     def refuse(self, plan: Plan) -> None:
-        """`plan` cannot be loaded here, so nobody is asked to."""
+        """`plan` cannot be loaded here, so no rank is asked for it."""
         if self.offered is plan:
             self.offered = None
 
-    def freeze(self) -> None:
-        """Change nothing any more."""
-        self.is_frozen = True
-
-    def first_message(self, promises: Iterable[int]) -> BoundaryMessage:
-        """The first agreed boundary lies where the last of the ranks has promised to stop."""
-        boundary = max(promises)
-        self.renewed_at = boundary
-        self.next_boundary = boundary + self.pacing.interval(0)
-        return BoundaryMessage(boundary, self.next_boundary, epoch=0, n_calls=-1)
-
-    def news(self) -> Plan | None:
-        """The plan that the next agreed boundary would bring; None to keep. Load it before `next_message`."""
-        if self.is_frozen or not self.is_confirmed:
+    def announce(self, number: int) -> Change | None:
+        """The change to ask for next: what was offered, else None."""
+        if self.offered is None:
             return None
-        if self.offered is not None:
-            return self.offered
-        later = self.plan.at(self.next_boundary - self.adopted_at)
-        if later is not self.plan:
-            return later
-        n_boundaries = self.next_boundary - self.renewed_at
-        if not self.is_daemon_alive and self.plan.epoch != 0 and n_boundaries >= self.plan.expires_after:
-            return BASELINE_PLAN
-        return None
+        self.plan, self.offered = self.offered, None
+        return Change(number, self.plan)
 
-    def next_message(self, n_calls: int, news: Plan | None) -> BoundaryMessage:
-        """The value for the next agreed boundary, to be written when rank 0 has crossed the one before.
-
-        `n_calls` is rank 0's `Crossing.n_calls` there, `news` what `news()` said and could be loaded.
-        """
-        boundary = self.next_boundary
-        if self.is_daemon_alive:
-            self.renewed_at = boundary
-        if news is None:
-            self.n_quiet_boundaries += 1
-        else:
-            self.n_quiet_boundaries = 0
-            self.plan = news
-            self.renewed_at = self.adopted_at = boundary
-            if news.epoch > self.highest.epoch:
-                self.highest = news
-            if self.offered is news:
-                self.offered = None
-        self.next_boundary = boundary + self.pacing.interval(self.n_quiet_boundaries)
-        return BoundaryMessage(boundary, self.next_boundary, self.plan.epoch, n_calls, news)
+    def repeat(self, number: int) -> Change | None:
+        """The plan in force once more, as it rests, for communicators that have it not yet; None: there is none."""
+        return Change(number, self.plan.at_last()) if self.plan.epoch else None

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.store.errors import PlanError, PluginError
 from zerotune.store.passages import OtherPlugin, Passage, PassageKind, Passages
-from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource
+from zerotune.store.records import CommunicatorClass, Plan, PlanRow, TimingSource, phase_name
 from zerotune.store.wire import COST_BYTES, COST_FIELDS, OBSERVATION_BYTES, OBSERVATION_FIELDS
 
-LAYOUT_VERSION: Final = 2
+LAYOUT_VERSION: Final = 3
 MAX_PLAN_ROWS: Final = 4096
 RING_RECORDS: Final = 65536
 COST_RING_RECORDS: Final = 512
@@ -32,6 +32,13 @@ REGION_BACKWARD: Final = 17
 REGION_STEP: Final = 18
 REGION_AFTER_BACKWARD: Final = 19
 NO_OPINION: Final = 255
+ANY_PHASE: Final = 255
+N_CHECKPOINTS: Final = 16
+MIXED_EPOCHS: Final = 1 << 32
+NO_CALLS: Final = 2**64 - 1
+MAX_COMMUNICATORS: Final = 1024
+MAX_CYCLE_CALLS: Final = 4096
+"""Calls of the longest step whose phases are told apart: two such steps fit into a communicator's log."""
 
 OBSERVATION_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
 COST_DTYPE: Final = np.dtype(COST_FIELDS)
@@ -49,6 +56,23 @@ PLAN_ROW_DTYPE: Final = np.dtype(
         ("reserved", "u1", (3,)),
     ]
 )
+
+COMMUNICATOR_DTYPE: Final = np.dtype(
+    [
+        ("owner", "<u8"),
+        ("comm_id", "<u8"),
+        ("n_ranks", "<u4"),
+        ("n_nodes", "<u4"),
+        ("epoch", "<u4"),
+        ("n_steady", "<u4"),
+        ("n_calls", "<u8"),
+        ("step_began", "<u8"),
+        ("calls_per_step", "<u8"),
+        ("checkpoint_calls", "<u8", (N_CHECKPOINTS,)),
+        ("checkpoint_hash", "<u8", (N_CHECKPOINTS,)),
+    ]
+)
+CYCLE_DTYPE: Final = np.dtype([("message_bytes", "<u8"), ("collective", "<u4"), ("phase", "<u4")])
 
 _load_lock = threading.Lock()
 _loaded: Plugin | None = None
@@ -112,9 +136,10 @@ class Plugin:
             raise PluginError(f"{path} has layout {version}, this zerotune needs {LAYOUT_VERSION}; rebuild it")
         if OBSERVATION_DTYPE.itemsize != OBSERVATION_BYTES or COST_DTYPE.itemsize != COST_BYTES:
             raise PluginError("numpy lays the plugin's records out otherwise than C")
-        u32, f32, pointer, count = ctypes.c_uint32, ctypes.c_float, ctypes.c_void_p, ctypes.c_size_t
+        u32, u64, f32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_float
+        pointer, count, error = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self._set_phase = _bind(quick, "set_phase", None, u32)
-        self._set_step = _bind(quick, "set_step", None, u32)
+        self._set_step = _bind(quick, "set_step", u64, u32)
         self._set_memory_pressure = _bind(quick, "set_memory_pressure", None, f32)
         self._set_recording = _bind(quick, "set_recording", None, u32)
         self._set_observing = _bind(quick, "set_observing", None, u32)
@@ -122,10 +147,18 @@ class Plugin:
         self._set_channel_limit = _bind(quick, "set_channel_limit", None, u32, u32, u32)
         self._channels_seen = _bind(quick, "channels_seen", u32, u32, u32)
         self._flip = _bind(quick, "plan_flip", ctypes.c_int, u32)
-        self._active_epoch = _bind(quick, "active_epoch", u32)
+        self._active_epoch = _bind(library, "active_epoch", u32)
         self._tuner_abi = _bind(quick, "tuner_abi", u32)
         self._profiler_abi = _bind(quick, "profiler_abi", u32)
-        self._calls_with_ranks = _bind(library, "calls_with_ranks", ctypes.c_uint64, u32)
+        self._communicators = _bind(library, "communicators", count, pointer, count)
+        self._cycle = _bind(library, "cycle", u32, u64, u32, pointer, u32)
+        self._prepare = _bind(library, "prepare", error, pointer, u32, u32, u32)
+        self._prepare_end = _bind(library, "prepare_end", None)
+        self._promise = _bind(library, "promise", u64, u64, u64)
+        self._commit = _bind(library, "commit", error, u64, pointer, u32, pointer, u32)
+        self._release = _bind(library, "release", None, u64)
+        self._set_patience = _bind(library, "set_patience", None, ctypes.c_double)
+        self._waits = _bind(quick, "waits", None, pointer)
         self._row_is_legal = _bind(library, "plan_row_is_legal", ctypes.c_int, pointer)
         self._load_plan = _bind(library, "plan_load", ctypes.c_int, pointer, u32, u32, u32)
         self._passages = _bind(library, "passages", None, pointer)
@@ -144,9 +177,14 @@ class Plugin:
         """Say where in the step training is: a Phase's value, or one of the REGION_ codes."""
         self._set_phase(phase_or_region)
 
-    def set_step(self, step: int) -> None:
-        """Number of the training step, as records carry it."""
-        self._set_step(step)
+    def set_step(self, step: int) -> int:
+        """A step has ended; `step` is the next one's number, as records carry it.
+
+        Returns:
+            The epoch that the ended step's calls ran under, | MIXED_EPOCHS if there were several; NO_CALLS: no call ran
+            under any.
+        """
+        return int(self._set_step(step))
 
     def set_memory_pressure(self, pressure: float) -> None:
         """Device memory used over total, 0 to 1; negative = unknown."""
@@ -172,16 +210,84 @@ class Plugin:
         """Most channels a timed collective of this class ran with; 0 = none was timed."""
         return int(self._channels_seen(communicator.n_ranks, communicator.n_nodes))
 
+    # ---- plans by agreement ------------------------------------------------------------------
+
+    def communicators(self) -> NDArray[np.void]:
+        """The communicators of this process that have a tuner, as an array of COMMUNICATOR_DTYPE."""
+        found = np.zeros(MAX_COMMUNICATORS, COMMUNICATOR_DTYPE)
+        return found[: min(self._communicators(found.ctypes.data, len(found)), len(found))]
+
+    def cycle(self, owner: int, *, gathers_after_step: bool) -> tuple[tuple[int, int, int], ...]:
+        """(bytes, collective, phase) of the calls in the last whole step of a communicator.
+
+        Empty if they are not known, if they are too many, or if the step before had others.
+        """
+        calls = np.zeros(MAX_CYCLE_CALLS, CYCLE_DTYPE)
+        n_calls = self._cycle(owner, int(gathers_after_step), calls.ctypes.data, len(calls))
+        return tuple(calls[:n_calls].tolist())
+
+    def prepare(self, plan: Plan) -> None:
+        """Build each stage of `plan`; lookups go on meanwhile. `prepare_end` forgets what was not committed.
+
+        Raises:
+            PlanError: too many rows, an illegal cell or count, or overlapping ranges; nothing is prepared.
+        """
+        self._prepare_end()
+        try:
+            for _, stage in plan.stages():
+                self._load(self._prepare, stage)
+        except PlanError:
+            self._prepare_end()
+            raise
+
+    def prepare_end(self) -> None:
+        """The outcome is carried out on all communicators."""
+        self._prepare_end()
+
+    def promise(self, owner: int, lead_calls: int) -> int:
+        """No call from the returned one on passes before `commit` or `release`; 0: nothing is promised."""
+        return int(self._promise(owner, lead_calls))
+
+    def commit(self, owner: int, from_calls: Sequence[int], cycle: Sequence[tuple[int, int, int]] = ()) -> bool:
+        """Stage i that was prepared is in force from call `from_calls[i]` on; False: this rank could not follow."""
+        calls = np.array(from_calls, np.uint64)
+        steps = np.array([*cycle], CYCLE_DTYPE)
+        return bool(self._commit(owner, calls.ctypes.data, len(calls), steps.ctypes.data, len(steps)) == 0)
+
+    def leave_alone(self, owner: int, from_call: int) -> bool:
+        """NCCL's own choice is in force from call `from_call` on; False: this rank could not follow."""
+        call = np.array([from_call], np.uint64)
+        return bool(self._commit(owner, call.ctypes.data, 0, None, 0) == 0)
+
+    def release(self, owner: int) -> None:
+        """Nothing changes on this communicator: calls pass."""
+        self._release(owner)
+
+    def set_patience(self, seconds: float) -> None:
+        """How long a call waits for an outcome before it passes without one, for good."""
+        self._set_patience(seconds)
+
+    def waits(self) -> tuple[int, float, int]:
+        """How many calls had to wait for an outcome, the longest wait in microseconds, and how many wait now."""
+        found = (ctypes.c_uint64 * 3)()
+        self._waits(ctypes.addressof(found))
+        return int(found[0]), found[1] / 1e3, int(found[2])
+
+    # ---- the plan of the whole process: for tools whose ranks change it at a barrier of their own ---------------
+
     def load_plan(self, plan: Plan) -> None:
         """Write `plan` into the inactive table; lookups go on meanwhile. `flip` makes it active.
 
         Raises:
             PlanError: too many rows, an illegal cell or count, or overlapping ranges; nothing has changed.
         """
+        self._load(self._load_plan, plan)
+
+    def _load(self, load: Any, plan: Plan) -> None:
         if not 0 <= plan.epoch < 2**32:
             raise PlanError(f"epoch {plan.epoch} is outside 0..2^32-1")
         rows = _plan_rows(plan.rows)
-        fault = self._load_plan(rows.ctypes.data, len(rows), plan.epoch, int(plan.gathers_after_step))
+        fault = load(rows.ctypes.data, len(rows), plan.epoch, int(plan.gathers_after_step))
         if fault == -1:
             raise PlanError(f"plan of {len(rows)} rows", f"a plan has at most {MAX_PLAN_ROWS}")
         if fault == -2:
@@ -193,15 +299,17 @@ class Plugin:
                 f"illegal plan row {at + 1}: {_describe(plan.rows[at])}: NCCL has no such setting for this collective",
                 "mend the row or leave it out",
             )
-        if fault != 0:
+        if fault == -4:
             raise PlanError("the plan names more than 256 shapes of communicators", "leave out those not in use")
+        if fault != 0:
+            raise PlanError(f"the plan of epoch {plan.epoch} finds no memory")
 
     def flip(self, epoch: int) -> bool:
         """Make the loaded plan active; False when it is not of this epoch or was replaced. Under 1 µs."""
         return bool(self._flip(epoch) == 0)
 
     def active_epoch(self) -> int:
-        """Epoch of the plan in force."""
+        """The highest epoch in force on any communicator."""
         return int(self._active_epoch())
 
     def drain(self, max_records: int = RING_RECORDS) -> NDArray[np.void]:
@@ -229,10 +337,6 @@ class Plugin:
     def n_calls(self) -> int:
         """Decisions of `getCollInfo` so far."""
         return self.counters().n_calls
-
-    def calls_with_ranks(self, n_ranks: int) -> int:
-        """Decisions of `getCollInfo` so far on all communicators of `n_ranks` ranks."""
-        return int(self._calls_with_ranks(n_ranks))
 
     def passages(self) -> Passages:
         """What was seen to run while observing, by how it came to run."""
@@ -297,7 +401,7 @@ def _taken(drain: Any, into: NDArray[np.void], max_records: int) -> NDArray[np.v
 
 def _describe(row: PlanRow) -> str:
     return (
-        f"{row.candidate} for {row.collective.name} in {row.phase.name}, {row.min_bytes}..{row.max_bytes} bytes, "
+        f"{row.candidate} for {row.collective.name} in {phase_name(row.phase)}, {row.min_bytes}..{row.max_bytes} bytes, "
         f"{row.communicator}"
     )
 
@@ -317,7 +421,8 @@ def _plan_rows(rows: Sequence[PlanRow]) -> NDArray[np.void]:
             raise PlanError(str(shape), "give 1 <= n_nodes <= n_ranks")
         candidate = row.candidate
         table[i] = (
-            *(row.min_bytes, row.max_bytes, shape.n_ranks, shape.n_nodes, row.collective, row.phase),
+            *(row.min_bytes, row.max_bytes, shape.n_ranks, shape.n_nodes, row.collective),
+            ANY_PHASE if row.phase is None else row.phase,
             NO_OPINION if candidate.algorithm is None else candidate.algorithm,
             NO_OPINION if candidate.protocol is None else candidate.protocol,
             *(candidate.n_channels, 0),
@@ -326,11 +431,11 @@ def _plan_rows(rows: Sequence[PlanRow]) -> NDArray[np.void]:
 
 
 def _overlap(rows: Sequence[PlanRow]) -> str:
-    ordered = sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase, row.min_bytes))
+    def place(row: PlanRow) -> tuple[CommunicatorClass, int, int]:
+        return row.communicator, row.collective, ANY_PHASE if row.phase is None else row.phase
+
+    ordered = sorted(rows, key=lambda row: (*place(row), row.min_bytes))
     for before, after in itertools.pairwise(ordered):
-        same = (before.communicator, before.collective, before.phase) == (
-            *(after.communicator, after.collective, after.phase),
-        )
-        if same and after.min_bytes <= before.max_bytes:
+        if place(before) == place(after) and after.min_bytes <= before.max_bytes:
             return f"overlapping plan rows: {_describe(before)} and {_describe(after)}"
     return "overlapping plan rows"

@@ -12,11 +12,15 @@
 
 #pragma GCC visibility push(default) /* the rest of the library is hidden */
 
-#define ZT_LAYOUT_VERSION 2u
+#define ZT_LAYOUT_VERSION 3u
 #define ZT_MAX_PLAN_ROWS 4096u
 #define ZT_RING_RECORDS 65536u /* power of two */
 #define ZT_COST_RING_RECORDS 512u
 #define ZT_NO_OPINION 255u /* algorithm or protocol of a row that leaves NCCL's cell alone */
+#define ZT_ANY_PHASE 255u  /* phase of a row that holds in all of them */
+#define ZT_MAX_STAGES 4u
+#define ZT_N_CHECKPOINTS 16u
+#define ZT_MIXED_EPOCHS (UINT64_C(1) << 32)
 
 /* phase or region: 0 = other; 1..4 = Phase said by the runtime; 16+region = derived from hooks */
 enum zt_region_code {
@@ -33,7 +37,8 @@ enum zt_record_flags {
   ZT_FLAG_REGISTERED = 4, /* NCCL said that buffers are registered (also: under CUDA-graph capture) */
   ZT_FLAG_CAPTURED = 8,   /* ran from a CUDA graph: its setting dates from the capture, not this epoch */
   ZT_FLAG_FUSED = 16,     /* timed member of a fused run: the decision was taken for more bytes */
-  ZT_FLAG_PASSED_BY = 32  /* ran without a decision: no tuner was asked, or what ran is not in its table */
+  ZT_FLAG_PASSED_BY = 32, /* ran without a decision: no tuner was asked, or what ran is not in its table */
+  ZT_FLAG_OFF_CYCLE = 64  /* the plan tells phases apart, and the communicator's history did not say this call's */
 };
 
 /* How what the profiler saw came to run; all but the first passed the tuner by */
@@ -102,6 +107,34 @@ typedef struct {
   uint8_t reserved[3];
 } zt_plan_row; /* 32 bytes */
 
+/* One call of a communicator's cycle: the calls of a step, as its lowest rank saw them. */
+typedef struct {
+  uint64_t message_bytes;
+  uint32_t collective;
+  uint32_t phase; /* enum Phase */
+} zt_cycle_call; /* 16 bytes */
+
+/* A communicator of this process that has a tuner. Calls are numbered from 1. */
+typedef struct {
+  uint64_t owner;   /* its number in this process */
+  uint64_t comm_id; /* 0 = this ABI does not say */
+  uint32_t n_ranks;
+  uint32_t n_nodes;
+  uint32_t epoch; /* of the latest call */
+  uint32_t n_steady;
+  uint64_t n_calls;
+  uint64_t step_began;     /* number of the first call in this rank's latest step */
+  uint64_t calls_per_step; /* in `n_steady` whole steps in a row; 0 = no whole step was seen */
+  uint64_t checkpoint_calls[ZT_N_CHECKPOINTS]; /* 0 = none */
+  uint64_t checkpoint_hash[ZT_N_CHECKPOINTS];  /* over all calls up to that one */
+} zt_communicator_state;
+
+typedef struct {
+  uint64_t n_waits;   /* calls that had to wait for an outcome */
+  uint64_t longest_ns;
+  uint64_t n_waiting; /* now */
+} zt_waits;
+
 typedef struct {
   uint64_t n_calls;            /* decisions: getCollInfo calls that settle what runs */
   uint64_t n_matched;          /* a row applied */
@@ -137,7 +170,9 @@ typedef struct {
 uint32_t zerotune_layout_version(void);
 const char *zerotune_source_hash(void);
 void zerotune_set_phase(uint32_t phase_or_region);
-void zerotune_set_step(uint32_t step);
+/* A step has ended. Returns the epoch that its calls ran under, | ZT_MIXED_EPOCHS if there were several;
+ * UINT64_MAX if it had no calls. */
+uint64_t zerotune_set_step(uint32_t step);
 void zerotune_set_memory_pressure(float pressure); /* 0..1, negative = unknown */
 void zerotune_set_recording(uint32_t decisions_on); /* decision records into the ring */
 void zerotune_set_observing(uint32_t on);           /* profiler event mask on or off */
@@ -149,6 +184,28 @@ void zerotune_set_timing_source_override(uint32_t timing_source);
  * Must be set alike on all ranks: it is part of the decision. */
 void zerotune_set_channel_limit(uint32_t n_ranks, uint32_t n_nodes, uint32_t n_channels);
 
+/* ---- plans by agreement: agree/schedule.h ---- */
+
+size_t zerotune_communicators(zt_communicator_state *out, size_t max_communicators); /* returns how many there are */
+/* The calls of the communicator's last whole step, if the step before it had the same; returns their number, else 0. */
+uint32_t zerotune_cycle(uint64_t owner, uint32_t gathers_after_step, zt_cycle_call *out, uint32_t max_calls);
+/* Build the next stage of a change: zerotune_plan_load's codes, or -5: ZT_MAX_STAGES are there, -6: out of memory. */
+int zerotune_prepare(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step);
+void zerotune_prepare_end(void); /* the outcome is carried out everywhere: forget the stages */
+/* Promise not to pass the returned call before the outcome is known; 0 = the communicator is gone or promised already.
+ * `lead_calls`: calls that may still pass. */
+uint64_t zerotune_promise(uint64_t owner, uint64_t lead_calls);
+/* Stage i is in force from call from_calls[i] on, which is not below the promise; without any stage the communicator
+ * is left alone from from_calls[0] on. Returns 0; negative = it is not:
+ * -1 other stages were prepared, -2 out of memory, -3 a call gave up waiting. */
+int zerotune_commit(uint64_t owner, const uint64_t *from_calls, uint32_t n_stages, const zt_cycle_call *cycle,
+                    uint32_t n_cycle);
+void zerotune_release(uint64_t owner); /* nothing changes: calls pass */
+void zerotune_set_patience(double seconds); /* a call that waits for longer gives up, for good */
+void zerotune_waits(zt_waits *out);
+
+/* ---- the plan of the whole process: for tools whose ranks change it at a barrier of their own ---- */
+
 /* Build the inactive table. Returns 0, or a negative code and leaves everything as it was:
  * -1 too many rows, -2 overlapping ranges, -3 illegal value, -4 too many communicator classes.
  * Lookups go on meanwhile; what was loaded before and not flipped is gone. */
@@ -156,13 +213,10 @@ int zerotune_plan_load(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch,
 int zerotune_plan_row_is_legal(const zt_plan_row *row); /* what -3 is about */
 /* Make the loaded table active; -1 if the loaded epoch is not `epoch`. One atomic store. */
 int zerotune_plan_flip(uint32_t epoch);
-uint32_t zerotune_active_epoch(void);
+uint32_t zerotune_active_epoch(void); /* the highest in force on any communicator */
 
 /* Most channels any timed collective of the class was seen to use; 0 = none yet. */
 uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes);
-/* Decisions so far on all communicators of n_ranks ranks, also those that are gone: equal on
- * ranks in lockstep. */
-uint64_t zerotune_calls_with_ranks(uint32_t n_ranks);
 uint32_t zerotune_tuner_abi(void); /* version NCCL initialised a communicator's tuner by; 0 = none yet */
 uint32_t zerotune_profiler_abi(void);
 const char *zerotune_next_profiler(void);

@@ -28,14 +28,6 @@ uint32_t zt_class_n_nodes(const zt_class *entry) {
   return (uint32_t)atomic_load_explicit(&entry->shape, memory_order_relaxed);
 }
 
-uint64_t zt_class_past_calls(uint32_t n_ranks) {
-  uint64_t n_calls = 0;
-  for (uint32_t i = 0; i < ZT_MAX_CLASSES; i++)
-    if (zt_class_n_ranks(&classes[i]) == n_ranks)
-      n_calls += atomic_load_explicit(&classes[i].n_past_calls, memory_order_relaxed);
-  return n_calls;
-}
-
 void zt_class_saw_channels(zt_class *entry, uint32_t n_channels) {
   uint32_t seen = atomic_load_explicit(&entry->channels_seen, memory_order_relaxed);
   while (seen < n_channels &&
@@ -48,7 +40,6 @@ void zt_classes_reset(int forget_entries) {
   for (uint32_t i = 0; i < ZT_MAX_CLASSES; i++) {
     atomic_store(&classes[i].channel_limit, 0);
     atomic_store(&classes[i].channels_seen, 0);
-    atomic_store(&classes[i].n_past_calls, 0);
     if (forget_entries) atomic_store(&classes[i].shape, 0);
   }
 }

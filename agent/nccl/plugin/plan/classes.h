@@ -13,7 +13,6 @@ typedef struct {
   _Atomic uint64_t shape;         /* n_ranks << 32 | n_nodes; 0 = free entry */
   _Atomic uint32_t channel_limit; /* 0 = not known */
   _Atomic uint32_t channels_seen;
-  _Atomic uint64_t n_past_calls; /* decisions of communicators that are gone */
 } zt_class;
 
 /* The entry of a shape, made if need be; NULL when the table is full or the shape is none. */
@@ -21,7 +20,6 @@ zt_class *zt_class_of(uint32_t n_ranks, uint32_t n_nodes);
 uint32_t zt_class_index(const zt_class *entry);
 uint32_t zt_class_n_ranks(const zt_class *entry);
 uint32_t zt_class_n_nodes(const zt_class *entry);
-uint64_t zt_class_past_calls(uint32_t n_ranks); /* over the classes of n_ranks ranks */
 void zt_class_saw_channels(zt_class *entry, uint32_t n_channels);
 /* For tests: forget limits, and also the entries when nothing refers to them. */
 void zt_classes_reset(int forget_entries);

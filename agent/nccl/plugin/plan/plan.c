@@ -11,6 +11,7 @@
 #include "shared_state.h"
 
 #define N_PHASES 5u
+#define ANY_PHASE 7u /* of the eight groups that a collective has */
 
 typedef struct {
   _Atomic uint64_t min_bytes;
@@ -18,16 +19,17 @@ typedef struct {
   _Atomic uint32_t candidate; /* algorithm | protocol << 8 | n_channels << 16 */
 } table_row;
 
-typedef struct {
+struct zt_plan_table {
   _Alignas(64) _Atomic uint32_t version; /* odd = being rebuilt */
+  uint32_t n_owners;                     /* schedules that name it, under the registry's lock */
   _Atomic uint32_t epoch;
   _Atomic uint32_t gathers_after_step;
   _Atomic uint16_t group[ZT_MAX_CLASSES][8][8]; /* [class][collective][phase]: 1 + group, 0 = no rows */
   _Atomic uint32_t run[ZT_MAX_PLAN_ROWS][64];   /* [group][octave]: first row << 16 | number of rows */
   table_row rows[ZT_MAX_PLAN_ROWS];             /* by group, then by bytes */
-} plan_table;
+};
 
-static plan_table tables[2];
+static zt_plan_table tables[2];
 
 /* bit 0: the active table; bit 1: the other one is loaded, with its epoch in the upper half */
 static _Atomic uint64_t plan_state;
@@ -45,7 +47,7 @@ static uint32_t octave_of(uint64_t bytes) { return 63u - (uint32_t)__builtin_clz
 
 /* Last row of the run that starts at or below `bytes`. Torn values can come in while the table is
  * rebuilt; masks keep them inside the table, the version check discards what they lead to. */
-static const table_row *row_at(const plan_table *table, uint32_t run, uint64_t bytes) {
+static const table_row *row_at(const zt_plan_table *table, uint32_t run, uint64_t bytes) {
   uint32_t first = run >> 16, count = run & 0xFFFFu;
   while (count > 1) {
     const uint32_t half = count / 2;
@@ -56,35 +58,44 @@ static const table_row *row_at(const plan_table *table, uint32_t run, uint64_t b
   return &table->rows[first % ZT_MAX_PLAN_ROWS];
 }
 
-static zt_choice look_up(const plan_table *table, uint32_t class_index, uint32_t collective, uint64_t bytes,
-                         uint32_t phase_or_region) {
-  zt_choice choice = {.epoch = GET(table->epoch)};
-  choice.phase = zt_phase(phase_or_region, collective, GET(table->gathers_after_step) != 0);
-  if (class_index >= ZT_MAX_CLASSES || collective >= NCCL_N_COLLECTIVES || bytes == 0) return choice;
-  const uint32_t group = GET(table->group[class_index][collective][choice.phase]);
-  if (group == 0) return choice;
+/* Rows of any phase are those of group ANY_PHASE. */
+static const table_row *row_of(const zt_plan_table *table, uint32_t class_index, uint32_t collective, uint32_t phase,
+                               uint64_t bytes) {
+  const uint32_t group = GET(table->group[class_index][collective][phase]);
+  if (group == 0) return NULL;
   const uint32_t run = GET(table->run[(group - 1) % ZT_MAX_PLAN_ROWS][octave_of(bytes)]);
-  if ((run & 0xFFFFu) == 0) return choice;
+  if ((run & 0xFFFFu) == 0) return NULL;
   const table_row *row = row_at(table, run, bytes);
-  if (GET(row->min_bytes) > bytes || GET(row->max_bytes) < bytes) return choice;
+  return GET(row->min_bytes) > bytes || GET(row->max_bytes) < bytes ? NULL : row;
+}
+
+void zt_plan_look_up(const zt_plan_table *table, uint32_t class_index, uint32_t collective, uint64_t bytes,
+                     uint32_t phase, zt_choice *choice) {
+  if (class_index >= ZT_MAX_CLASSES || collective >= NCCL_N_COLLECTIVES || bytes == 0) return;
+  const table_row *row = phase < N_PHASES ? row_of(table, class_index, collective, phase, bytes) : NULL;
+  if (row == NULL) row = row_of(table, class_index, collective, ANY_PHASE, bytes);
+  if (row == NULL) return;
   const uint32_t candidate = GET(row->candidate);
-  choice.found = true;
-  choice.algorithm = (uint8_t)candidate;
-  choice.protocol = (uint8_t)(candidate >> 8);
-  choice.n_channels = (uint8_t)(candidate >> 16);
-  return choice;
+  choice->found = true;
+  choice->algorithm = (uint8_t)candidate;
+  choice->protocol = (uint8_t)(candidate >> 8);
+  choice->n_channels = (uint8_t)(candidate >> 16);
+}
+
+zt_choice zt_plan_words(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region) {
+  return (zt_choice){.epoch = GET(table->epoch),
+                     .phase = zt_phase(phase_or_region, collective, GET(table->gathers_after_step) != 0)};
 }
 
 zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t message_bytes, uint32_t phase_or_region) {
   for (;;) {
-    const plan_table *table = &tables[GET(plan_state) & 1u];
+    const zt_plan_table *table = &tables[GET(plan_state) & 1u];
     const uint32_t version = GET(table->version);
-    const zt_choice choice = look_up(table, class_index, collective, message_bytes, phase_or_region);
+    zt_choice choice = zt_plan_words(table, collective, phase_or_region);
+    zt_plan_look_up(table, class_index, collective, message_bytes, choice.phase, &choice);
     if (version % 2 == 0 && GET(table->version) == version) return choice;
   }
 }
-
-uint32_t zerotune_active_epoch(void) { return zt_plan_lookup(ZT_MAX_CLASSES, 0, 0, 0).epoch; }
 
 /* ---- loading ---- */
 
@@ -111,7 +122,7 @@ static uint32_t legal_cells(uint32_t collective) {
 
 int zerotune_plan_row_is_legal(const zt_plan_row *row) {
   if (row->n_ranks == 0 || row->n_nodes == 0 || row->n_nodes > row->n_ranks) return 0;
-  if (row->collective >= NCCL_N_COLLECTIVES || row->phase >= N_PHASES) return 0;
+  if (row->collective >= NCCL_N_COLLECTIVES || (row->phase >= N_PHASES && row->phase != ZT_ANY_PHASE)) return 0;
   if (row->max_bytes == 0 || row->min_bytes > row->max_bytes || row->n_channels > NCCL_MAX_CHANNELS) return 0;
   if (row->algorithm == ZT_NO_OPINION || row->protocol == ZT_NO_OPINION) return row->algorithm == row->protocol;
   if (row->algorithm >= NCCL_MAX_ALGORITHMS || row->protocol >= NCCL_N_PROTOCOLS) return 0;
@@ -148,7 +159,7 @@ static int check_and_sort(const zt_plan_row *rows, uint32_t n_rows) {
 }
 
 /* Rows [first, end) of scratch, all of one group, into the table as group number `group`. */
-static void write_group(plan_table *table, uint32_t group, uint32_t first, uint32_t end) {
+static void write_group(zt_plan_table *table, uint32_t group, uint32_t first, uint32_t end) {
   const zt_plan_row *head = &scratch[first];
   for (uint32_t octave = 0; octave < 64; octave++) {
     const uint64_t floor = UINT64_C(1) << octave, ceiling = floor + (floor - 1);
@@ -158,10 +169,11 @@ static void write_group(plan_table *table, uint32_t group, uint32_t first, uint3
     PUT(table->run[group][octave], count == 0 ? 0 : first << 16 | count);
   }
   const uint32_t class_index = zt_class_index(zt_class_of(head->n_ranks, head->n_nodes));
-  PUT(table->group[class_index][head->collective][head->phase], (uint16_t)(group + 1));
+  const uint32_t phase = head->phase == ZT_ANY_PHASE ? ANY_PHASE : head->phase;
+  PUT(table->group[class_index][head->collective][phase], (uint16_t)(group + 1));
 }
 
-static void write_table(plan_table *table, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step) {
+static void write_table(zt_plan_table *table, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step) {
   const uint32_t version = atomic_load_explicit(&table->version, memory_order_relaxed);
   PUT(table->version, version + 1);
   PUT(table->epoch, epoch);
@@ -178,6 +190,33 @@ static void write_table(plan_table *table, uint32_t n_rows, uint32_t epoch, uint
     write_group(table, group, first, end);
   }
   PUT(table->version, version + 2);
+}
+
+zt_plan_table *zt_plan_table_new(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step,
+                                 int *fault) {
+  zt_plan_table *table = NULL;
+  pthread_mutex_lock(&loading);
+  *fault = check_and_sort(rows, n_rows);
+  if (*fault == 0) {
+    table = aligned_alloc(64, (sizeof *table + 63) / 64 * 64);
+    *fault = table == NULL ? -6 : 0;
+  }
+  if (table != NULL) {
+    atomic_init(&table->version, 0);
+    table->n_owners = 1;
+    write_table(table, n_rows, epoch, gathers_after_step);
+  }
+  pthread_mutex_unlock(&loading);
+  return table;
+}
+
+zt_plan_table *zt_plan_table_hold(zt_plan_table *table) {
+  table->n_owners++;
+  return table;
+}
+
+void zt_plan_table_release(zt_plan_table *table) {
+  if (--table->n_owners == 0) free(table);
 }
 
 int zerotune_plan_load(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step) {

@@ -15,6 +15,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../zerotune_plugin.h"
+
 typedef struct {
   uint32_t epoch;
   uint8_t phase;
@@ -24,7 +26,22 @@ typedef struct {
   uint8_t n_channels;
 } zt_choice;
 
+typedef struct zt_plan_table zt_plan_table;
+
+/* By the plan of the whole process, which sweeps and tests load and flip to: its phase is what Python said last. */
 zt_choice zt_plan_lookup(uint32_t class_index, uint32_t collective, uint64_t message_bytes, uint32_t phase_or_region);
 void zt_plan_reset(void);
+
+/* By a table of its own, which never changes: how a communicator's agreed schedule reads it. `phase` follows from the
+ * communicator's history; above the phases there are = not known, and only rows of any phase apply. */
+void zt_plan_look_up(const zt_plan_table *table, uint32_t class_index, uint32_t collective, uint64_t message_bytes,
+                     uint32_t phase, zt_choice *choice);
+/* The epoch, and the phase that records carry: what Python said last. */
+zt_choice zt_plan_words(const zt_plan_table *table, uint32_t collective, uint32_t phase_or_region);
+/* NULL and one of zerotune_plan_load's codes, or -6: out of memory. Its owner releases it, under the registry's lock. */
+zt_plan_table *zt_plan_table_new(const zt_plan_row *rows, uint32_t n_rows, uint32_t epoch, uint32_t gathers_after_step,
+                                 int *fault);
+zt_plan_table *zt_plan_table_hold(zt_plan_table *table);
+void zt_plan_table_release(zt_plan_table *table);
 
 #endif

@@ -8,7 +8,7 @@
 enum { OTHER = 0, FORWARD_GATHER, BACKWARD_GATHER, GRADIENT_SCATTER, POST_STEP_GATHER };
 #define UNKNOWN_PRESSURE (-1.0f)
 
-zt_shared_state zt_shared = {.pressure_bits = 0xBF800000u /* -1.0f */};
+zt_shared_state zt_shared = {.pressure_bits = 0xBF800000u /* -1.0f */, .step_epochs = ZT_NO_CALLS};
 
 uint8_t zt_phase(uint32_t phase_or_region, uint32_t collective, bool gathers_after_step) {
   const bool gathers = collective == NCCL_ALL_GATHER;
@@ -47,7 +47,7 @@ static void set(_Atomic uint32_t *field, uint32_t value) {
 
 void zt_shared_state_reset(void) {
   zerotune_set_phase(OTHER);
-  zerotune_set_step(0);
+  (void)zerotune_set_step(0);
   zerotune_set_memory_pressure(UNKNOWN_PRESSURE);
   zerotune_set_recording(0);
 }
@@ -56,7 +56,10 @@ uint32_t zerotune_layout_version(void) { return ZT_LAYOUT_VERSION; }
 
 void zerotune_set_phase(uint32_t phase_or_region) { set(&zt_shared.phase_or_region, phase_or_region); }
 
-void zerotune_set_step(uint32_t step) { set(&zt_shared.step, step); }
+uint64_t zerotune_set_step(uint32_t step) {
+  set(&zt_shared.step, step);
+  return atomic_exchange_explicit(&zt_shared.step_epochs, ZT_NO_CALLS, memory_order_relaxed);
+}
 
 void zerotune_set_memory_pressure(float pressure) {
   uint32_t bits;

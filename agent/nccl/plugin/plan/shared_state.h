@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../zerotune_plugin.h"
+
 typedef struct {
   _Alignas(64) _Atomic uint32_t phase_or_region;
   _Atomic uint32_t step;
@@ -14,12 +16,23 @@ typedef struct {
   _Atomic uint32_t recording;
   _Atomic uint32_t observing;
   _Atomic uint32_t timing_source_override;
+  _Atomic uint64_t step_epochs; /* of the calls in this step: ZT_NO_CALLS, or the epoch, | ZT_MIXED_EPOCHS */
 } zt_shared_state;
+
+#define ZT_NO_CALLS UINT64_MAX
 
 extern zt_shared_state zt_shared;
 
 static inline uint32_t zt_read(const _Atomic uint32_t *field) {
   return atomic_load_explicit(field, memory_order_relaxed);
+}
+
+/* A call of this step runs under `epoch`. */
+static inline void zt_step_ran_under(uint32_t epoch) {
+  const uint64_t before = atomic_load_explicit(&zt_shared.step_epochs, memory_order_relaxed);
+  if (__builtin_expect(before == epoch, 1) || before == (ZT_MIXED_EPOCHS | epoch)) return;
+  const uint64_t now = before == ZT_NO_CALLS ? epoch : ZT_MIXED_EPOCHS | epoch;
+  atomic_store_explicit(&zt_shared.step_epochs, now, memory_order_relaxed);
 }
 
 /* Phase of a collective (enum Phase of store/records.py) under what was told last: a phase

@@ -83,7 +83,8 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
       was_asked && zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags);
   if (!has_decision) {
     const zt_choice here = zt_plan_lookup(ZT_MAX_CLASSES, coll->collective, bytes, zt_read(&zt_shared.phase_or_region));
-    epoch = here.epoch;
+    const uint32_t agreed = atomic_load_explicit(&communicator->agreed.epoch, memory_order_relaxed);
+    epoch = agreed > here.epoch ? agreed : here.epoch;
     phase = here.phase;
     flags = 0; /* a capture's or NCCL's own choice */
   }

@@ -29,6 +29,7 @@ static zt_communicator *create(void) {
   if (communicator == NULL) return NULL;
   communicator->creator = pthread_self();
   communicator->owner = next_owner++;
+  zt_agreed_init(&communicator->agreed);
   WRITE(communicator->rank, ZT_RANK_UNKNOWN);
   communicator->next = newest;
   newest = communicator;
@@ -57,7 +58,7 @@ zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, size_t n_ranks, 
 }
 
 static void add(zt_counters *sum, const zt_communicator *communicator) {
-  sum->n_calls += READ(communicator->n_calls);
+  sum->n_calls += READ(communicator->agreed.history.n_calls);
   sum->n_matched += READ(communicator->n_matched);
   sum->n_ignored_cells += READ(communicator->n_ignored_cells);
   sum->n_clamped_channels += READ(communicator->n_clamped_channels);
@@ -73,8 +74,7 @@ void zt_detach(zt_communicator *communicator, enum zt_role role) {
     while (*link != communicator) link = &(*link)->next;
     *link = communicator->next;
     add(&of_the_dead, communicator);
-    zt_class *its_class = READ(communicator->its_class);
-    if (its_class != NULL) atomic_fetch_add(&its_class->n_past_calls, READ(communicator->n_calls));
+    zt_agreed_free(&communicator->agreed);
     free(communicator);
   }
   pthread_mutex_unlock(&registry);
@@ -82,12 +82,12 @@ void zt_detach(zt_communicator *communicator, enum zt_role role) {
 
 void zt_communicators_count(zt_counters *out) {
   pthread_mutex_lock(&registry);
-  add(out, &(zt_communicator){.n_calls = of_the_dead.n_calls,
-                              .n_matched = of_the_dead.n_matched,
-                              .n_ignored_cells = of_the_dead.n_ignored_cells,
-                              .n_clamped_channels = of_the_dead.n_clamped_channels,
-                              .n_estimates = of_the_dead.n_estimates,
-                              .n_next_tuner_faults = of_the_dead.n_next_tuner_faults});
+  out->n_calls += of_the_dead.n_calls;
+  out->n_matched += of_the_dead.n_matched;
+  out->n_ignored_cells += of_the_dead.n_ignored_cells;
+  out->n_clamped_channels += of_the_dead.n_clamped_channels;
+  out->n_estimates += of_the_dead.n_estimates;
+  out->n_next_tuner_faults += of_the_dead.n_next_tuner_faults;
   for (const zt_communicator *each = newest; each != NULL; each = each->next) add(out, each);
   out->n_communicators = n_created;
   pthread_mutex_unlock(&registry);
@@ -100,19 +100,60 @@ uint64_t zerotune_one_rank_communicators(void) {
   return n_communicators;
 }
 
-uint64_t zerotune_calls_with_ranks(uint32_t n_ranks) {
+void zt_registry_lock(void) { pthread_mutex_lock(&registry); }
+
+void zt_registry_unlock(void) { pthread_mutex_unlock(&registry); }
+
+zt_communicator *zt_find_owner(uint64_t owner) {
+  zt_communicator *found = newest;
+  while (found != NULL && found->owner != owner) found = found->next;
+  return found;
+}
+
+static void describe(zt_communicator *communicator, zt_communicator_state *out) {
+  const zt_class *its_class = READ(communicator->its_class);
+  *out = (zt_communicator_state){.owner = communicator->owner,
+                                 .comm_id = READ(communicator->comm_id),
+                                 .n_ranks = its_class == NULL ? 0 : zt_class_n_ranks(its_class),
+                                 .n_nodes = its_class == NULL ? 0 : zt_class_n_nodes(its_class),
+                                 .epoch = READ(communicator->agreed.epoch)};
+  zt_history_describe(&communicator->agreed.history, out);
+}
+
+size_t zerotune_communicators(zt_communicator_state *out, size_t max_communicators) {
+  size_t n_found = 0;
   pthread_mutex_lock(&registry);
-  uint64_t n_calls = zt_class_past_calls(n_ranks);
-  for (const zt_communicator *each = newest; each != NULL; each = each->next) {
-    const zt_class *its_class = READ(each->its_class);
-    if (its_class != NULL && zt_class_n_ranks(its_class) == n_ranks) n_calls += READ(each->n_calls);
+  for (zt_communicator *each = newest; each != NULL; each = each->next) {
+    if (!(each->roles & ZT_TUNER)) continue;
+    if (n_found < max_communicators) describe(each, &out[n_found]);
+    n_found++;
   }
+  pthread_mutex_unlock(&registry);
+  return n_found;
+}
+
+uint32_t zerotune_cycle(uint64_t owner, uint32_t gathers_after_step, zt_cycle_call *out, uint32_t max_calls) {
+  pthread_mutex_lock(&registry);
+  zt_communicator *found = zt_find_owner(owner);
+  const uint32_t n_calls =
+      found == NULL ? 0 : zt_history_cycle(&found->agreed.history, gathers_after_step, out, max_calls);
   pthread_mutex_unlock(&registry);
   return n_calls;
 }
 
+uint32_t zerotune_active_epoch(void) {
+  uint32_t epoch = zt_plan_lookup(ZT_MAX_CLASSES, 0, 0, 0).epoch;
+  pthread_mutex_lock(&registry);
+  for (const zt_communicator *each = newest; each != NULL; each = each->next) {
+    const uint32_t its_epoch = READ(each->agreed.epoch);
+    if (its_epoch > epoch) epoch = its_epoch;
+  }
+  pthread_mutex_unlock(&registry);
+  return epoch;
+}
+
 static void forget_history(zt_communicator *communicator) {
-  WRITE(communicator->n_calls, 0);
+  zt_history_forget(&communicator->agreed.history);
   WRITE(communicator->n_matched, 0);
   WRITE(communicator->n_ignored_cells, 0);
   WRITE(communicator->n_estimates, 0);
@@ -133,6 +174,7 @@ void zt_communicators_reset(void) {
   of_the_dead = (zt_counters){0};
   n_created = n_of_one_rank = 0;
   zt_plan_reset();
+  zt_prepared_forget();
   zt_classes_reset(newest == NULL);
   if (newest == NULL) {
     zt_next_tuner_forget();

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../agree/schedule.h"
 #include "../plan/classes.h"
 #include "../zerotune_plugin.h"
 
@@ -55,7 +56,8 @@ typedef struct zt_communicator {
   /* The tuner's: NCCL calls a communicator from one thread at a time, so that a load and a store do. */
   const zt_next_tuner *next_tuner; /* asked first; NULL = there is none */
   void *next_context;
-  _Atomic uint64_t n_calls, n_matched, n_ignored_cells, n_clamped_channels, n_estimates, n_next_tuner_faults;
+  zt_agreed agreed; /* counts the calls */
+  _Atomic uint64_t n_matched, n_ignored_cells, n_clamped_channels, n_estimates, n_next_tuner_faults;
   zt_run runs[ZT_N_COLLECTIVE_CODES];
   _Atomic uint32_t sequence[ZT_N_COLLECTIVE_CODES];
   _Atomic uint64_t costs_reported[ZT_N_COLLECTIVE_CODES][4]; /* a bit per size class */
@@ -75,7 +77,12 @@ typedef struct zt_communicator {
 zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, size_t n_ranks, size_t n_nodes, uint32_t rank);
 void zt_detach(zt_communicator *communicator, enum zt_role role);
 
-/* Sums over the living and the dead. */
+/* The registry: its lock is taken where communicators come and go, and never in getCollInfo. */
+void zt_registry_lock(void);
+void zt_registry_unlock(void);
+zt_communicator *zt_find_owner(uint64_t owner); /* NULL = gone; under the lock */
+
+/* Includes communicators that are gone. */
 void zt_communicators_count(zt_counters *out);
 void zt_communicators_reset(void);
 

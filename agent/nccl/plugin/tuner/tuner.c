@@ -1,6 +1,7 @@
 /* The tuner plugin: six ABI versions over one body.
  *
- * In getCollInfo: no lock, no allocation, no system call, never an error (NCCL would fail the
+ * In getCollInfo: no lock, no allocation, no system call (unless the call was promised not to pass, see
+ * agree/schedule.h), never an error (NCCL would fail the
  * collective), and where no row of the plan applies nothing is touched, the channel count neither.
  */
 #include <float.h>
@@ -211,17 +212,24 @@ ZT_INLINE bool apply(zt_communicator *communicator, const zt_class *its_class, c
   return names_cell || *asked_channels > 0;
 }
 
-ZT_INLINE bool decide(zt_communicator *communicator, const call *asked, const zt_cost_table *table, int *n_channels,
-                   zt_choice *choice) {
+ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, const call *asked,
+                       const zt_cost_table *table, int *n_channels, zt_choice *choice) {
   const zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
-  ZT_BUMP(communicator->n_calls);
   /* Higher function numbers mean one thing in NCCL and another in RCCL, and can be tuned in neither. */
   if (its_class == NULL || asked->collective >= NCCL_N_COLLECTIVES || asked->message_bytes == 0) return false;
   if (!zt_has_table_size(table)) return false;
   if (asked->has_costs && costs_are_news(communicator, asked)) report_news(communicator, its_class, asked, table);
 
-  *choice = zt_plan_lookup(zt_class_index(its_class), asked->collective, asked->message_bytes,
-                           zt_read(&zt_shared.phase_or_region));
+  const uint32_t class_index = zt_class_index(its_class), said = zt_read(&zt_shared.phase_or_region);
+  if (turn->table == NULL) {
+    *choice = zt_plan_lookup(class_index, asked->collective, asked->message_bytes, said);
+  } else {
+    *choice = zt_plan_words(turn->table, asked->collective, said);
+    zt_plan_look_up(turn->table, class_index, asked->collective, asked->message_bytes, turn->phase, choice);
+    if (turn->phase != ZT_NO_PHASE) choice->phase = (uint8_t)turn->phase;
+  }
+  atomic_store_explicit(&communicator->agreed.epoch, choice->epoch, memory_order_relaxed);
+  if (choice->epoch > 0) zt_step_ran_under(choice->epoch); /* 0: never switched, or left alone */
   int asked_channels = 0;
   bool matched = choice->found && !communicator->leave_alone &&
                  apply(communicator, its_class, choice, asked, table, &asked_channels);
@@ -233,11 +241,21 @@ ZT_INLINE bool decide(zt_communicator *communicator, const call *asked, const zt
 
   const uint32_t sequence = atomic_load_explicit(&communicator->sequence[asked->collective], memory_order_relaxed);
   atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
-  const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0));
+  const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0) |
+                                  (turn->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
   if (zt_read(&zt_shared.observing))
     zt_decision_note(communicator, asked->collective, asked->message_bytes, choice->epoch, choice->phase, flags);
   if (zt_read(&zt_shared.recording))
     record_decision(communicator, its_class, asked, choice, table, flags, sequence, asked_channels);
+  return matched;
+}
+
+/* Every call takes its turn, whatever it is: their numbers are what ranks agree on. */
+ZT_INLINE bool decide(zt_communicator *communicator, const call *asked, const zt_cost_table *table, int *n_channels,
+                   zt_choice *choice) {
+  const zt_turn turn = zt_turn_begin(&communicator->agreed, asked->collective, asked->message_bytes);
+  const bool matched = decide_now(communicator, &turn, asked, table, n_channels, choice);
+  zt_turn_end(&communicator->agreed);
   return matched;
 }
 
