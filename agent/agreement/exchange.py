@@ -33,8 +33,8 @@ class Closed(Exception):
 class Exchange:
     """One rank's view of the store. Used by one thread; only `close` may come from another.
 
-    A request that fails is repeated over a fresh connection before RuntimeError is raised. Only `add` may count twice so,
-    which costs tuning at worst (`zerotune.agent.agreement.job_start`).
+    A request that fails is repeated over a fresh connection before RuntimeError is raised. Only `add` may count twice
+    so, which costs tuning at worst (`zerotune.agent.agreement.job_start`).
     """
 
     def __init__(self, store: dist.Store, fail: Callable[[], None] = lambda: None) -> None:
@@ -94,6 +94,23 @@ class Exchange:
             return None
         self.n_requests += 1  # c10d asks twice: wait for the keys, then their values
         return [bytes(value) for value in self._request(lambda store: store.multi_get(names))]
+
+    def read_some(self, keys: list[str]) -> list[bytes | None]:
+        """The value of each of `keys`; None: it has none yet. Asks for halves, since most are there."""
+        found = self.read_all(keys) if keys else []
+        if found is not None:
+            return [*found]
+        if len(keys) == 1:
+            return [None]
+        middle = len(keys) // 2
+        return [*self.read_some(keys[:middle]), *self.read_some(keys[middle:])]
+
+    def take(self, key: str) -> bool:
+        """Whether `key` has a value; it has none afterwards."""
+        is_there = self.has(key)
+        if is_there:
+            self.delete(key)
+        return is_there
 
     def delete(self, key: str) -> None:
         """Remove `key`; a store that cannot is left as it is."""

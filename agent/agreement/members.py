@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
+from typing import Any, Final
 
 from zerotune.agent.agreement.protocol import LEAST_CALLS, Change, Member, Outcome, Why
-from zerotune.store.records import CommunicatorClass, Plan
+from zerotune.agent.nccl.library import Plugin, pack_cycle, unpack_cycle
+from zerotune.store.records import CommunicatorClass
 
 FIRST_LEAD_S: Final = 0.25
 LEAST_LEAD_S: Final = 0.05
@@ -24,42 +22,12 @@ FORGOTTEN: Final = 0.25
 """Weight of the latest change when it took less time than those before; one that took longer counts at once."""
 
 
-class PlanHolder(Protocol):
-    """The part of `zerotune.agent.nccl.library.Plugin` that plans by agreement need."""
-
-    def communicators(self) -> NDArray[np.void]:
-        """COMMUNICATOR_DTYPE, shape (n,)."""
-
-    def cycle(self, owner: int, *, gathers_after_step: bool) -> tuple[tuple[int, int, int], ...]:
-        """(bytes, collective, phase) of a step's calls."""
-
-    def prepare(self, plan: Plan) -> None:
-        """Build the stages of a plan."""
-
-    def prepare_end(self) -> None:
-        """Forget them."""
-
-    def promise(self, owner: int, lead_calls: int) -> int:
-        """The first call that does not pass; 0: nothing is promised."""
-
-    def commit(self, owner: int, from_calls: Sequence[int], cycle: Sequence[tuple[int, int, int]] = ()) -> bool:
-        """Put the stages in force at these calls."""
-
-    def leave_alone(self, owner: int, from_call: int) -> bool:
-        """Put NCCL's own choice in force at this call."""
-
-    def release(self, owner: int) -> None:
-        """Let calls pass."""
-
-    def waits(self) -> tuple[int, float, int]:
-        """Calls that waited, the longest wait in microseconds, and calls that wait now."""
-
-
 class Members:
     """One rank's memberships. Used by the agreement's thread alone."""
 
-    def __init__(self, plugin: PlanHolder, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plugin: Plugin, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._plugin = plugin
+        self._world_size = world_size
         self._clock = clock
         self._switched_to: dict[int, int] = {}
         """Epoch of the latest plan that a communicator was switched to, by owner."""
@@ -69,6 +37,7 @@ class Members:
         self._promised: dict[str, int] = {}
         """The owner of each communicator that has promised a call."""
         self._promised_at_s = 0.0
+        self._epoch = 0
         self._lead_s = FIRST_LEAD_S
 
     def answer(self, change: Change) -> tuple[Member, ...]:
@@ -78,6 +47,7 @@ class Members:
             PlanError: this NCCL cannot follow the plan; nothing is promised.
         """
         self._plugin.prepare(change.plan)
+        self._epoch = change.plan.last_epoch
         now_s = self._promised_at_s = self._clock()
         found = [row for row in self._plugin.communicators() if row["n_ranks"] > 1]
         alive = {int(row["owner"]) for row in found}
@@ -97,10 +67,12 @@ class Members:
     def carry_out(self, outcome: Outcome) -> bool:
         """Switch what switches and let the other calls pass; False: a call had given up waiting and cannot follow."""
         can_follow = True
+        cycles = [unpack_cycle(each) for each in outcome.cycles]
         for key, owner in self._promised.items():
             if key in outcome.switches:
                 switch = outcome.switches[key]
-                can_follow &= self._plugin.commit(owner, switch.from_calls, switch.cycle)
+                cycle = cycles[switch.cycle] if switch.cycle >= 0 else b""
+                can_follow &= self._plugin.commit(owner, switch.from_calls, cycle)
                 self._switched_to[owner] = max(self._switched_to.get(owner, 0), self._epoch)
             elif key in outcome.left_alone:
                 can_follow &= self._plugin.leave_alone(owner, outcome.left_alone[key])
@@ -120,7 +92,7 @@ class Members:
         if now_s - marked_s > LEAST_PACED_S:
             self._marks[owner] = now_s, n_calls
         why, promise = "", 0
-        if n_alike > 1:
+        if n_alike > 1 or (not row["comm_id"] and row["n_ranks"] != self._world_size):
             why = Why.ambiguous.name
         elif n_calls < LEAST_CALLS:
             why = Why.too_few_calls.name
@@ -129,12 +101,10 @@ class Members:
             why = "" if promise else Why.too_near.name
         if promise:
             self._promised[key] = owner
-            self._epoch = change.plan.last_epoch
-        needs_cycle = any(
-            each.phase is not None and each.communicator == CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
-            for _, stage in change.plan.stages()
-            for each in stage.rows
-        )
+        shape = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
+        rows = (each for _, stage in change.plan.stages() for each in stage.rows)
+        needs_cycle = any(each.phase is not None and each.communicator == shape for each in rows)
+        after_step = change.plan.gathers_after_step
         checkpoints = zip(row["checkpoint_calls"].tolist(), row["checkpoint_hash"].tolist(), strict=True)
         return Member(
             key=key,
@@ -144,13 +114,17 @@ class Members:
             why=why,
             checkpoints=tuple((calls, hashed) for calls, hashed in checkpoints if calls),
             step_began=int(row["step_began"]),
-            calls_per_step=float(row["calls_per_step"]),
+            calls_per_step=int(row["calls_per_step"]),
             n_steady=int(row["n_steady"]),
-            cycle=self._plugin.cycle(owner, gathers_after_step=change.plan.gathers_after_step) if needs_cycle else (),
+            cycle=pack_cycle(self._plugin.cycle(owner, gathers_after_step=after_step)) if needs_cycle else b"",
         )
 
 
 def _key(row: Any) -> str:
-    """A communicator's name, the same on all of its ranks; before tuner v5 NCCL gives none, and its shape must do."""
+    """A communicator's name, the same on all of its ranks.
+
+    Before tuner v5 NCCL gives none. Then only one of the whole job can be told from others, by its shape: of a smaller
+    shape there may be several, and a rank that is missing would not be missed.
+    """
     comm_id = int(row["comm_id"])
     return f"{comm_id:016x}" if comm_id else f"{int(row['n_ranks'])}x{int(row['n_nodes'])}"
