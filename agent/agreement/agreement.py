@@ -118,6 +118,8 @@ class Agreement:
         self._left_alone: set[str] = set()
         self._absent: set[int] = set()
         """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
+        self._answered: set[int] = set()
+        """Ranks whose answers to the latest change were read. Rank 0's."""
         self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
         self._unread: list[tuple[int, set[int]]] = []
         """Outcomes that may be deleted once these ranks have answered a later change. Rank 0's."""
@@ -274,6 +276,7 @@ class Agreement:
         if change is None:
             return
         self._next += 1
+        self._answered = set()
         self._exchange.set(CHANGE_KEY, encode(change))
         self._ring(change.number)
         outcome = self._take_part(change)
@@ -295,6 +298,7 @@ class Agreement:
             self._rung = 0 if self._rung == rung else self._rung
         self._n_at_rest += self._exchange.n_requests - n_before
         if self._must_look:
+            self._wake.clear()
             self._wake.wait(LONGEST_LOOK_S)
 
     def _take_part(self, change: Change) -> Outcome:
@@ -380,13 +384,14 @@ class Agreement:
         for rank in self._absent - late:
             known[rank] = self._exchange.read(_answer_key(change.number, rank))
         self._absent = {rank for rank, data in known.items() if data is None}
+        self._answered = known.keys() - self._absent
         answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items() if data is not None)]
         outcome = decide(change, answers, self._left_alone)
         return self._exchange.set_once(_outcome_key(change.number), encode(outcome))
 
     def _tidy_up(self, number: int) -> None:
         """Delete the answers, and outcomes whose readers have all gone on to a later change."""
-        answered = set(range(1, self._world_size)) - self._absent
+        answered = self._answered
         for rank in answered:
             self._exchange.delete(_answer_key(number, rank))
         self._unread = [(old, waiting - answered) for old, waiting in self._unread]
