@@ -29,6 +29,8 @@ from zerotune.agent.agreement.protocol import (
     decode,
     decode_outcome,
     encode,
+    framed,
+    frames,
 )
 from zerotune.agent.nccl.library import Plugin
 from zerotune.store.errors import WireError
@@ -330,7 +332,7 @@ class Agreement:
         try:
             if self._leader is not None:
                 return self._decide(change, answer)
-            self._exchange.set(_answer_key(change.number, self._rank), encode(answer))
+            self._exchange.append(_answers_key(change.number), framed(answer))
         except Exception as error:
             logger.warning("zerotune: change %d: %s", change.number, error)
         return self._await_outcome(change.number)
@@ -369,37 +371,34 @@ class Agreement:
 
     def _decide(self, change: Change, own: Answer) -> bytes:
         """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
-        others = range(1, self._world_size)
-        late = {rank for rank in self._absent if self._exchange.take(_answer_key(change.number - 1, rank))}
-        keys = {rank: _answer_key(change.number, rank) for rank in others if rank not in self._absent - late}
+        if self._absent:  # who came late last time will be waited for
+            self._absent -= self._answers(change.number - 1).keys()
+        self._exchange.delete(_answers_key(change.number - 1))
+        n_expected = self._world_size - 1 - len(self._absent)
         until_s = time.monotonic() + DECIDE_S
-        pause_s = BLOCKED_LOOK_S / 2
-        while (found := self._exchange.read_all([*keys.values()])) is None:
+        pause_s = self._blocked_look_s / 2
+        while len(known := self._answers(change.number)) < n_expected:
             if time.monotonic() > until_s or self._is_closing:
                 break
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-        values = self._exchange.read_some([*keys.values()]) if found is None else found
-        known: dict[int, bytes | None] = dict(zip(keys, values, strict=True))
-        for rank in self._absent - late:
-            known[rank] = self._exchange.read(_answer_key(change.number, rank))
-        self._absent = {rank for rank, data in known.items() if data is None}
-        self._answered = known.keys() - self._absent
-        answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items() if data is not None)]
+        self._answered = {*known}
+        self._absent = {rank for rank in range(1, self._world_size) if rank not in known}
+        answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items())]
         outcome = decide(change, answers, self._left_alone)
         return self._exchange.set_once(_outcome_key(change.number), encode(outcome))
 
+    def _answers(self, number: int) -> dict[int, bytes]:
+        return frames(self._exchange.read(_answers_key(number)) or b"")
+
     def _tidy_up(self, number: int) -> None:
-        """Delete the answers, and outcomes whose readers have all gone on to a later change."""
-        answered = self._answered
-        for rank in answered:
-            self._exchange.delete(_answer_key(number, rank))
-        self._unread = [(old, waiting - answered) for old, waiting in self._unread]
+        """Delete outcomes whose readers have all gone on to a later change."""
+        self._unread = [(old, waiting - self._answered) for old, waiting in self._unread]
         for old, waiting in self._unread:
             if not waiting:
                 self._exchange.delete(_outcome_key(old))
         self._unread = [(old, waiting) for old, waiting in self._unread if waiting]
-        self._unread.append((number, answered))
+        self._unread.append((number, self._answered))
 
     def _remember(self, outcome: Outcome) -> None:
         for key in outcome.left_alone:
@@ -439,8 +438,8 @@ def _answer_in(data: bytes, number: int, rank: int) -> Answer:
     return Answer(number, rank, answer.members if answer.number == number else (), answer.refusal)
 
 
-def _answer_key(number: int, rank: int) -> str:
-    return f"answer/{number}/{rank}"
+def _answers_key(number: int) -> str:
+    return f"answers/{number}"
 
 
 def _outcome_key(number: int) -> str:

@@ -87,30 +87,9 @@ class Exchange:
         """Whether `key` has a value; `everywhere`: as seen from the top."""
         return bool(self._request(lambda store: store.check([key if everywhere else self._folder + key])))
 
-    def read_all(self, keys: list[str]) -> list[bytes] | None:
-        """The values of `keys`; None: not all of them have one yet."""
-        names = [self._folder + key for key in keys]
-        if not self._request(lambda store: store.check(names)):
-            return None
-        self.n_requests += 1  # c10d asks twice: wait for the keys, then their values
-        return [bytes(value) for value in self._request(lambda store: store.multi_get(names))]
-
-    def read_some(self, keys: list[str]) -> list[bytes | None]:
-        """The value of each of `keys`; None: it has none yet. Asks for halves, since most are there."""
-        found = self.read_all(keys) if keys else []
-        if found is not None:
-            return [*found]
-        if len(keys) == 1:
-            return [None]
-        middle = len(keys) // 2
-        return [*self.read_some(keys[:middle]), *self.read_some(keys[middle:])]
-
-    def take(self, key: str) -> bool:
-        """Whether `key` has a value; it has none afterwards."""
-        is_there = self.has(key)
-        if is_there:
-            self.delete(key)
-        return is_there
+    def append(self, key: str, value: bytes) -> None:
+        """Add `value` to what `key` has; it may be there twice if the store's connection breaks."""
+        self._request(lambda store: store.append(self._folder + key, value))
 
     def delete(self, key: str) -> None:
         """Remove `key`; a store that cannot is left as it is."""
