@@ -33,7 +33,10 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "agent base": ("`launch`, settings, the job's c10d store, the fabric's identity", CONTRACTS | {"agent/nccl"}),
     "agent/nccl": ("what NCCL is, as far as we touch it: catalog, cost model, plugin", CONTRACTS),
     "agent/nccl/emulated": ("an NCCL for machines without GPUs", CONTRACTS | {"agent/nccl"}),
-    "agent/agreement": ("all ranks adopt the same plan at the same boundary", CONTRACTS | {"agent/nccl", "agent base"}),
+    "agent/agreement": (
+        "all ranks of a communicator adopt the same plan at the same call",
+        CONTRACTS | {"agent/nccl", "agent base"},
+    ),
     "agent/daemon_link": ("the line to the daemon", CONTRACTS | {"agent base"}),
     "agent/steps": (
         "where steps begin and end",

@@ -21,9 +21,9 @@ from zerotune.agent.agreement.exchange import Closed, Exchange
 from zerotune.agent.agreement.members import Members
 from zerotune.agent.agreement.protocol import (
     Answer,
-    Change,
     Leader,
     Outcome,
+    PlanChange,
     Why,
     decide,
     decode,
@@ -291,7 +291,7 @@ class Agreement:
         """Look for the next change; take part if it is there."""
         rung, n_before = self._rung, self._exchange.n_requests
         data = self._exchange.read(CHANGE_KEY)
-        change = None if data is None else decode(data, Change)
+        change = None if data is None else decode(data, PlanChange)
         if change is not None and change.number >= self._next:
             self._must_look, self._next = False, change.number + 1
             self._take_part(change)
@@ -303,7 +303,7 @@ class Agreement:
             self._wake.clear()
             self._wake.wait(LONGEST_LOOK_S)
 
-    def _take_part(self, change: Change) -> Outcome:
+    def _take_part(self, change: PlanChange) -> Outcome:
         """Answer, learn the outcome, and carry it out."""
         self._before_change()
         try:
@@ -327,7 +327,7 @@ class Agreement:
             logger.error("zerotune: rank %d waited too long to follow change %d", self._rank, change.number)
         return outcome
 
-    def _learn(self, change: Change, answer: Answer) -> bytes:
+    def _learn(self, change: PlanChange, answer: Answer) -> bytes:
         """The outcome. This rank may be counted on by now: its promises hold, whatever fails."""
         try:
             if self._leader is not None:
@@ -369,7 +369,7 @@ class Agreement:
 
     # ---- rank 0 ------------------------------------------------------------------------------
 
-    def _decide(self, change: Change, own: Answer) -> bytes:
+    def _decide(self, change: PlanChange, own: Answer) -> bytes:
         """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
         if self._absent:  # who came late last time will be waited for
             self._absent -= self._answers(change.number - 1).keys()
@@ -414,7 +414,7 @@ class Agreement:
         """Rank 0 asks nobody for what it cannot do itself, nor for what the others could not read."""
         try:
             self._plugin.prepare(plan)
-            decode(encode(Change(1, plan)), Change)
+            decode(encode(PlanChange(1, plan)), PlanChange)
         except Exception as error:
             with self._lock:
                 leader.refuse(plan)

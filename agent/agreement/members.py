@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-from zerotune.agent.agreement.protocol import LEAST_CALLS, Change, Member, Outcome, Why
+from zerotune.agent.agreement.protocol import LEAST_CALLS, Member, Outcome, PlanChange, Why
 from zerotune.agent.nccl.library import Plugin, pack_cycle, unpack_cycle
 from zerotune.store.records import CommunicatorClass
 
@@ -40,7 +40,7 @@ class Members:
         self._epoch = 0
         self._lead_s = FIRST_LEAD_S
 
-    def answer(self, change: Change) -> tuple[Member, ...]:
+    def answer(self, change: PlanChange) -> tuple[Member, ...]:
         """Prepare the plan, and promise a call on each communicator; `carry_out` must follow.
 
         Raises:
@@ -85,7 +85,7 @@ class Members:
         self._plugin.prepare_end()
         return can_follow
 
-    def _member(self, row: Any, key: str, change: Change, now_s: float, n_alike: int) -> Member:
+    def _member(self, row: Any, key: str, change: PlanChange, now_s: float, n_alike: int) -> Member:
         owner, n_calls = int(row["owner"]), int(row["n_calls"])
         marked_s, marked_calls = self._marks.get(owner, (self._began_s, 0))
         pace = (n_calls - marked_calls) / max(now_s - marked_s, LEAST_LEAD_S)

@@ -3,8 +3,8 @@
 Ranks of a communicator issue the same collectives in the same order: that is NCCL's law. So a plan comes into force on
 a communicator at a *call number*, which every rank counts for itself. A change takes two phases:
 
-1. Rank 0 writes a `Change`. Each rank prepares its plan, promises for each of its communicators not to pass a certain
-   call before it knows the outcome, and writes an `Answer`.
+1. Rank 0 writes a `PlanChange`. Each rank prepares its plan, promises for each of its communicators not to pass a
+   certain call before it knows the outcome, and adds its `Answer`.
 2. The `Outcome` is written once, by compare-and-set: rank 0 may write which communicators switch, at which calls;
    whoever waited for too long writes that none does.
 
@@ -75,7 +75,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     cycle: bytes = b""
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True):
+class PlanChange(msgspec.Struct, frozen=True, array_like=True):
     """Rank 0 would like all communicators to switch to `plan`."""
 
     number: Ordinal
@@ -119,10 +119,10 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 _FRAME: Final = struct.Struct("<II")
 """Rank, and how many bytes follow."""
 _encoder = msgspec.msgpack.Encoder()
-Message = TypeVar("Message", Change, Answer, Outcome)
+Message = TypeVar("Message", PlanChange, Answer, Outcome)
 
 
-def encode(message: Change | Answer | Outcome) -> bytes:
+def encode(message: PlanChange | Answer | Outcome) -> bytes:
     """The bytes that travel through the store."""
     return _encoder.encode(message)
 
@@ -155,7 +155,7 @@ def frames(data: bytes) -> dict[int, bytes]:
     return found
 
 
-def decode_outcome(data: bytes, change: Change) -> Outcome:
+def decode_outcome(data: bytes, change: PlanChange) -> Outcome:
     """The outcome of `change` in `data`.
 
     Raises:
@@ -168,7 +168,7 @@ def decode_outcome(data: bytes, change: Change) -> Outcome:
     return outcome
 
 
-def decide(change: Change, answers: Iterable[Answer], left_alone: Iterable[str] = ()) -> Outcome:
+def decide(change: PlanChange, answers: Iterable[Answer], left_alone: Iterable[str] = ()) -> Outcome:
     """The outcome of `change`, by the answers that are here.
 
     Args:
@@ -288,7 +288,7 @@ class Leader:
         if self.offered is plan:
             self.offered = None
 
-    def announce(self, number: int, plan: Plan | None) -> Change | None:
+    def announce(self, number: int, plan: Plan | None) -> PlanChange | None:
         """The change to ask for next.
 
         Args:
@@ -305,7 +305,7 @@ class Leader:
             self.plan, self.offered, self.is_adopted = plan, None, False
         if not self.plan.epoch:
             return None
-        return Change(number, self.plan.at_last() if self.is_adopted else self.plan)
+        return PlanChange(number, self.plan.at_last() if self.is_adopted else self.plan)
 
     def learn(self, outcome: Outcome) -> None:
         """What has become of the change that was announced."""

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from benchmarks.lib.reporting import Result, report
 from zerotune.agent.agreement import Agreement, job_start
-from zerotune.agent.agreement.protocol import Answer, Change, Member, Outcome, decode, framed
+from zerotune.agent.agreement.protocol import Answer, Member, Outcome, PlanChange, decode, framed
 from zerotune.agent.nccl import library
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
@@ -69,6 +69,16 @@ def step_calls() -> bytes:
 
 
 def members_of(rank: int, world_size: int, cycle: bytes) -> tuple[Member, ...]:
+    """What a rank says of its communicators.
+
+    Args:
+        rank: whose.
+        world_size: of the job.
+        cycle: packed.
+
+    Returns:
+        One member for each.
+    """
     checkpoints = tuple((N_CALLS - 64 * i, 12345 * i) for i in range(N_CHECKPOINTS))
     return tuple(
         Member(name, n_ranks, N_CALLS + 50, 0, "", checkpoints, N_CALLS, CALLS_PER_STEP, 9, cycle)
@@ -105,7 +115,7 @@ class StubRank:
         if value == NOTHING:
             return False
         if reads == "change":
-            self.number = decode(value, Change).number
+            self.number = decode(value, PlanChange).number
             answer = framed(Answer(self.number, self._rank, self._members))
             self._send(struct.pack("<B", APPEND) + key(f"answers/{self.number}") + packed(answer))
             self.answered_s = time.perf_counter()
@@ -139,7 +149,13 @@ def serve(pipe: Connection) -> None:
 
 
 def follow(port: int, world_size: int, pipe: Connection) -> None:
-    """All stub ranks: a bell comes as the change's number; "stop" ends it. Sends figures once all know the outcome."""
+    """All stub ranks, until told to stop.
+
+    Args:
+        port: of the job's store.
+        world_size: of the job, rank 0 included.
+        pipe: brings bells, as the change's number, and "stop"; takes figures once all know the outcome.
+    """
     raise_file_limit()
     cycle = library.pack_cycle(step_calls())
     stubs = [StubRank(port, rank, world_size, cycle) for rank in range(1, world_size)]
@@ -195,7 +211,7 @@ class StubPlugin:
     def promise(self, owner: int, lead_calls: int) -> int:
         return N_CALLS + 50
 
-    def commit(self, owner: int, from_calls: tuple[int, ...], cycle: bytes = b"") -> bool:
+    def commit(self, *_: object) -> bool:
         self.n_commits += 1
         return True
 
@@ -221,7 +237,13 @@ def client(port: int) -> dist.Store:
 
 
 def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
-    """Take the stubs through the job's start, which happens once."""
+    """Take the stubs through the job's start, which happens once.
+
+    Args:
+        port: of the job's store.
+        n_stubs: ranks but rank 0.
+        fingerprint: of rank 0.
+    """
     store = dist.PrefixStore(str(INCARNATION), client(port))
     store.add(job_start.member_key(fingerprint), n_stubs)
     store.add(job_start.all_key(1 + n_stubs), n_stubs)

@@ -22,9 +22,9 @@ from plugin_model import Communicator, PluginModel, Shape, version
 from zerotune.agent.agreement.members import Members
 from zerotune.agent.agreement.protocol import (
     Answer,
-    Change,
     Leader,
     Outcome,
+    PlanChange,
     Why,
     decide,
     decode,
@@ -73,7 +73,7 @@ class Rank:
     """Of each thread: how much of its program is done."""
     doing: str = "rest"
     """rest, answer, write, decide, await, tidy; closed or lost: the thread has ended."""
-    change: Change | None = None
+    change: PlanChange | None = None
     answer: Answer | None = None
     next: int = 1
 
@@ -264,7 +264,7 @@ class Model:
 
     def sees_change(self, state: State, its: Rank) -> bool:
         """Bells may be lost, early, late or twice; a look without news does nothing."""
-        return "change" in state.store and decode(state.store["change"], Change).number >= its.next
+        return "change" in state.store and decode(state.store["change"], PlanChange).number >= its.next
 
     def take_offer(self, state: State) -> None:
         plan = self.bounds.offers[state.n_offers]
@@ -289,11 +289,11 @@ class Model:
 
     def look(self, state: State, rank: int) -> None:
         its = state.ranks[rank]
-        its.change = decode(state.store["change"], Change)
+        its.change = decode(state.store["change"], PlanChange)
         its.next, its.doing = its.change.number + 1, "answer"
 
     def miss(self, state: State, rank: int) -> None:
-        state.ranks[rank].next = decode(state.store["change"], Change).number + 1
+        state.ranks[rank].next = decode(state.store["change"], PlanChange).number + 1
 
     def answers(self, state: State, rank: int) -> Iterator[Action]:
         """Reduced: calls matter only by how many of them the promise finds."""
@@ -372,7 +372,7 @@ class Model:
         self.check_histories(answers, outcome)
         state.store.setdefault(self.outcome_key(its), encode(outcome))
 
-    def outcome_of(self, change: Change, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
+    def outcome_of(self, change: PlanChange, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
         return decide(change, answers, left_alone)
 
     def give_up(self, state: State, rank: int) -> None:

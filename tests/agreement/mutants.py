@@ -11,7 +11,7 @@ from nccl_side import row
 from plugin_model import Communicator, PluginModel, Shape
 
 from zerotune.agent.agreement.members import Members
-from zerotune.agent.agreement.protocol import Answer, Change, Leader, Outcome, Switch, decide
+from zerotune.agent.agreement.protocol import Answer, Leader, Outcome, PlanChange, Switch, decide
 from zerotune.store.records import NextStage, Plan
 
 TRIAL = Plan(1, then=(NextStage(n_steps=1, n_rows=0),))
@@ -121,7 +121,7 @@ class SwitchesOnReceipt(Model):
 class CountsOnTheAbsent(Model):
     """Commits what not all members of a communicator answered."""
 
-    def outcome_of(self, change: Change, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
+    def outcome_of(self, change: PlanChange, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
         alone = [
             replace_members(each, [(m, {"n_ranks": sum(m.key in keys_of(a) for a in answers)}) for m in each.members])
             for each in answers
@@ -143,7 +143,7 @@ def replace_members(answer: Answer, changes: list[tuple[Any, dict[str, Any]]]) -
 class BelowThePromise(Model):
     """Switches at the nearest promise."""
 
-    def outcome_of(self, change: Change, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
+    def outcome_of(self, change: PlanChange, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
         outcome = decide(change, answers, left_alone)
         nearest = {
             m.key: min(n.promise for a in answers for n in a.members if n.key == m.key) for m in answers[0].members
@@ -284,7 +284,7 @@ class CountsOldAnswers(Model):
         assert its.answer is not None
         state.store[f"old/{rank}"] = state.store[f"answer/{its.answer.number}/{rank}"]
 
-    def outcome_of(self, change: Change, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
+    def outcome_of(self, change: PlanChange, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
         return decide(change, [Answer(change.number, each.rank, each.members) for each in answers], left_alone)
 
 
@@ -304,7 +304,7 @@ class SkipsOutcomes(Model):
 class IgnoresHistories(Model):
     """Compares nothing that ranks have issued."""
 
-    def outcome_of(self, change: Change, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
+    def outcome_of(self, change: PlanChange, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
         blind = [replace_members(each, [(m, {"checkpoints": ((1, 1),)}) for m in each.members]) for each in answers]
         return decide(change, blind)
 
@@ -312,7 +312,7 @@ class IgnoresHistories(Model):
 class LeavesAPartAlone(Model):
     """Ranks that differ go back to NCCL's own choice though others of the communicator did not answer."""
 
-    def outcome_of(self, change: Change, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
+    def outcome_of(self, change: PlanChange, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
         outcome = decide(change, answers, left_alone)
         for key, why in outcome.reasons.items():
             members = [member for each in answers for member in each.members if member.key == key]
@@ -324,7 +324,7 @@ class LeavesAPartAlone(Model):
 class TrustsShapes(Members):
     """Takes a shape for a name."""
 
-    def answer(self, change: Change) -> Any:
+    def answer(self, change: PlanChange) -> Any:
         self._world_size = 2
         return super().answer(change)
 
@@ -354,7 +354,7 @@ class Falling(Model):
 class ForgetsWhatItOffered(Leader):
     """What could not be announced at once is lost."""
 
-    def announce(self, number: int, plan: Plan | None) -> Change | None:
+    def announce(self, number: int, plan: Plan | None) -> PlanChange | None:
         change = super().announce(number, plan)
         if plan is not None and number > 1:
             self.plan = Plan(epoch=0)

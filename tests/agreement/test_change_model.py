@@ -44,7 +44,12 @@ JOBS: dict[str, Bounds] = {
         n_repeats=1,
     ),
     "two threads, a communicator each": Bounds(
-        (Shape("a", (0, 1), 1), Shape("b", (0, 1), 2)), alike(2, "aa", "bb"), (TRIAL,), most_ahead=1, n_failures=1, n_repeats=1
+        (Shape("a", (0, 1), 1), Shape("b", (0, 1), 2)),
+        alike(2, "aa", "bb"),
+        (TRIAL,),
+        most_ahead=1,
+        n_failures=1,
+        n_repeats=1,
     ),
     "a rank ends early, another closes": Bounds(
         (Shape("a", (0, 1), 1), Shape("b", (0, 1, 2), 2)),
