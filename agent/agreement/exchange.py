@@ -66,9 +66,10 @@ class Exchange:
                 raise Closed
             delay_s = min(1.5 * delay_s, LONGEST_POLL_S)
 
-    def read(self, key: str) -> bytes | None:
-        """The value of `key`; None: it has none yet."""
-        value = bytes(self._request(lambda store: store.compare_set(self._folder + key, _NOTHING, _NOTHING)))
+    def read(self, key: str, *, everywhere: bool = False) -> bytes | None:
+        """The value of `key`; None: it has none yet. `everywhere`: as seen from the top."""
+        name = key if everywhere else self._folder + key
+        value = bytes(self._request(lambda store: store.compare_set(name, _NOTHING, _NOTHING)))
         return None if value == _NOTHING.encode() else value
 
     def set(self, key: str, value: bytes) -> None:
@@ -82,10 +83,6 @@ class Exchange:
     def add(self, key: str, amount: int = 1) -> int:
         """Add to a counter and return it; it may count twice if the store's connection breaks."""
         return int(self._request(lambda store: store.add(self._folder + key, amount)))
-
-    def has(self, key: str, *, everywhere: bool = False) -> bool:
-        """Whether `key` has a value; `everywhere`: as seen from the top."""
-        return bool(self._request(lambda store: store.check([key if everywhere else self._folder + key])))
 
     def append(self, key: str, value: bytes) -> None:
         """Add `value` to what `key` has; it may be there twice if the store's connection breaks."""

@@ -26,7 +26,6 @@ def found_incarnation(exchange: Exchange) -> int:
     """Rank 0: begin a new incarnation; further keys of `exchange` are its own."""
     number = exchange.add(N_INCARNATIONS_KEY)
     exchange.set(INCARNATION_KEY, str(number).encode())
-    exchange.set(_begun_key(number), b"1")
     exchange.enter(str(number))
     return number
 
@@ -69,7 +68,7 @@ def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bo
     """
     number = 0
     while True:
-        number = _read_number(exchange, above=number)
+        number = _newest(exchange, above=number)
         exchange.enter(str(number))
         exchange.add(member_key(fingerprint))
         is_full = exchange.add(all_key(world_size)) > world_size
@@ -93,22 +92,18 @@ def member_key(fingerprint: str) -> str:
     return "muster/" + hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
 
 
-def _begun_key(number: int) -> str:
-    return f"incarnation/{number}"
+def _incarnation(exchange: Exchange) -> int:
+    return int(exchange.read(INCARNATION_KEY, everywhere=True) or 0)
 
 
-def _read_number(exchange: Exchange, above: int) -> int:
+def _newest(exchange: Exchange, above: int) -> int:
     """The newest incarnation, once there is one after `above`."""
-    exchange.enter("")
-    exchange.wait_until(lambda: exchange.has(_begun_key(above + 1)))
-    return int(exchange.read(INCARNATION_KEY) or 0)  # written before the key that was waited for
+    exchange.wait_until(lambda: _incarnation(exchange) > above)
+    return _incarnation(exchange)
 
 
 def _await_answer(exchange: Exchange, world_size: int, number: int) -> bytes | None:
     """Rank 0's answer; None when a newer incarnation has begun instead."""
-
-    def is_over() -> bool:
-        return exchange.has(_begun_key(number + 1), everywhere=True)
-
-    exchange.wait_until(lambda: exchange.has(answer_key(world_size)) or is_over())
-    return None if is_over() else exchange.read(answer_key(world_size))
+    key = answer_key(world_size)
+    exchange.wait_until(lambda: exchange.read(key) is not None or _incarnation(exchange) > number)
+    return None if _incarnation(exchange) > number else exchange.read(key)

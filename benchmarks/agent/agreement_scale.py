@@ -1,4 +1,4 @@
-"""What agreement costs at scale: 64 to 4,096 ranks against one real c10d TCPStore.
+"""What agreement costs at scale: thousands of ranks against one real c10d TCPStore.
 
 Rank 0 is a real `Agreement`. All others are stubs: sockets in one process that send the store exactly the requests that
 a rank's background thread sends when the bell rings: read the change, add the answer, read the outcome. Each rank is in
