@@ -44,7 +44,9 @@ PATIENCE_S: Final = 5.0
 FIRST_LOOK_S: Final = 0.03
 LONGEST_LOOK_S: Final = 1.0
 """Between two looks for an outcome; a bell cuts it short."""
-LONGEST_PAUSE_S: Final = 0.1
+CHANGE_KEY: Final = "change"
+LEAST_PAUSE_S: Final = 0.002
+LONGEST_PAUSE_S: Final = 0.25
 """Between two looks of rank 0 for answers."""
 BLOCKED_LOOK_S: Final = 0.01
 """Between two looks while a call waits."""
@@ -112,6 +114,10 @@ class Agreement:
         self._lock = threading.Lock()
         self._leader = Leader() if rank == 0 else None
         self._left_alone: set[str] = set()
+        self._own_answer: Answer | None = None
+        """Rank 0's own."""
+        self._answers_take_s = LEAST_PAUSE_S
+        """How long rank 0 waits before it looks for answers: nearly as long as they took the last time."""
         self._absent: set[int] = set()
         """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
         self._unread: list[tuple[int, set[int]]] = []
@@ -130,6 +136,8 @@ class Agreement:
         self._n_at_rest = 0
         self._n_changes = self._n_adopted = 0
         self._left_out: dict[str, str] = {}
+        self.epoch_elsewhere = 0
+        """Epoch of the latest plan that only communicators without this rank have adopted. Rank 0's."""
         self.state = "starting"
         self.n_refused_plans = 0
         self.incarnation: int | None = None
@@ -220,6 +228,7 @@ class Agreement:
         exchange, world_size = self._exchange, self._world_size
         if self._leader is not None:
             self.incarnation = job_start.found_incarnation(exchange)
+            exchange.set_all([_answer_key(rank) for rank in range(1, world_size)], b"")
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
             self.incarnation, is_alike = job_start.join(exchange, world_size, self.fingerprint)
@@ -260,7 +269,7 @@ class Agreement:
         n_before = self._exchange.n_requests
         self._n_at_rest += n_before - self._at_rest_since
         self._next += 1
-        self._exchange.set(f"change/{change.number}", encode(change))
+        self._exchange.set(CHANGE_KEY, encode(change))
         self._ring(change.number)
         outcome = self._take_part(change, lambda: self._decide(change))
         self._ring(change.number)
@@ -270,16 +279,15 @@ class Agreement:
     def _follow(self) -> None:
         """Look for the next change; take part if it is there."""
         n_before = self._exchange.n_requests
-        self._next = max(self._next, self._rung)
-        data = self._exchange.read(f"change/{self._next}")
-        if data is None:
-            self._next = max(self._next, self._rung + 1)  # decided long ago
+        rung, data = self._rung, self._exchange.read(CHANGE_KEY)
+        change = None if data is None else decode_change(data)
+        if change is None or change.number < self._next:
+            self._next = max(self._next, rung + 1)
             if self._must_look:
                 self._wake.wait(LONGEST_LOOK_S)
             return
         self._n_at_rest += n_before - self._at_rest_since
         self._must_look = False
-        change = decode_change(data)
         self._next = change.number + 1
         self._take_part(change, lambda: self._await_outcome(change))
         self._at_rest_since = self._exchange.n_requests
@@ -294,7 +302,10 @@ class Agreement:
             self._refuse(change.plan, str(error))
             answer = Answer(change.number, self._rank, refusal=str(error)[:200])
         # From here on this rank may be counted on: whatever fails, its promises hold.
-        self._exchange.set(f"answer/{change.number}/{self._rank}", encode(answer))
+        if self._leader is None:
+            self._exchange.set(_answer_key(self._rank), encode(answer))
+        else:
+            self._own_answer = answer
         data = learn()
         try:
             outcome = decode_outcome(data, change)
@@ -303,7 +314,10 @@ class Agreement:
             outcome = Outcome(change.number)
         self._n_changes += 1
         mine = {member.key for member in answer.members if member.promise}
-        self._n_adopted += bool(mine & outcome.switches.keys())
+        if mine & outcome.switches.keys():
+            self._n_adopted += 1
+        elif outcome.switches:
+            self.epoch_elsewhere = change.plan.epoch
         self._left_out = {**outcome.reasons}
         if not self._members.carry_out(outcome):
             self.state = "lost"
@@ -312,7 +326,7 @@ class Agreement:
 
     def _await_outcome(self, change: Change) -> bytes:
         """The outcome that was written, or else that nothing changes, once patience is over."""
-        key = f"outcome/{change.number}"
+        key = _outcome_key(change.number)
         began_s = look_at_s = time.monotonic()
         pause_s = FIRST_LOOK_S
         while True:
@@ -339,33 +353,33 @@ class Agreement:
 
     def _decide(self, change: Change) -> bytes:
         """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
-        keys = [f"answer/{change.number}/{rank}" for rank in range(self._world_size)]
-        expected = [key for rank, key in enumerate(keys) if rank not in self._absent]
-        until_s = time.monotonic() + DECIDE_S
-        pause_s = BLOCKED_LOOK_S / 2
-        while (found := self._exchange.read_all(expected)) is None:
-            if time.monotonic() > until_s or self._is_closing:
-                break
+        answers = {0: self._own_answer} if self._own_answer is not None else {}
+        began_s = time.monotonic()
+        pause_s = self._answers_take_s
+        while not self._is_closing:
             time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-        known = dict(zip(expected, found, strict=True)) if found is not None else {}
-        data_of = [known[key] if key in known else self._exchange.read(key) for key in keys]
-        self._absent = {rank for rank, data in enumerate(data_of) if data is None}
-        answers = [answer for data in data_of if data is not None and (answer := _answer_in(data)) is not None]
-        outcome = decide(change, answers, self._left_alone)
-        data = self._exchange.set_once(f"outcome/{change.number}", encode(outcome))
-        for key in keys:
-            self._exchange.delete(key)
-        self._forget_read(change.number, {answer.rank for answer in answers})
+            missing = [rank for rank in range(1, self._world_size) if rank not in answers]
+            found = self._exchange.read_all([_answer_key(rank) for rank in missing])
+            for rank, data in zip(missing, found, strict=True):
+                if (answer := _answer_in(data)) is not None and answer.number == change.number:
+                    answers[rank] = answer
+            took_s = time.monotonic() - began_s
+            if len(answers) + len(self._absent - answers.keys()) >= self._world_size or took_s > DECIDE_S:
+                self._answers_take_s = min(LONGEST_PAUSE_S, max(LEAST_PAUSE_S, 0.9 * took_s))
+                break
+            pause_s = min(max(LEAST_PAUSE_S, 0.5 * took_s), LONGEST_PAUSE_S)
+        self._absent = set(range(self._world_size)) - answers.keys()
+        outcome = decide(change, answers.values(), self._left_alone)
+        data = self._exchange.set_once(_outcome_key(change.number), encode(outcome))
+        self._forget_read(change.number, set(answers))
         return data
 
     def _forget_read(self, number: int, answered: set[int]) -> None:
-        """Delete changes and outcomes whose readers have all gone on to a later one."""
+        """Delete outcomes whose readers have all gone on to a later change."""
         self._unread = [(old, waiting - answered) for old, waiting in self._unread]
         for old, waiting in self._unread:
             if not waiting:
-                self._exchange.delete(f"change/{old}")
-                self._exchange.delete(f"outcome/{old}")
+                self._exchange.delete(_outcome_key(old))
         self._unread = [(old, waiting) for old, waiting in self._unread if waiting]
         self._unread.append((number, answered))
 
@@ -400,9 +414,17 @@ class Agreement:
         return self._plugin.waits()
 
 
+def _answer_key(rank: int) -> str:
+    return f"answer/{rank}"
+
+
+def _outcome_key(number: int) -> str:
+    return f"outcome/{number}"
+
+
 def _answer_in(data: bytes) -> Answer | None:
     try:
-        return decode_answer(data)
+        return decode_answer(data) if data else None
     except WireError as error:
         logger.warning("zerotune: an answer is dropped: %s", error)
         return None

@@ -54,9 +54,9 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     `promise` is the first call that it does not pass before it knows the outcome; 0: it promises nothing, for the
     reason `why`. `epoch` is that of the latest plan that the communicator was switched to. `checkpoints` are (number of
-    calls, hash of all calls until then). `step_began` is the first call of this rank's latest step, `calls_per_step` how
-    many its steps have; `n_steady` whole steps in a row had so many. `cycle` is a step's calls (bytes, collective,
-    phase), where the plan tells phases apart.
+    calls, hash of all calls until then). `step_began` is the first call of this rank's latest step; `n_steady` whole
+    steps in a row had `calls_per_step`. `cycle` is a step's calls (bytes, collective, phase) if the plan tells phases
+    apart.
     """
 
     key: str
@@ -88,7 +88,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Switch(msgspec.Struct, frozen=True, array_like=True):
-    """Stage i of the plan is in force on a communicator from its call `from_calls[i]` on; `cycle` says where phases are."""
+    """Stage i of the plan is in force on a communicator from its call `from_calls[i]` on. `cycle` tells phases."""
 
     from_calls: tuple[int, ...]
     cycle: tuple[tuple[int, int, int], ...] = ()

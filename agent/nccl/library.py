@@ -36,7 +36,8 @@ ANY_PHASE: Final = 255
 N_CHECKPOINTS: Final = 16
 MIXED_EPOCHS: Final = 1 << 32
 NO_CALLS: Final = 2**64 - 1
-MAX_COMMUNICATORS: Final = 1024
+N_SPARE: Final = 8
+"""Communicators that may come while they are counted."""
 MAX_CYCLE_CALLS: Final = 4096
 """Calls of the longest step whose phases are told apart: two such steps fit into a communicator's log."""
 
@@ -130,14 +131,14 @@ class Plugin:
             library = ctypes.CDLL(str(path))
             quick = ctypes.PyDLL(str(path))  # keeps the GIL: for calls too short to be worth releasing it
             version = library.zerotune_layout_version()
-        except (OSError, AttributeError) as error:
-            raise PluginError(f"the tuner plugin cannot be loaded: {error}") from error
+        except (OSError, AttributeError) as problem:
+            raise PluginError(f"the tuner plugin cannot be loaded: {problem}") from problem
         if version != LAYOUT_VERSION:
             raise PluginError(f"{path} has layout {version}, this zerotune needs {LAYOUT_VERSION}; rebuild it")
         if OBSERVATION_DTYPE.itemsize != OBSERVATION_BYTES or COST_DTYPE.itemsize != COST_BYTES:
             raise PluginError("numpy lays the plugin's records out otherwise than C")
         u32, u64, f32 = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_float
-        pointer, count, error = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        pointer, count, fault = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self._set_phase = _bind(quick, "set_phase", None, u32)
         self._set_step = _bind(quick, "set_step", u64, u32)
         self._set_memory_pressure = _bind(quick, "set_memory_pressure", None, f32)
@@ -152,10 +153,10 @@ class Plugin:
         self._profiler_abi = _bind(quick, "profiler_abi", u32)
         self._communicators = _bind(library, "communicators", count, pointer, count)
         self._cycle = _bind(library, "cycle", u32, u64, u32, pointer, u32)
-        self._prepare = _bind(library, "prepare", error, pointer, u32, u32, u32)
+        self._prepare = _bind(library, "prepare", fault, pointer, u32, u32, u32)
         self._prepare_end = _bind(library, "prepare_end", None)
         self._promise = _bind(library, "promise", u64, u64, u64)
-        self._commit = _bind(library, "commit", error, u64, pointer, u32, pointer, u32)
+        self._commit = _bind(library, "commit", fault, u64, pointer, u32, pointer, u32)
         self._release = _bind(library, "release", None, u64)
         self._set_patience = _bind(library, "set_patience", None, ctypes.c_double)
         self._waits = _bind(quick, "waits", None, pointer)
@@ -214,7 +215,7 @@ class Plugin:
 
     def communicators(self) -> NDArray[np.void]:
         """The communicators of this process that have a tuner, as an array of COMMUNICATOR_DTYPE."""
-        found = np.zeros(MAX_COMMUNICATORS, COMMUNICATOR_DTYPE)
+        found = np.zeros(self._communicators(None, 0) + N_SPARE, COMMUNICATOR_DTYPE)
         return found[: min(self._communicators(found.ctypes.data, len(found)), len(found))]
 
     def cycle(self, owner: int, *, gathers_after_step: bool) -> tuple[tuple[int, int, int], ...]:
@@ -401,8 +402,8 @@ def _taken(drain: Any, into: NDArray[np.void], max_records: int) -> NDArray[np.v
 
 def _describe(row: PlanRow) -> str:
     return (
-        f"{row.candidate} for {row.collective.name} in {phase_name(row.phase)}, {row.min_bytes}..{row.max_bytes} bytes, "
-        f"{row.communicator}"
+        f"{row.candidate} for {row.collective.name} in {phase_name(row.phase)}, {row.min_bytes}..{row.max_bytes}"
+        f" bytes, {row.communicator}"
     )
 
 
