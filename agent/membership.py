@@ -41,6 +41,8 @@ TABLES_EVERY_GREETINGS: Final = 32
 """How often a known daemon gets all cost tables again: it may have dropped a job that made no progress."""
 QUIET_TICKS: Final = 4
 """Ticks between reports when nothing changes: each costs the step some microseconds."""
+UNWATCHED_LOOK_S: Final = 60.0
+"""How long a rank looks for a plan that comes from a file, after its start and after each new communicator."""
 WITHDRAW_AFTER_S: Final = 60.0
 """A plan that no daemon has watched for this long gives way to NCCL's own choice."""
 
@@ -106,15 +108,16 @@ class Membership:
             plugin,
             self._ring,
             fingerprint=_fingerprint(plugin),
-            asks=not has_daemon,
             before_request=faults.before_request,
             before_change=faults.before_change,
         )
         self._channel = Channel(
             settings.endpoint if has_daemon else None, self._hello, self, self._on_message, self._on_alive
         )
-        if settings.plan_path is not None and rank == 0:
-            self.agreement.offer(read_plan(settings.plan_path).plan)
+        if settings.plan_path is not None:
+            self.agreement.look(UNWATCHED_LOOK_S)
+            if rank == 0:
+                self.agreement.offer(read_plan(settings.plan_path).plan)
         self._busy_until = time.monotonic() + BUSY_S
         self._queue = StepQueue()
         timer.sinks.append(self._queue.add)
@@ -156,7 +159,9 @@ class Membership:
         if (n_communicators := self._plugin.counters().n_communicators) > self._n_communicators:
             self._n_communicators = n_communicators
             self.agreement.communicator_came()
-            if self._rank:
+            if self._settings.plan_path is not None:
+                self.agreement.look(UNWATCHED_LOOK_S)
+            elif self._rank:
                 self._bells.append(0)
         if self._is_daemon_new:
             self._is_daemon_new = False

@@ -43,15 +43,14 @@ PATIENCE_S: Final = 5.0
 """How long a rank waits for an outcome before it writes that nothing changes."""
 FIRST_LOOK_S: Final = 0.03
 LONGEST_LOOK_S: Final = 1.0
-"""Between two looks for an outcome; a bell cuts it short."""
+"""Between two looks for an outcome, or for a change that no daemon would ring for."""
 CHANGE_KEY: Final = "change"
 LEAST_PAUSE_S: Final = 0.002
 LONGEST_PAUSE_S: Final = 0.25
 """Between two looks of rank 0 for answers."""
 BLOCKED_LOOK_S: Final = 0.01
 """Between two looks while a call waits."""
-UNWATCHED_LOOK_S: Final = 10.0
-"""Between two looks for a change while a plan is in force and no daemon can ring."""
+FOREVER_S: Final = 3600.0
 REPEAT_AFTER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Pauses before rank 0 asks again for communicators that were left out."""
 CLOSE_TIMEOUT_S: Final = 2.0
@@ -86,7 +85,6 @@ class Agreement:
         plugin: where plans are prepared and put in force.
         ring: tells the other ranks that a change is announced or decided; called on this thread.
         fingerprint: what else must be equal on all ranks (plugin layout, NCCL version, tuner ABI).
-        asks: whether this rank looks for the first change by itself, since no daemon will ring.
         before_request, before_change: called before each request, and when a change has come: for tests.
     """
 
@@ -99,7 +97,6 @@ class Agreement:
         ring: Callable[[int], None],
         *,
         fingerprint: str = "",
-        asks: bool = False,
         before_request: Callable[[], None] = lambda: None,
         before_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -128,13 +125,16 @@ class Agreement:
         """Number of the change that the latest bell was about."""
         self._wake = threading.Event()
         self._is_closing = False
-        self._must_look = asks
+        self._look_until_s = 0.0
+        """Until when this rank looks for changes by itself, since no daemon rings."""
+        self._look_pause_s = FIRST_LOOK_S
         self._is_watched = True
         self._repeat_at_s = float("inf")
         self._n_repeats = 0
         self._at_rest_since = 0
         self._n_at_rest = 0
         self._n_changes = self._n_adopted = 0
+        self._has_plan = False
         self._left_out: dict[str, str] = {}
         self.epoch_elsewhere = 0
         """Epoch of the latest plan that only communicators without this rank have adopted. Rank 0's."""
@@ -158,6 +158,11 @@ class Agreement:
             self._wake.set()
         else:
             self._refuse(plan, f"its epoch does not rise above {self._leader.highest.epoch}")
+
+    def look(self, for_s: float) -> None:
+        """Look for changes for so long from now on: no daemon will ring."""
+        self._look_until_s, self._look_pause_s = time.monotonic() + for_s, FIRST_LOOK_S
+        self._wake.set()
 
     def watched(self, is_watched: bool) -> None:
         """Whether a daemon is there, which would ring."""
@@ -250,12 +255,14 @@ class Agreement:
             if leader is not None:
                 if leader.offered is not None or now_s >= self._repeat_at_s:
                     return
-                pause_s = min(self._repeat_at_s - now_s, 3600.0)
-            elif self._must_look or self._rung >= self._next:
+                pause_s = min(self._repeat_at_s - now_s, FOREVER_S)
+            elif self._rung >= self._next:
                 return
+            elif now_s < self._look_until_s:
+                pause_s, self._look_pause_s = self._look_pause_s, min(2.0 * self._look_pause_s, LONGEST_LOOK_S)
             else:
-                pause_s = 3600.0 if self._is_watched or not self._n_adopted else UNWATCHED_LOOK_S
-            if not self._wake.wait(pause_s) and leader is None and pause_s < 3600.0:
+                pause_s = FOREVER_S if self._is_watched or not self._has_plan else LONGEST_LOOK_S
+            if not self._wake.wait(pause_s) and leader is None and pause_s < FOREVER_S:
                 return
             self._wake.clear()
         raise Closed
@@ -283,11 +290,9 @@ class Agreement:
         change = None if data is None else decode_change(data)
         if change is None or change.number < self._next:
             self._next = max(self._next, rung + 1)
-            if self._must_look:
-                self._wake.wait(LONGEST_LOOK_S)
             return
         self._n_at_rest += n_before - self._at_rest_since
-        self._must_look = False
+        self._look_pause_s = FIRST_LOOK_S
         self._next = change.number + 1
         self._take_part(change, lambda: self._await_outcome(change))
         self._at_rest_since = self._exchange.n_requests
@@ -316,6 +321,7 @@ class Agreement:
         mine = {member.key for member in answer.members if member.promise}
         if mine & outcome.switches.keys():
             self._n_adopted += 1
+            self._has_plan = bool(change.plan.rows or change.plan.then)
         elif outcome.switches:
             self.epoch_elsewhere = change.plan.epoch
         self._left_out = {**outcome.reasons}

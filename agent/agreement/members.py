@@ -18,6 +18,9 @@ FIRST_LEAD_S: Final = 0.25
 LEAST_LEAD_S: Final = 0.05
 MOST_LEAD_S: Final = 4.0
 """How far ahead a promise lies, in seconds of calls: twice what recent changes took, within these."""
+PATIENT_STEPS: Final = 20
+PATIENT_CALLS: Final = 200
+"""So many steps, or calls of a rank without steps, may pass before a plan that tells phases apart does without."""
 LEAST_PACED_S: Final = 1.0
 """The pace of a communicator's calls is told over at least this time."""
 FORGOTTEN: Final = 0.25
@@ -119,35 +122,47 @@ class Members:
         pace = (n_calls - marked_calls) / max(now_s - marked_s, LEAST_LEAD_S)
         if now_s - marked_s > LEAST_PACED_S:
             self._marks[owner] = now_s, n_calls
+        shape = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
+        needs_cycle = any(
+            each.phase is not None and each.communicator == shape
+            for _, stage in change.plan.stages()
+            for each in stage.rows
+        )
+        cycle = self._plugin.cycle(owner, gathers_after_step=change.plan.gathers_after_step) if needs_cycle else ()
         why, promise = "", 0
         if n_alike > 1:
             why = Why.ambiguous.name
         elif n_calls < LEAST_CALLS:
             why = Why.too_few_calls.name
+        elif needs_cycle and not cycle and _may_repeat(row):
+            why = Why.no_cycle.name
         else:
             promise = self._plugin.promise(owner, 1 + math.ceil(pace * self._lead_s))
             why = "" if promise else Why.too_near.name
         if promise:
             self._promised[key] = owner
             self._epoch = change.plan.last_epoch
-        needs_cycle = any(
-            each.phase is not None and each.communicator == CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
-            for _, stage in change.plan.stages()
-            for each in stage.rows
-        )
+        epoch = self._switched_to.get(owner, 0)
+        if needs_cycle and row["n_off_cycle"] > 2 * len(cycle):
+            epoch = 0  # its calls repeat otherwise than they did
         checkpoints = zip(row["checkpoint_calls"].tolist(), row["checkpoint_hash"].tolist(), strict=True)
         return Member(
             key=key,
             n_ranks=int(row["n_ranks"]),
             promise=promise,
-            epoch=self._switched_to.get(owner, 0),
+            epoch=epoch,
             why=why,
             checkpoints=tuple((calls, hashed) for calls, hashed in checkpoints if calls),
             step_began=int(row["step_began"]),
             calls_per_step=float(row["calls_per_step"]),
             n_steady=int(row["n_steady"]),
-            cycle=self._plugin.cycle(owner, gathers_after_step=change.plan.gathers_after_step) if needs_cycle else (),
+            cycle=cycle,
         )
+
+
+def _may_repeat(row: Any) -> bool:
+    """Whether its steps may still turn out to have the same calls, by which phases are told apart."""
+    return bool(row["n_steps"] < PATIENT_STEPS and (row["n_steps"] > 0 or row["n_calls"] < PATIENT_CALLS))
 
 
 def _key(row: Any) -> str:

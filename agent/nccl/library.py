@@ -66,6 +66,8 @@ COMMUNICATOR_DTYPE: Final = np.dtype(
         ("n_nodes", "<u4"),
         ("epoch", "<u4"),
         ("n_steady", "<u4"),
+        ("n_steps", "<u4"),
+        ("n_off_cycle", "<u4"),
         ("n_calls", "<u8"),
         ("step_began", "<u8"),
         ("calls_per_step", "<u8"),

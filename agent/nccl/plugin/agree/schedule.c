@@ -85,7 +85,10 @@ zt_turn zt_turn_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_b
   const stage *in_force = schedule == NULL ? NULL : stage_at(schedule, call);
   if (in_force == NULL) return (zt_turn){NULL, ZT_NO_PHASE, false};
   const uint32_t phase = zt_cycle_follow(&agreed->place, in_force->cycle, collective, message_bytes);
-  return (zt_turn){in_force->table, phase, in_force->cycle != NULL && phase == ZT_NO_PHASE};
+  const bool is_off = in_force->cycle != NULL && phase == ZT_NO_PHASE;
+  const uint32_t n_off = is_off ? atomic_load_explicit(&agreed->n_off_cycle, memory_order_relaxed) + 1 : 0;
+  atomic_store_explicit(&agreed->n_off_cycle, n_off, memory_order_relaxed);
+  return (zt_turn){in_force->table, phase, is_off};
 }
 
 void zt_turn_end(zt_agreed *agreed) {

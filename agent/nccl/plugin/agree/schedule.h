@@ -27,6 +27,7 @@ typedef struct {
   zt_schedule *retired;            /* under the registry's lock */
   _Atomic uint32_t epoch;          /* of the latest call */
   zt_cycle_place place;
+  _Atomic uint32_t n_off_cycle;
 } zt_agreed;
 
 /* What the next call runs under. Waits if the call was promised not to pass. */
