@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from zerotune.agent.agreement import job_start
 from zerotune.agent.agreement.exchange import Closed, Exchange
-from zerotune.agent.agreement.members import Members, PlanHolder
+from zerotune.agent.agreement.members import Members
 from zerotune.agent.agreement.protocol import (
     Answer,
     Change,
@@ -26,11 +26,11 @@ from zerotune.agent.agreement.protocol import (
     Outcome,
     Why,
     decide,
-    decode_answer,
-    decode_change,
+    decode,
     decode_outcome,
     encode,
 )
+from zerotune.agent.nccl.library import Plugin
 from zerotune.store.errors import WireError
 from zerotune.store.records import Plan
 from zerotune.store.wire import WIRE_VERSION
@@ -44,16 +44,18 @@ PATIENCE_S: Final = 5.0
 FIRST_LOOK_S: Final = 0.03
 LONGEST_LOOK_S: Final = 1.0
 """Between two looks for an outcome, or for a change that no daemon would ring for."""
-CHANGE_KEY: Final = "change"
-LEAST_PAUSE_S: Final = 0.002
-LONGEST_PAUSE_S: Final = 0.25
-"""Between two looks of rank 0 for answers."""
 BLOCKED_LOOK_S: Final = 0.01
 """Between two looks while a call waits."""
+LOOK_S_PER_RANK: Final = 25e-6
+"""Least time between two looks, by the ranks of the job: the store answers some 50,000 requests a second."""
+LONGEST_PAUSE_S: Final = 0.1
+"""Between two looks of rank 0 for answers."""
 FOREVER_S: Final = 3600.0
 REPEAT_AFTER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Pauses before rank 0 asks again for communicators that were left out."""
+"""Pauses before rank 0 asks again for communicators that were left out, and before a rank asks a store that failed."""
 CLOSE_TIMEOUT_S: Final = 2.0
+CHANGE_KEY: Final = "change"
+"""The latest change: who comes late has no use for those before."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Agreement:
         store: dist.Store,
         rank: int,
         world_size: int,
-        plugin: PlanHolder,
+        plugin: Plugin,
         ring: Callable[[int], None],
         *,
         fingerprint: str = "",
@@ -104,25 +106,22 @@ class Agreement:
         self._rank = rank
         self._world_size = world_size
         self._plugin = plugin
-        self._members = Members(plugin)
+        self._members = Members(plugin, world_size)
         self._ring = ring
         self._before_change = before_change
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
         self._lock = threading.Lock()
         self._leader = Leader() if rank == 0 else None
         self._left_alone: set[str] = set()
-        self._own_answer: Answer | None = None
-        """Rank 0's own."""
-        self._answers_take_s = LEAST_PAUSE_S
-        """How long rank 0 waits before it looks for answers: nearly as long as they took the last time."""
         self._absent: set[int] = set()
         """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
+        self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
         self._unread: list[tuple[int, set[int]]] = []
         """Outcomes that may be deleted once these ranks have answered a later change. Rank 0's."""
         self._next = 1
         """Number of the next change, as far as this rank has seen."""
         self._rung = 0
-        """Number of the change that the latest bell was about."""
+        """Number of the change that a bell was about which this rank has not looked for yet."""
         self._wake = threading.Event()
         self._is_closing = False
         self._look_until_s = 0.0
@@ -131,13 +130,12 @@ class Agreement:
         self._is_watched = True
         self._repeat_at_s = float("inf")
         self._n_repeats = 0
-        self._at_rest_since = 0
         self._n_at_rest = 0
         self._n_changes = self._n_adopted = 0
         self._has_plan = False
-        self._left_out: dict[str, str] = {}
         self.epoch_elsewhere = 0
-        """Epoch of the latest plan that only communicators without this rank have adopted. Rank 0's."""
+        """Epoch of the latest plan that only communicators without this rank have adopted."""
+        self._left_out: dict[str, str] = {}
         self.state = "starting"
         self.n_refused_plans = 0
         self.incarnation: int | None = None
@@ -180,7 +178,8 @@ class Agreement:
         """Rank 0 has announced or decided the change of this number; 0: another rank has a new communicator."""
         if number == 0:
             self.communicator_came()
-        self._rung = max(self._rung, number)
+        with self._lock:
+            self._rung = max(self._rung, number)
         self._wake.set()
 
     def communicator_came(self) -> None:
@@ -192,7 +191,7 @@ class Agreement:
 
     def counters(self) -> AgreementCounters:
         """Counts so far, as a snapshot."""
-        n_waits, longest_us, _ = self._waits()
+        n_waits, longest_us, _ = self._plugin.waits()
         return AgreementCounters(
             self.state,
             self._n_changes,
@@ -218,10 +217,18 @@ class Agreement:
             if not self._start_job():
                 return
             self.state = "agreeing"
-            self._at_rest_since = self._exchange.n_requests
+            n_failures = 0
             while True:
                 self._rest()
-                self._lead(self._leader) if self._leader is not None else self._follow()
+                try:
+                    self._lead(self._leader) if self._leader is not None else self._follow()
+                    n_failures = 0
+                except RuntimeError:
+                    if n_failures == len(REPEAT_AFTER_S) or self._is_closing:
+                        raise
+                    self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[n_failures]
+                    self._wake.wait(REPEAT_AFTER_S[n_failures])
+                    n_failures += 1
         except Closed:
             pass
         except Exception as error:
@@ -233,7 +240,6 @@ class Agreement:
         exchange, world_size = self._exchange, self._world_size
         if self._leader is not None:
             self.incarnation = job_start.found_incarnation(exchange)
-            exchange.set_all([_answer_key(rank) for rank in range(1, world_size)], b"")
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
             self.incarnation, is_alike = job_start.join(exchange, world_size, self.fingerprint)
@@ -268,36 +274,37 @@ class Agreement:
         raise Closed
 
     def _lead(self, leader: Leader) -> None:
-        with self._lock:
-            change = leader.announce(self._next) or leader.repeat(self._next)
         self._repeat_at_s = float("inf")
-        if change is None or not self._can_load(leader, change.plan):
+        plan = leader.offered
+        if plan is not None and not self._can_load(leader, plan):
             return
-        n_before = self._exchange.n_requests
-        self._n_at_rest += n_before - self._at_rest_since
+        with self._lock:
+            change = leader.announce(self._next, plan)
+        if change is None:
+            return
         self._next += 1
         self._exchange.set(CHANGE_KEY, encode(change))
         self._ring(change.number)
-        outcome = self._take_part(change, lambda: self._decide(change))
+        outcome = self._take_part(change)
         self._ring(change.number)
+        leader.learn(outcome)
         self._remember(outcome)
-        self._at_rest_since = self._exchange.n_requests
+        self._tidy_up(change.number)
 
     def _follow(self) -> None:
         """Look for the next change; take part if it is there."""
-        n_before = self._exchange.n_requests
-        rung, data = self._rung, self._exchange.read(CHANGE_KEY)
-        change = None if data is None else decode_change(data)
-        if change is None or change.number < self._next:
-            self._next = max(self._next, rung + 1)
+        rung, n_before = self._rung, self._exchange.n_requests
+        data = self._exchange.read(CHANGE_KEY)
+        change = None if data is None else decode(data, Change)
+        if change is not None and change.number >= self._next:
+            self._next, self._look_pause_s = change.number + 1, FIRST_LOOK_S
+            self._take_part(change)
             return
-        self._n_at_rest += n_before - self._at_rest_since
-        self._look_pause_s = FIRST_LOOK_S
-        self._next = change.number + 1
-        self._take_part(change, lambda: self._await_outcome(change))
-        self._at_rest_since = self._exchange.n_requests
+        with self._lock:
+            self._rung = 0 if self._rung == rung else self._rung
+        self._n_at_rest += self._exchange.n_requests - n_before
 
-    def _take_part(self, change: Change, learn: Callable[[], bytes]) -> Outcome:
+    def _take_part(self, change: Change) -> Outcome:
         """Answer, learn the outcome, and carry it out."""
         self._before_change()
         try:
@@ -306,17 +313,12 @@ class Agreement:
             self._members.give_up()
             self._refuse(change.plan, str(error))
             answer = Answer(change.number, self._rank, refusal=str(error)[:200])
-        # From here on this rank may be counted on: whatever fails, its promises hold.
-        if self._leader is None:
-            self._exchange.set(_answer_key(self._rank), encode(answer))
-        else:
-            self._own_answer = answer
-        data = learn()
+        data = self._learn(change, answer)
         try:
             outcome = decode_outcome(data, change)
         except WireError as error:
             logger.warning("zerotune: change %d is dropped: %s", change.number, error)
-            outcome = Outcome(change.number)
+            outcome = Outcome(change.number, is_given_up=True)
         self._n_changes += 1
         mine = {member.key for member in answer.members if member.promise}
         if mine & outcome.switches.keys():
@@ -330,58 +332,74 @@ class Agreement:
             logger.error("zerotune: rank %d waited too long to follow change %d", self._rank, change.number)
         return outcome
 
-    def _await_outcome(self, change: Change) -> bytes:
+    def _learn(self, change: Change, answer: Answer) -> bytes:
+        """The outcome. This rank may be counted on by now: its promises hold, whatever fails."""
+        try:
+            if self._leader is not None:
+                return self._decide(change, answer)
+            self._exchange.set(_answer_key(change.number, self._rank), encode(answer))
+        except Exception as error:
+            logger.warning("zerotune: change %d: %s", change.number, error)
+        return self._await_outcome(change.number)
+
+    def _await_outcome(self, number: int) -> bytes:
         """The outcome that was written, or else that nothing changes, once patience is over."""
-        key = _outcome_key(change.number)
-        began_s = look_at_s = time.monotonic()
-        pause_s = FIRST_LOOK_S
+        key = _outcome_key(number)
+        began_s = time.monotonic()
+        pause_s = max(FIRST_LOOK_S, 10.0 * LOOK_S_PER_RANK * self._world_size)
         while True:
-            look_at_s += pause_s
-            pause_s = min(2.0 * pause_s, LONGEST_LOOK_S)
-            self._sleep_until(look_at_s)
-            if self._is_closing or time.monotonic() - began_s > PATIENCE_S:
-                return self._exchange.set_once(key, encode(Outcome(change.number)))
-            data = self._exchange.read(key)
+            self._pause(pause_s)
+            pause_s = max(pause_s, min(2.0 * pause_s, LONGEST_LOOK_S))
+            try:
+                if self._is_closing or time.monotonic() - began_s > PATIENCE_S:
+                    return self._exchange.set_once(key, encode(Outcome(number, is_given_up=True)))
+                data = self._exchange.read(key)
+            except RuntimeError as error:  # the store may come back; until then nothing is known
+                if self._is_closing:
+                    raise
+                logger.warning("zerotune: the outcome of change %d is not known: %s", number, error)
+                continue
             if data is not None:
                 return data
 
-    def _sleep_until(self, at_s: float) -> None:
-        """Sleep until `at_s`, until a bell, or until a call waits."""
-        while not self._is_closing and not self._waits()[2]:
-            left_s = at_s - time.monotonic()
-            if left_s <= 0 or self._wake.wait(min(left_s, 2 * BLOCKED_LOOK_S)):
+    def _pause(self, pause_s: float) -> None:
+        """Sleep for so long, or until a bell or soon after a call waits."""
+        until_s = time.monotonic() + pause_s
+        while not self._is_closing and (left_s := until_s - time.monotonic()) > 0:
+            if self._plugin.waits()[2]:
+                until_s = min(until_s, time.monotonic() + self._blocked_look_s)
+            if self._wake.wait(min(left_s, BLOCKED_LOOK_S)):
                 break
-        else:
-            time.sleep(BLOCKED_LOOK_S)
         self._wake.clear()
 
     # ---- rank 0 ------------------------------------------------------------------------------
 
-    def _decide(self, change: Change) -> bytes:
+    def _decide(self, change: Change, own: Answer) -> bytes:
         """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
-        answers = {0: self._own_answer} if self._own_answer is not None else {}
-        began_s = time.monotonic()
-        pause_s = self._answers_take_s
-        while not self._is_closing:
-            time.sleep(pause_s)
-            missing = [rank for rank in range(1, self._world_size) if rank not in answers]
-            found = self._exchange.read_all([_answer_key(rank) for rank in missing])
-            for rank, data in zip(missing, found, strict=True):
-                if (answer := _answer_in(data)) is not None and answer.number == change.number:
-                    answers[rank] = answer
-            took_s = time.monotonic() - began_s
-            if len(answers) + len(self._absent - answers.keys()) >= self._world_size or took_s > DECIDE_S:
-                self._answers_take_s = min(LONGEST_PAUSE_S, max(LEAST_PAUSE_S, 0.9 * took_s))
+        others = range(1, self._world_size)
+        late = {rank for rank in self._absent if self._exchange.take(_answer_key(change.number - 1, rank))}
+        keys = {rank: _answer_key(change.number, rank) for rank in others if rank not in self._absent - late}
+        until_s = time.monotonic() + DECIDE_S
+        pause_s = BLOCKED_LOOK_S / 2
+        while (found := self._exchange.read_all([*keys.values()])) is None:
+            if time.monotonic() > until_s or self._is_closing:
                 break
-            pause_s = min(max(LEAST_PAUSE_S, 0.5 * took_s), LONGEST_PAUSE_S)
-        self._absent = set(range(self._world_size)) - answers.keys()
-        outcome = decide(change, answers.values(), self._left_alone)
-        data = self._exchange.set_once(_outcome_key(change.number), encode(outcome))
-        self._forget_read(change.number, set(answers))
-        return data
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+        values = self._exchange.read_some([*keys.values()]) if found is None else found
+        known: dict[int, bytes | None] = dict(zip(keys, values, strict=True))
+        for rank in self._absent - late:
+            known[rank] = self._exchange.read(_answer_key(change.number, rank))
+        self._absent = {rank for rank, data in known.items() if data is None}
+        answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items() if data is not None)]
+        outcome = decide(change, answers, self._left_alone)
+        return self._exchange.set_once(_outcome_key(change.number), encode(outcome))
 
-    def _forget_read(self, number: int, answered: set[int]) -> None:
-        """Delete outcomes whose readers have all gone on to a later change."""
+    def _tidy_up(self, number: int) -> None:
+        """Delete the answers, and outcomes whose readers have all gone on to a later change."""
+        answered = set(range(1, self._world_size)) - self._absent
+        for rank in answered:
+            self._exchange.delete(_answer_key(number, rank))
         self._unread = [(old, waiting - answered) for old, waiting in self._unread]
         for old, waiting in self._unread:
             if not waiting:
@@ -395,7 +413,7 @@ class Agreement:
             why = Why.histories_differ.value
             logger.warning("zerotune: communicator %s is left at NCCL's own choice: %s", key, why)
         may_pass = any(Why.__members__[why].may_pass for why in outcome.reasons.values() if why in Why.__members__)
-        if may_pass and self._n_repeats < len(REPEAT_AFTER_S):
+        if (may_pass or outcome.is_given_up) and self._n_repeats < len(REPEAT_AFTER_S):
             self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[self._n_repeats]
             self._n_repeats += 1
 
@@ -403,7 +421,7 @@ class Agreement:
         """Rank 0 asks nobody for what it cannot do itself, nor for what the others could not read."""
         try:
             self._plugin.prepare(plan)
-            decode_change(encode(Change(1, plan)))
+            decode(encode(Change(1, plan)), Change)
         except Exception as error:
             with self._lock:
                 leader.refuse(plan)
@@ -416,24 +434,23 @@ class Agreement:
         if self.n_refused_plans == 1:
             logger.warning("zerotune: the plan of epoch %d is refused: %s", plan.epoch, reason)
 
-    def _waits(self) -> tuple[int, float, int]:
-        return self._plugin.waits()
+
+def _answer_in(data: bytes, number: int, rank: int) -> Answer:
+    """The answer in `data`; what is none counts as a refusal."""
+    try:
+        answer = decode(data, Answer)
+    except WireError as error:
+        logger.warning("zerotune: an answer is dropped: %s", error)
+        return Answer(number, rank, refusal=str(error))
+    return Answer(number, rank, answer.members if answer.number == number else (), answer.refusal)
 
 
-def _answer_key(rank: int) -> str:
-    return f"answer/{rank}"
+def _answer_key(number: int, rank: int) -> str:
+    return f"answer/{number}/{rank}"
 
 
 def _outcome_key(number: int) -> str:
     return f"outcome/{number}"
-
-
-def _answer_in(data: bytes) -> Answer | None:
-    try:
-        return decode_answer(data) if data else None
-    except WireError as error:
-        logger.warning("zerotune: an answer is dropped: %s", error)
-        return None
 
 
 def _version() -> str:

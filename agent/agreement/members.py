@@ -5,64 +5,32 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
+from typing import Any, Final
 
 from zerotune.agent.agreement.protocol import LEAST_CALLS, Change, Member, Outcome, Why
-from zerotune.store.records import CommunicatorClass, Plan
+from zerotune.agent.nccl.library import Plugin, pack_cycle, unpack_cycle
+from zerotune.store.records import CommunicatorClass
 
 FIRST_LEAD_S: Final = 0.25
 LEAST_LEAD_S: Final = 0.05
 MOST_LEAD_S: Final = 4.0
 """How far ahead a promise lies, in seconds of calls: twice what recent changes took, within these."""
+LEAST_PACED_S: Final = 1.0
+"""The pace of a communicator's calls is told over at least this time."""
 PATIENT_STEPS: Final = 20
 PATIENT_CALLS: Final = 200
 """So many steps, or calls of a rank without steps, may pass before a plan that tells phases apart does without."""
-LEAST_PACED_S: Final = 1.0
-"""The pace of a communicator's calls is told over at least this time."""
 FORGOTTEN: Final = 0.25
 """Weight of the latest change when it took less time than those before; one that took longer counts at once."""
-
-
-class PlanHolder(Protocol):
-    """The part of `zerotune.agent.nccl.library.Plugin` that plans by agreement need."""
-
-    def communicators(self) -> NDArray[np.void]:
-        """COMMUNICATOR_DTYPE, shape (n,)."""
-
-    def cycle(self, owner: int, *, gathers_after_step: bool) -> tuple[tuple[int, int, int], ...]:
-        """(bytes, collective, phase) of a step's calls."""
-
-    def prepare(self, plan: Plan) -> None:
-        """Build the stages of a plan."""
-
-    def prepare_end(self) -> None:
-        """Forget them."""
-
-    def promise(self, owner: int, lead_calls: int) -> int:
-        """The first call that does not pass; 0: nothing is promised."""
-
-    def commit(self, owner: int, from_calls: Sequence[int], cycle: Sequence[tuple[int, int, int]] = ()) -> bool:
-        """Put the stages in force at these calls."""
-
-    def leave_alone(self, owner: int, from_call: int) -> bool:
-        """Put NCCL's own choice in force at this call."""
-
-    def release(self, owner: int) -> None:
-        """Let calls pass."""
-
-    def waits(self) -> tuple[int, float, int]:
-        """Calls that waited, the longest wait in microseconds, and calls that wait now."""
 
 
 class Members:
     """One rank's memberships. Used by the agreement's thread alone."""
 
-    def __init__(self, plugin: PlanHolder, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plugin: Plugin, world_size: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._plugin = plugin
+        self._world_size = world_size
         self._clock = clock
         self._switched_to: dict[int, int] = {}
         """Epoch of the latest plan that a communicator was switched to, by owner."""
@@ -72,6 +40,7 @@ class Members:
         self._promised: dict[str, int] = {}
         """The owner of each communicator that has promised a call."""
         self._promised_at_s = 0.0
+        self._epoch = 0
         self._lead_s = FIRST_LEAD_S
 
     def answer(self, change: Change) -> tuple[Member, ...]:
@@ -81,6 +50,7 @@ class Members:
             PlanError: this NCCL cannot follow the plan; nothing is promised.
         """
         self._plugin.prepare(change.plan)
+        self._epoch = change.plan.last_epoch
         now_s = self._promised_at_s = self._clock()
         found = [row for row in self._plugin.communicators() if row["n_ranks"] > 1]
         alive = {int(row["owner"]) for row in found}
@@ -100,10 +70,12 @@ class Members:
     def carry_out(self, outcome: Outcome) -> bool:
         """Switch what switches and let the other calls pass; False: a call had given up waiting and cannot follow."""
         can_follow = True
+        cycles = [unpack_cycle(each) for each in outcome.cycles]
         for key, owner in self._promised.items():
             if key in outcome.switches:
                 switch = outcome.switches[key]
-                can_follow &= self._plugin.commit(owner, switch.from_calls, switch.cycle)
+                cycle = cycles[switch.cycle] if switch.cycle >= 0 else b""
+                can_follow &= self._plugin.commit(owner, switch.from_calls, cycle)
                 self._switched_to[owner] = max(self._switched_to.get(owner, 0), self._epoch)
             elif key in outcome.left_alone:
                 can_follow &= self._plugin.leave_alone(owner, outcome.left_alone[key])
@@ -123,14 +95,12 @@ class Members:
         if now_s - marked_s > LEAST_PACED_S:
             self._marks[owner] = now_s, n_calls
         shape = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
-        needs_cycle = any(
-            each.phase is not None and each.communicator == shape
-            for _, stage in change.plan.stages()
-            for each in stage.rows
-        )
-        cycle = self._plugin.cycle(owner, gathers_after_step=change.plan.gathers_after_step) if needs_cycle else ()
+        rows = (each for _, stage in change.plan.stages() for each in stage.rows)
+        needs_cycle = any(each.phase is not None and each.communicator == shape for each in rows)
+        after_step = change.plan.gathers_after_step
+        cycle = self._plugin.cycle(owner, gathers_after_step=after_step) if needs_cycle else b""
         why, promise = "", 0
-        if n_alike > 1:
+        if n_alike > 1 or (not row["comm_id"] and row["n_ranks"] != self._world_size):
             why = Why.ambiguous.name
         elif n_calls < LEAST_CALLS:
             why = Why.too_few_calls.name
@@ -141,22 +111,19 @@ class Members:
             why = "" if promise else Why.too_near.name
         if promise:
             self._promised[key] = owner
-            self._epoch = change.plan.last_epoch
-        epoch = self._switched_to.get(owner, 0)
-        if needs_cycle and row["n_off_cycle"] > 2 * len(cycle):
-            epoch = 0  # its calls repeat otherwise than they did
+        has_strayed = cycle and row["n_off_cycle"] > 2 * row["calls_per_step"]
         checkpoints = zip(row["checkpoint_calls"].tolist(), row["checkpoint_hash"].tolist(), strict=True)
         return Member(
             key=key,
             n_ranks=int(row["n_ranks"]),
             promise=promise,
-            epoch=epoch,
+            epoch=0 if has_strayed else self._switched_to.get(owner, 0),
             why=why,
             checkpoints=tuple((calls, hashed) for calls, hashed in checkpoints if calls),
             step_began=int(row["step_began"]),
-            calls_per_step=float(row["calls_per_step"]),
+            calls_per_step=int(row["calls_per_step"]),
             n_steady=int(row["n_steady"]),
-            cycle=cycle,
+            cycle=pack_cycle(cycle),
         )
 
 
@@ -166,6 +133,10 @@ def _may_repeat(row: Any) -> bool:
 
 
 def _key(row: Any) -> str:
-    """A communicator's name, the same on all of its ranks; before tuner v5 NCCL gives none, and its shape must do."""
+    """A communicator's name, the same on all of its ranks.
+
+    Before tuner v5 NCCL gives none. Then only one of the whole job can be told from others, by its shape: of a smaller
+    shape there may be several, and a rank that is missing would not be missed.
+    """
     comm_id = int(row["comm_id"])
     return f"{comm_id:016x}" if comm_id else f"{int(row['n_ranks'])}x{int(row['n_nodes'])}"

@@ -18,12 +18,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from zerotune.store.errors import WireError
-from zerotune.store.records import Plan
+from zerotune.store.records import Ordinal, Plan
 
 BASELINE_PLAN: Final = Plan(epoch=0)
 """What every job starts with."""
@@ -32,13 +32,16 @@ LEAST_STEADY: Final = 2
 LEAST_CALLS: Final = 8
 """Calls of a communicator before it is tuned: fewer do not repeat anything."""
 
+Call = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""Number of a call, from 1; more than any job has would be no number that C can hold."""
+
 
 class Why(Enum):
-    """Why a communicator keeps its plan; `text` completes "communicator X is not tuned: "."""
+    """Why a communicator keeps its plan; the value completes "communicator X is not tuned: "."""
 
     ranks_missing = "not all of its ranks answered"
     too_near = "a rank could not promise a call"
-    ambiguous = "this NCCL does not name communicators, and several have its shape"
+    ambiguous = "this NCCL does not name communicators, and this one cannot be told from others"
     too_few_calls = "it has had too few calls"
     no_cycle = "its steps do not repeat yet"
     far_apart = "its ranks are too far apart to compare what they issued"
@@ -53,29 +56,29 @@ class Why(Enum):
 class Member(msgspec.Struct, frozen=True, array_like=True):
     """What one rank says of one of its communicators.
 
-    `promise` is the first call that it does not pass before it knows the outcome; 0: it promises nothing, for the
-    reason `why`. `epoch` is that of the latest plan that the communicator was switched to. `checkpoints` are (number of
-    calls, hash of all calls until then). `step_began` is the first call of this rank's latest step; `n_steady` whole
-    steps in a row had `calls_per_step`. `cycle` is a step's calls (bytes, collective, phase) if the plan tells phases
-    apart.
+    `promise` is the first call that it does not pass before it knows the outcome; 0: it promises nothing, because of
+    `why`. `epoch` is that of the latest plan that the communicator was switched to. `checkpoints` are (number of calls,
+    hash of all calls until then). `step_began` is the first call of this rank's latest step, `calls_per_step` how many
+    its steps have; `n_steady` whole steps in a row had so many. `cycle` is a step's calls and their phases, packed, if
+    the plan tells phases apart.
     """
 
     key: str
     n_ranks: int
-    promise: int
+    promise: Call
     epoch: int = 0
     why: str = ""
     checkpoints: tuple[tuple[int, int], ...] = ()
-    step_began: int = 0
-    calls_per_step: float = 0.0
+    step_began: Call = 0
+    calls_per_step: Call = 0
     n_steady: int = 0
-    cycle: tuple[tuple[int, int, int], ...] = ()
+    cycle: bytes = b""
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
     """Rank 0 would like all communicators to switch to `plan`."""
 
-    number: int
+    number: Ordinal
     plan: Plan
 
 
@@ -89,10 +92,13 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Switch(msgspec.Struct, frozen=True, array_like=True):
-    """Stage i of the plan is in force on a communicator from its call `from_calls[i]` on. `cycle` tells phases."""
+    """Stage i of the plan is in force on a communicator from its call `from_calls[i]` on.
 
-    from_calls: tuple[int, ...]
-    cycle: tuple[tuple[int, int, int], ...] = ()
+    `cycle` says by which of the outcome's cycles phases are known; -1: they are not.
+    """
+
+    from_calls: tuple[Call, ...]
+    cycle: int = -1
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
@@ -100,17 +106,18 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     switches: dict[str, Switch] = {}
-    left_alone: dict[str, int] = {}
+    left_alone: dict[str, Call] = {}
     """Communicators that go back to NCCL's own choice for good, and from which call on."""
     reasons: dict[str, str] = {}
     """By communicator: a member of `Why`."""
+    cycles: tuple[bytes, ...] = ()
+    """Each once: thousands of communicators have a few."""
+    is_given_up: bool = False
+    """Whether somebody ran out of patience: nothing switches."""
 
 
 _encoder = msgspec.msgpack.Encoder()
-_change_decoder = msgspec.msgpack.Decoder(Change)
-_answer_decoder = msgspec.msgpack.Decoder(Answer)
-_outcome_decoder = msgspec.msgpack.Decoder(Outcome)
-_FAULTS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+Message = TypeVar("Message", Change, Answer, Outcome)
 
 
 def encode(message: Change | Answer | Outcome) -> bytes:
@@ -118,28 +125,16 @@ def encode(message: Change | Answer | Outcome) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_change(data: bytes) -> Change:
-    """The change in `data`.
+def decode(data: bytes, kind: type[Message]) -> Message:
+    """The message in `data`.
 
     Raises:
-        WireError: `data` is no change.
+        WireError: `data` is none of this kind.
     """
     try:
-        return _change_decoder.decode(data)
-    except _FAULTS as error:
-        raise WireError(f"change cannot be decoded: {error}") from error
-
-
-def decode_answer(data: bytes) -> Answer:
-    """The answer in `data`.
-
-    Raises:
-        WireError: `data` is no answer.
-    """
-    try:
-        return _answer_decoder.decode(data)
-    except _FAULTS as error:
-        raise WireError(f"answer cannot be decoded: {error}") from error
+        return msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"{kind.__name__.lower()} cannot be decoded: {error}") from error
 
 
 def decode_outcome(data: bytes, change: Change) -> Outcome:
@@ -148,12 +143,9 @@ def decode_outcome(data: bytes, change: Change) -> Outcome:
     Raises:
         WireError: `data` is no outcome, or contradicts the change.
     """
-    try:
-        outcome = _outcome_decoder.decode(data)
-    except _FAULTS as error:
-        raise WireError(f"outcome cannot be decoded: {error}") from error
-    n_stages = len(change.plan.stages())
-    if outcome.number != change.number or any(len(each.from_calls) != n_stages for each in outcome.switches.values()):
+    outcome, n_stages = decode(data, Outcome), len(change.plan.stages())
+    fits = (len(s.from_calls) == n_stages and -1 <= s.cycle < len(outcome.cycles) for s in outcome.switches.values())
+    if outcome.number != change.number or not all(fits):
         raise WireError(f"outcome {outcome.number} contradicts change {change.number}")
     return outcome
 
@@ -181,19 +173,21 @@ def decide(change: Change, answers: Iterable[Answer], left_alone: Iterable[str] 
         members = [member for group in by_rank.values() for member in group]
         if all(member.epoch >= change.plan.last_epoch for member in members):
             continue
-        why = Why.histories_differ if key in left_alone else _why_not(members, n_answered=len(by_rank))
+        why = _why_not(members, n_answered=len(by_rank))
+        if key in left_alone or _differ(members):
+            if why in (None, Why.far_apart) and key not in left_alone:
+                given_up[key] = max(member.promise for member in members)
+            why = Why.histories_differ
         if why is None:
             ready[key] = {rank: group[0] for rank, group in by_rank.items()}
         else:
             reasons[key] = why.name
-        if why is Why.histories_differ and key not in left_alone and all(member.promise for member in members):
-            given_up[key] = max(member.promise for member in members)
-    return Outcome(change.number, _lay(ready, [n_steps for n_steps, _ in change.plan.stages()]), given_up, reasons)
+    switches, cycles = _lay(ready, [n_steps for n_steps, _ in change.plan.stages()])
+    return Outcome(change.number, switches, given_up, reasons, cycles)
 
 
 def _why_not(members: Sequence[Member], n_answered: int) -> Why | None:
-    if _differ(members):
-        return Why.histories_differ
+    """Why a communicator of these members cannot do anything in common; None: it can."""
     refused = next((member.why for member in members if not member.promise), None)
     if refused is not None:
         return Why.__members__.get(refused, Why.too_near)
@@ -212,30 +206,36 @@ def _differ(members: Sequence[Member]) -> bool:
     return any(known.setdefault(n_calls, hashed) != hashed for each in members for n_calls, hashed in each.checkpoints)
 
 
-def _lay(ready: Mapping[str, Mapping[int, Member]], stage_steps: Sequence[int]) -> dict[str, Switch]:
+def _lay(
+    ready: Mapping[str, Mapping[int, Member]], stage_steps: Sequence[int]
+) -> tuple[dict[str, Switch], tuple[bytes, ...]]:
     """Call numbers at which stages begin: where the lowest rank's steps do, the same step for all it is the lowest of.
 
     Args:
         ready: members by communicator and rank.
         stage_steps: steps from the first stage's beginning to that of each stage; the first is 0.
+
+    Returns:
+        Switches by communicator, and the cycles that they refer to.
     """
-    leads = {key: by_rank[min(by_rank)] for key, by_rank in ready.items()}
+    leads = {key: min(by_rank.items())[1] for key, by_rank in ready.items()}
+    lowest = {key: min(by_rank) for key, by_rank in ready.items()}
     furthest = {key: max(each.promise for each in by_rank.values()) for key, by_rank in ready.items()}
-    steady = {key for key, lead in leads.items() if lead.n_steady >= LEAST_STEADY and lead.calls_per_step >= 1}
+    steady = {key for key, lead in leads.items() if lead.n_steady >= LEAST_STEADY and lead.calls_per_step}
     n_steps_ahead: dict[int, int] = {}
     for key in steady:
-        lead, rank = leads[key], min(ready[key])
-        n_steps = math.ceil((furthest[key] - lead.step_began) / lead.calls_per_step)
-        n_steps_ahead[rank] = max(n_steps, n_steps_ahead.get(rank, 1))
-    switches = {}
+        n_steps = math.ceil((furthest[key] - leads[key].step_began) / leads[key].calls_per_step)
+        n_steps_ahead[lowest[key]] = max(n_steps, n_steps_ahead.get(lowest[key], 1))
+    switches: dict[str, Switch] = {}
+    cycles: dict[bytes, int] = {}
     for key, lead in leads.items():
-        begins = furthest[key]
+        begins, cycle = furthest[key], -1
         if key in steady:
-            begins = lead.step_began + n_steps_ahead[min(ready[key])] * int(lead.calls_per_step)
-        calls = max(1.0, lead.calls_per_step)
-        from_calls = [begins + math.ceil(n_steps * calls) for n_steps in stage_steps]
-        switches[key] = Switch(tuple(from_calls), lead.cycle if key in steady else ())
-    return switches
+            begins = lead.step_began + n_steps_ahead[lowest[key]] * lead.calls_per_step
+            cycle = cycles.setdefault(lead.cycle, len(cycles)) if lead.cycle else -1
+        n_calls = max(1, lead.calls_per_step)
+        switches[key] = Switch(tuple(begins + n_steps * n_calls for n_steps in stage_steps), cycle)
+    return switches, tuple(cycles)
 
 
 @dataclass(slots=True)
@@ -246,13 +246,15 @@ class Leader:
     """The latest plan that was announced."""
     offered: Plan | None = None
     highest: Plan = BASELINE_PLAN
+    is_adopted: bool = True
+    """Whether a communicator has switched to `plan`."""
 
     def offer(self, plan: Plan) -> bool:
         """Take the daemon's latest plan; False when its epoch does not rise."""
         if plan == self.plan:
             self.offered = None
             return True
-        if plan.epoch < max(1, self.highest.epoch) or (plan.epoch == self.highest.epoch and plan != self.highest):
+        if plan.epoch < 1 or (plan != self.highest and plan.epoch <= self.highest.last_epoch):
             return False
         self.offered = self.highest = plan
         return True
@@ -261,20 +263,32 @@ class Leader:
         """No daemon watches the plan in force any more: go back to NCCL's own choice."""
         self.offered = None
         if self.plan.rows or self.plan.then:
-            self.offered = self.highest = Plan(epoch=max(self.highest.last_epoch, self.plan.last_epoch) + 1)
+            self.offered = self.highest = Plan(epoch=self.highest.last_epoch + 1)
 
     def refuse(self, plan: Plan) -> None:
         """`plan` cannot be loaded here, so no rank is asked for it."""
         if self.offered is plan:
             self.offered = None
 
-    def announce(self, number: int) -> Change | None:
-        """The change to ask for next: what was offered, else None."""
-        if self.offered is None:
-            return None
-        self.plan, self.offered = self.offered, None
-        return Change(number, self.plan)
+    def announce(self, number: int, plan: Plan | None) -> Change | None:
+        """The change to ask for next.
 
-    def repeat(self, number: int) -> Change | None:
-        """The plan in force once more, as it rests, for communicators that have it not yet; None: there is none."""
-        return Change(number, self.plan.at_last()) if self.plan.epoch else None
+        Args:
+            number: of the change.
+            plan: what is offered, as far as the caller could load it.
+
+        Returns:
+            `plan` if that is still offered. Without an offer the plan in force, for communicators that have it not yet:
+            as it rests, or from its beginning if none has it. None: there is nothing to ask for.
+        """
+        if plan is not self.offered:
+            return None
+        if plan is not None:
+            self.plan, self.offered, self.is_adopted = plan, None, False
+        if not self.plan.epoch:
+            return None
+        return Change(number, self.plan.at_last() if self.is_adopted else self.plan)
+
+    def learn(self, outcome: Outcome) -> None:
+        """What has become of the change that was announced."""
+        self.is_adopted |= bool(outcome.switches)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -220,14 +221,14 @@ class Plugin:
         found = np.zeros(self._communicators(None, 0) + N_SPARE, COMMUNICATOR_DTYPE)
         return found[: min(self._communicators(found.ctypes.data, len(found)), len(found))]
 
-    def cycle(self, owner: int, *, gathers_after_step: bool) -> tuple[tuple[int, int, int], ...]:
-        """(bytes, collective, phase) of the calls in the last whole step of a communicator.
+    def cycle(self, owner: int, *, gathers_after_step: bool) -> bytes:
+        """The calls in the last whole step of a communicator and their phases, as CYCLE_DTYPE.
 
         Empty if they are not known, if they are too many, or if the step before had others.
         """
         calls = np.zeros(MAX_CYCLE_CALLS, CYCLE_DTYPE)
         n_calls = self._cycle(owner, int(gathers_after_step), calls.ctypes.data, len(calls))
-        return tuple(calls[:n_calls].tolist())
+        return calls[:n_calls].tobytes()
 
     def prepare(self, plan: Plan) -> None:
         """Build each stage of `plan`; lookups go on meanwhile. `prepare_end` forgets what was not committed.
@@ -251,11 +252,10 @@ class Plugin:
         """No call from the returned one on passes before `commit` or `release`; 0: nothing is promised."""
         return int(self._promise(owner, lead_calls))
 
-    def commit(self, owner: int, from_calls: Sequence[int], cycle: Sequence[tuple[int, int, int]] = ()) -> bool:
+    def commit(self, owner: int, from_calls: Sequence[int], cycle: bytes = b"") -> bool:
         """Stage i that was prepared is in force from call `from_calls[i]` on; False: this rank could not follow."""
         calls = np.array(from_calls, np.uint64)
-        steps = np.array([*cycle], CYCLE_DTYPE)
-        return bool(self._commit(owner, calls.ctypes.data, len(calls), steps.ctypes.data, len(steps)) == 0)
+        return bool(self._commit(owner, calls.ctypes.data, len(calls), cycle, len(cycle) // CYCLE_DTYPE.itemsize) == 0)
 
     def leave_alone(self, owner: int, from_call: int) -> bool:
         """NCCL's own choice is in force from call `from_call` on; False: this rank could not follow."""
@@ -391,6 +391,21 @@ def _bind(library: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Any:
     function.restype = result
     function.argtypes = arguments
     return function
+
+
+def pack_cycle(cycle: bytes) -> bytes:
+    """`cycle` for travelling: layers repeat themselves, and thousands of ranks send theirs."""
+    return zlib.compress(cycle, 1) if cycle else b""
+
+
+def unpack_cycle(packed: bytes) -> bytes:
+    """What `pack_cycle` packed; empty if `packed` is damaged or too long, on all ranks alike."""
+    most_bytes = MAX_CYCLE_CALLS * CYCLE_DTYPE.itemsize
+    try:
+        cycle = zlib.decompressobj().decompress(packed, most_bytes + 1)
+    except zlib.error:
+        return b""
+    return cycle if len(cycle) <= most_bytes and len(cycle) % CYCLE_DTYPE.itemsize == 0 else b""
 
 
 def _printable(name: str) -> str:

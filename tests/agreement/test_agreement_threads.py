@@ -1,293 +1,343 @@
-"""`Agreement` with its ranks as threads of one process, stepped in lockstep by the test."""
+"""The agreement's threads on a store in memory, each rank with a copy of the real plugin."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch.distributed as dist
-from job_stubs import StubPlugin
+from nccl_side import NO_PLAN, Side, channels, own_plugin, plan, row
 
-from zerotune.agent.agreement import Agreement, Pacing, job_start, pacing_for
-from zerotune.agent.agreement.exchange import Closed, Exchange
-from zerotune.agent.agreement.plan_table import PlanTable
-from zerotune.agent.agreement.protocol import BoundaryMessage, decode_message, encode_message
-from zerotune.store.errors import RankDisagreement, WireError
-from zerotune.store.records import BASELINE, Collective, CommunicatorClass, FirstLook, Phase, Plan, PlanRow
+from zerotune.agent.agreement import Agreement
+from zerotune.agent.nccl.library import Plugin
+from zerotune.store.records import NextStage, Phase, Plan
 
-EVERY = Pacing(base=1, limit=1)
+WORLD = 0xABC
+
+
+class Rank:
+    def __init__(self, plugin: Plugin, agreement: Agreement) -> None:
+        self.plugin, self.agreement = plugin, agreement
+        self.sides: dict[int, Side] = {}
+        self.ran: dict[int, list[int]] = {}
+
+    def join(self, comm_id: int, n_ranks: int) -> None:
+        self.sides[comm_id] = Side(self.plugin, comm_id, n_ranks)
+        self.ran[comm_id] = []
+
+    def call(self, n_calls: int = 1, comm_id: int = WORLD) -> None:
+        for _ in range(n_calls):
+            self.ran[comm_id].append(self.sides[comm_id].call())
 
 
 class Job:
-    """`n_ranks` agreements over one in-process store."""
+    """Ranks of one process. `bells`: whether a bell reaches the other ranks."""
 
-    def __init__(
-        self,
-        n_ranks: int,
-        *,
-        refuses: dict[int, frozenset[int]] | None = None,
-        store: dist.Store | None = None,
-        **options: Any,
-    ) -> None:
-        self.store = store or dist.HashStore()
-        self.plugins = [StubPlugin((refuses or {}).get(rank, frozenset())) for rank in range(n_ranks)]
-        self.calls = [0] * n_ranks
-        self._pool = ThreadPoolExecutor(n_ranks)
-        options = {"pacing": EVERY, "timeout_s": 20.0} | options
-        self.ranks = [
-            Agreement(self.store, rank, n_ranks, PlanTable(self.plugins[rank]), self._counter(rank), **options)
-            for rank in range(n_ranks)
-        ]
+    def __init__(self, folder, n_ranks: int, **options) -> None:
+        self.store, self.bells = dist.HashStore(), True
+        self.fails: dict[int, Callable[[], None]] = {}
+        self.ranks: list[Rank] = []
+        self.went: dict[int, threading.Event] = {rank: threading.Event() for rank in range(n_ranks)}
+        for rank in range(n_ranks):
+            plugin = own_plugin(folder, f"rank{rank}")
+            self.went[rank].set()
+            agreement = Agreement(
+                self.store, rank, n_ranks, plugin, self.ring, asks=options.get("asks", False),
+                before_request=lambda rank=rank: self.fails.get(rank, lambda: None)(),
+                before_change=lambda rank=rank: self.went[rank].wait(30),
+            )  # fmt: skip
+            self.ranks.append(Rank(plugin, agreement))
+        for each in self.ranks:
+            each.join(WORLD, n_ranks)
+        wait_for(lambda: all(each.agreement.state == "agreeing" for each in self.ranks))
 
-    def _counter(self, rank: int) -> Callable[[], int]:
-        return lambda: self.calls[rank]
+    def ring(self, number: int) -> None:
+        for each in self.ranks[1:] if self.bells else ():
+            each.agreement.rung(number)
 
-    def step(self, extra_calls: int = 0) -> list[int]:
-        """One step on all ranks; `extra_calls` more on the last."""
-        for rank in range(len(self.ranks)):
-            self.calls[rank] += 2
-        self.calls[-1] += extra_calls
-        return list(self._pool.map(Agreement.boundary, self.ranks))
+    def offer(self, wanted: Plan) -> None:
+        self.ranks[0].agreement.offer(wanted)
 
-    def until_agreeing(self) -> None:
-        """Past job start and probation, so that offers are taken."""
-        deadline = time.monotonic() + 20
-        while min(rank.n_agreed for rank in self.ranks) < 5:
-            assert time.monotonic() < deadline
-            self.step()
+    def n_changes(self) -> list[int]:
+        return [each.agreement.counters().n_changes for each in self.ranks]
 
-    def close(self) -> None:
-        self._pool.map(Agreement.close, self.ranks)
-        self._pool.shutdown()
+
+def wait_for(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    until_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < until_s, "it did not come"
+        time.sleep(0.002)
 
 
 @pytest.fixture
-def job() -> Any:
-    jobs = []
+def make_job(tmp_path) -> Iterator[Callable[..., Job]]:
+    jobs: list[Job] = []
 
-    def start(*args: Any, **options: Any) -> Job:
-        jobs.append(Job(*args, **options))
+    def make(n_ranks: int, **options) -> Job:
+        jobs.append(Job(tmp_path, n_ranks, **options))
         return jobs[-1]
 
-    yield start
-    for started in jobs:
-        started.close()
+    yield make
+    for job in jobs:
+        for each in job.ranks:
+            each.agreement.close()
+            for side in each.sides.values():
+                side.close()
 
 
-def test_an_offer_is_adopted_within_two_boundaries(job: Any) -> None:
-    ranks = job(3)
-    ranks.until_agreeing()
-    for epoch in range(1, 20):
-        ranks.ranks[0].offer(Plan(epoch))
-        ranks.step()
-        assert ranks.step() == [epoch] * 3
+@contextmanager
+def training(job: Job, pauses_s: list[float], n_calls: int) -> Iterator[list[threading.Thread]]:
+    """Each rank calls the world's communicator at a pace of its own; all end together."""
+
+    def train(each: Rank, pause_s: float) -> None:
+        for _ in range(n_calls):
+            each.call()
+            time.sleep(pause_s)
+
+    threads = [
+        threading.Thread(target=train, args=args, daemon=True) for args in zip(job.ranks, pauses_s, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    yield threads
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
-def test_a_first_look_ends_on_all_ranks_without_the_daemon(job: Any) -> None:
-    ranks = job(3)
-    ranks.until_agreeing()
-    ranks.ranks[0].offer(Plan(1, first_look=FirstLook(2, 0)))
-    ranks.ranks[0].withdraw()
-    assert [ranks.step() for _ in range(3)][-1] == [0] * 3, "a daemon that is gone offers nothing"
-    ranks.ranks[0].offer(Plan(1, first_look=FirstLook(2, 0)))
-    seen = [ranks.step() for _ in range(8)]
-    assert all(len(set(epochs)) == 1 for epochs in seen)
-    epochs = [epochs[0] for epochs in seen]
-    assert epochs.count(1) == 2
-    assert epochs[-1] == 2
+def test_a_plan_comes_into_force_at_one_call_while_paces_differ(make_job) -> None:
+    job = make_job(4)
+    with training(job, [0.001, 0.002, 0.0005, 0.004], n_calls=600):
+        wait_for(lambda: all(len(each.ran[WORLD]) > 20 for each in job.ranks))
+        job.offer(plan(1, 4))
+        wait_for(lambda: min(job.n_changes()) == 1)
+    ran = [each.ran[WORLD] for each in job.ranks]
+    assert ran[1:] == ran[:1] * 3
+    assert ran[0][0] == NO_PLAN
+    assert ran[0][-1] == channels(1)
+    assert all(each.agreement.counters().state == "agreeing" for each in job.ranks)
 
 
-def test_a_newer_plan_overtakes_a_first_look(job: Any) -> None:
-    ranks = job(2)
-    ranks.until_agreeing()
-    ranks.ranks[0].offer(Plan(1, first_look=FirstLook(5, 0)))
-    while ranks.step() != [1, 1]:
-        pass
-    ranks.ranks[0].offer(Plan(3))
-    assert [ranks.step() for _ in range(8)][-1] == [3, 3]
+def test_at_rest_nothing_is_asked_of_the_store(make_job) -> None:
+    job = make_job(3)
+    for each in job.ranks:
+        each.call(16)
+    job.offer(plan(1, 3))
+    wait_for(lambda: min(job.n_changes()) == 1)
+    time.sleep(0.1)  # rank 0 deletes answers
+    before = [each.agreement.counters() for each in job.ranks]
+    for each in job.ranks:
+        each.call(2000)
+        each.agreement.rung(1)  # a bell twice
+    time.sleep(0.3)
+    after = [each.agreement.counters() for each in job.ranks]
+    assert [each.n_store_requests for each in after] == [each.n_store_requests for each in before]
+    assert [each.n_requests_at_rest for each in after] == [0, 0, 0]
 
 
-def test_what_could_not_end_does_not_begin(job: Any) -> None:
-    ranks = job(2, refuses={0: frozenset({2})})
-    ranks.until_agreeing()
-    ranks.ranks[0].offer(Plan(1, first_look=FirstLook(2, 0)))
-    assert [ranks.step() for _ in range(6)][-1] == [0, 0]
-    assert ranks.ranks[0].n_refused_plans == 1
-
-
-def test_only_rank_0_offers(job: Any) -> None:
-    ranks = job(2)
-    ranks.until_agreeing()
-    ranks.ranks[1].offer(Plan(7))
-    assert [ranks.step() for _ in range(4)][-1] == [0, 0]
-
-
-def test_epochs_that_do_not_rise_are_refused(job: Any) -> None:
-    ranks = job(2)
-    ranks.until_agreeing()
-    leader = ranks.ranks[0]
-    leader.offer(Plan(5))
-    ranks.step(), ranks.step()
-    leader.offer(Plan(4))
-    leader.offer(Plan(0))
-    leader.offer(Plan(5, expires_after=3))
-    assert [ranks.step() for _ in range(3)][-1] == [5, 5]
-    assert leader.n_refused_plans == 3
-
-
-def test_a_plan_that_rank_0_cannot_load_is_never_published(job: Any) -> None:
-    ranks = job(2, refuses={0: frozenset({1})})
-    ranks.until_agreeing()
-    ranks.ranks[0].offer(Plan(1))
-    assert [ranks.step() for _ in range(3)][-1] == [0, 0]
-    assert ranks.ranks[0].n_refused_plans == 1
-    ranks.ranks[0].offer(Plan(2))
-    assert [ranks.step() for _ in range(2)][-1] == [2, 2]
-
-
-def test_a_rank_that_cannot_follow_says_so_instead_of_diverging(job: Any) -> None:
-    ranks = job(2, refuses={1: frozenset({1})})
-    ranks.until_agreeing()
-    ranks.ranks[0].offer(Plan(1))
-    with pytest.raises(RankDisagreement, match=r"rank 1 .*epoch 1"):
-        ranks.step(), ranks.step(), ranks.step()
-
-
-def test_ranks_out_of_step_freeze_the_plan(job: Any) -> None:
-    ranks = job(2)
-    ranks.until_agreeing()
-    leader = ranks.ranks[0]
-    leader.offer(Plan(1))
-    ranks.step(), ranks.step()
-    ranks.step(extra_calls=1)
-    for _ in range(4):
-        ranks.step()
-    leader.offer(Plan(2))
-    assert [ranks.step() for _ in range(4)][-1] == [1, 1]
-    assert leader.state == "frozen"
-    assert ranks.ranks[1].n_mismatches > 0
-
-
-def test_ranks_of_different_versions_train_on_untuned() -> None:
-    store = dist.HashStore()
-    pair = [Agreement(store, r, 2, PlanTable(StubPlugin()), lambda: 0, fingerprint=f"layout {r}") for r in range(2)]
-    deadline = time.monotonic() + 20
-    while any(rank.state == "starting" for rank in pair):
-        assert time.monotonic() < deadline
-        assert [rank.boundary() for rank in pair] == [0, 0]
-    pair[0].offer(Plan(1))
-    assert [rank.boundary() for _ in range(5) for rank in pair] == [0] * 10
-    assert [rank.state for rank in pair] == ["off", "off"]
-    for rank in pair:
-        rank.close()
-
-
-def test_a_missing_rank_is_never_waited_for() -> None:
-    alone = Agreement(dist.HashStore(), 1, 2, PlanTable(StubPlugin()), lambda: 0)
-    assert [alone.boundary() for _ in range(1000)] == [0] * 1000
-    assert (alone.state, alone.n_waits) == ("starting", 0)
-    alone.close()
-
-
-@pytest.mark.parametrize(("n_before", "n_came", "n_after"), [(2, 2, 2), (2, 1, 2), (4, 3, 3), (2, 2, 3), (3, 3, 2)])
-def test_a_restarted_job_takes_nothing_from_what_the_store_still_holds(
-    job: Any, n_before: int, n_came: int, n_after: int
-) -> None:
-    """`n_came` of `n_before` ranks had started before; the new rank 0 comes last."""
-    store = dist.HashStore()
-    if n_came == n_before:
-        first = job(n_before, store=store)
-        first.until_agreeing()
-        first.ranks[0].offer(Plan(7))
-        assert [first.step() for _ in range(3)][-1] == [7] * n_before
-        for rank in first.ranks:
-            rank.close()
-    else:
-        for number in range(n_came):
-            dead = Agreement(store, number, n_before, PlanTable(StubPlugin()), lambda: 0)
-            while store.add(f"1/{job_start.all_key(n_before)}", 0) <= number:
-                time.sleep(0.001)
-            dead.close()
-    early = [Agreement(store, r, n_after, PlanTable(StubPlugin()), lambda: 0) for r in range(1, n_after)]
-    for rank in early:
-        assert [rank.boundary() for _ in range(500)] == [0] * 500
+def test_a_promised_call_waits_and_lets_go_of_the_interpreter(make_job) -> None:
+    job = make_job(2)
+    for each in job.ranks:
+        each.call(16)
+    job.went[0].clear()  # rank 0 has written the change, and does not answer yet
+    job.offer(plan(1, 2))
+    first = job.ranks[1]
+    time.sleep(0.1)
+    thread = threading.Thread(target=first.call, args=(900,), daemon=True)
+    thread.start()
+    wait_for(lambda: first.plugin.waits()[2] == 1)  # this thread runs: the lock was let go of
+    n_before = len(first.ran[WORLD])
     time.sleep(0.05)
-    assert {(rank.state, rank.n_waits, rank.incarnation) for rank in early} == {("starting", 0, None)}
-    late = Agreement(store, 0, n_after, PlanTable(StubPlugin()), lambda: 0, pacing=EVERY)
-    deadline = time.monotonic() + 20
-    while any(rank.state == "starting" for rank in [late, *early]):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert {(rank.state, rank.incarnation) for rank in [late, *early]} == {("agreeing", 2)}
-    for rank in [late, *early]:
-        rank.close()
+    assert len(first.ran[WORLD]) == n_before
+    job.went[0].set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert first.ran[WORLD][-1] == channels(1)
+    job.ranks[0].call(900)
+    assert job.ranks[0].ran == first.ran
 
 
-def test_silence_of_rank_0_ends_in_the_plan_in_force(job: Any) -> None:
-    ranks = job(2)
-    ranks.until_agreeing()
-    follower = ranks.ranks[1]
-    follower.patience_s = 0.2
-    follower.boundary()
-    follower.boundary()
-    assert follower.boundary() == 0
-    assert (follower.state, follower.n_waits > 0) == ("lost", True)
-    assert follower.boundary() == 0
+def test_who_waits_is_brought_on_by_background_threads_alone(make_job) -> None:
+    """Rank 0's background thread never comes back, and no other rank trains: the change is given up."""
+    job = make_job(3)
+    for each in job.ranks:
+        each.call(16)
+    job.went[0].clear()
+    job.offer(plan(1, 3))
+    time.sleep(0.1)
+    began_s = time.monotonic()
+    job.ranks[1].call(900)
+    assert time.monotonic() - began_s < 8.0
+    assert set(job.ranks[1].ran[WORLD]) == {NO_PLAN}
+    job.went[0].set()
+    wait_for(lambda: job.n_changes()[0] >= 1)
+    # What was given up is asked for again, and comes.
+    wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    for each in job.ranks:
+        each.call(4_000 - len(each.ran[WORLD]))
+    assert job.ranks[0].ran == job.ranks[1].ran == job.ranks[2].ran
+    assert job.ranks[0].ran[WORLD][-1] == channels(1)
 
 
-def test_quiet_boundaries_lie_further_apart(job: Any) -> None:
-    ranks = job(2, pacing=Pacing(base=1, limit=4, n_quiet=2))
-    ranks.until_agreeing()
-    for _ in range(10):
-        ranks.step()
-    before = ranks.ranks[1].n_agreed
-    for _ in range(40):
-        ranks.step()
-    assert ranks.ranks[1].n_agreed - before == 10
-    ranks.ranks[0].offer(Plan(1))
-    assert [ranks.step() for _ in range(8)][-1] == [1, 1]
+def test_a_paused_background_thread_costs_its_communicators_one_change(make_job) -> None:
+    job = make_job(3)
+    for each in job.ranks:
+        each.call(16)
+    for each in job.ranks[:2]:
+        each.join(7, 2)
+        each.call(16, 7)
+    job.went[2].clear()
+    job.offer(plan(1, 2, 3))
+    wait_for(lambda: job.n_changes()[0] == 1)
+    for each in job.ranks[:2]:
+        each.call(500, 7)
+        assert each.ran[7][-1] == channels(1)
+        each.call(500)
+        assert each.ran[WORLD][-1] == NO_PLAN
+    assert dict(job.ranks[0].agreement.counters().left_out) == {f"{WORLD:016x}": "ranks_missing"}
+    job.went[2].set()
+    wait_for(lambda: job.ranks[2].agreement.counters().n_adopted == 1)
+    for each in job.ranks:
+        each.call(2000 - len(each.ran[WORLD]))
+    assert job.ranks[0].ran[WORLD] == job.ranks[1].ran[WORLD] == job.ranks[2].ran[WORLD]
+    assert job.ranks[0].ran[WORLD][-1] == channels(1)
 
 
-def test_read_messages_are_deleted(job: Any) -> None:
-    ranks = job(2)
-    for _ in range(700):
-        ranks.step()
-    assert ranks.store.num_keys() < 300
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("n_failures", [1, 5])
+def test_a_store_that_fails_for_a_while_costs_nothing_but_time(make_job, failing: int, n_failures: int) -> None:
+    """Five in a row are more than one request is repeated for: it fails, and the promises hold."""
+    job = make_job(3)
+    for each in job.ranks:
+        each.call(16)
+    left = [n_failures]
+
+    def fail() -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            raise RuntimeError("connection reset by peer")
+
+    job.fails[failing] = fail
+    job.offer(plan(1, 3))
+    wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    for each in job.ranks:
+        each.call(2000)
+    assert job.ranks[0].ran == job.ranks[1].ran == job.ranks[2].ran
+    assert job.ranks[0].ran[WORLD][-1] == channels(1)
+    assert [each.agreement.counters().state for each in job.ranks] == ["agreeing"] * 3
 
 
-def test_interval_grows_with_the_world() -> None:
-    assert pacing_for(8).base == 1
-    assert pacing_for(4096).base > pacing_for(1024).base >= 1
+def test_closing_while_a_change_is_under_way_lets_calls_pass(make_job) -> None:
+    job = make_job(2)
+    for each in job.ranks:
+        each.call(16)
+    job.went[0].clear()
+    job.offer(plan(1, 2))
+    time.sleep(0.1)
+    job.ranks[1].agreement.close()
+    began_s = time.monotonic()
+    job.ranks[1].call(10_000)
+    assert time.monotonic() - began_s < 2.0
+    job.went[0].set()
+    wait_for(lambda: job.n_changes()[0] == 1)
+    job.ranks[0].call(10_000)
+    assert job.ranks[0].ran == job.ranks[1].ran
+    assert set(job.ranks[0].ran[WORLD]) == {NO_PLAN}
 
 
-def test_a_message_survives_the_wire() -> None:
-    row = PlanRow(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 1, 2, BASELINE)
-    message = BoundaryMessage(5, 6, 3, 17, Plan(3, (row,)))
-    assert decode_message(encode_message(message)) == message
+def test_communicators_that_rank_0_is_not_in_are_tuned_like_any_other(make_job) -> None:
+    job = make_job(4)
+    for each in job.ranks[1:]:
+        each.join(9, 3)
+        each.call(16, 9)
+    job.offer(plan(1, 3))
+    wait_for(lambda: min(job.n_changes()) == 1)
+    for each in job.ranks[1:]:
+        each.call(500, 9)
+    assert job.ranks[1].ran[9] == job.ranks[2].ran[9] == job.ranks[3].ran[9]
+    assert job.ranks[1].ran[9][-1] == channels(1)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\xff",
-        encode_message(BoundaryMessage(5, 6, 3, 0))[:-1],
-        encode_message(BoundaryMessage(5, 5, 3, 0)),
-        encode_message(BoundaryMessage(5, 6, 3, 0, Plan(4))),
-    ],
-)
-def test_a_broken_message_is_refused(data: bytes) -> None:
-    with pytest.raises(WireError):
-        decode_message(data)
+def test_ranks_whose_histories_differ_are_left_alone_for_good(make_job) -> None:
+    job = make_job(2)
+    for each in job.ranks:
+        each.call(16)
+    job.offer(plan(1, 2))
+    wait_for(lambda: min(job.n_changes()) == 1)
+    for each in job.ranks:
+        each.call(9000)
+        assert each.ran[WORLD][-1] == channels(1)
+    job.ranks[1].sides[WORLD].call(4096)
+    job.ranks[0].sides[WORLD].call(8192)
+    for each in job.ranks:
+        each.call(9000)
+    for epoch in (2, 3):
+        job.offer(plan(epoch, 2))
+        wait_for(lambda: min(job.n_changes()) == epoch)  # noqa: B023
+        for each in job.ranks:
+            each.call(9000)
+        assert [each.ran[WORLD][-1] for each in job.ranks] == [NO_PLAN, NO_PLAN]
+    assert job.ranks[0].ran[WORLD] == job.ranks[1].ran[WORLD]
 
 
-def test_a_blocking_read_can_be_called_off() -> None:
-    exchange = Exchange(dist.HashStore())
-    exchange.close()
-    start = time.monotonic()
-    with pytest.raises(Closed):
-        exchange.get("never")
-    assert time.monotonic() - start < 0.5
+def test_stages_follow_by_themselves_and_phases_by_the_history_of_calls(make_job) -> None:
+    """Rank 1 says the wrong phases, and ends its steps elsewhere: what runs is what rank 0's steps were."""
+    job = make_job(2)
+    forward, backward = int(Phase.forward_gather), int(Phase.backward_gather)
+    for rank, each in enumerate(job.ranks):
+        for step in range(8):
+            each.plugin.set_phase(backward if rank else forward)
+            each.ran[WORLD] += [each.sides[WORLD].call(size) for size in (1 << 20, 1 << 21)]
+            each.plugin.set_phase(forward if rank else backward)
+            each.ran[WORLD].append(each.sides[WORLD].call(1 << 20))
+            each.plugin.set_step(step * (1 + 2 * rank) + 1)
+    rows = (row(2, 5, Phase.forward_gather), row(2, 7, Phase.backward_gather))
+    wanted = Plan(1, rows, then=(NextStage(n_steps=3, n_rows=2, rows=(row(2, 9),)),))
+    job.offer(wanted)
+    wait_for(lambda: min(job.n_changes()) == 1)
+    for each in job.ranks:
+        for size in (1 << 20, 1 << 21, 1 << 20) * 100:
+            each.ran[WORLD].append(each.sides[WORLD].call(size))
+    ran = job.ranks[0].ran[WORLD]
+    assert ran == job.ranks[1].ran[WORLD]
+    at = ran.index(5)
+    assert at % 3 == 0
+    assert ran[at : at + 9] == [5, 5, 7] * 3
+    assert set(ran[at + 9 :]) == {9}
+    job.ranks[0].agreement.withdraw()
+    wait_for(lambda: min(job.n_changes()) == 2)
+    for each in job.ranks:
+        each.call(9000)
+    assert job.ranks[0].ran[WORLD] == job.ranks[1].ran[WORLD]
+    assert job.ranks[0].ran[WORLD][-1] == NO_PLAN
+
+
+def test_without_bells_ranks_that_ask_find_the_first_change(make_job) -> None:
+    job = make_job(2, asks=True)
+    job.bells = False
+    for each in job.ranks:
+        each.call(16)
+    job.offer(plan(1, 2))
+    wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    for each in job.ranks:
+        each.call(500)
+    assert job.ranks[0].ran == job.ranks[1].ran
+    assert job.ranks[0].ran[WORLD][-1] == channels(1)
+
+
+def test_a_plan_that_cannot_be_loaded_reaches_nobody(make_job) -> None:
+    job = make_job(2)
+    for each in job.ranks:
+        each.call(16)
+    job.offer(Plan(1, (row(2, 5), row(2, 6))))
+    wait_for(lambda: job.ranks[0].agreement.n_refused_plans == 1)
+    job.offer(plan(2, 2))
+    wait_for(lambda: min(job.n_changes()) == 1)
+    job.ranks[0].agreement.communicator_came()  # asks for the plan in force, not for the refused one
+    for each in job.ranks:
+        each.call(500)
+        assert each.ran[WORLD][-1] == channels(2)
+    assert job.ranks[0].agreement.n_refused_plans == 1

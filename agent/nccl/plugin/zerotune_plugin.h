@@ -117,7 +117,7 @@ typedef struct {
 /* A communicator of this process that has a tuner. Calls are numbered from 1. */
 typedef struct {
   uint64_t owner;   /* its number in this process */
-  uint64_t comm_id; /* 0 = this ABI does not say */
+  uint64_t comm_id; /* 0 = this ABI does not say it at the start; learned later, ranks would differ meanwhile */
   uint32_t n_ranks;
   uint32_t n_nodes;
   uint32_t epoch; /* of the latest call */
@@ -199,7 +199,7 @@ void zerotune_prepare_end(void); /* the outcome is carried out everywhere: forge
 uint64_t zerotune_promise(uint64_t owner, uint64_t lead_calls);
 /* Stage i is in force from call from_calls[i] on, which is not below the promise; without any stage the communicator
  * is left alone from from_calls[0] on. Returns 0; negative = it is not:
- * -1 other stages were prepared, -2 out of memory, -3 a call gave up waiting. */
+ * -1 other stages were prepared, or below the promise, -2 out of memory, -3 a call gave up waiting. */
 int zerotune_commit(uint64_t owner, const uint64_t *from_calls, uint32_t n_stages, const zt_cycle_call *cycle,
                     uint32_t n_cycle);
 void zerotune_release(uint64_t owner); /* nothing changes: calls pass */

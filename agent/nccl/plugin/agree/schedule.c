@@ -50,6 +50,7 @@ static void wait_until(zt_agreed *agreed, uint64_t call, uint64_t until_ns) {
     soon.tv_sec += 1;
     pthread_cond_timedwait(&outcome_is_known, &outcome_lock, &soon);
   }
+  if (must_wait(agreed, call)) atomic_store(&agreed->promise, GAVE_UP);
   atomic_fetch_sub(&n_waiting, 1);
   pthread_mutex_unlock(&outcome_lock);
 }
@@ -63,8 +64,6 @@ __attribute__((noinline)) static void await_outcome(zt_agreed *agreed, uint64_t 
   void *state = lets_go ? let_go() : NULL;
   wait_until(agreed, call, began_ns + atomic_load(&patience_ns));
   if (lets_go) take_back(state);
-  uint64_t promise = atomic_load(&agreed->promise);
-  if (call >= promise) atomic_compare_exchange_strong(&agreed->promise, &promise, GAVE_UP);
   const uint64_t waited_ns = now_ns() - began_ns;
   atomic_fetch_add(&n_waits, 1);
   uint64_t longest = atomic_load(&longest_wait_ns);
@@ -81,7 +80,8 @@ static const stage *stage_at(const zt_schedule *schedule, uint64_t call) {
 zt_turn zt_turn_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_bytes) {
   const uint64_t call = zt_history_add(&agreed->history, collective, message_bytes);
   if (__builtin_expect(must_wait(agreed, call), 0)) await_outcome(agreed, call);
-  const zt_schedule *schedule = atomic_load_explicit(&agreed->schedule, memory_order_acquire);
+  /* In one order with the call's number, by which old schedules are freed. */
+  const zt_schedule *schedule = atomic_load(&agreed->schedule);
   const stage *in_force = schedule == NULL ? NULL : stage_at(schedule, call);
   if (in_force == NULL) return (zt_turn){NULL, ZT_NO_PHASE, false};
   const uint32_t phase = zt_cycle_follow(&agreed->place, in_force->cycle, collective, message_bytes);
@@ -119,19 +119,24 @@ static void free_retired(zt_agreed *agreed) {
   }
 }
 
-static void replace(zt_agreed *agreed, zt_schedule *schedule) {
-  zt_schedule *old = atomic_exchange(&agreed->schedule, schedule);
+static void retire(zt_agreed *agreed, zt_schedule *old) {
   if (old == NULL) return;
   old->retired_at = atomic_load(&agreed->history.n_calls);
   old->next_retired = agreed->retired;
   agreed->retired = old;
 }
 
-static void tell(zt_agreed *agreed) {
+/* `schedule` is in force, if any, and calls pass. Returns false if a call gave up before. */
+static bool tell(zt_agreed *agreed, zt_schedule *schedule) {
+  zt_schedule *old = NULL;
   pthread_mutex_lock(&outcome_lock);
-  atomic_store(&agreed->promise, NO_PROMISE);
+  const bool in_time = atomic_load(&agreed->promise) < GAVE_UP;
+  if (in_time && schedule != NULL) old = atomic_exchange(&agreed->schedule, schedule);
+  if (in_time) atomic_store(&agreed->promise, NO_PROMISE);
   pthread_cond_broadcast(&outcome_is_known);
   pthread_mutex_unlock(&outcome_lock);
+  retire(agreed, old);
+  return in_time;
 }
 
 static zt_cycle *cycle_after(const zt_schedule *schedule, const zt_cycle_call *calls, uint32_t n_calls) {
@@ -145,6 +150,8 @@ static zt_cycle *cycle_after(const zt_schedule *schedule, const zt_cycle_call *c
 static int commit(zt_agreed *agreed, const uint64_t *from_calls, uint32_t n_from, const zt_cycle_call *cycle,
                   uint32_t n_cycle) {
   if (n_from != n_prepared && n_from != 0) return -1;
+  const uint64_t promise = atomic_load(&agreed->promise);
+  if (promise < GAVE_UP && from_calls[0] < promise) return -1;
   const zt_schedule *old = atomic_load(&agreed->schedule);
   const uint32_t n_old = old == NULL ? 0 : old->n_stages;
   zt_schedule *new = calloc(1, sizeof *new + (n_old + n_from + 1) * sizeof(stage));
@@ -167,14 +174,15 @@ static int commit(zt_agreed *agreed, const uint64_t *from_calls, uint32_t n_from
     }
     new->stages[new->n_stages++] = (stage){from_calls[i], zt_plan_table_hold(prepared[i]), its_cycle};
   }
-  replace(agreed, new);
-  return 0;
+  if (tell(agreed, new)) return 0;
+  free_schedule(new);
+  return -3;
 }
 
 void zt_agreed_init(zt_agreed *agreed) { atomic_store(&agreed->promise, NO_PROMISE); }
 
 void zt_agreed_free(zt_agreed *agreed) {
-  replace(agreed, NULL);
+  retire(agreed, atomic_exchange(&agreed->schedule, NULL));
   atomic_store(&agreed->n_left, UINT64_MAX);
   free_retired(agreed);
 }
@@ -210,7 +218,7 @@ uint64_t zerotune_promise(uint64_t owner, uint64_t lead_calls) {
     if (atomic_load(&agreed->history.n_calls) < wanted)
       promise = wanted;
     else
-      tell(agreed); /* passed meanwhile */
+      (void)tell(agreed, NULL); /* passed meanwhile */
   }
   zt_registry_unlock();
   return promise;
@@ -220,12 +228,8 @@ int zerotune_commit(uint64_t owner, const uint64_t *from_calls, uint32_t n_stage
                     uint32_t n_cycle) {
   zt_registry_lock();
   zt_communicator *communicator = zt_find_owner(owner);
-  int fault = 0; /* a communicator that is gone has no more calls */
-  if (communicator != NULL) {
-    const uint64_t promise = atomic_load(&communicator->agreed.promise);
-    fault = promise >= GAVE_UP ? -3 : commit(&communicator->agreed, from_calls, n_stages, cycle, n_cycle);
-    if (fault == 0) tell(&communicator->agreed);
-  }
+  const int fault = communicator == NULL ? 0 /* it has no more calls */
+                                         : commit(&communicator->agreed, from_calls, n_stages, cycle, n_cycle);
   zt_registry_unlock();
   return fault;
 }
@@ -233,7 +237,7 @@ int zerotune_commit(uint64_t owner, const uint64_t *from_calls, uint32_t n_stage
 void zerotune_release(uint64_t owner) {
   zt_registry_lock();
   zt_communicator *communicator = zt_find_owner(owner);
-  if (communicator != NULL && atomic_load(&communicator->agreed.promise) < GAVE_UP) tell(&communicator->agreed);
+  if (communicator != NULL) (void)tell(&communicator->agreed, NULL);
   zt_registry_unlock();
 }
 

@@ -47,7 +47,10 @@ zt_communicator *zt_attach(enum zt_role role, uint64_t comm_id, size_t n_ranks, 
   if (found != NULL) {
     found->roles |= role;
     found->roles_had |= role;
-    if (comm_id != 0) WRITE(found->comm_id, comm_id);
+    if (comm_id != 0) {
+      WRITE(found->comm_id, comm_id);
+      found->name = comm_id;
+    }
     if (its_class != NULL) WRITE(found->its_class, its_class);
     if (rank != ZT_RANK_UNKNOWN) WRITE(found->rank, rank);
     n_of_one_rank += n_ranks == 1 && !found->has_one_rank;
@@ -113,7 +116,7 @@ zt_communicator *zt_find_owner(uint64_t owner) {
 static void describe(zt_communicator *communicator, zt_communicator_state *out) {
   const zt_class *its_class = READ(communicator->its_class);
   *out = (zt_communicator_state){.owner = communicator->owner,
-                                 .comm_id = READ(communicator->comm_id),
+                                 .comm_id = communicator->name,
                                  .n_ranks = its_class == NULL ? 0 : zt_class_n_ranks(its_class),
                                  .n_nodes = its_class == NULL ? 0 : zt_class_n_nodes(its_class),
                                  .epoch = READ(communicator->agreed.epoch),

@@ -47,6 +47,7 @@ typedef struct zt_communicator {
   unsigned roles_had; /* ever attached */
   uint64_t owner;     /* unique in this process, never used again */
   bool has_one_rank;
+  uint64_t name;      /* its id, if NCCL told it at the start: then all ranks know it from then on; 0 = it did not */
 
   _Atomic uint64_t comm_id;      /* 0 = not known */
   _Atomic(zt_class *) its_class; /* NULL = not known (profiler v1-v3 before its tuner) or too many */
