@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -56,6 +57,7 @@ class Session:
         self._timer = StepTimer(plugin, self.recent_steps.add, *([self._summary.add] if self._summary else []))
         self._world: object = None
         """The default process group that this rank has looked at last."""
+        self._n_worlds = 0
         self._membership: Membership | None = None
         self._joined_at_s = 0.0
         self._why_untraced = ""
@@ -121,16 +123,18 @@ class Session:
         """Join each world that the script makes, once it communicates."""
         plugin = self._plugin
         while plugin is not None and not self._is_closing.wait(LOOK_EVERY_S if self._world is None else INTERVAL_S):
+            world = _world()
             try:
-                world = _world()
                 if world is not None and world is not self._world and plugin.counters().n_communicators:
                     self._leave()
                     self._world = world
+                    self._n_worlds += 1
                     self._join(plugin)
                 if self._membership is not None and not self._has_stepped:
                     self._count_interval()
             except Exception as error:
-                self._fail(error)
+                if world is _world():  # else the script has just ended it
+                    self._fail(error)
 
     def _join(self, plugin: Plugin) -> None:
         rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -159,8 +163,11 @@ class Session:
         if is_first_of_node():
             for named in other_plugins.left_out(os.environ, plugin):
                 logger.warning("zerotune: %s is left out: nothing there that this NCCL could load", named)
+        settings = self._settings
+        if self._n_worlds > 1:  # a job of its own for the daemon
+            settings = replace(settings, job_id=f"{settings.job_id}-world-{self._n_worlds}")
         self._membership = Membership(
-            self._settings, plugin, self._timer, rank, world_size, fabric_id, fabric, sample_pressure
+            settings, plugin, self._timer, rank, world_size, fabric_id, fabric, sample_pressure
         )
         self._joined_at_s = time.monotonic()
         self._why_untraced = ""
