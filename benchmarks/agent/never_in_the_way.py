@@ -46,7 +46,7 @@ from benchmarks.agent.job_shapes import (  # noqa: F401 - registers the shapes
     unequal_steps,
     worlds,
 )
-from benchmarks.agent.job_shapes.agent_counters import FAILING, FAULT_AGREEMENT, FAULT_STORE, PAUSE_S, PAUSED
+from benchmarks.agent.job_shapes.agent_counters import FAILING, FAULT, PAUSE_S, PAUSED
 from benchmarks.agent.job_shapes.job import SHAPES, Shape
 from benchmarks.agent.job_shapes.running import Event, Outcome, run
 from benchmarks.lib.reporting import Result, report, say
@@ -55,6 +55,8 @@ from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
 from zerotune.tuner.client.background_daemon import start_in_background
 
 FABRIC: Final = "ethernet_boxes"
+OUTPUT_SHOWN: Final = 4000
+"""Characters of what a job's ranks wrote, if it hangs or ends otherwise."""
 QUICK: Final = (
     "ddp", "join_uneven", "gan_by_rank", "fsdp2", "autograd_grad", "metrics_around_backward", "shrunk_group",
     "zero_stage_3",
@@ -120,8 +122,8 @@ def _stop(_: Daemon) -> Event:
 
 FAULTS: Final = {
     "daemon_killed": Fault(_kill),
-    "store_failing": Fault(environment={FAULT_STORE: FAILING}),
-    "thread_paused": Fault(environment={FAULT_AGREEMENT: PAUSED}),
+    "store_failing": Fault(environment={FAULT: FAILING}),
+    "thread_paused": Fault(environment={FAULT: PAUSED}),
     "rank_stopped": Fault(_stop, befalls_all=True),
 }
 
@@ -203,6 +205,9 @@ class Tally:
             self.hang.append(name)
         elif not outcome.hangs and not outcome.ends_as(expected):
             self.otherwise.append(name)
+        else:
+            return
+        print(f"{name} ended with code {outcome.code}:\n{outcome.output[-OUTPUT_SHOWN:]}", file=sys.stderr, flush=True)
 
 
 def play(names: Sequence[str], faults: Sequence[str], folder: Path) -> list[Result]:

@@ -7,16 +7,14 @@ from typing import Any, Final
 
 from zerotune.agent import activate
 
-FAULT_AGREEMENT: Final = "ZEROTUNE_FAULT_AGREEMENT"
-"""Environment variable: what befalls the agreement's own thread."""
+FAULT: Final = "ZEROTUNE_FAULT_AGREEMENT"
+"""Environment variable: what befalls the agreement."""
 PAUSE_S: Final = 5
 """How long a thread or a rank stands still."""
 PAUSED: Final = f"pause:{PAUSE_S}@1"
-"""The thread stands still at its first change."""
-FAULT_STORE: Final = "ZEROTUNE_FAULT_STORE"
-"""Environment variable: what befalls the agreement's requests to the job's store."""
-FAILING: Final = "fail:1@2"
-"""The second request fails, once."""
+"""The agreement's own thread stands still at its first change."""
+FAILING: Final = "fail:2"
+"""Its second request to the job's store fails, once."""
 
 
 def counters() -> dict[str, Any] | None:
