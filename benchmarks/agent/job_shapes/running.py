@@ -33,7 +33,7 @@ STORE_TIMEOUT: Final = timedelta(seconds=60)
 HANG_S: Final = 30.0
 """A job hangs if no rank logs a loss for so long, and none ends."""
 START_S: Final = 120.0
-"""The same before the first loss: a job makes its groups and compiles first."""
+"""Such a limit before the first loss: a job makes its groups and compiles first."""
 ENDED_BADLY: Final = 1
 """A rank's exit code after an exception."""
 
