@@ -192,7 +192,7 @@ def _watched_engine(hooks: StepHooks) -> Any:
 def _graph_kinds() -> list[type]:
     """Classes of graphs that can be replayed in this process."""
     kinds: list[type] = []
-    if torch.backends.cuda.is_built():
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         kinds.append(torch.cuda.CUDAGraph)
     if os.environ.get(ENV_FABRIC):
         from zerotune.agent.nccl.emulated import Graph

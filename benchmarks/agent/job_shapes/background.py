@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
+from concurrent.futures import Future
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ def asynchronous_checkpoints(job: Job) -> None:
         fully_shard(block)
     fully_shard(model)
     optimizer = adamw(model)
-    saving = None
+    saving: Future[Any] | None = None
     for step in range(150):
         job.say(train(model, optimizer, job.batch(step)))
         if step % 50 == 20:
@@ -32,9 +34,11 @@ def asynchronous_checkpoints(job: Job) -> None:
                 saving.result()
             of_model, of_optimizer = get_state_dict(model, optimizer)
             state = {"model": of_model, "optimizer": of_optimizer}
-            saving = async_save(state, checkpoint_id=job.folder / f"step-{step}", process_group=beside)
+            begun = async_save(state, checkpoint_id=job.folder / f"step-{step}", process_group=beside)
+            assert isinstance(begun, Future)
+            saving = begun
     assert saving is not None
-    saving.result()  # type: ignore[union-attr]
+    saving.result()
 
 
 @shape()

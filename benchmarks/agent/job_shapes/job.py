@@ -142,8 +142,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tenso
         The loss.
     """
     optimizer.zero_grad()
-    loss = model(batch).pow(2).mean()
-    loss.backward()
+    loss: torch.Tensor = model(batch).pow(2).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return loss.detach()
 

@@ -14,9 +14,7 @@ from zerotune.agent.nccl.emulated import Graph
 @shape()
 def compiled_step(job: Job) -> None:
     """The optimizer's step is compiled, as torchtune does."""
-    model = mlp()
-    for block in model:
-        fully_shard(block)
+    model = mlp(1)
     fully_shard(model)
     optimizer = adamw(model)
     step_compiled = torch.compile(optimizer.step, backend="eager")
@@ -54,7 +52,7 @@ class _Stepper:
         with torch.no_grad():
             for parameter in self._parameters:
                 if parameter.grad is not None:
-                    parameter -= 0.01 * parameter.grad
+                    parameter.sub_(parameter.grad, alpha=0.01)
                     parameter.grad = None
 
 
@@ -66,7 +64,7 @@ def megatron(job: Job) -> None:
     n = sum(one.numel() for one in model.parameters())
     part = torch.zeros(-(-n // job.n_ranks))
     padded = torch.zeros(part.numel() * job.n_ranks)
-    engine = Variable._execution_engine  # type: ignore[attr-defined]
+    engine = Variable._execution_engine
     for step in range(250):
         loss = model(job.batch(step)).pow(2).mean()
         engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, True)
@@ -94,7 +92,7 @@ def step_in_backward(job: Job) -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-        parameter.register_post_accumulate_grad_hook(update)
+        parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
     for step in range(250):
         loss = model(job.batch(step)).pow(2).mean()
         loss.backward()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -197,6 +199,7 @@ def wgan_gp(job: Job) -> None:
         critic_optimizer.step()
         if step % 5 == 4:
             generator_optimizer.zero_grad()
-            nn.functional.softplus(-critic(generator(job.batch(step)))).mean().backward()
+            gain: Any = nn.functional.softplus(-critic(generator(job.batch(step)))).mean()
+            gain.backward()
             generator_optimizer.step()
         job.say(loss.detach())
