@@ -19,7 +19,7 @@ def fsdp2(job: Job) -> None:
         fully_shard(block)
     fully_shard(model)
     optimizer = adamw(model)
-    for step in range(200):
+    for step in range(150):
         job.say(train(model, optimizer, job.batch(step)))
 
 
