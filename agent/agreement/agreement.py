@@ -48,7 +48,8 @@ BLOCKED_LOOK_S: Final = 0.01
 """Between two looks while a call waits."""
 LOOK_S_PER_RANK: Final = 25e-6
 """Least time between two looks, by the ranks of the job: the store answers some 50,000 requests a second."""
-LONGEST_PAUSE_S: Final = 0.1
+LEAST_PAUSE_S: Final = 0.002
+LONGEST_PAUSE_S: Final = 0.25
 """Between two looks of rank 0 for answers."""
 FOREVER_S: Final = 3600.0
 REPEAT_AFTER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -69,6 +70,8 @@ class AgreementCounters:
     n_adopted: int
     """Changes that switched a communicator of this rank."""
     n_store_requests: int
+    n_requests_at_start: int
+    """Those before this rank was ready for changes."""
     n_requests_at_rest: int
     """Those sent after the job's start while no change was under way."""
     n_waits: int
@@ -115,6 +118,8 @@ class Agreement:
         self._left_alone: set[str] = set()
         self._absent: set[int] = set()
         """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
+        self._answers_take_s = LEAST_PAUSE_S
+        """How long all answers took the last time: rank 0 does not look for them sooner."""
         self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
         self._unread: list[tuple[int, set[int]]] = []
         """Outcomes that may be deleted once these ranks have answered a later change. Rank 0's."""
@@ -130,7 +135,7 @@ class Agreement:
         self._is_watched = True
         self._repeat_at_s = float("inf")
         self._n_repeats = 0
-        self._n_at_rest = 0
+        self._n_at_start = self._n_at_rest = 0
         self._n_changes = self._n_adopted = 0
         self._has_plan = False
         self.epoch_elsewhere = 0
@@ -197,6 +202,7 @@ class Agreement:
             self._n_changes,
             self._n_adopted,
             self._exchange.n_requests,
+            self._n_at_start,
             self._n_at_rest,
             n_waits,
             longest_us,
@@ -217,6 +223,7 @@ class Agreement:
             if not self._start_job():
                 return
             self.state = "agreeing"
+            self._n_at_start = self._exchange.n_requests
             n_failures = 0
             while True:
                 self._rest()
@@ -240,6 +247,7 @@ class Agreement:
         exchange, world_size = self._exchange, self._world_size
         if self._leader is not None:
             self.incarnation = job_start.found_incarnation(exchange)
+            exchange.set_all([_answer_key(rank) for rank in range(1, world_size)], b"")
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
             self.incarnation, is_alike = job_start.join(exchange, world_size, self.fingerprint)
@@ -289,7 +297,7 @@ class Agreement:
         self._ring(change.number)
         leader.learn(outcome)
         self._remember(outcome)
-        self._tidy_up(change.number)
+        self._tidy_up()
 
     def _follow(self) -> None:
         """Look for the next change; take part if it is there."""
@@ -337,7 +345,7 @@ class Agreement:
         try:
             if self._leader is not None:
                 return self._decide(change, answer)
-            self._exchange.set(_answer_key(change.number, self._rank), encode(answer))
+            self._exchange.set(_answer_key(self._rank), encode(answer))
         except Exception as error:
             logger.warning("zerotune: change %d: %s", change.number, error)
         return self._await_outcome(change.number)
@@ -376,36 +384,35 @@ class Agreement:
 
     def _decide(self, change: Change, own: Answer) -> bytes:
         """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
-        others = range(1, self._world_size)
-        late = {rank for rank in self._absent if self._exchange.take(_answer_key(change.number - 1, rank))}
-        keys = {rank: _answer_key(change.number, rank) for rank in others if rank not in self._absent - late}
-        until_s = time.monotonic() + DECIDE_S
-        pause_s = BLOCKED_LOOK_S / 2
-        while (found := self._exchange.read_all([*keys.values()])) is None:
-            if time.monotonic() > until_s or self._is_closing:
-                break
+        answers = {0: own}
+        began_s, pause_s = time.monotonic(), self._answers_take_s
+        while True:
             time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
-        values = self._exchange.read_some([*keys.values()]) if found is None else found
-        known: dict[int, bytes | None] = dict(zip(keys, values, strict=True))
-        for rank in self._absent - late:
-            known[rank] = self._exchange.read(_answer_key(change.number, rank))
-        self._absent = {rank for rank, data in known.items() if data is None}
-        answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items() if data is not None)]
-        outcome = decide(change, answers, self._left_alone)
-        return self._exchange.set_once(_outcome_key(change.number), encode(outcome))
+            missing = [rank for rank in range(1, self._world_size) if rank not in answers]
+            found = self._exchange.read_all([_answer_key(rank) for rank in missing])
+            for answer in [_answer_in(data, rank) for rank, data in zip(missing, found, strict=True)]:
+                if answer.number == change.number:
+                    answers[answer.rank] = answer
+                if answer.number >= change.number - 1:  # it came late the last time, and may be in time now
+                    self._absent.discard(answer.rank)
+            took_s = time.monotonic() - began_s
+            if self._is_closing or took_s > DECIDE_S or len(answers.keys() | self._absent) == self._world_size:
+                break
+            pause_s = min(max(LEAST_PAUSE_S, took_s / 2), LONGEST_PAUSE_S)
+        self._answers_take_s = min(took_s, LONGEST_PAUSE_S)
+        self._absent = set(range(self._world_size)) - answers.keys()
+        outcome = decide(change, answers.values(), self._left_alone)
+        data = self._exchange.set_once(_outcome_key(change.number), encode(outcome))
+        self._unread = [(old, waiting - answers.keys()) for old, waiting in self._unread]
+        self._unread.append((change.number, {*answers}))
+        return data
 
-    def _tidy_up(self, number: int) -> None:
-        """Delete the answers, and outcomes whose readers have all gone on to a later change."""
-        answered = set(range(1, self._world_size)) - self._absent
-        for rank in answered:
-            self._exchange.delete(_answer_key(number, rank))
-        self._unread = [(old, waiting - answered) for old, waiting in self._unread]
+    def _tidy_up(self) -> None:
+        """Delete outcomes whose readers have all gone on to a later change."""
         for old, waiting in self._unread:
             if not waiting:
                 self._exchange.delete(_outcome_key(old))
         self._unread = [(old, waiting) for old, waiting in self._unread if waiting]
-        self._unread.append((number, answered))
 
     def _remember(self, outcome: Outcome) -> None:
         for key in outcome.left_alone:
@@ -435,18 +442,18 @@ class Agreement:
             logger.warning("zerotune: the plan of epoch %d is refused: %s", plan.epoch, reason)
 
 
-def _answer_in(data: bytes, number: int, rank: int) -> Answer:
-    """The answer in `data`; what is none counts as a refusal."""
+def _answer_in(data: bytes, rank: int) -> Answer:
+    """The latest answer of `rank`; what is none counts as one to no change."""
     try:
-        answer = decode(data, Answer)
+        answer = decode(data, Answer) if data else Answer(0, rank)
     except WireError as error:
         logger.warning("zerotune: an answer is dropped: %s", error)
-        return Answer(number, rank, refusal=str(error))
-    return Answer(number, rank, answer.members if answer.number == number else (), answer.refusal)
+        answer = Answer(0, rank)
+    return answer if answer.rank == rank else Answer(0, rank)
 
 
-def _answer_key(number: int, rank: int) -> str:
-    return f"answer/{number}/{rank}"
+def _answer_key(rank: int) -> str:
+    return f"answer/{rank}"
 
 
 def _outcome_key(number: int) -> str:

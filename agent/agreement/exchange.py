@@ -20,6 +20,8 @@ LONGEST_POLL_S: Final = 30.0
 TRIES: Final = 3
 PAUSE_S: Final = 0.2
 """Between two tries of a request that failed."""
+FEW_KEYS: Final = 2
+"""So many keys are read one by one: together they take two requests."""
 _NOTHING: Final = "\0"
 """No value that is ever written. Compared with it, `compare_set` reads without waiting, in one request."""
 
@@ -87,30 +89,18 @@ class Exchange:
         """Whether `key` has a value; `everywhere`: as seen from the top."""
         return bool(self._request(lambda store: store.check([key if everywhere else self._folder + key])))
 
-    def read_all(self, keys: list[str]) -> list[bytes] | None:
-        """The values of `keys`; None: not all of them have one yet."""
+    def read_all(self, keys: list[str]) -> list[bytes]:
+        """The values of `keys`, which all have one."""
+        if len(keys) <= FEW_KEYS:
+            return [self.read(key) or b"" for key in keys]
         names = [self._folder + key for key in keys]
-        if not self._request(lambda store: store.check(names)):
-            return None
         self.n_requests += 1  # c10d asks twice: wait for the keys, then their values
         return [bytes(value) for value in self._request(lambda store: store.multi_get(names))]
 
-    def read_some(self, keys: list[str]) -> list[bytes | None]:
-        """The value of each of `keys`; None: it has none yet. Asks for halves, since most are there."""
-        found = self.read_all(keys) if keys else []
-        if found is not None:
-            return [*found]
-        if len(keys) == 1:
-            return [None]
-        middle = len(keys) // 2
-        return [*self.read_some(keys[:middle]), *self.read_some(keys[middle:])]
-
-    def take(self, key: str) -> bool:
-        """Whether `key` has a value; it has none afterwards."""
-        is_there = self.has(key)
-        if is_there:
-            self.delete(key)
-        return is_there
+    def set_all(self, keys: list[str], value: bytes) -> None:
+        """Write one value to all `keys`, in one request."""
+        names = [self._folder + key for key in keys]
+        self._request(lambda store: store.multi_set(names, [value] * len(names)))
 
     def delete(self, key: str) -> None:
         """Remove `key`; a store that cannot is left as it is."""

@@ -227,7 +227,7 @@ def play(names: Sequence[str], faults: Sequence[str], folder: Path) -> list[Resu
     daemon = Daemon(folder)
     runs = Runs(folder, daemon)
     plainly, with_fault = Tally(), {name: Tally() for name in faults}
-    n_tuned, silent = 0, []
+    n_tuned, silent, undisturbed = 0, [], []
     try:
         for name in names:
             shape = SHAPES[name]
@@ -236,6 +236,7 @@ def play(names: Sequence[str], faults: Sequence[str], folder: Path) -> list[Resu
                 raise SystemExit(f"{name} does not end well without the agent:\n{plain.output}")
             outcome = runs.tuned(shape, plain)
             plainly.add(name, outcome, plain)
+            undisturbed.append(outcome)
             is_tuned = any(one["n_adopted"] for one in outcome.counters)
             n_tuned += is_tuned
             if not LINE.search(outcome.output):
@@ -256,7 +257,7 @@ def play(names: Sequence[str], faults: Sequence[str], folder: Path) -> list[Resu
         Result("job_shapes_that_end_otherwise", len(plainly.otherwise), "shapes", "0"),
         Result("job_shapes_tuned_share", n_tuned / len(names), "of them", ">= 0.8"),
         Result("job_shapes_silent", len(silent), "shapes", "0"),
-        *agreement_figures(runs.outcomes),
+        *agreement_figures(runs.outcomes, undisturbed),
         *(
             Result(f"job_shapes_that_{what}_with_{name}", len(found), "shapes", "0")
             for name, tally in with_fault.items()
@@ -269,23 +270,26 @@ def _found(name: str, tally: Tally) -> list[str]:
     return ["HANGS"] * (name in tally.hang) + ["ENDS OTHERWISE"] * (name in tally.otherwise)
 
 
-def agreement_figures(outcomes: Sequence[Outcome]) -> list[Result]:
-    """What agreements cost, over all ranks of all runs.
+def agreement_figures(outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome]) -> list[Result]:
+    """What agreements cost, over all ranks.
 
     Args:
-        outcomes: of the runs with the agent.
+        outcomes: of all runs with the agent.
+        undisturbed: of those without faults, whose requests count.
 
     Returns:
         The figures; none if no rank told its counters.
     """
-    ranks = [one for outcome in outcomes for one in outcome.counters]
+    longest_us = max((one["longest_wait_us"] for outcome in outcomes for one in outcome.counters), default=0.0)
+    ranks = [one for outcome in undisturbed for one in outcome.counters]
     if not ranks:
         return []
     n_changes = sum(one["n_changes"] for one in ranks)
     n_at_rest = sum(one["n_requests_at_rest"] for one in ranks)
-    per_change = sum(one["n_store_requests"] for one in ranks) / max(1, n_changes)
+    n_apart = sum(one["n_requests_at_start"] + one["n_requests_at_rest"] for one in ranks)
+    per_change = (sum(one["n_store_requests"] for one in ranks) - n_apart) / max(1, n_changes)
     return [
-        Result("longest_wait_ms", max(one["longest_wait_us"] for one in ranks) / 1e3, "ms"),
+        Result("longest_wait_ms", longest_us / 1e3, "ms"),
         Result("store_requests_per_change_and_rank", per_change, "requests", "<= 4"),
         Result("store_requests_in_steady_state", n_at_rest, "requests", "0"),
     ]

@@ -21,7 +21,7 @@ def counters() -> dict[str, Any] | None:
     """This rank's counters at the end of its script.
 
     Returns:
-        `n_changes`, `n_adopted`, `n_store_requests`, `n_requests_at_rest`, `n_waits`, `longest_wait_us` and `state`;
+        The fields of `AgreementCounters`;
         None: the agent is off, or does not tell.
     """
     installed = activate.installed
