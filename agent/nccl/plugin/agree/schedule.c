@@ -139,6 +139,16 @@ static bool tell(zt_agreed *agreed, zt_schedule *schedule) {
   return in_time;
 }
 
+void zt_agreed_end(zt_agreed *agreed) {
+  const struct timespec pause = {.tv_nsec = 100000};
+  atomic_store(&agreed->is_over, true);
+  (void)tell(agreed, NULL);
+  for (int i = 0; i < 1000; i++) {
+    if (atomic_load(&agreed->n_left) >= atomic_load(&agreed->history.n_calls)) return;
+    nanosleep(&pause, NULL);
+  }
+}
+
 static zt_cycle *cycle_after(const zt_schedule *schedule, const zt_cycle_call *calls, uint32_t n_calls) {
   if (n_calls == 0) return NULL;
   zt_cycle *before = schedule->n_stages > 0 ? schedule->stages[schedule->n_stages - 1].cycle : NULL;
@@ -237,7 +247,7 @@ int zerotune_commit(uint64_t owner, const uint64_t *from_calls, uint32_t n_stage
 void zerotune_release(uint64_t owner) {
   zt_registry_lock();
   zt_communicator *communicator = zt_find_owner(owner);
-  if (communicator != NULL) (void)tell(&communicator->agreed, NULL);
+  if (communicator != NULL && !atomic_load(&communicator->agreed.is_over)) (void)tell(&communicator->agreed, NULL);
   zt_registry_unlock();
 }
 
