@@ -59,7 +59,6 @@ OUTPUT_SHOWN: Final = 4000
 """Characters of what a job's ranks wrote, if it hangs or ends otherwise."""
 QUICK: Final = (
     "join_uneven", "gan_by_rank", "metrics_around_backward", "autograd_grad", "megatron", "metrics_in_a_thread",
-    "fsdp2",
 )  # fmt: skip
 IDLE_S: Final = 600.0
 """Longer than runs without the agent take in a row."""

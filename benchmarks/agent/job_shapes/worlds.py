@@ -66,8 +66,8 @@ def elastic_restart(job: Job) -> None:
         first = kept["step"]
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
-    for step in range(first, 250):
-        if step == 120 and not job.n_restarts:
+    for step in range(first, 360):
+        if step == 180 and not job.n_restarts:
             if job.rank == 0:
                 kept = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save(kept, checkpoint)
