@@ -53,7 +53,8 @@ class Membership:
     Args:
         settings: what the environment said.
         plugin: the tuner plugin.
-        timer: times the steps; what it finishes is reported from now on.
+        timer: times the steps.
+        queue: steps that have ended, and are still to be reported.
         rank, world_size: of the default process group.
         fabric_id, fabric: the hardware.
         sample_pressure: memory in use over total, None: unknown.
@@ -64,6 +65,7 @@ class Membership:
         settings: AgentSettings,
         plugin: Plugin,
         timer: StepTimer,
+        queue: StepQueue,
         rank: int,
         world_size: int,
         fabric_id: str,
@@ -73,6 +75,7 @@ class Membership:
         self._settings = settings
         self._plugin = plugin
         self._timer = timer
+        self._queue = queue
         self._rank = rank
         self._world_size = world_size
         self._fabric_id = fabric_id
@@ -119,8 +122,6 @@ class Membership:
             if rank == 0:
                 self.agreement.offer(read_plan(settings.plan_path).plan)
         self._busy_until = time.monotonic() + BUSY_S
-        self._queue = StepQueue()
-        timer.sinks.append(self._queue.add)
         self._channel.start()
 
     @property
@@ -266,8 +267,6 @@ class Membership:
     def close(self, failure: str) -> None:
         """Say goodbye, leave nothing running; `failure` is the exception that ended the script, empty: none did."""
         self._is_closing = True
-        if self._queue.add in self._timer.sinks:
-            self._timer.sinks.remove(self._queue.add)
         self._channel.close(wire.Goodbye(self._agreed_id.likely(), self._rank, failure))
         self.agreement.close()
         if self._settings.trace_dir is not None:

@@ -27,6 +27,7 @@ from zerotune.agent.observing import memory
 from zerotune.agent.settings import AgentSettings, is_first_of_node
 from zerotune.agent.steps.clock import training_clock
 from zerotune.agent.steps.recent_steps import RecentSteps
+from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.step_timer import StepTimer
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store.records import Phase
@@ -54,7 +55,9 @@ class Session:
         self._plugin = plugin
         self._summary = SummaryWriter(settings.summary_path) if settings.summary_path else None
         self.recent_steps = RecentSteps()
-        self._timer = StepTimer(plugin, self.recent_steps.add, *([self._summary.add] if self._summary else []))
+        self._queue = StepQueue()
+        sinks = [self.recent_steps.add, self._queue.add]
+        self._timer = StepTimer(plugin, *sinks, *([self._summary.add] if self._summary else []))
         self._world: object = None
         """The default process group that this rank has looked at last."""
         self._n_worlds = 0
@@ -64,6 +67,7 @@ class Session:
         self._has_stepped = False
         self._is_described = False
         self._is_closing = threading.Event()
+        self._looking = threading.Lock()
         self.n_errors = 0
         self._thread = threading.Thread(target=self._watch, name="zerotune-session", daemon=True)
         if plugin is not None:
@@ -101,6 +105,7 @@ class Session:
         try:
             if not self._is_described:
                 self._describe()
+                self._look_for_world()
             self._has_stepped = True
             self._timer.finish()
         except Exception as error:
@@ -121,20 +126,27 @@ class Session:
 
     def _watch(self) -> None:
         """Join each world that the script makes, once it communicates."""
-        plugin = self._plugin
-        while plugin is not None and not self._is_closing.wait(LOOK_EVERY_S if self._world is None else INTERVAL_S):
-            world = _world()
-            try:
-                if world is not None and world is not self._world and plugin.counters().n_communicators:
-                    self._leave()
-                    self._world = world
-                    self._n_worlds += 1
-                    self._join(plugin)
-                if self._membership is not None and not self._has_stepped:
-                    self._count_interval()
-            except Exception as error:
-                if world is _world():  # else the script has just ended it
-                    self._fail(error)
+        while not self._is_closing.wait(LOOK_EVERY_S if self._world is None else INTERVAL_S):
+            self._look_for_world()
+            if self._membership is not None and not self._has_stepped:
+                self._count_interval()
+
+    def _look_for_world(self) -> None:
+        """Join the world that there is, if that is news. Also at the end of the first step: short jobs are soon over."""
+        plugin, world = self._plugin, _world()
+        if plugin is None or world is None or world is self._world or not self._looking.acquire(blocking=False):
+            return
+        try:
+            if world is not self._world and plugin.counters().n_communicators:
+                self._leave()
+                self._world = world
+                self._n_worlds += 1
+                self._join(plugin)
+        except Exception as error:
+            if world is _world():  # else the script has just ended it
+                self._fail(error)
+        finally:
+            self._looking.release()
 
     def _join(self, plugin: Plugin) -> None:
         rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -167,7 +179,7 @@ class Session:
         if self._n_worlds > 1:  # a job of its own for the daemon
             settings = replace(settings, job_id=f"{settings.job_id}-world-{self._n_worlds}")
         self._membership = Membership(
-            settings, plugin, self._timer, rank, world_size, fabric_id, fabric, sample_pressure
+            settings, plugin, self._timer, self._queue, rank, world_size, fabric_id, fabric, sample_pressure
         )
         self._joined_at_s = time.monotonic()
         self._why_untraced = ""
