@@ -132,7 +132,7 @@ class Session:
                 self._count_interval()
 
     def _look_for_world(self) -> None:
-        """Join the world that there is, if that is news. Also at the end of the first step: short jobs are soon over."""
+        """Join the world that there is, if that is news; at the end of the first step, too: short jobs are soon over."""
         plugin, world = self._plugin, _world()
         if plugin is None or world is None or world is self._world or not self._looking.acquire(blocking=False):
             return
@@ -204,8 +204,11 @@ class Session:
                 self._thread.join(CLOSE_TIMEOUT_S)
             if self._membership is not None:
                 self._membership.close(_failure())
-            elif self._settings.trace_dir is not None and self._why_untraced and os.environ.get("RANK", "0") == "0":
-                logger.warning("zerotune: no trace is logged in %s: %s", self._settings.trace_dir, self._why_untraced)
+            elif self._settings.trace_dir is not None and os.environ.get("RANK", "0") == "0":
+                has_called = self._plugin is not None and self._plugin.n_calls() > 0
+                why = self._why_untraced or ("the job was over before the agent had joined it" if has_called else "")
+                if why:
+                    logger.warning("zerotune: no trace is logged in %s: %s", self._settings.trace_dir, why)
             if self._summary is not None:
                 self._write_summary(self._summary)
         except Exception as error:

@@ -29,6 +29,8 @@ from zerotune.agent.agreement.protocol import (
     decode,
     decode_outcome,
     encode,
+    framed,
+    frames,
 )
 from zerotune.agent.nccl.library import Plugin
 from zerotune.store.errors import WireError
@@ -52,7 +54,7 @@ LEAST_PAUSE_S: Final = 0.002
 LONGEST_PAUSE_S: Final = 0.25
 """Between two looks of rank 0 for answers."""
 FOREVER_S: Final = 3600.0
-REPEAT_AFTER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
 """Pauses before rank 0 asks again for communicators that were left out, and before a rank asks a store that failed."""
 CLOSE_TIMEOUT_S: Final = 2.0
 CHANGE_KEY: Final = "change"
@@ -118,6 +120,8 @@ class Agreement:
         self._left_alone: set[str] = set()
         self._absent: set[int] = set()
         """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
+        self._answered: set[int] = set()
+        """Ranks whose answers to the latest change were read. Rank 0's."""
         self._answers_take_s = LEAST_PAUSE_S
         """How long all answers took the last time: rank 0 does not look for them sooner."""
         self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
@@ -247,7 +251,6 @@ class Agreement:
         exchange, world_size = self._exchange, self._world_size
         if self._leader is not None:
             self.incarnation = job_start.found_incarnation(exchange)
-            exchange.set_all([_answer_key(rank) for rank in range(1, world_size)], b"")
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
             self.incarnation, is_alike = job_start.join(exchange, world_size, self.fingerprint)
@@ -291,13 +294,14 @@ class Agreement:
         if change is None:
             return
         self._next += 1
+        self._answered = set()
         self._exchange.set(CHANGE_KEY, encode(change))
         self._ring(change.number)
         outcome = self._take_part(change)
         self._ring(change.number)
         leader.learn(outcome)
         self._remember(outcome)
-        self._tidy_up()
+        self._tidy_up(change.number)
 
     def _follow(self) -> None:
         """Look for the next change; take part if it is there."""
@@ -345,7 +349,7 @@ class Agreement:
         try:
             if self._leader is not None:
                 return self._decide(change, answer)
-            self._exchange.set(_answer_key(self._rank), encode(answer))
+            self._exchange.append(_answers_key(change.number), framed(answer))
         except Exception as error:
             logger.warning("zerotune: change %d: %s", change.number, error)
         return self._await_outcome(change.number)
@@ -384,35 +388,35 @@ class Agreement:
 
     def _decide(self, change: Change, own: Answer) -> bytes:
         """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
-        answers = {0: own}
+        if self._absent:  # who came late last time will be waited for
+            self._absent -= self._answers(change.number - 1).keys()
+        self._exchange.delete(_answers_key(change.number - 1))
+        n_expected = self._world_size - 1 - len(self._absent)
         began_s, pause_s = time.monotonic(), self._answers_take_s
         while True:
             time.sleep(pause_s)
-            missing = [rank for rank in range(1, self._world_size) if rank not in answers]
-            found = self._exchange.read_all([_answer_key(rank) for rank in missing])
-            for answer in [_answer_in(data, rank) for rank, data in zip(missing, found, strict=True)]:
-                if answer.number == change.number:
-                    answers[answer.rank] = answer
-                if answer.number >= change.number - 1:  # it came late the last time, and may be in time now
-                    self._absent.discard(answer.rank)
-            took_s = time.monotonic() - began_s
-            if self._is_closing or took_s > DECIDE_S or len(answers.keys() | self._absent) == self._world_size:
+            known, took_s = self._answers(change.number), time.monotonic() - began_s
+            if len(known) >= n_expected or took_s > DECIDE_S or self._is_closing:
                 break
             pause_s = min(max(LEAST_PAUSE_S, took_s / 2), LONGEST_PAUSE_S)
         self._answers_take_s = min(took_s, LONGEST_PAUSE_S)
-        self._absent = set(range(self._world_size)) - answers.keys()
-        outcome = decide(change, answers.values(), self._left_alone)
-        data = self._exchange.set_once(_outcome_key(change.number), encode(outcome))
-        self._unread = [(old, waiting - answers.keys()) for old, waiting in self._unread]
-        self._unread.append((change.number, {*answers}))
-        return data
+        self._answered = {*known}
+        self._absent = {rank for rank in range(1, self._world_size) if rank not in known}
+        answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items())]
+        outcome = decide(change, answers, self._left_alone)
+        return self._exchange.set_once(_outcome_key(change.number), encode(outcome))
 
-    def _tidy_up(self) -> None:
+    def _answers(self, number: int) -> dict[int, bytes]:
+        return frames(self._exchange.read(_answers_key(number)) or b"")
+
+    def _tidy_up(self, number: int) -> None:
         """Delete outcomes whose readers have all gone on to a later change."""
+        self._unread = [(old, waiting - self._answered) for old, waiting in self._unread]
         for old, waiting in self._unread:
             if not waiting:
                 self._exchange.delete(_outcome_key(old))
         self._unread = [(old, waiting) for old, waiting in self._unread if waiting]
+        self._unread.append((number, self._answered))
 
     def _remember(self, outcome: Outcome) -> None:
         for key in outcome.left_alone:
@@ -442,18 +446,18 @@ class Agreement:
             logger.warning("zerotune: the plan of epoch %d is refused: %s", plan.epoch, reason)
 
 
-def _answer_in(data: bytes, rank: int) -> Answer:
-    """The latest answer of `rank`; what is none counts as one to no change."""
+def _answer_in(data: bytes, number: int, rank: int) -> Answer:
+    """The answer in `data`; what is none counts as a refusal."""
     try:
-        answer = decode(data, Answer) if data else Answer(0, rank)
+        answer = decode(data, Answer)
     except WireError as error:
         logger.warning("zerotune: an answer is dropped: %s", error)
-        answer = Answer(0, rank)
-    return answer if answer.rank == rank else Answer(0, rank)
+        return Answer(number, rank, refusal=str(error))
+    return Answer(number, rank, answer.members if answer.number == number else (), answer.refusal)
 
 
-def _answer_key(rank: int) -> str:
-    return f"answer/{rank}"
+def _answers_key(number: int) -> str:
+    return f"answers/{number}"
 
 
 def _outcome_key(number: int) -> str:

@@ -20,8 +20,6 @@ LONGEST_POLL_S: Final = 30.0
 TRIES: Final = 3
 PAUSE_S: Final = 0.2
 """Between two tries of a request that failed."""
-FEW_KEYS: Final = 2
-"""So many keys are read one by one: together they take two requests."""
 _NOTHING: Final = "\0"
 """No value that is ever written. Compared with it, `compare_set` reads without waiting, in one request."""
 
@@ -89,18 +87,9 @@ class Exchange:
         """Whether `key` has a value; `everywhere`: as seen from the top."""
         return bool(self._request(lambda store: store.check([key if everywhere else self._folder + key])))
 
-    def read_all(self, keys: list[str]) -> list[bytes]:
-        """The values of `keys`, which all have one."""
-        if len(keys) <= FEW_KEYS:
-            return [self.read(key) or b"" for key in keys]
-        names = [self._folder + key for key in keys]
-        self.n_requests += 1  # c10d asks twice: wait for the keys, then their values
-        return [bytes(value) for value in self._request(lambda store: store.multi_get(names))]
-
-    def set_all(self, keys: list[str], value: bytes) -> None:
-        """Write one value to all `keys`, in one request."""
-        names = [self._folder + key for key in keys]
-        self._request(lambda store: store.multi_set(names, [value] * len(names)))
+    def append(self, key: str, value: bytes) -> None:
+        """Add `value` to what `key` has; it may be there twice if the store's connection breaks."""
+        self._request(lambda store: store.append(self._folder + key, value))
 
     def delete(self, key: str) -> None:
         """Remove `key`; a store that cannot is left as it is."""

@@ -1,14 +1,12 @@
 """How a job starts: which start is it, and do all ranks have equal versions?
 
-A restarted job may find the store that its last start left behind, and launchers number starts differently
-on different nodes. So rank 0 numbers them in the store: an *incarnation* is one start of rank 0, and all
-further keys lie below its number. A rank may read an old number before rank 0 has written the new one;
-then it must find out, and never mistake the dead ranks' keys for its peers'.
+A restarted job may find the store that its last start left behind, and launchers number starts differently on different
+nodes. So rank 0 numbers them in the store: an *incarnation* is one start of rank 0, and all further keys lie below its
+number. A rank may read an old number first; it must find out, and never mistake the dead ranks' keys for its peers'.
 
-So each rank counts itself in the incarnation, under its fingerprint and in all. Only rank 0 says that all are here,
-and whether every rank had the same fingerprint. In an old incarnation rank 0 is dead: either it never said so, or it
-did and the count is full, which a newcomer sees. All of it happens in the background, and none of it is bounded in
-time: with a rank missing it never ends, and training runs untuned.
+So each rank counts itself in the incarnation, under its fingerprint and in all. Only rank 0 says that all are here, and
+whether they are alike. In an old incarnation rank 0 is dead: either it never said so, or it did and the count is full,
+which a newcomer sees. It happens in the background: with a rank missing it never ends, and training runs untuned.
 """
 
 from __future__ import annotations

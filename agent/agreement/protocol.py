@@ -15,6 +15,7 @@ rank 0 wants, `decide` what it may have. The model checker in tests/agreement dr
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -116,6 +117,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """Whether somebody ran out of patience: nothing switches."""
 
 
+_FRAME: Final = struct.Struct("<II")
+"""Rank, and how many bytes follow."""
 _encoder = msgspec.msgpack.Encoder()
 Message = TypeVar("Message", Change, Answer, Outcome)
 
@@ -135,6 +138,22 @@ def decode(data: bytes, kind: type[Message]) -> Message:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError(f"{kind.__name__.lower()} cannot be decoded: {error}") from error
+
+
+def framed(answer: Answer) -> bytes:
+    """`answer` as it stands among those of other ranks, under one key of the store."""
+    data = encode(answer)
+    return _FRAME.pack(answer.rank, len(data)) + data
+
+
+def frames(data: bytes) -> dict[int, bytes]:
+    """Answers by rank, not decoded yet; one that is there twice counts once."""
+    found, at = {}, 0
+    while at + _FRAME.size <= len(data):
+        rank, n_bytes = _FRAME.unpack_from(data, at)
+        at += _FRAME.size + n_bytes
+        found[rank] = data[at - n_bytes : at]
+    return found
 
 
 def decode_outcome(data: bytes, change: Change) -> Outcome:

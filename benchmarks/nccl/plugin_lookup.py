@@ -65,6 +65,7 @@ def main() -> None:
         "plugin_lookup",
         [
             Result("lookup_p50_ns_1000_rows", middle("lookup_1000"), "ns", "<= 100", "scan", scan_ratio),
+            Result("agreed_lookup_p50_ns_1000_rows", middle("agreed_1000"), "ns", "<= 100"),
             Result("lookup_growth_10_to_1000", growth, "ratio", "<= 1.5", "scan", growth / scan_growth),
             Result("lookup_growth_10_to_4000", growth_4000, "ratio"),
             Result("lookup_record_p50_ns", middle("lookup_record"), "ns", "<= 150"),

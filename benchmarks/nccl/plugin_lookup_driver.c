@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,11 @@ static __typeof__(&zerotune_drain) drain;
 static __typeof__(&zerotune_counters) read_counters;
 static __typeof__(&zerotune_next_tuner) next_tuner;
 static __typeof__(&zerotune_reset) reset;
+static __typeof__(&zerotune_communicators) communicators;
+static __typeof__(&zerotune_prepare) prepare;
+static __typeof__(&zerotune_prepare_end) prepare_end;
+static __typeof__(&zerotune_promise) promise;
+static __typeof__(&zerotune_commit) commit;
 static void *library;
 
 static void *symbol(const char *name) {
@@ -122,6 +128,21 @@ static int ask_other(void *context, const query *asked, float *costs) {
   return n_channels;
 }
 
+static bool is_agreed; /* else the plan is the whole process's */
+
+/* The rows in force on the newest communicator, phases by the cycle of what is asked next. */
+static void agree(uint32_t pair, uint32_t n_rows) {
+  zt_communicator_state state;
+  static zt_cycle_call cycle[N_QUERIES];
+  for (uint32_t i = 0; i < N_QUERIES; i++)
+    cycle[i] = (zt_cycle_call){queries[pair][i].bytes, (uint32_t)queries[pair][i].collective, pairs[pair][1]};
+  communicators(&state, 1);
+  if (prepare(rows, n_rows, 50 + pair, 0) != 0) exit(5);
+  const uint64_t from_call = promise(state.owner, 0);
+  if (commit(state.owner, &from_call, 1, cycle, N_QUERIES) != 0) exit(6);
+  prepare_end();
+}
+
 /* Median over batches of 32 of the time per call. */
 static double per_call_ns(void *context, int (*body)(void *, const query *, float *)) {
   static double batches[5 * N_QUERIES / 32];
@@ -133,6 +154,7 @@ static double per_call_ns(void *context, int (*body)(void *, const query *, floa
   volatile int sink = 0;
   for (uint32_t pair = 0; pair < 5; pair++) {
     set_phase(pairs[pair][1]);
+    if (is_agreed) agree(pair, 1000);
     for (uint32_t i = 0; i < N_QUERIES; i++) sink += body(context, &queries[pair][i], costs); /* warm */
     for (uint32_t first = 0; first < N_QUERIES; first += 32) {
       const uint64_t begin = now_ns();
@@ -254,6 +276,11 @@ int main(int argc, char **argv) {
   read_counters = (__typeof__(read_counters))symbol("zerotune_counters");
   next_tuner = (__typeof__(next_tuner))symbol("zerotune_next_tuner");
   reset = (__typeof__(reset))symbol("zerotune_reset");
+  communicators = (__typeof__(communicators))symbol("zerotune_communicators");
+  prepare = (__typeof__(prepare))symbol("zerotune_prepare");
+  prepare_end = (__typeof__(prepare_end))symbol("zerotune_prepare_end");
+  promise = (__typeof__(promise))symbol("zerotune_promise");
+  commit = (__typeof__(commit))symbol("zerotune_commit");
   void *context = new_context(1);
   static const uint32_t n_rows[] = {10, 100, 1000, 4000};
   for (uint32_t i = 0; i < 4; i++) {
@@ -263,6 +290,11 @@ int main(int argc, char **argv) {
     printf("scan_%u %.2f\n", n_rows[i], per_call_ns(context, scan));
   }
   make_plan(1000, 9);
+  void *agreed = new_context(2);
+  is_agreed = true;
+  printf("agreed_1000 %.2f\n", per_call_ns(agreed, ask));
+  is_agreed = false;
+  tuner->finalize(agreed);
   set_recording(1);
   printf("lookup_record %.2f\n", per_call_ns(context, ask));
   double p50_ns, p999_ns;

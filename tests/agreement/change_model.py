@@ -1,8 +1,13 @@
 """A job under agreement: every thread's next action, on the pure code of agent/agreement and a model of the plugin.
 
-What a rank's background thread does is `zerotune.agent.agreement.agreement.Agreement` cut where others can come in
-between. Actions are (name, function of a copied state, rank that it touches). A name with "!" is a failure or a clock that
-ran out; each costs one of `Bounds.n_failures`, so that what must come can be asked of the rest.
+What a rank's background thread does is `zerotune.agent.agreement.agreement.Agreement`, cut where others can come in
+between. Actions are (name, function of a copied state, rank that it touches). A name with "!" is a failure or a clock
+that ran out; each costs one of `Bounds.n_failures`, so that what must come can be asked of the rest.
+
+What is left out, and why no state is missed: calls of different ranks share nothing, and on its own rank a call matters
+to the background thread only by how many there were when it promised. A call below the promise runs the same before
+the outcome and after it; one above waits. So calls are made where a rank promises, in every number, and at the end.
+Cuts between two communicators of one rank are left out: what is done to one commutes with the calls of the other.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from plugin_model import Communicator, PluginModel, Shape
+from plugin_model import Communicator, PluginModel, Shape, version
 
 from zerotune.agent.agreement.members import Members
 from zerotune.agent.agreement.protocol import (
@@ -92,6 +97,7 @@ class State:
     leader: Leader = field(default_factory=Leader)
     left_alone: frozenset[str] = frozenset()
     absent: frozenset[int] = frozenset()
+    answered: frozenset[int] = frozenset()
     unread: tuple[tuple[int, frozenset[int]], ...] = ()
     wants_repeat: bool = False
     n_offers: int = 0
@@ -112,7 +118,7 @@ class State:
             tuple(sorted(self.store.items())),
             tuple(sorted(self.ran.items())),
             (self.leader.plan.epoch, self.leader.offered and self.leader.offered.epoch, self.leader.is_adopted),
-            (self.leader.highest.epoch, self.left_alone, self.absent, self.unread, self.wants_repeat),
+            (self.leader.highest.epoch, self.left_alone, self.absent, self.answered, self.unread, self.wants_repeat),
             (self.n_offers, self.n_failures, self.n_repeats),
         )
 
@@ -159,8 +165,8 @@ class Model:
     def side(self, state: State, rank: int, name: str) -> Communicator | None:
         return next((side for side in state.ranks[rank].plugin.sides if side and side.shape.name == name), None)
 
-    def version(self, side: Communicator, epoch: int) -> Any:
-        return epoch
+    def ran_under(self, side: Communicator, stage: int) -> Any:
+        return stage
 
     def train(self, state: State, rank: int, thread: int) -> None:
         """One call passes. Ranks do not wait for one another's calls, which is harsher than a job."""
@@ -173,11 +179,11 @@ class Model:
             plugin = state.ranks[rank].plugin
             plugin.sides[plugin.sides.index(side)] = None
             return
-        call, epoch = side.turn()
-        version = self.version(side, epoch)
-        known, n_passed = state.ran.pop((op, call), (version, 0))
-        if known != version:
-            raise Violation(f"call {call} of {op} ran under {known} and on rank {rank} under {version}")
+        call, stage = side.turn()
+        here = self.ran_under(side, stage)
+        known, n_passed = state.ran.pop((op, call), (here, 0))
+        if known != here:
+            raise Violation(f"call {call} of {op} ran under {known} and on rank {rank} under {here}")
         if n_passed + 1 < len(side.shape.members):
             state.ran[op, call] = known, n_passed + 1
 
@@ -224,14 +230,23 @@ class Model:
                 yield f"a bell is lost on rank {rank}!", lambda after, r=rank: self.miss(after, r), rank
             if its.doing == "write":
                 yield f"rank {rank}'s answer is not written!", lambda after, r=rank: self.go(after, r, "await"), rank
+                yield f"rank {rank}'s answer is written, but it cannot know!", self.fails_after(self.write, rank), rank
             if its.doing == "decide":
                 if not self.has_answers(state):
                     yield "rank 0 waits no longer!", self.decide, 0
                 yield "rank 0's requests fail!", lambda after: self.go(after, 0, "await"), 0
+                yield "rank 0 has written, but it cannot know!", self.fails_after(self.settle, 0), 0
             if its.doing == "await":
                 yield f"rank {rank} is out of patience!", lambda after, r=rank: self.give_up(after, r), rank
             if rank in self.bounds.closes and its.doing in ("rest", "await", "decide"):
                 yield f"rank {rank} closes!", lambda after, r=rank: self.close(after, r), rank
+
+    def fails_after(self, act: Callable[[State, int], None], rank: int) -> Callable[[State], None]:
+        def fail(state: State) -> None:
+            act(state, rank)
+            self.go(state, rank, "await")
+
+        return fail
 
     def clocks(self, state: State) -> Iterator[Action]:
         """What ends the waiting if nobody does anything else."""
@@ -242,7 +257,9 @@ class Model:
                 yield f"rank {rank} is out of patience", lambda after, r=rank: self.give_up(after, r), rank
 
     def is_quiet(self, state: State) -> bool:
-        """Nobody but rank 0 is about to do anything: a repeat comes after seconds."""
+        """Nobody but rank 0 is about to do anything: repeats come after seconds, up to a minute."""
+        if any(its.doing == "await" for its in state.ranks):
+            return False
         return not any(True for rank, its in enumerate(state.ranks) if rank for _ in self.background(state, rank, its))
 
     def sees_change(self, state: State, its: Rank) -> bool:
@@ -267,6 +284,7 @@ class Model:
         its.next += 1
         its.change = change
         state.store["change"] = encode(change)
+        state.answered = frozenset()
         its.doing = "answer"
 
     def look(self, state: State, rank: int) -> None:
@@ -336,7 +354,11 @@ class Model:
         return all(f"answer/{change.number}/{rank}" in state.store for rank in expected)
 
     def decide(self, state: State) -> None:
-        its = state.ranks[0]
+        self.settle(state)
+        self.learn(state, 0)
+
+    def settle(self, state: State, rank: int = 0) -> None:
+        its = state.ranks[rank]
         assert its.change is not None
         assert its.answer is not None
         number = its.change.number
@@ -344,11 +366,11 @@ class Model:
             del state.store[f"answer/{number - 1}/{rank}"]
         found = {rank: state.store.get(f"answer/{number}/{rank}") for rank in range(1, self.n_ranks)}
         state.absent = frozenset(rank for rank, data in found.items() if data is None)
+        state.answered = frozenset(found) - state.absent
         answers = [its.answer, *(decode(data, Answer) for data in found.values() if data is not None)]
         outcome = self.outcome_of(its.change, answers, state.left_alone)
         self.check_histories(answers, outcome)
         state.store.setdefault(self.outcome_key(its), encode(outcome))
-        self.learn(state, 0)
 
     def outcome_of(self, change: Change, answers: list[Answer], left_alone: frozenset[str]) -> Outcome:
         return decide(change, answers, left_alone)
@@ -391,7 +413,7 @@ class Model:
         its = state.ranks[0]
         assert its.change is not None
         number = its.change.number
-        answered = frozenset(range(1, self.n_ranks)) - state.absent
+        answered = state.answered
         for rank in answered:
             state.store.pop(f"answer/{number}/{rank}", None)
         waiting = [(old, readers - answered) for old, readers in state.unread]
@@ -413,7 +435,7 @@ class Model:
             left = [self.next_op(state, rank, thread) for thread in range(len(its.at))]
             if any(left) or any(side and side.promise is not None for side in its.plugin.sides):
                 raise Violation(f"rank {rank} waits for ever, {its.doing}, before {left}")
-        if not state.wants_repeat and state.n_repeats < self.bounds.n_repeats:
+        if self.bounds.n_repeats >= 2 * state.n_failures:
             self.check_adopted(state)
 
     def check_adopted(self, state: State) -> None:
@@ -427,9 +449,9 @@ class Model:
             refuses = self.bounds.refuses[1] and self.bounds.refuses[0] in shape.members
             if None in sides or has_ended & {0, *shape.members} or not is_named or shape.odd_from or refuses:
                 continue
-            epochs = {side.stages[-1][1] if side and side.stages else 0 for side in sides}
-            if epochs != {plan.last_epoch}:
-                raise Violation(f"communicator {shape.name} ends under {epochs} instead of {plan.last_epoch}")
+            found = {side.stages[-1][1] if side and side.stages else 0 for side in sides}
+            if found != {version(plan.at_last())}:
+                raise Violation(f"communicator {shape.name} ends under {found} instead of {version(plan.at_last())}")
 
     def check_histories(self, answers: list[Answer], outcome: Outcome) -> None:
         seen: dict[tuple[str, int], int] = {}
@@ -464,5 +486,3 @@ class Model:
 
 def _no_clock() -> float:
     return 0.0
-
-

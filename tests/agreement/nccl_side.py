@@ -1,4 +1,4 @@
-"""Communicators as NCCL holds them, on copies of the real plugin: what a call ran under can be read off the cost table."""
+"""Communicators as NCCL holds them, on copies of the real plugin. The answer shows what a call ran under."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin's part in Python: promises, commits and turns, as agree/schedule.c has them. A test holds it to the C code."""
+"""The plugin's part in Python: promises, commits and turns, as agree/schedule.c has them; a test holds it to that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerotune.store.records import Plan
 
 FIRST_CALLS = 8
 """Calls before the model begins: fewer are not tuned."""
-KEPT_CHECKPOINTS = 6
+KEPT_CHECKPOINTS = 10
 
 
 class Numbers(tuple[int, ...]):
@@ -33,7 +33,7 @@ class Shape:
 
 @dataclass
 class Communicator:
-    """One rank's side. `stages`: (first call, epoch); without any, or before the first: epoch 0."""
+    """One rank's side. `stages`: (first call, version of the plan); without any, or before the first: 0."""
 
     shape: Shape
     rank: int
@@ -47,16 +47,18 @@ class Communicator:
         return self.promise is not None and self.n_calls + 1 >= self.promise
 
     def turn(self) -> tuple[int, int]:
-        """The next call passes: its number, and the epoch that it runs under."""
+        """The next call passes: its number, and what it runs under."""
         self.n_calls += 1
-        return self.n_calls, self.epoch_at(self.n_calls)
-
-    def epoch_at(self, call: int) -> int:
-        return next((epoch for first, epoch in reversed(self.stages) if first <= call), 0)
+        return self.n_calls, next((found for first, found in reversed(self.stages) if first <= self.n_calls), 0)
 
     def hash_at(self, call: int) -> int:
         is_odd = self.shape.odd_from and call >= self.shape.odd_from and self.rank == max(self.shape.members)
         return 1_000 * call + bool(is_odd)
+
+
+def version(stage: Plan) -> int:
+    """What tells a plan without stages from all others here."""
+    return 10 * stage.epoch + len(stage.rows)
 
 
 class PluginModel:
@@ -118,9 +120,9 @@ class PluginModel:
         assert self.prepared is not None
         if side.promise is None or from_calls[0] < side.promise:
             return False
-        epochs = [stage.epoch for _, stage in self.prepared.stages()]
-        self._put(side, tuple(zip(from_calls, epochs, strict=True)))
-        side.switched_to = epochs[-1]
+        stages = [stage for _, stage in self.prepared.stages()]
+        self._put(side, tuple(zip(from_calls, map(version, stages), strict=True)))
+        side.switched_to = stages[-1].epoch
         return True
 
     def leave_alone(self, owner: int, from_call: int) -> bool:

@@ -97,9 +97,7 @@ def training(job: Job, pauses_s: list[float], n_calls: int) -> Iterator[list[thr
             each.call()
             time.sleep(pause_s)
 
-    threads = [
-        threading.Thread(target=train, args=args, daemon=True) for args in zip(job.ranks, pauses_s, strict=True)
-    ]
+    threads = [threading.Thread(target=train, args=args, daemon=True) for args in zip(job.ranks, pauses_s, strict=True)]
     for thread in threads:
         thread.start()
     yield threads

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from change_model import Bounds, Model
+from change_model import Bounds, Model, Violation
 from exploration import explore
+from mutants import MUTANTS, ODD_OF_THREE
 from plugin_model import Shape
 
 from zerotune.store.records import NextStage, Plan
@@ -30,26 +31,28 @@ JOBS: dict[str, Bounds] = {
     "an offer is withdrawn": Bounds((WORLD_2,), alike(2, "wwwwwww"), (TRIAL, None, Plan(5))),
     "a daemon without memory": Bounds((WORLD_2,), alike(2, "wwwwwww"), (NEXT, Plan(1), Plan(4))),
     "a plan within the epochs of the one before": Bounds((WORLD_2,), alike(2, "wwwwwww"), (TRIAL, Plan(2))),
-    "three ranks, anything fails twice": Bounds((WORLD_3,), alike(3, "wwww"), (TRIAL,), most_ahead=1, n_failures=2),
-    "two plans, anything fails twice": Bounds(
-        (WORLD_2,), alike(2, "wwwwww"), (TRIAL, NEXT), most_ahead=1, n_failures=2
+    "three ranks, anything fails": Bounds(
+        (WORLD_3,), alike(3, "wwww"), (TRIAL,), most_ahead=0, n_failures=1, n_repeats=1
     ),
+    "two plans, anything fails twice": Bounds((WORLD_2,), alike(2, "wwww"), (TRIAL, NEXT), most_ahead=0, n_failures=2),
     "overlapping communicators, one without rank 0": Bounds(
         (Shape("a", (0, 1), 1), Shape("b", (1, 2), 2)),
         (program("aaaa"), program("abab", "b"), program("bbbb")),
         (TRIAL,),
-        most_ahead=1,
+        most_ahead=0,
         n_failures=1,
+        n_repeats=1,
     ),
     "two threads, a communicator each": Bounds(
-        (Shape("a", (0, 1), 1), Shape("b", (0, 1), 2)), alike(2, "aaa", "bbb"), (TRIAL,), most_ahead=1, n_failures=1
+        (Shape("a", (0, 1), 1), Shape("b", (0, 1), 2)), alike(2, "aa", "bb"), (TRIAL,), most_ahead=1, n_failures=1, n_repeats=1
     ),
     "a rank ends early, another closes": Bounds(
         (Shape("a", (0, 1), 1), Shape("b", (0, 1, 2), 2)),
         (program("aaaa", "bb"), program("aaaa", "bb"), program("bb")),
         (TRIAL,),
-        most_ahead=1,
+        most_ahead=0,
         n_failures=1,
+        n_repeats=1,
         closes=(0, 1, 2),
     ),
     "a communicator is destroyed in the middle": Bounds(
@@ -59,15 +62,15 @@ JOBS: dict[str, Bounds] = {
         (Shape("a", (0, 1), 0), Shape("b", (2, 3), 0)),
         (program("aa"), program("aa"), program("bb"), program("bb")),
         (Plan(1),),
-        most_ahead=1,
+        most_ahead=0,
         n_failures=1,
-        n_repeats=1,
+        n_repeats=0,
     ),
-    "a world without a name": Bounds((Shape("w", (0, 1), 0),), alike(2, "wwww"), (TRIAL, NEXT), n_failures=1),
+    "a world without a name": Bounds((Shape("w", (0, 1), 0),), alike(2, "www"), (TRIAL,), n_failures=1),
     "a rank cannot load the plan": Bounds((WORLD_2,), alike(2, "wwwwww"), (Plan(1), NEXT), refuses=(1, 1)),
     "rank 0 cannot load the plan": Bounds((WORLD_2,), alike(2, "wwwwww"), (Plan(1), NEXT), refuses=(0, 1)),
     "a rank issues other calls": Bounds(
-        (Shape("w", (0, 1, 2), 1, odd_from=10),), alike(3, "wwww"), (Plan(1), Plan(2)), most_ahead=2, n_repeats=1
+        (Shape("w", (0, 1), 1, odd_from=10),), alike(2, "wwwww"), (Plan(1), Plan(2)), most_ahead=2, n_repeats=1
     ),
 }
 SLOW: dict[str, Bounds] = {
@@ -83,6 +86,7 @@ SLOW: dict[str, Bounds] = {
         n_repeats=1,
         most_ahead=1,
     ),
+    "a part of the ranks that differ is missing": ODD_OF_THREE,
     "communicators without a name, two failures": Bounds(
         (Shape("a", (0, 1), 0), Shape("b", (2, 3), 0)),
         (program("aa"), program("aa"), program("bb"), program("bb")),
@@ -120,3 +124,14 @@ def test_calls_that_are_put_off_change_nothing(n_failures: int) -> None:
     ]
     assert n_states[1] < n_states[0]
     assert ends[0] == ends[1]
+
+
+def test_the_jobs_of_the_mutants_hold_without_them() -> None:
+    for bounds in {bounds: None for _, bounds in MUTANTS if bounds != ODD_OF_THREE}:
+        explore(Model(bounds))
+
+
+@pytest.mark.parametrize(("mutant", "bounds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
+def test_a_protocol_that_is_wrong_in_one_place_is_found(mutant: type[Model], bounds: Bounds) -> None:
+    with pytest.raises(Violation):
+        explore(mutant(bounds))

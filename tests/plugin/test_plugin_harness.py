@@ -20,7 +20,7 @@ MODES = {
     "tsan": ["-g", "-fsanitize=thread"],
 }
 TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "passages", "shifts"]
-TESTS += ["impossible_numbers", "next_tuner", "next_profiler", "threads"]
+TESTS += ["impossible_numbers", "next_tuner", "next_profiler", "threads", "agreed"]
 
 
 def compiled(folder: Path, mode: str) -> tuple[Path, Path]:

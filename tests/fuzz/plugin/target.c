@@ -171,10 +171,37 @@ static void load_plan(void) {
   }
 }
 
+/* A change on one communicator. No promise stays: this thread would wait for itself. */
+static void agree(void) {
+  zt_communicator_state states[N_COMMUNICATORS];
+  const size_t n_states = zerotune_communicators(states, N_COMMUNICATORS);
+  CHECK(n_states <= N_COMMUNICATORS);
+  if (n_states == 0) return;
+  const zt_communicator_state *state = &states[byte() % n_states];
+  const uint32_t n_stages = byte() % (ZT_MAX_STAGES + 2), n_prepared = byte() & 1 ? n_stages : byte() % 3;
+  for (uint32_t i = 0; i < n_prepared; i++) {
+    const zt_plan_row row = {number(), number(), state->n_ranks, state->n_nodes, byte() % 6, byte() % 6, NCCL_RING,
+                             byte() % 3, byte() % 70, {0}};
+    CHECK(zerotune_prepare(&row, 1, byte(), byte() & 1) <= 0);
+  }
+  zt_cycle_call cycle[8];
+  uint32_t n_cycle = byte() % 9;
+  fill(cycle, n_cycle * sizeof *cycle);
+  if (byte() & 1) n_cycle = zerotune_cycle(state->owner, byte() & 1, cycle, 8);
+  const uint64_t promise = zerotune_promise(state->owner, byte() % 4);
+  CHECK(promise == 0 || promise > state->n_calls);
+  uint64_t from_calls[ZT_MAX_STAGES + 1] = {promise + byte() % 8 - (byte() % 8 == 0)};
+  for (uint32_t i = 1; i <= ZT_MAX_STAGES; i++) from_calls[i] = from_calls[i - 1] + byte() % 4;
+  const int fault = zerotune_commit(state->owner, from_calls, n_stages, cycle, n_cycle);
+  CHECK(fault <= 0 && fault >= -3);
+  zerotune_release(state->owner);
+  zerotune_prepare_end();
+}
+
 static void set_state(void) {
   switch (byte() % 8) {
   case 0: zerotune_set_phase((uint32_t)number()); break;
-  case 1: zerotune_set_step((uint32_t)number()); break;
+  case 1: (void)zerotune_set_step((uint32_t)number()); break;
   case 2: zerotune_set_memory_pressure((float)byte() / 200.0f - 0.1f); break;
   case 3: zerotune_set_recording(byte() & 1); break;
   case 4: zerotune_set_observing(byte() & 1); break;
@@ -345,7 +372,8 @@ static void look(void) {
   zerotune_passages(sums);
   CHECK(counters.n_matched <= counters.n_calls);
   (void)zerotune_channels_seen((uint32_t)number(), (uint32_t)number());
-  (void)zerotune_calls_with_ranks((uint32_t)number());
+  zt_communicator_state states[4];
+  CHECK(zerotune_communicators(states, 4) < 1000);
   CHECK(zerotune_size_class(number()) < 256);
 }
 
@@ -353,7 +381,8 @@ void fuzz_one(const uint8_t *data, size_t n_bytes) {
   at = data;
   end = data + n_bytes;
   while (at < end) {
-    switch (byte() % 16) {
+    switch (byte() % 17) {
+    case 16: agree(); break;
     case 0: begin_tuner(); break;
     case 1: begin_profiler(); break;
     case 2: case 3: case 4: ask(); break;

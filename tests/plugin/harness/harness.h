@@ -52,7 +52,15 @@ typedef struct {
   __typeof__(&zerotune_set_timing_source_override) set_timing_source_override;
   __typeof__(&zerotune_set_channel_limit) set_channel_limit;
   __typeof__(&zerotune_channels_seen) channels_seen;
-  __typeof__(&zerotune_calls_with_ranks) calls_with_ranks;
+  __typeof__(&zerotune_communicators) communicators;
+  __typeof__(&zerotune_cycle) cycle;
+  __typeof__(&zerotune_prepare) prepare;
+  __typeof__(&zerotune_prepare_end) prepare_end;
+  __typeof__(&zerotune_promise) promise;
+  __typeof__(&zerotune_commit) commit;
+  __typeof__(&zerotune_release) release;
+  __typeof__(&zerotune_set_patience) set_patience;
+  __typeof__(&zerotune_waits) waits;
   __typeof__(&zerotune_tuner_abi) tuner_abi;
   __typeof__(&zerotune_plan_load) load;
   __typeof__(&zerotune_plan_flip) flip;
@@ -114,5 +122,6 @@ void test_impossible_numbers(void);
 void test_next_tuner(void);
 void test_next_profiler(void);
 void test_threads(void);
+void test_agreed(void);
 
 #endif

@@ -48,7 +48,15 @@ static void open_plugin(const char *path) {
   BIND(set_timing_source_override, set_timing_source_override);
   BIND(set_channel_limit, set_channel_limit);
   BIND(channels_seen, channels_seen);
-  BIND(calls_with_ranks, calls_with_ranks);
+  BIND(communicators, communicators);
+  BIND(cycle, cycle);
+  BIND(prepare, prepare);
+  BIND(prepare_end, prepare_end);
+  BIND(promise, promise);
+  BIND(commit, commit);
+  BIND(release, release);
+  BIND(set_patience, set_patience);
+  BIND(waits, waits);
   BIND(tuner_abi, tuner_abi);
   BIND(load, plan_load);
   BIND(flip, plan_flip);
@@ -222,7 +230,8 @@ int main(int argc, char **argv) {
                {"impossible_numbers", test_impossible_numbers},
                {"next_tuner", test_next_tuner},
                {"next_profiler", test_next_profiler},
-               {"threads", test_threads}};
+               {"threads", test_threads},
+               {"agreed", test_agreed}};
   if (argc != 4) return 2;
   others = argv[3];
   open_plugin(argv[1]);
