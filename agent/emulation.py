@@ -42,14 +42,21 @@ def _on_emulated(original: Any, *, asks_default: bool) -> Any:
 
     @functools.wraps(original)
     def make_group(*args: Any, **kwargs: Any) -> Any:
-        import zerotune.agent.nccl.emulated  # noqa: F401 - registers the backend
+        import zerotune.agent.nccl.emulated  # registers the backend
 
         positional = list(args)
         if len(positional) > position:
-            positional[position] = emulated_backend(positional[position], asks_default)
+            asked = positional[position]
+            positional[position] = emulated_backend(asked, asks_default)
         else:
-            kwargs["backend"] = emulated_backend(kwargs.get("backend"), asks_default)
-        return original(*positional, **kwargs)
+            asked = kwargs.get("backend")
+            kwargs["backend"] = emulated_backend(asked, asks_default)
+        made = original(*positional, **kwargs)
+        if asked is not None and _backends(asked) == {"gloo", "nccl"}:
+            group = c10d._get_default_group() if asks_default else made
+            if isinstance(group, zerotune.agent.nccl.emulated.EmulatedProcessGroup):
+                group.sends_objects_by_gloo = True
+        return made
 
     # A mark on the function, so that a second install does not wrap it again.
     make_group.zerotune_emulated = True  # type: ignore[attr-defined]
@@ -61,6 +68,12 @@ def emulated_backend(asked: str | None, asks_default: bool) -> str | None:
     if asked is None:
         # A new group without a backend takes the default group's, which is emulated already.
         return BACKEND if asks_default else None
-    # "cpu:gloo,cuda:nccl" in either order, or one backend for every device.
-    named = {part.rpartition(":")[2].strip() for part in str(asked).lower().split(",")}
-    return BACKEND if named <= REPLACED else asked
+    if _backends(asked) == {"gloo"} and not asks_default:
+        # A default group on gloo is what scripts fall back to without GPUs. One beside it is meant to be gloo's.
+        return asked
+    return BACKEND if _backends(asked) <= REPLACED else asked
+
+
+def _backends(asked: str) -> set[str]:
+    """Of "cpu:gloo,cuda:nccl" both, in whichever order; else the one backend for every device."""
+    return {part.rpartition(":")[2].strip() for part in str(asked).lower().split(",")}

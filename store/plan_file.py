@@ -4,7 +4,8 @@
       "phase": "forward_gather", "min_bytes": 1, "max_bytes": 1048576,
       "algorithm": "ring", "protocol": "ll128", "n_channels": 8, "reason": "..."}]}
 
-`algorithm` and `protocol` may be left out together (no opinion), `n_channels` 0 likewise.
+`algorithm` and `protocol` may be left out together (no opinion), `n_channels` 0 likewise. A row of phase "any", or of
+none, holds for all calls; one with a phase for calls whose phase follows from their communicator's history.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ import msgspec
 
 from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import PlanError
-from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.store.records import (
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    Plan,
+    PlanRow,
+    Protocol,
+    phase_name,
+)
 
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20
@@ -30,9 +41,9 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     n_ranks: int
     n_nodes: int
     collective: str
-    phase: str
     min_bytes: int
     max_bytes: int
+    phase: str = phase_name(None)
     algorithm: str | None = None
     protocol: str | None = None
     n_channels: int = 0
@@ -70,7 +81,7 @@ def write_plan(path: Path, file: PlanFile) -> None:
             n_ranks=row.communicator.n_ranks,
             n_nodes=row.communicator.n_nodes,
             collective=row.collective.name,
-            phase=row.phase.name,
+            phase=phase_name(row.phase),
             min_bytes=row.min_bytes,
             max_bytes=row.max_bytes,
             algorithm=None if row.candidate.algorithm is None else row.candidate.algorithm.name,
@@ -126,7 +137,7 @@ def _plan_row(row: _Row, where: str) -> PlanRow:
     return PlanRow(
         CommunicatorClass(row.n_ranks, row.n_nodes),
         _member(Collective, row.collective, where),
-        _member(Phase, row.phase, where),
+        None if row.phase == phase_name(None) else _member(Phase, row.phase, where),
         row.min_bytes,
         row.max_bytes,
         candidate,

@@ -255,6 +255,19 @@ class PlanRow(msgspec.Struct, frozen=True):
         if self.candidate.lacks_protocol:
             raise ValueError(f"{self.candidate} cannot be asked for: name the protocol")
 
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Those that it holds in."""
+        return tuple(Phase) if self.phase is None else (self.phase,)
+
+    def holds_for(
+        self, communicator: CommunicatorClass, collective: Collective, phase: Phase, message_bytes: int
+    ) -> bool:
+        """Whether such a call runs under it, its phase being known."""
+        place = self.communicator, self.collective
+        is_there = place == (communicator, collective) and self.phase in (None, phase)
+        return is_there and self.min_bytes <= message_bytes <= self.max_bytes
+
 
 class NextStage(msgspec.Struct, frozen=True):
     """What a plan gives way to by itself, under the next epoch, whatever the daemon does until then.
@@ -305,6 +318,13 @@ class Plan(msgspec.Struct, frozen=True):
             stages.append((n_steps, Plan(self.epoch + number, rows, self.gathers_after_step)))
         return stages
 
+    def at(self, n_steps: int) -> Plan:
+        """The plan in force so many steps after this one came into force, if no other comes."""
+        if not self.then or n_steps < self.then[0].n_steps:
+            return self
+        rows = (*self.then[0].rows, *self.rows[self.then[0].n_rows :])
+        return Plan(self.epoch + 1, rows, self.gathers_after_step, self.then[1:])
+
     def at_last(self) -> Plan:
         """The stage that stays in force if no other plan comes."""
         return self.stages()[-1][1]
@@ -337,7 +357,8 @@ class StepRecord(msgspec.Struct, frozen=True):
     """One training step on one rank.
 
     `duration_us` is read off the training clock: wall time, or the emulated NCCL's virtual clock.
-    `exposed_us` is communication that computation had to wait for; None when unknown.
+    `exposed_us` is communication that computation had to wait for; None when unknown. `is_whole` is False for what no
+    other step may be compared with: plans changed within it, or it is an interval of a job whose steps are not seen.
     """
 
     step: Ordinal
@@ -345,6 +366,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     duration_us: Micros
     exposed_us: Micros | None = None
     memory_pressure: Pressure | None = None
+    is_whole: bool = True
 
 
 class Decision(msgspec.Struct, frozen=True):

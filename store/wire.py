@@ -27,7 +27,7 @@ from zerotune.store.misaligned import Misaligned
 from zerotune.store.passages import Passages
 from zerotune.store.records import U32, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)
 MAX_FRAMES: Final = 3
 MAX_BODY_BYTES: Final = 4 * 2**20
@@ -63,6 +63,7 @@ FLAG_REGISTERED: Final = 4
 FLAG_CAPTURED: Final = 8
 FLAG_FUSED: Final = 16
 FLAG_PASSED_BY: Final = 32
+FLAG_OFF_CYCLE: Final = 64
 
 COST_FIELDS: Final = [
     ("comm_id", "<u8"),
@@ -197,22 +198,14 @@ class Forwarded(msgspec.Struct, frozen=True, tag="forwarded"):
     """Who is late among them, in messages without records."""
 
 
-class NoSteps(msgspec.Struct, frozen=True, tag="no_steps"):
-    """The first rank of a node says, every two seconds, that its job trains and that no step was seen to end."""
+class Bell(msgspec.Struct, frozen=True, tag="bell"):
+    """Rank 0 has announced or decided change `number`: the daemons tell all other ranks to look into the job's store.
+
+    0: a rank has a new communicator, which rank 0 is told. A bell is a hint; what is agreed stands in the store alone.
+    """
 
     job_id: Id
-    n_ranks: RankCount
-    n_calls: Count
-    """Collectives of this rank so far."""
-    waited_s: Seconds
-
-    def describe(self) -> str:
-        """One sentence: what is missing, and what to do about it."""
-        return (
-            f"nothing is tuned: no training step was seen to end in {self.waited_s:.0f} s and {self.n_calls:,}"
-            " collectives. A step ends where step() of a torch optimizer is called, outside backward; a script that has"
-            " none calls `zerotune.step_ended()` there, on all ranks (docs/operate/troubleshooting.md)"
-        )
+    number: Ordinal
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag="status_request"):
@@ -377,7 +370,6 @@ class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     store: StoreState = StoreState()
     health: str = "ok"
     """`degraded` while the store cannot be written, or its file is gone; `damaged` if its file was."""
-    without_steps: tuple[NoSteps, ...] = ()
     """Jobs of which no step was ever seen to end; they are not among `jobs`."""
     ended: tuple[EndedJob, ...] = ()
     """Jobs that ended, the newest first."""
@@ -393,8 +385,8 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     text: Text
 
 
-AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | NoSteps | StatusRequest
-DaemonMessage = Welcome | PlanOffer | Observe | StatusReply | ErrorReply
+AgentMessage = Hello | Observations | Steps | CostTables | Adopted | Goodbye | Forwarded | Bell | StatusRequest
+DaemonMessage = Welcome | PlanOffer | Observe | Bell | StatusReply | ErrorReply
 
 _encoder = msgspec.msgpack.Encoder()
 _agent_decoder: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)

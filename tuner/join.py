@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from zerotune.store.records import Collective, TimingSource
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT, well_formed
-from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_PASSED_BY, FLAG_TIMED, OBSERVATION_FIELDS
+from zerotune.store.wire import (
+    FLAG_CAPTURED,
+    FLAG_MATCHED,
+    FLAG_OFF_CYCLE,
+    FLAG_PASSED_BY,
+    FLAG_TIMED,
+    OBSERVATION_FIELDS,
+)
 
 OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
 UNKNOWN_EPOCH: Final = 2**32 - 1
@@ -231,7 +238,8 @@ def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     # Symmetric kernels have no algorithm of the cost table: NCCL did not ask, so the plan had no say.
     unasked = (observed["flags"] & FLAG_CAPTURED != 0) | (observed["algorithm"] == NO_ALGORITHM)
     made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~unasked
-    made["epoch"][unasked] = UNKNOWN_EPOCH
+    # Nor did it where the communicator's history did not say which phase a call was in.
+    made["epoch"][unasked | (observed["flags"] & FLAG_OFF_CYCLE != 0)] = UNKNOWN_EPOCH
     good = well_formed(made) & (made["duration_us"] > 0)
     return made if good.all() else made[good]
 

@@ -45,16 +45,16 @@ PATIENCE_S: Final = 5.0
 """How long a rank waits for an outcome before it writes that nothing changes."""
 FIRST_LOOK_S: Final = 0.03
 LONGEST_LOOK_S: Final = 1.0
-"""Between two looks for an outcome; a bell cuts it short."""
+"""Between two looks for an outcome, or for a change that no daemon would ring for."""
 BLOCKED_LOOK_S: Final = 0.01
 """Between two looks while a call waits."""
 LOOK_S_PER_RANK: Final = 25e-6
 """Least time between two looks, by the ranks of the job: the store answers some 50,000 requests a second."""
-LONGEST_PAUSE_S: Final = 0.1
+LEAST_PAUSE_S: Final = 0.002
+LONGEST_PAUSE_S: Final = 0.25
 """Between two looks of rank 0 for answers."""
-UNWATCHED_LOOK_S: Final = 10.0
-"""Between two looks for a change while a plan is in force and no daemon can ring."""
-REPEAT_AFTER_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+FOREVER_S: Final = 3600.0
+REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
 """Pauses before rank 0 asks again for communicators that were left out, and before a rank asks a store that failed."""
 CLOSE_TIMEOUT_S: Final = 2.0
 CHANGE_KEY: Final = "change"
@@ -72,6 +72,8 @@ class AgreementCounters:
     n_adopted: int
     """Changes that switched a communicator of this rank."""
     n_store_requests: int
+    n_requests_at_start: int
+    """Those before this rank was ready for changes."""
     n_requests_at_rest: int
     """Those sent after the job's start while no change was under way."""
     n_waits: int
@@ -90,7 +92,6 @@ class Agreement:
         plugin: where plans are prepared and put in force.
         ring: tells the other ranks that a change is announced or decided; called on this thread.
         fingerprint: what else must be equal on all ranks (plugin layout, NCCL version, tuner ABI).
-        asks: whether this rank looks for the first change by itself, since no daemon will ring.
         before_request, before_change: called before each request, and when a change has come: for tests.
     """
 
@@ -103,7 +104,6 @@ class Agreement:
         ring: Callable[[int], None],
         *,
         fingerprint: str = "",
-        asks: bool = False,
         before_request: Callable[[], None] = lambda: None,
         before_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -122,6 +122,8 @@ class Agreement:
         """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
         self._answered: set[int] = set()
         """Ranks whose answers to the latest change were read. Rank 0's."""
+        self._answers_take_s = LEAST_PAUSE_S
+        """How long all answers took the last time: rank 0 does not look for them sooner."""
         self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
         self._unread: list[tuple[int, set[int]]] = []
         """Outcomes that may be deleted once these ranks have answered a later change. Rank 0's."""
@@ -131,12 +133,17 @@ class Agreement:
         """Number of the change that a bell was about which this rank has not looked for yet."""
         self._wake = threading.Event()
         self._is_closing = False
-        self._must_look = asks
+        self._look_until_s = 0.0
+        """Until when this rank looks for changes by itself, since no daemon rings."""
+        self._look_pause_s = FIRST_LOOK_S
         self._is_watched = True
         self._repeat_at_s = float("inf")
         self._n_repeats = 0
-        self._n_at_rest = 0
+        self._n_at_start = self._n_at_rest = 0
         self._n_changes = self._n_adopted = 0
+        self._has_plan = False
+        self.epoch_elsewhere = 0
+        """Epoch of the latest plan that only communicators without this rank have adopted."""
         self._left_out: dict[str, str] = {}
         self.state = "starting"
         self.n_refused_plans = 0
@@ -158,6 +165,11 @@ class Agreement:
             self._wake.set()
         else:
             self._refuse(plan, f"its epoch does not rise above {self._leader.highest.epoch}")
+
+    def look(self, for_s: float) -> None:
+        """Look for changes for so long from now on: no daemon will ring."""
+        self._look_until_s, self._look_pause_s = time.monotonic() + for_s, FIRST_LOOK_S
+        self._wake.set()
 
     def watched(self, is_watched: bool) -> None:
         """Whether a daemon is there, which would ring."""
@@ -194,6 +206,7 @@ class Agreement:
             self._n_changes,
             self._n_adopted,
             self._exchange.n_requests,
+            self._n_at_start,
             self._n_at_rest,
             n_waits,
             longest_us,
@@ -214,6 +227,7 @@ class Agreement:
             if not self._start_job():
                 return
             self.state = "agreeing"
+            self._n_at_start = self._exchange.n_requests
             n_failures = 0
             while True:
                 self._rest()
@@ -258,12 +272,14 @@ class Agreement:
             if leader is not None:
                 if leader.offered is not None or now_s >= self._repeat_at_s:
                     return
-                pause_s = min(self._repeat_at_s - now_s, 3600.0)
-            elif self._must_look or self._rung >= self._next:
+                pause_s = min(self._repeat_at_s - now_s, FOREVER_S)
+            elif self._rung >= self._next:
                 return
+            elif now_s < self._look_until_s:
+                pause_s, self._look_pause_s = self._look_pause_s, min(2.0 * self._look_pause_s, LONGEST_LOOK_S)
             else:
-                pause_s = 3600.0 if self._is_watched or not self._n_adopted else UNWATCHED_LOOK_S
-            if not self._wake.wait(pause_s) and leader is None and pause_s < 3600.0:
+                pause_s = FOREVER_S if self._is_watched or not self._has_plan else LONGEST_LOOK_S
+            if not self._wake.wait(pause_s) and leader is None and pause_s < FOREVER_S:
                 return
             self._wake.clear()
         raise Closed
@@ -293,15 +309,12 @@ class Agreement:
         data = self._exchange.read(CHANGE_KEY)
         change = None if data is None else decode(data, PlanChange)
         if change is not None and change.number >= self._next:
-            self._must_look, self._next = False, change.number + 1
+            self._next, self._look_pause_s = change.number + 1, FIRST_LOOK_S
             self._take_part(change)
             return
         with self._lock:
             self._rung = 0 if self._rung == rung else self._rung
         self._n_at_rest += self._exchange.n_requests - n_before
-        if self._must_look:
-            self._wake.clear()
-            self._wake.wait(LONGEST_LOOK_S)
 
     def _take_part(self, change: PlanChange) -> Outcome:
         """Answer, learn the outcome, and carry it out."""
@@ -320,7 +333,11 @@ class Agreement:
             outcome = Outcome(change.number, is_given_up=True)
         self._n_changes += 1
         mine = {member.key for member in answer.members if member.promise}
-        self._n_adopted += bool(mine & outcome.switches.keys())
+        if mine & outcome.switches.keys():
+            self._n_adopted += 1
+            self._has_plan = bool(change.plan.rows or change.plan.then)
+        elif outcome.switches:
+            self.epoch_elsewhere = change.plan.epoch
         self._left_out = {**outcome.reasons}
         if not self._members.carry_out(outcome):
             self.state = "lost"
@@ -375,13 +392,14 @@ class Agreement:
             self._absent -= self._answers(change.number - 1).keys()
         self._exchange.delete(_answers_key(change.number - 1))
         n_expected = self._world_size - 1 - len(self._absent)
-        until_s = time.monotonic() + DECIDE_S
-        pause_s = self._blocked_look_s / 2
-        while len(known := self._answers(change.number)) < n_expected:
-            if time.monotonic() > until_s or self._is_closing:
-                break
+        began_s, pause_s = time.monotonic(), self._answers_take_s
+        while True:
             time.sleep(pause_s)
-            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+            known, took_s = self._answers(change.number), time.monotonic() - began_s
+            if len(known) >= n_expected or took_s > DECIDE_S or self._is_closing:
+                break
+            pause_s = min(max(LEAST_PAUSE_S, took_s / 2), LONGEST_PAUSE_S)
+        self._answers_take_s = min(took_s, LONGEST_PAUSE_S)
         self._answered = {*known}
         self._absent = {rank for rank in range(1, self._world_size) if rank not in known}
         answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items())]

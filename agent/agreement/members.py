@@ -18,6 +18,9 @@ MOST_LEAD_S: Final = 4.0
 """How far ahead a promise lies, in seconds of calls: twice what recent changes took, within these."""
 LEAST_PACED_S: Final = 1.0
 """The pace of a communicator's calls is told over at least this time."""
+PATIENT_STEPS: Final = 20
+PATIENT_CALLS: Final = 200
+"""So many steps, or calls of a rank without steps, may pass before a plan that tells phases apart does without."""
 FORGOTTEN: Final = 0.25
 """Weight of the latest change when it took less time than those before; one that took longer counts at once."""
 
@@ -91,33 +94,42 @@ class Members:
         pace = (n_calls - marked_calls) / max(now_s - marked_s, LEAST_LEAD_S)
         if now_s - marked_s > LEAST_PACED_S:
             self._marks[owner] = now_s, n_calls
+        shape = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
+        rows = (each for _, stage in change.plan.stages() for each in stage.rows)
+        needs_cycle = any(each.phase is not None and each.communicator == shape for each in rows)
+        after_step = change.plan.gathers_after_step
+        cycle = self._plugin.cycle(owner, gathers_after_step=after_step) if needs_cycle else b""
         why, promise = "", 0
         if n_alike > 1 or (not row["comm_id"] and row["n_ranks"] != self._world_size):
             why = Why.ambiguous.name
         elif n_calls < LEAST_CALLS:
             why = Why.too_few_calls.name
+        elif needs_cycle and not cycle and _may_repeat(row):
+            why = Why.no_cycle.name
         else:
             promise = self._plugin.promise(owner, 1 + math.ceil(pace * self._lead_s))
             why = "" if promise else Why.too_near.name
         if promise:
             self._promised[key] = owner
-        shape = CommunicatorClass(int(row["n_ranks"]), int(row["n_nodes"]))
-        rows = (each for _, stage in change.plan.stages() for each in stage.rows)
-        needs_cycle = any(each.phase is not None and each.communicator == shape for each in rows)
-        after_step = change.plan.gathers_after_step
+        has_strayed = cycle and row["n_off_cycle"] > 2 * row["calls_per_step"]
         checkpoints = zip(row["checkpoint_calls"].tolist(), row["checkpoint_hash"].tolist(), strict=True)
         return Member(
             key=key,
             n_ranks=int(row["n_ranks"]),
             promise=promise,
-            epoch=self._switched_to.get(owner, 0),
+            epoch=0 if has_strayed else self._switched_to.get(owner, 0),
             why=why,
             checkpoints=tuple((calls, hashed) for calls, hashed in checkpoints if calls),
             step_began=int(row["step_began"]),
             calls_per_step=int(row["calls_per_step"]),
             n_steady=int(row["n_steady"]),
-            cycle=pack_cycle(self._plugin.cycle(owner, gathers_after_step=after_step)) if needs_cycle else b"",
+            cycle=pack_cycle(cycle),
         )
+
+
+def _may_repeat(row: Any) -> bool:
+    """Whether its steps may still turn out to have the same calls, by which phases are told apart."""
+    return bool(row["n_steps"] < PATIENT_STEPS and (row["n_steps"] > 0 or row["n_calls"] < PATIENT_CALLS))
 
 
 def _key(row: Any) -> str:

@@ -44,6 +44,7 @@ class Why(Enum):
     too_near = "a rank could not promise a call"
     ambiguous = "this NCCL does not name communicators, and this one cannot be told from others"
     too_few_calls = "it has had too few calls"
+    no_cycle = "its steps do not repeat yet"
     far_apart = "its ranks are too far apart to compare what they issued"
     histories_differ = "its ranks issued different collectives"
 

@@ -31,6 +31,8 @@ COINCIDE_S = 0.3
 DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
+MAX_WAKES = 4096
+"""Wake-ups that are taken in at once."""
 
 
 class Outbox(Protocol):
@@ -81,6 +83,10 @@ class Channel:
         """Begin; returns at once."""
         self._thread.start()
 
+    def wake(self) -> None:
+        """Ask the outbox at once when it wants to be asked."""
+        os.write(self._wake_fds[1], b"x")
+
     def close(self, farewell: wire.AgentMessage | None = None) -> None:
         """Send what is left, say goodbye, stop; waits for at most a second."""
         if self._is_stopping:
@@ -88,7 +94,7 @@ class Channel:
         if farewell is not None:
             self._farewells.append(farewell)
         self._is_stopping = True
-        os.write(self._wake_fds[1], b"x")
+        self.wake()
         self._thread.join(timeout=1.0)
         if not self._thread.is_alive():
             for fd in self._wake_fds:
@@ -137,7 +143,10 @@ class Channel:
         while not self._is_stopping:
             # Messages from the daemon wake this thread at once; messages to it wait for the tick.
             pause_s = min(greet_at, tick_at) - time.monotonic()
-            if poller.poll(max(0, math.ceil(1000 * pause_s))) and not self._is_stopping:
+            ready = dict(poller.poll(max(0, math.ceil(1000 * pause_s))))
+            if self._wake_fds[0] in ready:
+                os.read(self._wake_fds[0], MAX_WAKES)
+            if socket in ready and not self._is_stopping:
                 heard_at = time.monotonic()
                 self._receive(socket)
             now = time.monotonic()

@@ -37,7 +37,8 @@ ANY_PHASE: Final = 255
 N_CHECKPOINTS: Final = 16
 MIXED_EPOCHS: Final = 1 << 32
 NO_CALLS: Final = 2**64 - 1
-MAX_COMMUNICATORS: Final = 1024
+N_SPARE: Final = 8
+"""Communicators that may come while they are counted."""
 MAX_CYCLE_CALLS: Final = 4096
 """Calls of the longest step whose phases are told apart: two such steps fit into a communicator's log."""
 
@@ -66,6 +67,8 @@ COMMUNICATOR_DTYPE: Final = np.dtype(
         ("n_nodes", "<u4"),
         ("epoch", "<u4"),
         ("n_steady", "<u4"),
+        ("n_steps", "<u4"),
+        ("n_off_cycle", "<u4"),
         ("n_calls", "<u8"),
         ("step_began", "<u8"),
         ("calls_per_step", "<u8"),
@@ -131,8 +134,8 @@ class Plugin:
             library = ctypes.CDLL(str(path))
             quick = ctypes.PyDLL(str(path))  # keeps the GIL: for calls too short to be worth releasing it
             version = library.zerotune_layout_version()
-        except (OSError, AttributeError) as error:
-            raise PluginError(f"the tuner plugin cannot be loaded: {error}") from error
+        except (OSError, AttributeError) as problem:
+            raise PluginError(f"the tuner plugin cannot be loaded: {problem}") from problem
         if version != LAYOUT_VERSION:
             raise PluginError(f"{path} has layout {version}, this zerotune needs {LAYOUT_VERSION}; rebuild it")
         if OBSERVATION_DTYPE.itemsize != OBSERVATION_BYTES or COST_DTYPE.itemsize != COST_BYTES:
@@ -215,7 +218,7 @@ class Plugin:
 
     def communicators(self) -> NDArray[np.void]:
         """The communicators of this process that have a tuner, as an array of COMMUNICATOR_DTYPE."""
-        found = np.zeros(MAX_COMMUNICATORS, COMMUNICATOR_DTYPE)
+        found = np.zeros(self._communicators(None, 0) + N_SPARE, COMMUNICATOR_DTYPE)
         return found[: min(self._communicators(found.ctypes.data, len(found)), len(found))]
 
     def cycle(self, owner: int, *, gathers_after_step: bool) -> bytes:
@@ -250,16 +253,7 @@ class Plugin:
         return int(self._promise(owner, lead_calls))
 
     def commit(self, owner: int, from_calls: Sequence[int], cycle: bytes = b"") -> bool:
-        """Put what was prepared in force.
-
-        Args:
-            owner: the communicator's.
-            from_calls: the first call of each stage.
-            cycle: the calls of a step, by which phases are known.
-
-        Returns:
-            False: this rank could not follow.
-        """
+        """Stage i that was prepared is in force from call `from_calls[i]` on; False: this rank could not follow."""
         calls = np.array(from_calls, np.uint64)
         return bool(self._commit(owner, calls.ctypes.data, len(calls), cycle, len(cycle) // CYCLE_DTYPE.itemsize) == 0)
 
@@ -425,8 +419,8 @@ def _taken(drain: Any, into: NDArray[np.void], max_records: int) -> NDArray[np.v
 
 def _describe(row: PlanRow) -> str:
     return (
-        f"{row.candidate} for {row.collective.name} in {phase_name(row.phase)}, "
-        f"{row.min_bytes}..{row.max_bytes} bytes, {row.communicator}"
+        f"{row.candidate} for {row.collective.name} in {phase_name(row.phase)}, {row.min_bytes}..{row.max_bytes}"
+        f" bytes, {row.communicator}"
     )
 
 

@@ -1,22 +1,29 @@
 """Step boundaries and regions of the step, from torch's own hooks: O(1) Python per step.
 
-A *region* says where in the step the program is: forward, backward (inside
-`torch.autograd.backward`), after_backward (until the optimizer's step: DeepSpeed's ZeRO-1 reduces its
-gradients here; with gradient accumulation the next forward is here, too) or step (inside an optimizer's
-`step`, unless a closure computes the gradients there). A *boundary* is the end of the first optimizer step
-after a backward pass, the same program point on all ranks; several optimizers that step after one backward
-make one boundary.
+A *boundary* is the end of the first optimizer step after gradients were computed: by `backward`, by `autograd.grad`, or
+by a graph that is replayed. So several optimizers that step after one backward make one boundary. If an optimizer
+steps inside backward, the boundary is the end of that backward; if a graph holds the step, it is the end of a replay.
+
+A *region* says where in the step the program is: forward, backward (inside autograd's engine, but for
+`autograd.grad`), after_backward (until the optimizer's step: DeepSpeed's ZeRO-1 reduces its gradients here; with
+gradient accumulation the next forward is here, too) or step (inside an optimizer's `step`, unless a closure computes
+the gradients there).
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from zerotune.agent.settings import ENV_FABRIC
 
 
 class Region(IntEnum):
@@ -38,8 +45,12 @@ class StepHooks:
         self._on_region = on_region
         self._on_boundary = on_boundary
         self._backward_depth = 0
-        self._backward_ever = False
-        self._backward_since_boundary = False
+        self._has_stepped_inside = False
+        self._gradients_ever = False
+        self._gradients_since_boundary = False
+        self._compiled_step_ended = False
+        self._captured: Any = None
+        self._graphs_with_step: WeakSet[Any] = WeakSet()
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
@@ -49,23 +60,10 @@ class StepHooks:
             register_optimizer_step_post_hook(self._after_step),
         ):
             self._undo.append(handle.remove)
-        original = torch.autograd.backward
-
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> None:
-            self._enter_backward()
-            try:
-                original(*args, **kwargs)
-            finally:
-                self._leave_backward()
-
-        torch.autograd.backward = backward
-
-        def restore() -> None:
-            if torch.autograd.backward is backward:
-                torch.autograd.backward = original
-
-        self._undo.append(restore)
+        # The engine is what `backward`, `autograd.grad` and Megatron's own backward have in common.
+        self._replace(Variable, "_execution_engine", _watched_engine(self))
+        for kind in _graph_kinds():
+            self._watch_graphs(kind)
 
     def remove(self) -> None:
         """Leave torch as it was found."""
@@ -74,9 +72,13 @@ class StepHooks:
 
     def step_ended(self) -> None:
         """The script says that a step ends here; ignored where the end of this step was seen already."""
-        self._after_step()
+        self._settle_compiled_step()
+        self._end_step()
+
+    # ---- gradients -------------------------------------------------------------------------------
 
     def _enter_backward(self) -> None:
+        self._settle_compiled_step()
         # Reentrant activation checkpointing calls backward inside backward.
         if self._backward_depth == 0:
             self._on_region(Region.backward)
@@ -84,11 +86,23 @@ class StepHooks:
 
     def _leave_backward(self) -> None:
         self._backward_depth -= 1
-        if self._backward_depth == 0:
-            self._backward_ever = self._backward_since_boundary = True
-            self._on_region(Region.after_backward)
+        if self._backward_depth:
+            return
+        self._gradients_came()
+        self._on_region(Region.after_backward)
+        if self._has_stepped_inside:
+            self._has_stepped_inside = False
+            self._end_step()
+
+    def _gradients_came(self) -> None:
+        self._settle_compiled_step()
+        self._gradients_ever = self._gradients_since_boundary = True
+
+    # ---- optimizers ------------------------------------------------------------------------------
 
     def _before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         # An optimizer may step inside backward (optimizer-in-backward): the region stays backward. With a closure
         # (Lightning's trainer always has one) forward and backward run inside the step, and it stays what it was.
         has_closure = any(map(callable, (*args[1:], *kwargs.values())))
@@ -96,9 +110,92 @@ class StepHooks:
             self._on_region(Region.step)
 
     def _after_step(self, *_: Any) -> None:
-        if self._backward_depth:
+        if torch.compiler.is_compiling():
+            # Dynamo compiles this assignment into the step. It could not trace `on_boundary`, which is called when the
+            # next gradients are computed.
+            self._compiled_step_ended = True
             return
-        if self._backward_since_boundary or not self._backward_ever:
-            self._backward_since_boundary = False
+        if self._captured is not None:
+            self._graphs_with_step.add(self._captured)
+        elif self._backward_depth:
+            self._has_stepped_inside = True
+        else:
+            self._end_step()
+
+    def _settle_compiled_step(self) -> None:
+        if self._compiled_step_ended:
+            self._compiled_step_ended = False
+            self._end_step()
+
+    def _end_step(self) -> None:
+        if self._gradients_since_boundary or not self._gradients_ever:
+            self._gradients_since_boundary = False
             self._on_boundary()
         self._on_region(Region.forward)
+
+    # ---- graphs ----------------------------------------------------------------------------------
+
+    def _watch_graphs(self, kind: Any) -> None:
+        begin, end, run = kind.capture_begin, kind.capture_end, kind.replay
+
+        @functools.wraps(begin)
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            begin(graph, *args, **kwargs)
+            self._captured = graph
+
+        @functools.wraps(end)
+        def capture_end(graph: Any) -> None:
+            self._captured = None
+            end(graph)
+
+        @functools.wraps(run)
+        def replay(graph: Any) -> None:
+            run(graph)
+            # It may hold no backward. That does not matter: what counts is the step that follows.
+            self._gradients_came()
+            if graph in self._graphs_with_step:
+                self._end_step()
+
+        for replacement in (capture_begin, capture_end, replay):
+            self._replace(kind, replacement.__name__, replacement)
+
+    def _replace(self, owner: type, name: str, replacement: Any) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, replacement)
+
+        def restore() -> None:
+            if getattr(owner, name) is replacement:
+                setattr(owner, name, original)
+
+        self._undo.append(restore)
+
+
+def _watched_engine(hooks: StepHooks) -> Any:
+    class Engine(torch._C._ImperativeEngine):
+        """Autograd's engine; torch and Dynamo know it by its class."""
+
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            if not kwargs.get("accumulate_grad", True):  # autograd.grad
+                try:
+                    return super().run_backward(*args, **kwargs)
+                finally:
+                    hooks._gradients_came()
+            hooks._enter_backward()
+            try:
+                return super().run_backward(*args, **kwargs)
+            finally:
+                hooks._leave_backward()
+
+    return Engine()
+
+
+def _graph_kinds() -> list[type]:
+    """Classes of graphs that can be replayed in this process."""
+    kinds: list[type] = []
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        kinds.append(torch.cuda.CUDAGraph)
+    if os.environ.get(ENV_FABRIC):
+        from zerotune.agent.nccl.emulated import Graph
+
+        kinds.append(Graph)
+    return kinds

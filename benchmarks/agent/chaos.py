@@ -198,7 +198,8 @@ def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict
             "daemon_deaths": sum(chaos.n_deaths for chaos in tuned),
             "daemon_deaths_while_recording": sum(node.n_deaths_while_recording for node in nodes),
             "steps": sum(len(lines) for job in jobs for lines in job.steps().values()),
-            "steps_under_a_plan": sum(one.n_steps_under_a_plan() for one in nodes),
+            "steps_in_the_store": sum(one.n_steps(under_a_plan=False) for one in nodes),
+            "steps_under_a_plan": sum(one.n_steps(under_a_plan=True) for one in nodes),
             "hangs": sum(chaos.n_hangs for chaos in tuned),
             "disagreements": logs.count("RankDisagreement"),
             "failed_jobs": sum(job.has_failed for job in jobs),
@@ -214,16 +215,19 @@ def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict
         }
 
 
-def results(figures: dict[str, float]) -> list[Result]:
-    """The table.
+def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
+    """The table. A run counts only if at least half of its steps ran under a plan and every kind of event came.
 
     Args:
         figures: of all rounds.
+        events: the kinds that were to come.
 
     Returns:
         In the table's order.
     """
     worst, twin = figures["worst_step_ms"], figures["worst_untuned_step_ms"]
+    under_a_plan = figures["steps_under_a_plan"] / max(1.0, figures["steps_in_the_store"])
+    came = {name.removeprefix("events@") for name, n in figures.items() if name.startswith("events@") and n}
     return [
         *(Result(name, figures[name], "events") for name in sorted(figures) if name.startswith("events@")),
         Result("events", figures["events"], "events", "> 0"),
@@ -231,6 +235,8 @@ def results(figures: dict[str, float]) -> list[Result]:
         Result("daemon_deaths_while_recording", figures["daemon_deaths_while_recording"], "deaths", "> 0"),
         Result("steps", figures["steps"], "steps", "> 0"),
         Result("steps_under_a_plan", figures["steps_under_a_plan"], "steps in the store", "> 0"),
+        Result("steps_under_a_plan_share", under_a_plan, "of those in the store", ">= 0.5"),
+        Result("kinds_of_event_missing", len(set(events) - came), "kinds", "0"),
         Result("hangs", figures["hangs"], "jobs", "0"),
         Result("disagreements", figures["disagreements"], "lines", "0"),
         Result("failed_jobs", figures["failed_jobs"], "jobs", "0"),
@@ -301,7 +307,7 @@ def main() -> None:
     except UserError as error:
         parser.error(str(error))
     rounds.forget()
-    report("chaos", results(figures), as_json=arguments.json)
+    report("chaos", results(figures, arguments.events), as_json=arguments.json)
 
 
 if __name__ == "__main__":

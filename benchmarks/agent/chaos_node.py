@@ -93,9 +93,9 @@ class Node:
         """Row ids of all measurements in the store from there on; empty where there is none yet."""
         return set(self._ask(f"SELECT rowid FROM measurements WHERE rowid > {after}"))
 
-    def n_steps_under_a_plan(self) -> int:
-        """Steps in the store that ran what the daemon asked for."""
-        return sum(self._ask("SELECT count(*) FROM steps WHERE epoch > 0"))
+    def n_steps(self, *, under_a_plan: bool) -> int:
+        """Steps in the store; only those that ran what the daemon asked for, or all."""
+        return sum(self._ask(f"SELECT count(*) FROM steps WHERE epoch >= {int(under_a_plan)}"))
 
     def _ask(self, query: str) -> list[int]:
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(self.store)) as db:

@@ -1,6 +1,6 @@
-"""Many collectives on several ranks while the plan changes at every boundary.
+"""Many collectives on several ranks while the plan changes all the time.
 
-Rank 0 offers a new plan at each boundary, cycling through settings; the emulated NCCL checks on every call
+Rank 0 offers a new plan every few calls, cycling through settings; the emulated NCCL checks on every call
 that all ranks chose alike. At the end every call must be accounted for: timed records drained plus counted
 drops. Prints the counts, and in long runs how memory and open files of each rank grow; exit code 1 when a call
 disagreed or a record is missing.
@@ -20,7 +20,7 @@ import time
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.growth import Growth
 
-CALLS_PER_BOUNDARY = 20
+CALLS_PER_OFFER = 20
 LOOK_EVERY_S = 0.5
 """Total bytes of a message; small ones, since it is the number of calls that counts here."""
 
@@ -31,10 +31,9 @@ def rank_main(n_collectives: int) -> None:
     import zerotune.agent.nccl.emulated as emulated
     from benchmarks.agent.soak_calls import collectives
     from zerotune.agent.agreement import Agreement
-    from zerotune.agent.agreement.plan_table import PlanTable
     from zerotune.agent.job_store import open_job_store
     from zerotune.agent.nccl import catalog, library
-    from zerotune.store.records import Collective, CommunicatorClass, Phase, Plan, PlanRow
+    from zerotune.store.records import Collective, CommunicatorClass, Plan, PlanRow
     from zerotune.store.wire import FLAG_TIMED
 
     plugin = library.load()
@@ -42,7 +41,8 @@ def rank_main(n_collectives: int) -> None:
     dist.init_process_group("emulated_nccl")
     rank, n_ranks = dist.get_rank(), dist.get_world_size()
     plugin.set_observing(True)
-    agreement = Agreement(open_job_store(), rank, n_ranks, PlanTable(plugin), lambda: plugin.calls_with_ranks(n_ranks))
+    agreement = Agreement(open_job_store(), rank, n_ranks, plugin, lambda _: None)
+    agreement.look(float("inf"))
     shape = CommunicatorClass(n_ranks, n_ranks)
     cells = [
         candidate for candidate in catalog.candidates(Collective.all_gather, shape, 8) if not candidate.is_baseline
@@ -50,15 +50,15 @@ def rank_main(n_collectives: int) -> None:
     n_timed, epochs, epoch = 0, 1, 0
     began = time.perf_counter()
     for call in collectives(rank, n_ranks, n_collectives):
-        if call % CALLS_PER_BOUNDARY == CALLS_PER_BOUNDARY - 1:
+        if call % CALLS_PER_OFFER == CALLS_PER_OFFER - 1:
             if rank == 0:
-                boundary = call // CALLS_PER_BOUNDARY + 1
+                offer = call // CALLS_PER_OFFER + 1
                 rows = tuple(
-                    PlanRow(shape, collective, Phase.other, 1, 2**40, cells[boundary % len(cells)])
+                    PlanRow(shape, collective, None, 1, 2**40, cells[offer % len(cells)])
                     for collective in (Collective.all_gather, Collective.reduce_scatter)
                 )
-                agreement.offer(Plan(epoch=boundary, rows=rows))
-            adopted = agreement.boundary()
+                agreement.offer(Plan(epoch=offer, rows=rows))
+            adopted = plugin.active_epoch()
             epochs += adopted != epoch
             epoch = adopted
             block = plugin.drain()

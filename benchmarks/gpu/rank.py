@@ -228,16 +228,13 @@ def _asked(candidate: Candidate) -> dict[str, int]:
 
 
 def soak(rank: Rank, options: argparse.Namespace) -> None:
-    """A new plan at every boundary, agreed by the agent's own protocol, while collectives run."""
+    """New plans all the time, agreed by the agent's own protocol, while collectives run."""
     from zerotune.agent.agreement import Agreement
-    from zerotune.agent.agreement.plan_table import PlanTable
     from zerotune.agent.job_store import open_job_store
 
     shape, cells = rank.probe(Collective.all_gather)
-    agreement = Agreement(
-        open_job_store(), rank.rank, rank.n_ranks, PlanTable(rank.plugin),
-        lambda: rank.plugin.calls_with_ranks(rank.n_ranks),
-    )  # fmt: skip
+    agreement = Agreement(open_job_store(), rank.rank, rank.n_ranks, rank.plugin, lambda _: None)
+    agreement.look(float("inf"))
     rank.plugin.set_observing(True)
     ladder = [Candidate(cell.algorithm, cell.protocol, n) for n in FORCED_CHANNELS for cell in cells]
     kept = {(collective, size): rank.tensors(collective, size) for collective in COLLECTIVES[:2] for size in SOAK_BYTES}
@@ -253,11 +250,11 @@ def soak(rank: Rank, options: argparse.Namespace) -> None:
             n_wrong += not rank.is_correct(Collective.all_gather, 65536)
             if rank.rank == 0:
                 rows = tuple(
-                    PlanRow(shape, kind, Phase.other, 1, EVERY_SIZE, ladder[n_boundary % len(ladder)])
+                    PlanRow(shape, kind, None, 1, EVERY_SIZE, ladder[n_boundary % len(ladder)])
                     for kind in COLLECTIVES[:2]
                 )
                 agreement.offer(Plan(epoch=n_boundary, rows=rows))
-            epoch = agreement.boundary()
+            epoch = rank.plugin.active_epoch()
             if epoch != epochs[-1]:
                 epochs.append(epoch)
             n_timed += _n_timed(rank)

@@ -145,8 +145,9 @@ class Ours(Default):
         if plan is not self._plan:
             self._plan, self._adopted_at = plan, self._step
             self._settings = {
-                DecisionKey(row.communicator, row.collective, row.phase, size_class(row.min_bytes)): row.candidate
+                DecisionKey(row.communicator, row.collective, phase, size_class(row.min_bytes)): row.candidate
                 for row in plan.rows
+                for phase in row.phases
             }
             self.brain.adopted(plan.epoch, self._step)
 

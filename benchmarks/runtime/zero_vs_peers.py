@@ -380,9 +380,7 @@ def main() -> None:
     if not options.transformers and not importlib.util.find_spec("deepspeed"):
         print("deepspeed is not installed: its rows are left out (docs/design/zero.md says how)", flush=True)
     jobs: dict[str, Callable[[], list[Result]]] = {
-        cell.name: partial(run_cell, cell)
-        for cell in cells
-        if not options.only or cell.name in options.only
+        cell.name: partial(run_cell, cell) for cell in cells if not options.only or cell.name in options.only
     }
     if not options.only and not options.transformers:
         jobs["once"] = run_once

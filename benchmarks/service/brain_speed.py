@@ -62,8 +62,10 @@ class Job:
         self.plan, self.adopted_at = plan, self.step
         self.factor[:] = 1.0
         self.block["is_default"] = 1
-        for row in plan.rows:
-            at = self._rows[row.collective, row.phase, size_class(row.min_bytes)]
+        found = ((row, (row.collective, phase, size_class(row.min_bytes))) for row in plan.rows for phase in row.phases)
+        for row, key in found:
+            if (at := self._rows.get(key)) is None:
+                continue
             code = 31 * int(row.candidate.algorithm or 0) + 7 * int(row.candidate.protocol or 0)
             self.factor[at] = 0.9 + 0.02 * ((code + row.candidate.n_channels) % 23)
             self.block["is_default"][at] = 0

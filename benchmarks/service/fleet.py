@@ -405,9 +405,7 @@ def main() -> None:
     nodes = whole(8, wire.MAX_RANK // RANKS_PER_NODE)
     parser.add_argument("--nodes", type=nodes, default=N_NODES, help=f"how many (default: {N_NODES:,})")
     arguments = parser.parse_args()
-    traffic_s, every_s = (
-        (TRAFFIC_S_QUICK, WRITE_EVERY_S_QUICK) if arguments.quick else (TRAFFIC_S, WRITE_EVERY_S)
-    )
+    traffic_s, every_s = (TRAFFIC_S_QUICK, WRITE_EVERY_S_QUICK) if arguments.quick else (TRAFFIC_S, WRITE_EVERY_S)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if 4 * arguments.nodes + 100 > most:

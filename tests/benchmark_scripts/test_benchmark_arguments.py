@@ -37,6 +37,7 @@ MISTAKES = {
         *([option, path] for option in ("--curves", "--prediction") for path in ("{none}", "{junk}", "{list}")),
         ["{junk}"],
     ],
+    "never_in_the_way": [["--shapes", "nope"], ["--faults", "nope"]],
     "policy_regret": [["--store", "{empty}"], ["--curves", "{empty}"], ["--curves", "/proc/x"], ["--draws", HUGE]],
     "prediction_warm_start": [*(["--calls", text] for text in ("-1", "0", "1.5", "ten", "100001"))],
     "replay_speed": [["--seed", "-1"], ["--no-check", "--check-only"]],
@@ -52,7 +53,10 @@ MISTAKES = {
     "sweep_speed": [["--data", "{none}"], ["--data", "{empty}"], ["--data", "{junk}"]],
     "training_reward": [["--generated", "-1"], ["--only", "nope"]],
     "zero_vs_peers": [
-        ["--keep", "{junk}"], ["--keep", "{list}"], ["--keep", "{none}/x"], ["--only", "nope"],
+        ["--keep", "{junk}"],
+        ["--keep", "{list}"],
+        ["--keep", "{none}/x"],
+        ["--only", "nope"],
         ["--transformers", "--only", "tiny-fp32-2"],
     ],
 }

@@ -19,7 +19,7 @@ from benchmarks.lib.simulated.brain_world import (
 from zerotune.agent.nccl import catalog, fabric
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS
-from zerotune.tuner.learning.policy.plans import PLAN_EXPIRES_AFTER
+from zerotune.tuner.learning.policy.risk import LEAST_TRIAL_STEPS
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
 
@@ -138,17 +138,36 @@ def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> Non
 
 
 def test_what_is_on_trial_does_not_outlive_its_daemon():
-    """With nobody to watch it, a trial gives way at once; what is settled stays for long."""
+    """With nobody to watch it, a trial gives way by itself before long; what is settled stays."""
     world = _world()
     brain = make_brain(world)
-    lasting: dict[bool, set[int]] = {True: set(), False: set()}
+    n_plans = {True: 0, False: 0}
     for _ in range(400):
         for plan in play(world, brain, 1):
             assert brain.plan is not None
-            has_trial = brain.plan.has_variant or bool(brain.plan.explores) or plan.first_look is not None
-            lasting[has_trial].add(plan.expires_after)
-    assert lasting[True] == {1}
-    assert lasting[False] == {PLAN_EXPIRES_AFTER}
+            has_trial = brain.plan.has_variant or bool(brain.plan.explores)
+            n_plans[has_trial] += 1
+            assert has_trial == (bool(plan.then) and plan.then[-1].n_steps >= LEAST_TRIAL_STEPS)
+    assert all(n_plans.values())
+
+
+def test_a_trial_whose_plan_gave_way_by_itself_is_asked_for_again():
+    world = _world()
+    brain = make_brain(world)
+    while not (world.plan.then and brain.plan is not None and brain.plan.explores):
+        play(world, brain, 1)
+        assert world.step < 200
+    last = world.plan.at_last()
+    world.plan, world.adopted_at = last, world.step  # nobody renewed it
+    brain.adopted(last.epoch, world.step)
+    plans = play(world, brain, 3)
+    assert plans
+    assert plans[0].epoch > last.epoch
+    n_tried = 0
+    for _ in range(10):
+        play(world, brain, 1)
+        n_tried += brain.plan is not None and bool(brain.plan.explores)
+    assert n_tried
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -169,7 +188,7 @@ def test_what_won_its_trial_outlives_its_daemon(seed):
         tries = any(one.trial is not None or one.lead is not None for one in brain.keys)
         if n_promoted and not tries and brain.plan is not None and not brain.plan.has_variant:
             assert world.plan.rows
-            assert world.plan.expires_after == PLAN_EXPIRES_AFTER
+            assert not world.plan.then
     assert n_promoted
 
 

@@ -34,6 +34,7 @@ from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.store.wire import COST_FIELDS
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
 from zerotune.tuner.modeling.features import cell_of
 
 PHASES = {
@@ -228,17 +229,20 @@ class Job:
         for row in plan.rows:
             place, asked = (row.communicator, row.collective), row.candidate
             assert cell_of(asked) in {cell_of(one) for one in brain.costs.candidates(*place)}
-            state = states.get((*place, row.phase, (row.min_bytes, row.max_bytes)))
-            if state is not None:
-                assert asked not in state.banned
-                assert asked.n_channels <= state.max_channels
+            found = [states.get((*place, phase, (row.min_bytes, row.max_bytes))) for phase in row.phases]
+            known = [one for one in found if one is not None]
+            state = known[0] if known else None
+            for one in known:
+                assert asked not in one.banned
+                assert asked.n_channels <= one.max_channels
             if brain.memory.is_short and (state is None or asked != state.incumbent):
                 assert brain.memory.has_room_for(asked, row.communicator)
-        if plan.first_look is not None:
+        if plan.then and plan.then[0].n_steps == FIRST_LOOK_STEPS:
             after = brain.plan
             assert after is not None
-            assert plan.at_last() == after.plan
-            self.check(plan.at_last())
+            assert plan.stages()[1][1] == after.plan
+        for _, stage in plan.stages()[1:]:
+            self.check(stage)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -10,7 +10,7 @@ from rich.console import Console
 from zerotune.store import wire
 from zerotune.store.passages import OtherPlugin, Passage, PassageKind, Passages
 from zerotune.store.records import MissingEvidence, Stage
-from zerotune.store.wire import DaemonOptions, EndedJob, JobStatus, NoSteps, StatusReply, StoreState
+from zerotune.store.wire import DaemonOptions, EndedJob, JobStatus, StatusReply, StoreState
 from zerotune.tuner.client.status import render_status, workload
 
 
@@ -90,13 +90,6 @@ def test_a_store_that_cannot_be_written_is_said_with_why_since_when_and_what_to_
     assert "degraded" not in words
     words = shown(msgspec.structs.replace(reply, store=StoreState(is_gone=True), health="degraded"))
     assert re.search("degraded: .*`kill 1`", words)
-
-
-def test_a_job_whose_steps_nobody_sees_is_said_not_to_be_tuned():
-    said = NoSteps("job-1", 2, 4012, 75.2)
-    words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, without_steps=(said,)))
-    assert re.search("job-1: .* 75 s and 4,012 ", words)
-    assert "zerotune.step_ended()" in words
 
 
 def test_jobs_that_ended_are_shown_below_those_that_run():

@@ -64,7 +64,7 @@ dist.destroy_process_group()
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("n_ranks", "steps", "why"),
-    [pytest.param(1, True, "one rank", marks=pytest.mark.slow), (2, False, " step ")],
+    [pytest.param(1, True, "one rank", marks=pytest.mark.slow), (2, False, "over before")],
 )
 def test_a_trace_that_is_missing_is_one_line(world, n_ranks, steps, why):
     script, folder = world.folder / "script.py", world.folder / "trace"
@@ -72,6 +72,9 @@ def test_a_trace_that_is_missing_is_one_line(world, n_ranks, steps, why):
     job = world.launch(RANKS, n_ranks, script, launch=("--log-trace", folder))
     returncode, output = world.finish(job)
     assert returncode == 0, output
+    if any(folder.glob("*.zttrace")):  # ranks without steps join, too, if there is time
+        assert not steps
+        return
     (told,) = [line for line in output.splitlines() if str(folder) in line]
     assert why in told
 

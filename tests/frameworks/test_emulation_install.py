@@ -38,7 +38,6 @@ def test_device_meshes_use_the_replacements_too():
     ("asked", "made"),
     [
         ("nccl", emulation.BACKEND),
-        ("gloo", emulation.BACKEND),
         ("cpu:gloo,cuda:nccl", emulation.BACKEND),
         ("cuda:nccl,cpu:gloo", emulation.BACKEND),
         ("NCCL", emulation.BACKEND),
@@ -50,6 +49,12 @@ def test_device_meshes_use_the_replacements_too():
 def test_which_backends_are_replaced(asked, made):
     assert emulation.emulated_backend(asked, asks_default=True) == made
     assert emulation.emulated_backend(asked, asks_default=False) == made
+
+
+def test_gloo_by_default_stands_for_nccl_and_beside_a_default_group_is_gloo():
+    assert emulation.emulated_backend("gloo", asks_default=True) == emulation.BACKEND
+    assert emulation.emulated_backend("gloo", asks_default=False) == "gloo"
+    assert emulation.emulated_backend("cpu:gloo", asks_default=False) == "cpu:gloo"
 
 
 def test_no_backend_means_the_default_groups():

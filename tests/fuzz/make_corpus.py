@@ -34,7 +34,7 @@ from zerotune.store.records import (
     Collective,
     CommunicatorClass,
     DecisionKey,
-    FirstLook,
+    NextStage,
     Phase,
     Plan,
     PlanRow,
@@ -123,7 +123,7 @@ def agent_messages() -> Iterator[bytes]:
         (0, hello(0), None), (2, node, observations(4)), 1.0, (2, wire.Forwarded("job", 1, 0, 0), observations(0))
     )
     yield of_agents((1, hello(1, leader="tcp://10.0.0.1:5577"), None), 1.0, seen[1], 12.0)
-    yield of_agents((3, wire.NoSteps("other", 2, 100, 30.0), None), (3, wire.StatusRequest(), None), 12.7, 12.7)
+    yield of_agents((3, wire.Bell("other", 2), None), (3, wire.StatusRequest(), None), 12.7, 12.7)
     again = observations(8, sequence=np.arange(8, 16), collective=3, phase=3, message_bytes=1 << 20)
     yield of_agents(
         *greeted,
@@ -137,12 +137,13 @@ def agent_messages() -> Iterator[bytes]:
 
 
 def daemon_messages() -> Iterator[bytes]:
-    look = FirstLook(2, 10, ROWS[:1], 20)
+    look = NextStage(2, 10, ROWS[:1])
     for message in (
         wire.Welcome(1, "0.1", "tcp://[::]:5577"),
         wire.PlanOffer("job", Plan(3, ROWS)),
-        wire.PlanOffer("job", Plan(2**32 - 1, ROWS[:1], 1000, True, look)),
+        wire.PlanOffer("job", Plan(2**31 - 1, ROWS[:1], True, (look,))),
         wire.Observe("job", 20),
+        wire.Bell("job", 3),
         wire.ErrorReply("BadHello", "no"),
         wire.StatusReply(
             1, "0.1", "", "", 1.0, 1, 0, (wire.JobStatus("job", "f", 0, 2, 2, 1, 5, 6, 0, 1, 2.0, 3.0, 0.1),)

@@ -19,7 +19,7 @@ from zerotune.store.records import (
     Candidate,
     Collective,
     CommunicatorClass,
-    FirstLook,
+    NextStage,
     Phase,
     Plan,
     PlanRow,
@@ -52,14 +52,14 @@ rows = st.builds(
     names,
 )
 some_rows = st.lists(rows, max_size=3).map(tuple)
-first_looks = st.builds(FirstLook, st.integers(1, 2**31 - 1), ordinals, some_rows, ordinals)
-plans = st.builds(Plan, ordinals, some_rows, ordinals, st.booleans(), st.none() | first_looks)
+stages = st.builds(NextStage, st.integers(1, 2**31 - 1), ordinals, some_rows)
+plans = st.builds(Plan, ordinals, some_rows, st.booleans(), st.lists(stages, max_size=3).map(tuple))
 agent_messages = st.one_of(
     st.builds(wire.Hello, ids, ranks, ranks, ranks, names, u32, names, facts, u32, u32, epochs),
     st.builds(wire.Steps, ids, ranks, st.lists(steps, max_size=3).map(tuple)),
     st.builds(wire.Adopted, ids, epochs, ordinals),
     st.builds(wire.Goodbye, ids, ranks, st.text(max_size=wire.MAX_ID_LENGTH)),
-    st.builds(wire.NoSteps, ids, ranks, u32, st.floats(0, 1e12)),
+    st.builds(wire.Bell, ids, ordinals),
     st.just(wire.StatusRequest()),
 )
 statuses = st.builds(
@@ -202,11 +202,11 @@ def test_a_message_of_the_other_direction_is_refused():
         wire.decode_daemon(wire.encode(wire.StatusRequest()))
 
 
-@pytest.mark.parametrize(("n_boundaries", "n_rows"), [(0, 1), (2, -1)])
-def test_a_first_look_that_makes_no_sense_is_refused(n_boundaries: int, n_rows: int) -> None:
-    frames = wire.encode(wire.PlanOffer("job", Plan(1, first_look=FirstLook(1, 0))))
+@pytest.mark.parametrize(("n_steps", "n_rows"), [(0, 1), (2, -1)])
+def test_a_stage_that_makes_no_sense_is_refused(n_steps: int, n_rows: int) -> None:
+    frames = wire.encode(wire.PlanOffer("job", Plan(1, then=(NextStage(1, 0),))))
     broken = msgspec.msgpack.decode(frames[1])
-    broken["plan"]["first_look"] |= {"n_boundaries": n_boundaries, "n_rows": n_rows}
+    broken["plan"]["then"][0] |= {"n_steps": n_steps, "n_rows": n_rows}
     with pytest.raises(WireError):
         wire.decode_daemon([frames[0], msgspec.msgpack.encode(broken), *frames[2:]])
 

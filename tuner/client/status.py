@@ -154,10 +154,8 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         show(may_try(reply.options))
     for words, style in (*store_text(reply), *fleet_text(reply.fleet)):
         show(words, style)
-    if not reply.jobs and not reply.without_steps:
+    if not reply.jobs:
         show("no job is connected")
-    for untuned in reply.without_steps:
-        show(f"\n{untuned.job_id}: {untuned.describe()}", "bold red")
     for ended in reply.ended:
         show(f"{titled(ended.job_id, ended.name)}: {ended.describe()}", "yellow" if ended.failure else "dim")
     for job in reply.jobs:

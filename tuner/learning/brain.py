@@ -29,7 +29,6 @@ from zerotune.store.records import (
     Plan,
     Stage,
     StepRecord,
-    agreement_interval,
 )
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
@@ -42,7 +41,7 @@ from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
-from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
@@ -168,7 +167,7 @@ class Brain(Inspection):
         self._plans.step_ran(step.epoch)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._policy.price.exposed.finished(step.step, step.exposed_us)
-        if is_timed:
+        if is_timed and step.is_whole:
             self._urgent |= self._step_feedback.step_finished(step, self._step)
 
     def sequence(self, block: npt.NDArray[np.void]) -> None:
@@ -219,37 +218,58 @@ class Brain(Inspection):
         latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             # What was promoted, and ran on trial until now, is in force without a new plan.
+            was_tentative = bool(latest.tentative)
             is_trial = self._policy.explored()[: len(latest.candidates)]
             latest = latest._replace(is_trial=is_trial, variant=variant)
             plans.add(latest)
-            if not latest.plan.rows or latest.plan.expires_after == latest.lasts_for:
+            if bool(latest.tentative) == was_tentative and not plans.is_fading(self._step):
                 return None
-            # Or the other way round: the same settings, to last as long as they may.
+            # The same settings once more: they last now, or must not, or are renewed.
         looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
-        entry = self._plan(plans.next, gathers_after_step, looks)
-        if looks:
-            plans.ask(self._policy.end_first_looks(looks))
-            after = self._plan(plans.next + 1, gathers_after_step, looks)
-            entry = entry.ending_by_itself(after, [state.index for state in looks])
-            plans.add(after)
+        entry = self._scheduled(gathers_after_step, looks)
         plans.offer(entry, self._step)
         return entry.plan
 
+    def _scheduled(self, gathers_after_step: bool, looks: list[KeyState]) -> PlanInForce:
+        """What is asked for now as a plan that ends by itself: first looks after two steps, trials once unwatched."""
+        plans, variant = self._plans, self._step_feedback.variants.running
+        changed = () if variant is None else variant.changes
+        tried = [index for index in np.flatnonzero(self._policy.explored()).tolist() if index not in changed]
+        first = [*(state.index for state in looks), *changed, *tried]
+        entry = self._stage(plans.next, gathers_after_step, first)
+        last = entry
+        if looks:
+            plans.ask(self._policy.end_first_looks(looks))
+            last = self._stage(plans.next + 1, gathers_after_step, first)
+            entry = entry.followed_by(last, FIRST_LOOK_STEPS)
+            plans.follow(entry.plan.epoch, last)
+        if last.tentative:
+            asked = {index: plans.asked[index] for index in last.tentative}
+            plans.ask({index: self._states[index].incumbent for index in asked})
+            rest = self._stage(last.plan.epoch + 1, gathers_after_step, first, is_resting=True)
+            plans.ask(asked)
+            entry = entry.followed_by(rest, self._withdrawal.trial_steps)
+            plans.rest(rest, self._withdrawal.trial_steps)
+        return entry
+
     # ---- inside ------------------------------------------------------------------------------------
 
-    def _plan(self, epoch: int, gathers_after_step: bool, looks: Sequence[KeyState] = ()) -> PlanInForce:
-        """What is asked for now, as a plan with the rows of `looks` first."""
-        rows = (*self._plans.rows([state.index for state in looks]), *self._ahead.rows)
-        plan, variant = Plan(epoch, rows, gathers_after_step=gathers_after_step), self._step_feedback.variants.running
-        entry = PlanInForce(self._plans.asked.copy(), self._policy.explored(), plan, variant, self._ahead.rows)
-        return entry._replace(plan=msgspec.structs.replace(plan, expires_after=entry.lasts_for))
+    def _stage(
+        self, epoch: int, gathers_after_step: bool, first: Sequence[int], *, is_resting: bool = False
+    ) -> PlanInForce:
+        """What is asked for now, as one stage of a plan with the rows of keys `first` first."""
+        plan = Plan(epoch, (*self._plans.rows(dict.fromkeys(first)), *self._ahead.rows), gathers_after_step)
+        explored = self._policy.explored()
+        if is_resting:
+            return PlanInForce(self._plans.asked.copy(), np.zeros_like(explored), plan, None, self._ahead.rows)
+        variant = self._step_feedback.variants.running
+        return PlanInForce(self._plans.asked.copy(), explored, plan, variant, self._ahead.rows)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._plans.next))
 
     def _new_key(self, state: KeyState) -> None:
         self._plans.meet(state)
-        self._withdrawal.set_agreement_interval(agreement_interval(state.key.communicator.n_ranks))
         self._policy.register(state)
         row = covering(self._ahead.rows, state.key)
         if row is not None and self.memory.is_short:

@@ -237,7 +237,7 @@ def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
     """Rows whose ranges do not overlap within a collective and communicator, and how many had to be cut."""
     kept: list[PlanRow] = []
     n_conflicts = 0
-    for row in sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase, row.min_bytes)):
+    for row in sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase or 0, row.min_bytes)):
         rivals = [one for one in kept if (one.communicator, one.collective) == (row.communicator, row.collective)]
         overlapping = [one for one in rivals if one.min_bytes <= row.max_bytes and row.min_bytes <= one.max_bytes]
         n_conflicts += any(one.candidate != row.candidate for one in overlapping)

@@ -1,4 +1,4 @@
-"""Jobs that `zerotune status` shows although they are not connected: ended ones, and those without steps."""
+"""Jobs that `zerotune status` shows although they are not connected any more."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Final
 
 import msgspec
 
-from zerotune.store.wire import EndedJob, NoSteps
+from zerotune.store.wire import EndedJob
 
-FORGOTTEN_S: Final = 10.0
-"""A job without steps says so every two seconds; one that has not for this long is gone."""
-MAX_SENDERS: Final = 4096
 MAX_ENDED: Final = 3
 
 
@@ -21,24 +18,7 @@ class AbsentJobs:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._without_steps: dict[bytes, tuple[float, NoSteps]] = {}
-        """By sender: time of its last message, and the message."""
         self._ended: deque[tuple[float, EndedJob]] = deque(maxlen=MAX_ENDED)
-
-    def has_no_steps(self, sender: bytes, said: NoSteps) -> None:
-        """Take the message of a node's first rank that no step has ended yet."""
-        if len(self._without_steps) < MAX_SENDERS or sender in self._without_steps:
-            self._without_steps[sender] = self._clock(), said
-
-    def without_steps(self, connected: Container[str]) -> tuple[NoSteps, ...]:
-        """Jobs that train and whose agents see no step end; jobs that are connected by now are left out."""
-        since_s = self._clock() - FORGOTTEN_S
-        self._without_steps = {
-            sender: (at_s, said)
-            for sender, (at_s, said) in self._without_steps.items()
-            if at_s >= since_s and said.job_id not in connected
-        }
-        return tuple({said.job_id: said for _, said in self._without_steps.values()}.values())
 
     def has_ended(
         self, job_id: str, name: str, step: int, *, silent_since_s: float | None = None, failure: str = ""

@@ -70,7 +70,6 @@ class DaemonStatus:
             options=self._options,
             store=writing,
             health=_health(writing),
-            without_steps=absent_jobs.without_steps(job_ids),
             ended=absent_jobs.ended(job_ids),
             fleet=self._fleet_state(),
             listen=self._listen,

@@ -39,6 +39,8 @@ NEWS_EVERY_S: Final = 10.0
 """How often at most the store is told what passed the tuner by, and who is late."""
 SETTLE_S: Final = 1.0
 """Windows open when all ranks are here, or when no rank has come or gone for this long."""
+STEPLESS_AFTER: Final = 10
+"""Intervals without a step before that is told."""
 MISSING_AFTER_S: Final = 10.0
 """Ranks that have not greeted this long after the others are reported as missing."""
 
@@ -129,6 +131,7 @@ class Job:
         """Highest epoch that rank 0 was offered before it came here: a brain's plans must have higher ones."""
         self._epoch_since_step = -1
         self.step = 0
+        self._has_steps = False
         self.offer: Plan | None = None
         """The newest plan that rank 0 has not adopted yet."""
         self.stage = Stage.unknown
@@ -298,11 +301,13 @@ class Job:
         """The leading rank has finished a step."""
         self.step = max(self.step, step.step)
         # A full queue may have lost that message, for example when the plan expired while this daemon stood still.
-        if step.epoch != self.epoch and step.step >= self._epoch_since_step:
+        if step.is_whole and step.epoch != self.epoch and step.step >= self._epoch_since_step:
             self.adopt(step.epoch, step.step)
-        self._step_us.append(step.duration_us)
-        if step.exposed_us is not None:
-            self._exposed_us.append(step.exposed_us)
+        if step.is_whole:
+            self._has_steps = True
+            self._step_us.append(step.duration_us)
+            if step.exposed_us is not None:
+                self._exposed_us.append(step.exposed_us)
         self.tell(lambda brain: brain.step_finished(step))
 
     def adopt(self, epoch: int, step: int) -> None:
@@ -338,7 +343,8 @@ class Job:
         heard_at_s += [(node.rank, node.heard_at_s) for node in self.nodes.values() for _ in range(node.n_ranks)]
         silent = self.silent_ranks.describe(heard_at_s, now_s)
         failed = self.failure and f"failed ({self.failure})"
-        health = failed or self.trouble or silent or self._forwards(now_s) or self._missing(now_s) or "ok"
+        problem = failed or self.trouble or silent or self._forwards(now_s) or self._missing(now_s)
+        health = problem or self._stepless() or "ok"
         return JobStatus(
             job_id=self.job_id,
             fabric_id=self.fabric_id,
@@ -370,6 +376,12 @@ class Job:
             return ""
         is_alive = self.uplink.is_alive(now_s)
         return f"forwards to {self.uplink.endpoint}" if is_alive else f"{self.uplink.endpoint} is silent"
+
+    def _stepless(self) -> str:
+        """Text about a job whose steps nobody sees; empty: they are seen, or may be soon."""
+        if self._has_steps or self.step < STEPLESS_AFTER:
+            return ""
+        return "no training step is seen to end: calls are tuned by their own times, without the step guard"
 
     def _missing(self, now_s: float) -> str:
         """Text about ranks that have not greeted; empty while they may be on their way.

@@ -19,6 +19,7 @@ from zerotune.store.sqlite.writing.job_news import JobNews
 from zerotune.store.wire import (
     Adopted,
     AgentMessage,
+    Bell,
     CostTables,
     DaemonMessage,
     ErrorReply,
@@ -26,7 +27,6 @@ from zerotune.store.wire import (
     Goodbye,
     Hello,
     JobStatus,
-    NoSteps,
     Observations,
     Observe,
     PlanOffer,
@@ -171,9 +171,6 @@ class Service:
             return self._hello(sender, message)
         if isinstance(message, Forwarded) and records is not None:
             return self._forwarded(sender, message, records)
-        if isinstance(message, NoSteps):
-            self.absent_jobs.has_no_steps(sender, message)
-            return []
         owner = self._senders.get(sender)
         if owner is None:
             self.n_unannounced += 1
@@ -199,6 +196,8 @@ class Service:
             return self._steps(job, message.steps)
         elif isinstance(message, Adopted) and rank == job.lead_rank:
             job.adopt(message.epoch, message.step)
+        elif isinstance(message, Bell):
+            return self._ring(job, rank, message)
         elif isinstance(message, Goodbye):
             job.rank_failed(rank, message.failure)
             self._leave(sender)
@@ -236,6 +235,8 @@ class Service:
         if job is None or not job.uplink.endpoint:
             return []
         job.uplink.heard(self._clock())
+        if isinstance(message, Bell):
+            return [(sender, Bell(job_id, message.number)) for sender, _ in job.ranks.values()]
         if not isinstance(message, Observe):
             return []
         job.windows.relayed(job.step, message.n_steps)
@@ -394,10 +395,15 @@ class Service:
         if knowledge is not None:
             job.give_brain(self._brains(job.job_id, job.fabric_id, job.fabric, knowledge))
 
+    def _ring(self, job: Job, rank: int, bell: Bell) -> list[Reply]:
+        """Rank 0's bell goes to all others, another rank's to rank 0."""
+        senders = [sender for each, (sender, _) in job.ranks.items() if (each == 0) != (rank == 0)]
+        return [(sender, bell) for sender in [*senders, *(job.nodes if rank == 0 else ())]]
+
     def _steps(self, job: Job, steps: Sequence[StepRecord]) -> list[Reply]:
         for step in steps:
             job.finish_step(step)
-        self._store.record_steps(job.job_id, steps)
+        self._store.record_steps(job.job_id, [step for step in steps if step.is_whole])
         return self._think(job) + self._windows(job)
 
     def _think(self, job: Job) -> list[Reply]:

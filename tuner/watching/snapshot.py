@@ -128,7 +128,6 @@ def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], hi
     """
     options = reply.options
     notices = [Notice(words, style == "bold red") for words, style in (*store_text(reply), *fleet_text(reply.fleet))]
-    notices += [Notice(f"{one.job_id}: {one.describe()}", is_bad=True) for one in reply.without_steps]
     for ended in reply.ended[:MAX_ENDED]:
         notices.append(Notice(f"{titled(ended.job_id, ended.name)}: {ended.describe()}"))
     if history_problem and reply.jobs:

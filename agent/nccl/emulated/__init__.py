@@ -20,6 +20,7 @@ from zerotune.agent.nccl.emulated.journal import Journal, JournalCall, journal
 from zerotune.agent.nccl.emulated.torch_backend.alias import BACKEND
 from zerotune.agent.nccl.emulated.torch_backend.capture import Graph
 from zerotune.agent.nccl.emulated.torch_backend.process_group import EmulatedProcessGroup, create
+from zerotune.agent.nccl.emulated.torch_backend.shrinking import keep_shrunk_groups
 
 __all__ = [
     "BACKEND",
@@ -38,4 +39,5 @@ __all__ = [
 ]
 
 if BACKEND not in dist.Backend.backend_list:
+    keep_shrunk_groups(EmulatedProcessGroup)
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])

@@ -122,6 +122,8 @@ typedef struct {
   uint32_t n_nodes;
   uint32_t epoch; /* of the latest call */
   uint32_t n_steady;
+  uint32_t n_steps;     /* of this rank, that had calls */
+  uint32_t n_off_cycle; /* calls in a row that the cycle in force did not expect */
   uint64_t n_calls;
   uint64_t step_began;     /* number of the first call in this rank's latest step */
   uint64_t calls_per_step; /* in `n_steady` whole steps in a row; 0 = no whole step was seen */

@@ -71,9 +71,7 @@ def read_search(log: str) -> Search:
     return Search(graphs[_RING], tree, int(channels[1]), int(channels[2]))
 
 
-def believed(
-    search: Search, machine: Machine, n_ranks: int, n_nodes: int, nccl_version: tuple[int, ...]
-) -> Topology:
+def believed(search: Search, machine: Machine, n_ranks: int, n_nodes: int, nccl_version: tuple[int, ...]) -> Topology:
     """The same as our cost model takes it; without what NVLS costs.
 
     Args:

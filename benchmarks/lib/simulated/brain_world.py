@@ -124,11 +124,7 @@ class World:
         if self.fixed is not None:
             return self.fixed(call)
         for row in self.plan.rows:
-            if (
-                row.collective is call.collective
-                and row.phase is call.phase
-                and row.min_bytes <= call.message_bytes <= row.max_bytes
-            ):
+            if row.holds_for(self.communicator, call.collective, call.phase, call.message_bytes):
                 return row.candidate
         return BASELINE
 

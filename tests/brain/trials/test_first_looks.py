@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.lib.simulated.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, agreement_interval
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Withdrawal
 
@@ -32,6 +32,15 @@ def _zero3(seed: int = 1) -> World:
         )
     ]
     return World("ethernet_boxes", place, calls, compute_us=30_000.0, seed=seed)
+
+
+def _is_look(plan: Plan) -> bool:
+    return bool(plan.then) and plan.then[0].n_steps == FIRST_LOOK_STEPS
+
+
+def _asked(plan: Plan, world: World, call: Call) -> Candidate:
+    place = world.communicator, call.collective, call.phase
+    return next((row.candidate for row in plan.rows if row.holds_for(*place, call.message_bytes)), BASELINE)
 
 
 def _step(world: World, brain: Brain) -> Plan | None:
@@ -65,20 +74,24 @@ def test_what_a_first_look_gives_way_to_is_what_the_brain_believes() -> None:
     n_looks = 0
     for _ in range(400):
         plan = _step(world, brain)
-        if plan is None or plan.first_look is None:
+        if plan is None or not _is_look(plan):
             continue
         n_looks += 1
         after = brain.plan
         assert after is not None
-        assert plan.at_last() == after.plan
-        looked_at = {(row.collective, row.phase, row.min_bytes) for row in plan.rows[: plan.first_look.n_rows]}
+        assert plan.stages()[1][1] == after.plan
+        looked_at = {
+            (call.collective, call.phase)
+            for call in world.calls
+            if _asked(plan, world, call) != _asked(after.plan, world, call)
+        }
         ran = {
             (state.key.collective, state.key.phase)
             for state in brain.keys
             if state.trial is not None and after.settings[state.key] == state.usual
         }
         assert looked_at
-        assert {(collective, phase) for collective, phase, _ in looked_at} <= ran
+        assert looked_at <= ran
     assert n_looks >= 5
     found = gain_share(world, brain)
     attainable = sum(own - best for own, best, _ in found.values())
@@ -96,7 +109,7 @@ def test_settings_that_were_never_measured_run_two_steps_only() -> None:
         if brain.plan is not None and brain.plan.has_variant:
             break
         running = {(call, world.chosen(call)) for call in world.calls}
-        if world.plan.first_look is None:
+        if not _is_look(world.plan):
             looking_since = None
             assert running <= measured
         elif looking_since is None:
@@ -113,9 +126,9 @@ def test_where_nothing_is_long_on_its_way_only_the_very_first_plan_ends_by_itsel
     world = _zero3()
     brain = make_brain(world)
     plans = play(world, brain, 100)
-    assert plans[0].first_look is not None
+    assert _is_look(plans[0])
     assert len(plans) > 5
-    assert all(plan.first_look is None for plan in plans[1:])
+    assert not any(map(_is_look, plans[1:]))
 
 
 def test_first_looks_are_relied_on_where_plans_are_long_on_their_way_and_as_long_as_they_end() -> None:
@@ -154,12 +167,3 @@ def test_however_late_plans_are_what_is_lost_is_charged_and_is_no_more_than_a_fe
     step_us = brain.budget.training_us / brain.budget.n_steps
     assert 0.0 < lost_us <= 20.0 * step_us
     assert brain.budget.spent_us >= 0.85 * lost_us
-
-
-def test_first_looks_of_large_jobs_last_from_turn_to_turn() -> None:
-    delay = Withdrawal()
-    delay.set_agreement_interval(agreement_interval(4096))
-    assert delay.first_steps == 8
-    delay.looks_on()
-    delay.set_agreement_interval(agreement_interval(8192))
-    assert not delay.needs_looks

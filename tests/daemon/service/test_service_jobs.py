@@ -159,23 +159,22 @@ def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
     assert bench.service.next_tick_s == float("inf"), "nothing to do: the daemon can sleep"
 
 
-def test_jobs_without_steps_are_told_of_until_they_are_silent_or_greet(bench, monkeypatch):
-    monkeypatch.setattr("zerotune.tuner.service.absent_jobs.MAX_SENDERS", 3)
+def test_rank_0_rings_for_all_others_and_they_for_it(bench):
+    for rank in range(4):
+        bench.hello(rank)
+    others = [(b"job/%d" % rank, wire.Bell("job", 7)) for rank in (1, 2, 3)]
+    assert bench.send(0, wire.Bell("job", 7)) == others
+    assert bench.send(2, wire.Bell("job", 0)) == [(b"job/0", wire.Bell("job", 0))]
 
-    def without_steps():
-        return bench.service.absent_jobs.without_steps(bench.service.job_ids)
 
-    for rank, job in enumerate(("a", "a", "b", "too many")):
-        assert bench.send(rank, wire.NoSteps(job, 8, 1000 + rank, 61.0), job=job) == []
-    assert [(one.job_id, one.n_calls) for one in without_steps()] == [
-        ("a", 1001),
-        ("b", 1002),
-    ]
-    assert (bench.service.n_sessions, bench.service.jobs(), bench.service.n_refused) == (0, (), 0)
-    bench.hello(0, job="a")
-    assert [one.job_id for one in without_steps()] == ["b"]
-    bench.now_s += 11
-    assert without_steps() == ()
+def test_a_job_whose_steps_nobody_sees_is_said_to_be_tuned_by_its_calls_alone(bench):
+    bench.hello(0)
+    intervals = tuple(StepRecord(step, 0, 1e6, is_whole=False) for step in range(1, 12))
+    bench.send(0, wire.Steps("job", 0, intervals))
+    assert "no training step is seen to end" in bench.service.jobs()[0].health
+    bench.send(0, wire.Steps("job", 0, (StepRecord(12, 0, 1e6),)))
+    assert "no training step" not in bench.service.jobs()[0].health
+    assert [step.step for step in bench.store.steps] == [12], "intervals are no steps"
 
 
 def test_jobs_that_ended_are_told_of_until_they_are_back(bench):

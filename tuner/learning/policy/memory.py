@@ -291,10 +291,10 @@ Place = tuple[CommunicatorClass, Collective, Phase]
 def covering(rows: tuple[PlanRow, ...], key: DecisionKey) -> PlanRow | None:
     """The row that a key runs under before its own is made."""
     floor = size_class_floor(key.size_class)
-    return next((row for row in rows if row.min_bytes <= floor <= row.max_bytes and _place(row) == _place(key)), None)
+    return next((row for row in rows if row.holds_for(*_place(key), floor)), None)
 
 
-def _place(where: PlanRow | DecisionKey) -> Place:
+def _place(where: DecisionKey) -> Place:
     return where.communicator, Collective(where.collective), Phase(where.phase)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
@@ -11,16 +11,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.store.records import BASELINE, Candidate, FirstLook, Plan, PlanRow, size_class_range
+from zerotune.store.records import (
+    BASELINE,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    NextStage,
+    Plan,
+    PlanRow,
+    size_class_range,
+)
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import covering
 from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, CallEvidence
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Withdrawal
+from zerotune.tuner.learning.policy.risk import Withdrawal
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import Ints
 
 KEPT_EPOCHS: Final = 64
-PLAN_EXPIRES_AFTER: Final = 1000
+FADING: Final = 0.5
+"""The share of its time after which a plan on trial is renewed."""
 
 
 class Variant(NamedTuple):
@@ -44,15 +54,19 @@ class PlanInForce(NamedTuple):
     """What was asked for keys that were not known yet."""
 
     @property
-    def lasts_for(self) -> int:
-        """Boundaries for which it outlives its daemon: what is on trial must not run unwatched."""
-        return 1 if self.variant is not None or self.is_trial.any() else PLAN_EXPIRES_AFTER
+    def tentative(self) -> list[int]:
+        """Keys at which it runs what must not run unwatched, by index."""
+        changed = () if self.variant is None else self.variant.changes
+        return sorted({*np.flatnonzero(self.is_trial).tolist(), *changed})
 
-    def ending_by_itself(self, after: PlanInForce, keys: Sequence[int]) -> PlanInForce:
-        """As a first look at these keys, whose rows come first in both plans, that gives way to the plan `after`."""
-        n_rows, n_after = (sum(not plan.candidates[at].is_baseline for at in keys) for plan in (self, after))
-        look = FirstLook(FIRST_LOOK_STEPS, n_rows, after.plan.rows[:n_after], after.plan.expires_after)
-        return self._replace(plan=msgspec.structs.replace(self.plan, first_look=look))
+    def followed_by(self, after: PlanInForce, n_steps: int) -> PlanInForce:
+        """As a plan that gives way to `after` by itself, `n_steps` after its last stage began."""
+        before, rows = self.plan.at_last().rows, after.plan.rows
+        n_same = 0
+        while n_same < min(len(before), len(rows)) and before[-1 - n_same] == rows[-1 - n_same]:
+            n_same += 1
+        stage = NextStage(n_steps, len(before) - n_same, rows[: len(rows) - n_same])
+        return self._replace(plan=msgspec.structs.replace(self.plan, then=(*self.plan.then, stage)))
 
 
 class Plans:
@@ -73,8 +87,15 @@ class Plans:
         self.asked: list[Candidate] = []
         """What each key shall run now, by key index."""
         self._rows: list[PlanRow | None] = []
+        self._alike: dict[tuple[CommunicatorClass, Collective, int], list[int]] = {}
+        """Keys that differ in phase alone, by index."""
         self._active = 0
         """The epoch in force."""
+        self._active_since = 0
+        self._looks: set[int] = set()
+        """Epochs of first looks."""
+        self._rests: dict[int, int] = {}
+        """Epochs at which what was on trial has given way by itself; and after how many steps."""
         self.next = 1
         """The epoch of the next plan."""
         self.must_repeat = False
@@ -100,8 +121,9 @@ class Plans:
         """Remember a plan; forget the oldest ones, but never the active one."""
         self._plans[entry.plan.epoch] = entry
         while len(self._plans) > KEPT_EPOCHS:
-            oldest = next(old for old in self._plans if old != self._active)
+            oldest = next(old for old in self._plans if old not in (0, self._active))
             del self._plans[oldest]
+            self._looks.discard(oldest)
             self._slots.pop(oldest, None)
 
     def slots(self, epoch: int) -> Ints:
@@ -129,9 +151,11 @@ class Plans:
     def ask(self, changes: Mapping[int, Candidate]) -> bool:
         """Note what keys, by index, shall run from now on; whether anything differs from before."""
         states, model_id = self._surrogate.fields.states, self._surrogate.fields.knowledge.model_id
-        missing = len(states) - len(self.asked)
-        self.asked += [BASELINE] * missing
-        self._rows += [None] * missing
+        for state in states[len(self.asked) :]:
+            place = state.key.communicator, state.key.collective, state.key.size_class
+            self._alike.setdefault(place, []).append(state.index)
+            self.asked.append(BASELINE)
+            self._rows.append(None)
         differs = False
         for index, candidate in changes.items():
             state = states[index]
@@ -140,12 +164,26 @@ class Plans:
             self._rows[index] = None if candidate.is_baseline else _row(state, candidate, model_id)
         return differs
 
-    def rows(self, first: Sequence[int]) -> tuple[PlanRow, ...]:
-        """What is asked for now; the rows of keys `first` come first."""
-        others = self._rows.copy()
-        for index in first:
-            others[index] = None
-        return (*filter(None, [self._rows[index] for index in first]), *filter(None, others))
+    def rows(self, first: Iterable[int]) -> tuple[PlanRow, ...]:
+        """What is asked for now; the rows of keys `first` come first, by index.
+
+        Keys that differ in phase alone and are asked for the same get one row for any phase: it holds whatever the
+        communicator's history says.
+        """
+        states = self._surrogate.fields.states
+        rows: dict[object, PlanRow] = {}
+        for index in (*first, *range(len(self._rows))):
+            row = self._rows[index]
+            if row is None:
+                continue
+            key = states[index].key
+            place = key.communicator, key.collective, key.size_class
+            if all(self.asked[other] == row.candidate for other in self._alike[place]):
+                if place not in rows:
+                    rows[place] = msgspec.structs.replace(row, phase=None)
+            else:
+                rows[index] = row
+        return tuple(rows.values())
 
     def step_ran(self, epoch: int) -> None:
         """A step has finished under `epoch`."""
@@ -161,13 +199,20 @@ class Plans:
             return
         if epoch < self._active:
             return
-        self._active = epoch
+        self._active, self._active_since = epoch, step
+        # A plan on trial that gave way by itself was not renewed in time: it is asked for anew.
+        self.must_repeat |= epoch in self._rests
         self._withdrawal.adopted(epoch, step)
         self._steps_in_epoch = 0
         if self._offered is not None and epoch >= self._offered:
             self._offered = None
         self.takes_over |= epoch >= self.next
         self.next = max(self.next, epoch + 1)
+
+    def is_fading(self, step: int) -> bool:
+        """The plan in force is on trial, and gives way by itself before long."""
+        lasts_steps = self._rests.get(self._active + 1)
+        return lasts_steps is not None and step - self._active_since >= FADING * lasts_steps
 
     def is_due(self, step: int) -> bool:
         """Whether the next plan may replace the one in force."""
@@ -186,9 +231,23 @@ class Plans:
     def offer(self, entry: PlanInForce, step: int) -> None:
         """`entry` is on its way to the ranks."""
         self.add(entry)
-        self._offered, self._offered_at_step = entry.plan.last_epoch, step
+        # What is waited for is what the daemon asked for, not what it gives way to once nobody renews it.
+        rests_at = entry.plan.last_epoch if entry.plan.last_epoch in self._rests else None
+        self._offered = entry.plan.last_epoch if rests_at is None else rests_at - 1
+        self._offered_at_step = step
         self.next = entry.plan.last_epoch + 1
         self._withdrawal.offered(entry.plan.epoch)
+
+    def follow(self, look: int, after: PlanInForce) -> None:
+        """The plan of epoch `look` is a first look, and gives way to `after` by itself."""
+        self._looks.add(look)
+        self.add(after)
+
+    def rest(self, resting: PlanInForce, after_steps: int) -> None:
+        """What is on trial gives way to `resting` by itself, so many steps after it came into force."""
+        self._rests[resting.plan.epoch] = after_steps
+        self._rests = {epoch: n_steps for epoch, n_steps in self._rests.items() if epoch >= self._active}
+        self.add(resting)
 
     def _is_overdue(self, step: int) -> bool:
         if self._is_looking:
@@ -199,8 +258,7 @@ class Plans:
     @property
     def _is_looking(self) -> bool:
         """A first look is in force."""
-        in_force = self._plans.get(self._active)
-        return in_force is not None and in_force.plan.first_look is not None
+        return self._active in self._looks
 
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:

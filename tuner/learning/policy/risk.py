@@ -152,6 +152,9 @@ FORGOTTEN: Final = 0.5
 """A delay shorter than the last ones counts this much at each look: a longer one counts at once."""
 FIRST_LOOK_STEPS: Final = 2
 """Steps that a setting runs which was never measured; then it gives way by itself until its measurements are here."""
+LEAST_TRIAL_STEPS: Final = 32
+TRIAL_RESPONSES: Final = 4.0
+"""How many times over evidence and a next plan could be on their way before a plan on trial gives way by itself."""
 UNSEEN_RESPONSE: Final = 2.0
 """How many reports' steps a plan is believed to be on its way before any plan was seen adopted."""
 
@@ -174,14 +177,15 @@ class Withdrawal:
         self._offered: dict[int, int] = {}
         self._look_steps = float(FIRST_LOOK_STEPS)
 
-    def set_agreement_interval(self, n_boundaries: int) -> None:
-        """A first look ends at a turn, the first after it is over."""
-        self._look_steps = max(self._look_steps, float(n_boundaries))
-
     @property
     def needs_looks(self) -> bool:
         """A first look ends by itself before a setting could be withdrawn, as far as that is known or assumed."""
         return math.isfinite(self._look_steps) and (self._response_steps is None or self.steps > self._look_steps)
+
+    @property
+    def trial_steps(self) -> int:
+        """How many steps a plan with something on trial lasts if nobody renews it: no trial runs unwatched for long."""
+        return max(LEAST_TRIAL_STEPS, math.ceil(TRIAL_RESPONSES * self.steps))
 
     @property
     def first_steps(self) -> float:

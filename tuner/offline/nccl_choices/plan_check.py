@@ -11,7 +11,7 @@ import msgspec
 
 from zerotune.agent.nccl.twin.protocol import Answer, Question
 from zerotune.agent.nccl.twin.twin import Cluster, ask_nccl
-from zerotune.store.records import Collective, CommunicatorClass, Phase, PlanRow
+from zerotune.store.records import Collective, CommunicatorClass, Phase, PlanRow, phase_name
 from zerotune.tuner.offline.nccl_choices.choices import shareable
 
 _MOST_BYTES: Final = 1 << 30
@@ -79,7 +79,10 @@ def _judge_on(
         for number, row in enumerate(rows)
         if row.communicator == here and (size := _largest(row, cluster.n_ranks)) is not None
     }
-    questions = [Question(rows[number].collective, size, phase=rows[number].phase) for number, size in tried.items()]
+    questions = [
+        Question(rows[number].collective, size, phase=rows[number].phase or Phase.other)
+        for number, size in tried.items()
+    ]
     anything = Question(Collective.all_gather, shareable(1, cluster.n_ranks))
     own = [row for row in rows if row.communicator == here]
     *found, counted = ask_nccl(library, cluster, [*questions, anything], own).answers
@@ -100,7 +103,7 @@ def _judged(number: int, row: PlanRow, answer: Answer | None) -> JudgedRow:
     return JudgedRow(
         row=number + 1,
         collective=row.collective.name,
-        phase=row.phase.name,
+        phase=phase_name(row.phase),
         min_bytes=row.min_bytes,
         max_bytes=row.max_bytes,
         asked=str(row.candidate),

@@ -198,8 +198,9 @@ def play_tuner(
         if plan is not in_force:
             in_force, adopted_at = plan, step + 1
             asked = {
-                DecisionKey(row.communicator, row.collective, row.phase, size_class(row.min_bytes)): row.candidate
+                DecisionKey(row.communicator, row.collective, phase, size_class(row.min_bytes)): row.candidate
                 for row in plan.rows
+                for phase in row.phases
             }
             brain.adopted(plan.epoch, step + 1)
     return {shape: _mixture(counted) for shape, counted in ran.items()}

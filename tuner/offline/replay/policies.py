@@ -100,9 +100,7 @@ def table(context: PolicyContext, shape: Shape) -> Candidate:
         decided = context.knowledge.decided(shape.key)
         return decided[0] if decided is not None and context.estimates.may_run(shape, decided[0]) else BASELINE
     for row in context.plan:
-        place = (row.communicator, row.collective, row.phase)
-        is_for_shape = place == (shape.communicator, shape.collective, shape.phase)
-        if is_for_shape and row.min_bytes <= shape.message_bytes <= row.max_bytes:
+        if row.holds_for(shape.communicator, shape.collective, shape.phase, shape.message_bytes):
             return row.candidate
     return BASELINE
 

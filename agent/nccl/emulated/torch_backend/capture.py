@@ -64,14 +64,22 @@ class Graph:
     @contextmanager
     def capture(self) -> Iterator[Graph]:
         """What is issued inside becomes part of the graph and does not run."""
-        global _capturing
-        forbid("a graph")
-        timeline = clock.current()
-        _capturing, timeline.recorder = self, self._nodes.append
+        self.capture_begin()
         try:
             yield self
         finally:
-            _capturing, timeline.recorder = None, None
+            self.capture_end()
+
+    def capture_begin(self) -> None:
+        """Begin what `capture` does, by the name that CUDA graphs have for it in torch."""
+        global _capturing
+        forbid("a graph")
+        _capturing, clock.current().recorder = self, self._nodes.append
+
+    def capture_end(self) -> None:
+        """End what `capture_begin` began."""
+        global _capturing
+        _capturing, clock.current().recorder = None, None
 
     def add(
         self,

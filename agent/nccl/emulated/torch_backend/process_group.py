@@ -22,8 +22,9 @@ from zerotune.agent.nccl.emulated.host import grouping
 from zerotune.agent.nccl.emulated.host.calls import Task
 from zerotune.agent.nccl.emulated.host.communicator import Communicator, close_all
 from zerotune.agent.nccl.emulated.settings import announce, emulation
-from zerotune.agent.nccl.emulated.torch_backend import capture, tasks
+from zerotune.agent.nccl.emulated.torch_backend import capture, shrinking, tasks
 from zerotune.agent.nccl.emulated.torch_backend.alias import BACKEND
+from zerotune.agent.nccl.emulated.torch_backend.object_messages import by_gloo
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM, Operator, operator
 from zerotune.agent.nccl.emulated.torch_backend.work import EmulatedWork
 from zerotune.agent.nccl.emulated.transport.start import name_start
@@ -60,8 +61,10 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._communicator: Communicator | None = None
         self._coalesced: list[grouping.Deferred] | None = None
         self._closed = False
+        self.sends_objects_by_gloo = False
+        """Asked for as "cpu:gloo,cuda:nccl"."""
         self._recent: deque[Work] = deque(maxlen=_RECENT_WORKS)
-        gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, n_ranks, timeout=timeout)
+        gloo: Any = shrinking.InnerGloo(self, dist.PrefixStore("gloo/", store), rank, n_ranks, timeout)
         self._gloo = gloo
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -110,6 +113,24 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Abort the communicator."""
         self.shutdown(aborted=True)
 
+    def shrink(self, excluded: Sequence[int], *, aborted: bool) -> EmulatedProcessGroup:
+        """A group of the other ranks, as `ncclCommShrink` makes it; each of them must call it.
+
+        Args:
+            excluded: ranks of this group that do not take part.
+            aborted: give up what is under way first, as after an error.
+
+        Returns:
+            The smaller group.
+        """
+        if aborted:
+            self.abort()
+        left = [rank for rank in range(self._n_ranks) if rank not in excluded]
+        ranks = [self._ranks[rank] for rank in left]
+        return EmulatedProcessGroup(
+            self._store, left.index(self._rank), len(left), self._timeout, f"{self._name}/shrunk", ranks
+        )
+
     # Collectives that NCCL chooses a setting for.
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
@@ -121,6 +142,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Several all-reduces in one group."""
         return self.allreduce(tensors, opts)
 
+    @by_gloo
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         """Overwrite `tensors` with the root's."""
         root = opts if isinstance(opts, int) else opts.rootRank
@@ -144,6 +166,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         ]
         return self._launch(Collective.all_gather, todo)
 
+    @by_gloo
     def allgather(self, output_lists: Any, sources: Any, opts: Any = None) -> Work:
         """Fill each list with every rank's tensor; shapes may differ by rank, which NCCL does by broadcasts."""
         if isinstance(sources, torch.Tensor):
@@ -196,6 +219,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     # Collectives without a setting: NCCL makes them of sends and receives.
 
+    @by_gloo
     def gather(self, output_lists: Any, sources: Any, opts: Any = None, *_arguments: Any) -> Work:
         """The root collects every rank's tensor."""
         root = opts.rootRank
@@ -203,6 +227,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         task = tasks.gather(outputs, _list(sources)[0], self._n_ranks)
         return self._launch(Collective.gather, [task], root=root, outputs=outputs, even=False)
 
+    @by_gloo
     def scatter(self, outputs: Any, source_lists: Any, opts: Any = None, *_arguments: Any) -> Work:
         """The root hands each rank its tensor."""
         root, output = opts.rootRank, _list(outputs)[0]

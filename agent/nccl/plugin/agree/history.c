@@ -25,6 +25,7 @@ static void count_step(zt_history *history, uint64_t call) {
   } else {
     WRITE(history->n_steady, 0);
   }
+  WRITE(history->n_steps, READ(history->n_steps) + (step != before));
   WRITE(history->step_began, call);
   WRITE(history->step, step);
 }
@@ -54,6 +55,7 @@ void zt_history_describe(zt_history *history, zt_communicator_state *out) {
   out->step_began = READ(history->step_began);
   out->calls_per_step = READ(history->calls_per_step);
   out->n_steady = READ(history->n_steady);
+  out->n_steps = READ(history->n_steps);
   for (uint32_t i = 0; i < ZT_N_CHECKPOINTS; i++) {
     const uint64_t call = atomic_load_explicit(&history->checkpoint_calls[i], memory_order_acquire);
     const uint64_t hash = atomic_load_explicit(&history->checkpoint_hash[i], memory_order_acquire);
@@ -95,4 +97,5 @@ void zt_history_forget(zt_history *history) {
   WRITE(history->step_began, 0);
   WRITE(history->calls_per_step, 0);
   WRITE(history->n_steady, 0);
+  WRITE(history->n_steps, 0);
 }

@@ -27,6 +27,7 @@ typedef struct {
   _Atomic uint64_t step_began;     /* number of the first call in the step */
   _Atomic uint64_t calls_per_step; /* in the last whole step; 0 = none was seen */
   _Atomic uint32_t n_steady;       /* whole steps in a row with so many calls */
+  _Atomic uint32_t n_steps;
   zt_logged_call log[ZT_LOGGED_CALLS];
 } zt_history;
 

@@ -85,7 +85,10 @@ zt_turn zt_turn_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_b
   const stage *in_force = schedule == NULL ? NULL : stage_at(schedule, call);
   if (in_force == NULL) return (zt_turn){NULL, ZT_NO_PHASE, false};
   const uint32_t phase = zt_cycle_follow(&agreed->place, in_force->cycle, collective, message_bytes);
-  return (zt_turn){in_force->table, phase, in_force->cycle != NULL && phase == ZT_NO_PHASE};
+  const bool is_off = in_force->cycle != NULL && phase == ZT_NO_PHASE;
+  const uint32_t n_off = is_off ? atomic_load_explicit(&agreed->n_off_cycle, memory_order_relaxed) + 1 : 0;
+  atomic_store_explicit(&agreed->n_off_cycle, n_off, memory_order_relaxed);
+  return (zt_turn){in_force->table, phase, is_off};
 }
 
 void zt_turn_end(zt_agreed *agreed) {
@@ -134,6 +137,16 @@ static bool tell(zt_agreed *agreed, zt_schedule *schedule) {
   pthread_mutex_unlock(&outcome_lock);
   retire(agreed, old);
   return in_time;
+}
+
+void zt_agreed_end(zt_agreed *agreed) {
+  const struct timespec pause = {.tv_nsec = 100000};
+  atomic_store(&agreed->is_over, true);
+  (void)tell(agreed, NULL);
+  for (int i = 0; i < 1000; i++) {
+    if (atomic_load(&agreed->n_left) >= atomic_load(&agreed->history.n_calls)) return;
+    nanosleep(&pause, NULL);
+  }
 }
 
 static zt_cycle *cycle_after(const zt_schedule *schedule, const zt_cycle_call *calls, uint32_t n_calls) {
@@ -234,7 +247,7 @@ int zerotune_commit(uint64_t owner, const uint64_t *from_calls, uint32_t n_stage
 void zerotune_release(uint64_t owner) {
   zt_registry_lock();
   zt_communicator *communicator = zt_find_owner(owner);
-  if (communicator != NULL) (void)tell(&communicator->agreed, NULL);
+  if (communicator != NULL && !atomic_load(&communicator->agreed.is_over)) (void)tell(&communicator->agreed, NULL);
   zt_registry_unlock();
 }
 

@@ -26,7 +26,9 @@ typedef struct {
   _Atomic(zt_schedule *) schedule; /* NULL = the plan of the whole process */
   zt_schedule *retired;            /* under the registry's lock */
   _Atomic uint32_t epoch;          /* of the latest call */
+  _Atomic bool is_over;            /* the communicator goes away: it has no more calls */
   zt_cycle_place place;
+  _Atomic uint32_t n_off_cycle;
 } zt_agreed;
 
 /* What the next call runs under. Waits if the call was promised not to pass. */
@@ -39,6 +41,8 @@ typedef struct {
 void zt_agreed_init(zt_agreed *agreed);
 zt_turn zt_turn_begin(zt_agreed *agreed, uint32_t collective, uint64_t message_bytes);
 void zt_turn_end(zt_agreed *agreed);
+/* The communicator goes away, perhaps aborted by another thread: a call that waits passes, and has passed afterwards. */
+void zt_agreed_end(zt_agreed *agreed);
 void zt_agreed_free(zt_agreed *agreed); /* no call is under way */
 void zt_prepared_forget(void);
 

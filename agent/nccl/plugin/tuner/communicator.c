@@ -119,7 +119,8 @@ static void describe(zt_communicator *communicator, zt_communicator_state *out) 
                                  .comm_id = communicator->name,
                                  .n_ranks = its_class == NULL ? 0 : zt_class_n_ranks(its_class),
                                  .n_nodes = its_class == NULL ? 0 : zt_class_n_nodes(its_class),
-                                 .epoch = READ(communicator->agreed.epoch)};
+                                 .epoch = READ(communicator->agreed.epoch),
+                                 .n_off_cycle = READ(communicator->agreed.n_off_cycle)};
   zt_history_describe(&communicator->agreed.history, out);
 }
 

@@ -411,6 +411,7 @@ INIT_WITH_CONSTANTS(7)
 
 static nccl_result finalize(void *context) {
   if (context == NULL) return NCCL_SUCCESS;
+  zt_agreed_end(&((zt_communicator *)context)->agreed);
   zt_shifts_wait(context); /* NCCL ends the tuner first, then the rest */
   zt_next_tuner_end(context);
   zt_detach(context, ZT_TUNER);

@@ -29,6 +29,7 @@ _ALGORITHMS: Final = {
 _PROTOCOLS: Final = {Protocol.ll: b"LL", Protocol.ll128: b"LL128", Protocol.simple: b"SIMPLE"}
 _NO_NAME: Final = b"Unknown"
 
+
 class ProfilerEvents:
     """One communicator's events."""
 

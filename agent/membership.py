@@ -1,0 +1,283 @@
+"""One rank's part in one job: agreement with the other ranks, and messages to the daemon.
+
+A process has at most one at a time. It begins when the first communicator of several ranks is made, and another one
+replaces it when the script makes a new world. `collect`, `_on_message` and `_on_alive` run on the channel's thread.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from zerotune.agent import fabric_identity
+from zerotune.agent.agreement import Agreement
+from zerotune.agent.agreement.faults import AgreementFaults
+from zerotune.agent.daemon_link.channel import Channel
+from zerotune.agent.daemon_link.job_id import AgreedJobId
+from zerotune.agent.daemon_link.leader import LeaderAddress
+from zerotune.agent.job_store import open_job_store
+from zerotune.agent.nccl.library import Plugin
+from zerotune.agent.observing.ring import RecordDrain
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.agent.settings import AgentSettings, is_first_of_node
+from zerotune.agent.steps.step_queue import StepQueue
+from zerotune.agent.steps.step_timer import StepTimer
+from zerotune.store import wire
+from zerotune.store.plan_file import read_plan
+
+logger = logging.getLogger("zerotune.agent")
+
+MEMORY_EVERY_S: Final = 2.0
+BUSY_S: Final = 2.0
+"""How long after its start and after each new plan the agent reports at every tick."""
+TABLES_EVERY_GREETINGS: Final = 32
+"""How often a known daemon gets all cost tables again: it may have dropped a job that made no progress."""
+QUIET_TICKS: Final = 4
+"""Ticks between reports when nothing changes: each costs the step some microseconds."""
+UNWATCHED_LOOK_S: Final = 60.0
+"""How long a rank looks for a plan that comes from a file, after its start and after each new communicator."""
+WITHDRAW_AFTER_S: Final = 60.0
+"""A plan that no daemon has watched for this long gives way to NCCL's own choice."""
+
+
+class Membership:
+    """This rank as a member of the job.
+
+    Args:
+        settings: what the environment said.
+        plugin: the tuner plugin.
+        timer: times the steps.
+        queue: steps that have ended, and are still to be reported.
+        rank, world_size: of the default process group.
+        fabric_id, fabric: the hardware.
+        sample_pressure: memory in use over total, None: unknown.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        plugin: Plugin,
+        timer: StepTimer,
+        queue: StepQueue,
+        rank: int,
+        world_size: int,
+        fabric_id: str,
+        fabric: fabric_identity.Description,
+        sample_pressure: Callable[[], float | None],
+    ) -> None:
+        self._settings = settings
+        self._plugin = plugin
+        self._timer = timer
+        self._queue = queue
+        self._rank = rank
+        self._world_size = world_size
+        self._fabric_id = fabric_id
+        self._fabric = fabric
+        self._sample_pressure = sample_pressure
+        self._sample_pressure_at = 0.0
+        self._job_id = settings.job_id
+        self._epoch = self._epoch_elsewhere = self._highest_epoch = 0
+        self._n_communicators = 0
+        self._is_closing = False
+        self._has_told_silence = False
+        self._has_told_return = False
+        self._silent_since_s: float | None = None
+        self._drain: RecordDrain | None = None
+        self._trace_log: TraceLog | None = None
+        self._greeting: wire.Hello | None = None
+        self._n_greetings = 0
+        self._daemon_pid: int | None = None
+        self._is_daemon_new = False
+        self._bells: list[int] = []
+        self._leader: LeaderAddress | None = None
+        # For the channel's thread alone: the agreement's thread has a connection of its own.
+        self._agreed_id = AgreedJobId(open_job_store(), rank, settings.job_id)
+        logs_trace = settings.trace_dir is not None
+        plugin.set_recording(rank == 0 or logs_trace)
+        plugin.set_observing(logs_trace)
+        has_daemon = settings.plan_path is None
+        faults = AgreementFaults.from_environment()
+        self.agreement = Agreement(
+            open_job_store(),
+            rank,
+            world_size,
+            plugin,
+            self._ring,
+            fingerprint=_fingerprint(plugin),
+            before_request=faults.before_request,
+            before_change=faults.before_change,
+        )
+        self._channel = Channel(
+            settings.endpoint if has_daemon else None, self._hello, self, self._on_message, self._on_alive
+        )
+        if settings.plan_path is not None:
+            self.agreement.look(UNWATCHED_LOOK_S)
+            if rank == 0:
+                self.agreement.offer(read_plan(settings.plan_path).plan)
+        self._busy_until = time.monotonic() + BUSY_S
+        self._channel.start()
+
+    @property
+    def job_id(self) -> str:
+        """The job's id, as far as it is known here."""
+        return self._agreed_id.likely()
+
+    # ---- agreement's thread ------------------------------------------------------------------
+
+    def _ring(self, number: int) -> None:
+        """Let the daemons tell the other ranks to look for a change."""
+        self._bells.append(number)
+        self._channel.wake()
+
+    # ---- channel's thread --------------------------------------------------------------------
+
+    def tick_s(self) -> float:
+        """Until the next report: often while something is being learned, seldom after that."""
+        if self._is_daemon_new or (self._bells and self._drain is not None):
+            return 0.0
+        is_busy = time.monotonic() < self._busy_until
+        return self._settings.tick_ms / 1000 * (1 if is_busy else QUIET_TICKS)
+
+    def collect(self) -> list[tuple[wire.AgentMessage, Any]]:
+        """Messages for the daemon; memory pressure and new communicators are looked for here, too."""
+        now = time.monotonic()
+        if now >= self._sample_pressure_at:
+            self._sample_pressure_at = now + MEMORY_EVERY_S
+            self._timer.pressure = pressure = self._sample_pressure()
+            self._plugin.set_memory_pressure(-1.0 if pressure is None else pressure)
+        if self._silent_since_s is not None and now - self._silent_since_s > WITHDRAW_AFTER_S:
+            self._silent_since_s = None
+            self.agreement.withdraw()
+        if self._drain is None:
+            return []
+        if (n_communicators := self._plugin.counters().n_communicators) > self._n_communicators:
+            self._n_communicators = n_communicators
+            self.agreement.communicator_came()
+            if self._settings.plan_path is not None:
+                self.agreement.look(UNWATCHED_LOOK_S)
+            elif self._rank:
+                self._bells.append(0)
+        if self._is_daemon_new:
+            self._is_daemon_new = False
+            self._drain.costs.resend_all()
+        rung: list[tuple[wire.AgentMessage, Any]] = []
+        while self._bells:
+            rung.append((wire.Bell(self._job_id, self._bells.pop(0)), None))
+        if self._rank == 0 and self.agreement.epoch_elsewhere > self._epoch_elsewhere:
+            self._epoch_elsewhere = self.agreement.epoch_elsewhere
+            self._queue.adopt(self._epoch_elsewhere, self._timer.step)
+        return [*rung, *self._drain.collect()]
+
+    def _hello(self) -> wire.Hello | None:
+        """The greeting, once rank 0 has said the job's id; None until then."""
+        plugin = self._plugin
+        if self._drain is None:
+            store = self._agreed_id.learn(self.agreement.incarnation)
+            if store is None:
+                return None
+            self._leader = LeaderAddress(store, self._rank, is_first_of_node=is_first_of_node())
+            self._drain = self._open_drain(self._agreed_id.likely())
+        # A daemon that comes back must number its plans above all that were ever offered.
+        epoch = max(plugin.active_epoch(), self._highest_epoch)
+        leader = self._leader.look_up() if self._leader is not None else ""
+        if self._greeting is None:
+            self._greeting = wire.Hello(
+                job_id=self._job_id,
+                rank=self._rank,
+                n_ranks=self._world_size,
+                local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+                node=socket.gethostname(),
+                pid=os.getpid(),
+                fabric_id=self._fabric_id,
+                fabric=self._fabric,
+                nccl_version=fabric_identity.nccl_version(),
+                tuner_abi=plugin.tuner_abi(),
+                epoch=epoch,
+                leader=leader,
+                name=self._settings.job_name,
+            )
+        elif (self._greeting.epoch, self._greeting.leader) != (epoch, leader):
+            self._greeting = msgspec.structs.replace(self._greeting, epoch=epoch, leader=leader)
+        self._n_greetings += 1
+        # The tables follow the greeting, ahead of all that a daemon could draw conclusions from.
+        if self._daemon_pid is None or self._n_greetings % TABLES_EVERY_GREETINGS == 0:
+            self._drain.costs.resend_all()
+        return self._greeting
+
+    def _open_drain(self, job_id: str) -> RecordDrain:
+        """From here on records and steps, past and future, are logged and sent."""
+        self._job_id = job_id
+        if self._settings.trace_dir is not None:
+            self._trace_log = TraceLog(
+                self._settings.trace_dir,
+                job_id=job_id,
+                rank=self._rank,
+                n_ranks=self._world_size,
+                fabric_id=self._fabric_id,
+                fabric=self._fabric,
+                version=importlib.metadata.version("zerotune"),
+            )
+        return RecordDrain(self._plugin, job_id, self._rank, self._queue, self._trace_log)
+
+    def _on_message(self, message: wire.DaemonMessage) -> None:
+        if isinstance(message, wire.Welcome) and self._leader is not None:
+            self._leader.publish(message.listen)
+            # One daemon replaced another before its absence was noticed.
+            self._is_daemon_new = self._daemon_pid not in (None, message.daemon_pid)
+            self._daemon_pid = message.daemon_pid
+        elif isinstance(message, wire.PlanOffer):
+            if message.job_id == self._job_id:
+                if message.plan.last_epoch > self._highest_epoch:
+                    self._highest_epoch = message.plan.last_epoch
+                    self._busy_until = time.monotonic() + BUSY_S
+                self.agreement.offer(message.plan)
+        elif isinstance(message, wire.Bell):
+            if message.job_id == self._job_id:
+                self.agreement.rung(message.number)
+        elif isinstance(message, wire.Observe) and self._trace_log is None:
+            self._timer.observe(message.n_steps)
+
+    def _on_alive(self, alive: bool) -> None:
+        endpoint = self._settings.endpoint
+        logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
+        self.agreement.watched(alive)
+        self._silent_since_s = None if alive else time.monotonic()
+        if not alive:
+            self._daemon_pid = None
+        if not (alive or self._is_closing or self._has_told_silence) and is_first_of_node():
+            self._has_told_silence = True
+            logger.warning(
+                "zerotune: the daemon at %s is silent: tuning pauses; unless one answers, the settings in force"
+                " give way to NCCL's own choice in a while",
+                endpoint,
+            )
+        elif alive and self._has_told_silence and not self._has_told_return:
+            self._has_told_return = True
+            logger.warning("zerotune: the daemon at %s answers again: tuning goes on", endpoint)
+
+    # ---- end ---------------------------------------------------------------------------------
+
+    def close(self, failure: str) -> None:
+        """Say goodbye, leave nothing running; `failure` is the exception that ended the script, empty: none did."""
+        self._is_closing = True
+        self._channel.close(wire.Goodbye(self._agreed_id.likely(), self._rank, failure))
+        self.agreement.close()
+        if self._settings.trace_dir is not None:
+            if self._drain is None:  # the job was over before its ranks had met
+                self._drain = self._open_drain(self._agreed_id.likely())
+            self._drain.collect()
+        if self._trace_log is not None:
+            self._trace_log.close()
+
+
+def _fingerprint(plugin: Plugin) -> str:
+    """What must be equal on all ranks."""
+    ours = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
+    return f"nccl={fabric_identity.nccl_version()} plugin={ours} next={plugin.next_tuner()}"

@@ -1,0 +1,60 @@
+"""`torch.distributed.shrink_group` on emulated groups.
+
+Torch asks the backend behind a group for a smaller one and puts that into a plain group, whose collectives never reach
+Python. An emulated group is a group and its backend in one, so the group that the backend returns is used as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+_MAKER: Final = "_create_shrunk_process_group"
+"""Torch's function that makes a group of what the backend returned; torch before 2.9 cannot shrink."""
+
+
+class InnerGloo(dist.ProcessGroupGloo):
+    """The gloo backend that torch finds behind an emulated group.
+
+    Args:
+        owner: the emulated group.
+        store: shared by its ranks.
+        rank: of this process.
+        n_ranks: of the group.
+        timeout: of its collectives.
+    """
+
+    supports_shrinking = True
+
+    def __init__(self, owner: Any, store: dist.Store, rank: int, n_ranks: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, n_ranks, timeout=timeout)
+        self._owner = owner
+
+    def shrink(self, excluded: Sequence[int], flags: int = 0, _options: Any = None) -> Any:
+        """The emulated group of the other ranks."""
+        return self._owner.shrink(excluded, aborted=flags == c10d.SHRINK_ABORT)
+
+
+def keep_shrunk_groups(kind: type) -> None:
+    """From now on a shrunk group of this kind is used as it is.
+
+    Args:
+        kind: the class of emulated groups.
+    """
+    original = getattr(c10d, _MAKER, None)
+    if original is None:
+        return
+
+    def make_group(shrunk: Any, ranks: list[int], metadata: dict[str, Any], is_default: bool) -> Any:
+        if not isinstance(shrunk, kind):
+            return original(shrunk, ranks, metadata, is_default)
+        group: Any = shrunk
+        group._set_group_name(metadata["new_group_name"])
+        group._set_group_desc("default:shrunken" if is_default else f"{metadata['original_group_name']}:shrunk")
+        return group
+
+    setattr(c10d, _MAKER, make_group)

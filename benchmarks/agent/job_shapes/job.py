@@ -1,0 +1,182 @@
+"""What every job shape uses: the job it runs in, a small model, its data, and the register of shapes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+WIDTH: Final = 64
+"""Features of the small model's inputs and outputs."""
+PACE_S: Final = 0.008
+"""A step takes so long at least: a daemon needs wall time to react to a job of a few hundred steps."""
+
+
+class Job:
+    """One rank of one job.
+
+    Args:
+        rank: of this process.
+        n_ranks: of the job.
+        folder: for what the job writes; of its own.
+        n_restarts: how often the job was begun again.
+        log: takes the losses.
+    """
+
+    def __init__(self, rank: int, n_ranks: int, folder: Path, n_restarts: int, log: IO[str]) -> None:
+        self.rank, self.n_ranks, self.folder, self.n_restarts = rank, n_ranks, folder, n_restarts
+        self._log = log
+        self._paced_at_s = 0.0
+
+    def say(self, *losses: torch.Tensor | float) -> None:
+        """Log the losses of one step, to the last bit.
+
+        Args:
+            losses: in an order of the shape's own.
+        """
+        print(*(float(loss).hex() for loss in losses), file=self._log, flush=True)
+        left_s = self._paced_at_s + PACE_S - time.monotonic()
+        if left_s > 0.0:
+            time.sleep(left_s)
+        self._paced_at_s = time.monotonic()
+
+    def batch(self, step: int, n_rows: int = 8) -> torch.Tensor:
+        """This rank's data of a step.
+
+        Args:
+            step: number of the step.
+            n_rows: of the batch.
+
+        Returns:
+            Inputs of the small model.
+        """
+        draw = torch.Generator().manual_seed(1000 * step + self.rank)
+        return torch.randn(n_rows, WIDTH, generator=draw)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of job.
+
+    `run` is called on every rank once the default group is made, if `makes_group`, and else before that.
+    """
+
+    run: Callable[[Job], None]
+    n_ranks: int
+    makes_group: bool
+    max_restarts: int
+
+    @property
+    def name(self) -> str:
+        """The shape's name."""
+        return self.run.__name__
+
+
+SHAPES: Final[dict[str, Shape]] = {}
+"""Every shape by its name."""
+
+
+def shape(
+    n_ranks: int = 2, *, makes_group: bool = True, max_restarts: int = 0
+) -> Callable[[Callable[[Job], None]], Callable[[Job], None]]:
+    """Register a function as a shape.
+
+    Args:
+        n_ranks: of its job.
+        makes_group: the runner makes the default group, with NCCL as its backend; False: the shape does it.
+        max_restarts: how often the job is begun again if one of its ranks fails.
+
+    Returns:
+        The decorator.
+    """
+
+    def register(run: Callable[[Job], None]) -> Callable[[Job], None]:
+        SHAPES[run.__name__] = Shape(run, n_ranks, makes_group, max_restarts)
+        return run
+
+    return register
+
+
+def mlp(n_blocks: int = 3, width: int = 256) -> nn.Sequential:
+    """The same small model on every rank.
+
+    Args:
+        n_blocks: of two linear layers each.
+        width: of what is between those.
+
+    Returns:
+        The model.
+    """
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, WIDTH)) for _ in range(n_blocks)]
+    return nn.Sequential(*blocks)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer for all parameters of the model.
+
+    Args:
+        model: to train.
+
+    Returns:
+        The optimizer.
+    """
+    return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
+    """One step.
+
+    Args:
+        model: to train.
+        optimizer: of its parameters.
+        batch: inputs.
+
+    Returns:
+        The loss.
+    """
+    optimizer.zero_grad()
+    loss: torch.Tensor = model(batch).pow(2).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.detach()
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    """A copy of all parameters.
+
+    Args:
+        model: that has them.
+
+    Returns:
+        One vector.
+    """
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def load_flat(model: nn.Module, values: torch.Tensor) -> None:
+    """Set all parameters.
+
+    Args:
+        model: that has them.
+        values: as `flat` gives them.
+    """
+    nn.utils.vector_to_parameters(values, model.parameters())
+
+
+def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """What DDP does, by hand.
+
+    Args:
+        model: whose gradients are averaged.
+        group: of the ranks that have it.
+    """
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=group)

@@ -1,0 +1,317 @@
+"""Job shapes of public reports, each with zerotune and without: whether they end alike, and are tuned.
+
+    python -m benchmarks never_in_the_way [--quick] [--shapes S ...] [--faults F ...] [--json]
+
+Each shape is a small job on the emulated NCCL (benchmarks/agent/job_shapes). It runs once without the agent, once with
+it, and once more with each fault; beside a fault that would befall an untuned job, too, it is run without the agent.
+The emulation adds in one order, so losses are compared to the last bit. Figures:
+
+    job_shapes                          that ran
+    job_shapes_that_hang                no rank logged a loss for HANG_S (running.py)
+    job_shapes_that_end_otherwise       another exit code, or another loss
+    job_shapes_tuned_share              a plan of the daemon came into force on a communicator
+    job_shapes_silent                   not a line of zerotune's says what was tuned or why nothing was
+    longest_wait_ms                     that a training thread waited for an agreement, in any run
+    store_requests_per_change_and_rank  to the job's store
+    store_requests_in_steady_state      those while no change was under way
+    job_shapes_that_..._with_FAULT      more than the same fault does to a job without the agent
+
+`--quick` takes a few shapes of each kind without faults, and ends within a minute on two quiet cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from benchmarks.agent.job_shapes import (  # noqa: F401 - registers the shapes
+    background,
+    data_parallel,
+    model_parallel,
+    optimizers,
+    sharded,
+    unequal_steps,
+    worlds,
+)
+from benchmarks.agent.job_shapes.agent_counters import FAILING, FAULT, PAUSE_S, PAUSED
+from benchmarks.agent.job_shapes.job import SHAPES, Shape
+from benchmarks.agent.job_shapes.running import Event, Outcome, run
+from benchmarks.lib.reporting import Result, report, say
+from zerotune.agent import launch
+from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
+from zerotune.tuner.client.background_daemon import start_in_background
+
+FABRIC: Final = "ethernet_boxes"
+OUTPUT_SHOWN: Final = 4000
+"""Characters of what a job's ranks wrote, if it hangs or ends otherwise."""
+QUICK: Final = (
+    "join_uneven", "gan_by_rank", "metrics_around_backward", "autograd_grad", "megatron", "metrics_in_a_thread",
+)  # fmt: skip
+IDLE_S: Final = 600.0
+"""Longer than runs without the agent take in a row."""
+LINE: Final = re.compile(r"^zerotune: ", re.MULTILINE)
+
+
+class Daemon:
+    """The daemon of all jobs, which is started again if a fault killed it.
+
+    Args:
+        folder: for its socket and store.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.endpoint = f"ipc://{folder}/d.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """See that it runs."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = start_in_background(self.endpoint, self._folder / "store.db", idle_exit_s=IDLE_S)
+
+    def kill(self) -> None:
+        """It dies at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def end(self) -> None:
+        """It ends in good order."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What befalls a job.
+
+    `event` is made anew for each run. `environment` asks the agent for it. `befalls_all`: jobs without the agent, too.
+    """
+
+    event: Callable[[Daemon], Event] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    befalls_all: bool = False
+
+
+def _kill(daemon: Daemon) -> Event:
+    return Event(lambda _: daemon.kill())
+
+
+def _stop(_: Daemon) -> Event:
+    def send(number: int, pids: Sequence[int]) -> None:
+        if pids:
+            os.kill(pids[-1], number)
+
+    return Event(functools.partial(send, signal.SIGSTOP), functools.partial(send, signal.SIGCONT), PAUSE_S)
+
+
+FAULTS: Final = {
+    "daemon_killed": Fault(_kill),
+    "store_failing": Fault(environment={FAULT: FAILING}),
+    "thread_paused": Fault(environment={FAULT: PAUSED}),
+    "rank_stopped": Fault(_stop, befalls_all=True),
+}
+
+
+class Runs:
+    """All runs of the shapes.
+
+    Args:
+        folder: for what they write.
+        daemon: of those with the agent.
+    """
+
+    def __init__(self, folder: Path, daemon: Daemon) -> None:
+        self._folder, self._daemon = folder, daemon
+        self._n_runs = 0
+        self.outcomes: list[Outcome] = []
+        """Of all runs with the agent."""
+
+    def untuned(self, shape: Shape, fault: Fault | None = None, plain: Outcome | None = None) -> Outcome:
+        """One run without the agent.
+
+        Args:
+            shape: of the job.
+            fault: that befalls it.
+            plain: how it ends without one.
+
+        Returns:
+            How it ended.
+        """
+        return self._run(shape, fault, plain, with_agent=False)
+
+    def tuned(self, shape: Shape, plain: Outcome, fault: Fault | None = None) -> Outcome:
+        """One run with the agent.
+
+        Args:
+            shape: of the job.
+            plain: how it ends without the agent and without a fault.
+            fault: that befalls it.
+
+        Returns:
+            How it ended.
+        """
+        self._daemon.start()
+        outcome = self._run(shape, fault, plain, with_agent=True)
+        self.outcomes.append(outcome)
+        return outcome
+
+    def _run(self, shape: Shape, fault: Fault | None, plain: Outcome | None, *, with_agent: bool) -> Outcome:
+        self._n_runs += 1
+        request = launch.LaunchRequest(
+            [sys.executable], fabric=FABRIC, endpoint=self._daemon.endpoint, agent_on=with_agent, name=shape.name
+        )
+        environment = {**launch.environment(request), "ZEROTUNE_RUNTIME_DIR": str(self._folder)}
+        event, half = None, 0
+        if fault is not None:
+            environment |= fault.environment
+            event = fault.event(self._daemon) if fault.event is not None else None
+        if plain is not None:
+            half = sum(len(text) for name, text in plain.losses.items() if name.startswith("losses.0.")) // 2
+        return run(shape, self._folder / str(self._n_runs), environment, half=half, event=event)
+
+
+@dataclass
+class Tally:
+    """Names of shapes, by what was found."""
+
+    hang: list[str] = field(default_factory=list)
+    otherwise: list[str] = field(default_factory=list)
+
+    def add(self, name: str, outcome: Outcome, expected: Outcome) -> None:
+        """Compare one run.
+
+        Args:
+            name: of the shape.
+            outcome: with the agent.
+            expected: without it.
+        """
+        if outcome.hangs and not expected.hangs:
+            self.hang.append(name)
+        elif not outcome.hangs and not outcome.ends_as(expected):
+            self.otherwise.append(name)
+        else:
+            return
+        print(f"{name} ended with code {outcome.code}:\n{outcome.output[-OUTPUT_SHOWN:]}", file=sys.stderr, flush=True)
+
+
+def play(names: Sequence[str], faults: Sequence[str], folder: Path) -> list[Result]:
+    """Run the shapes.
+
+    Args:
+        names: of shapes.
+        faults: names of faults.
+        folder: for what they write.
+
+    Returns:
+        The figures.
+
+    Raises:
+        SystemExit: a shape does not end well without the agent.
+    """
+    daemon = Daemon(folder)
+    runs = Runs(folder, daemon)
+    plainly, with_fault = Tally(), {name: Tally() for name in faults}
+    n_tuned, silent, undisturbed = 0, [], []
+    try:
+        for name in names:
+            shape = SHAPES[name]
+            plain = runs.untuned(shape)
+            if plain.hangs or plain.code:
+                raise SystemExit(f"{name} does not end well without the agent:\n{plain.output}")
+            outcome = runs.tuned(shape, plain)
+            plainly.add(name, outcome, plain)
+            undisturbed.append(outcome)
+            is_tuned = any(one["n_adopted"] for one in outcome.counters)
+            n_tuned += is_tuned
+            if not LINE.search(outcome.output):
+                silent.append(name)
+            words = [f"{name}: {plain.seconds:.1f} s, with the agent {outcome.seconds:.1f} s"]
+            words += ["tuned" if is_tuned else "not tuned", *_found(name, plainly)]
+            for fault_name in faults:
+                fault = FAULTS[fault_name]
+                expected = runs.untuned(shape, fault, plain) if fault.befalls_all else plain
+                with_fault[fault_name].add(name, runs.tuned(shape, plain, fault), expected)
+                words += [f"{word} with {fault_name}" for word in _found(name, with_fault[fault_name])]
+            say(", ".join(words))
+    finally:
+        daemon.end()
+    return [
+        Result("job_shapes", len(names), "shapes", ">= 25" if len(names) == len(SHAPES) else ""),
+        Result("job_shapes_that_hang", len(plainly.hang), "shapes", "0"),
+        Result("job_shapes_that_end_otherwise", len(plainly.otherwise), "shapes", "0"),
+        Result("job_shapes_tuned_share", n_tuned / len(names), "of them", ">= 0.8"),
+        Result("job_shapes_silent", len(silent), "shapes", "0"),
+        *agreement_figures(runs.outcomes, undisturbed),
+        *(
+            Result(f"job_shapes_that_{what}_with_{name}", len(found), "shapes", "0")
+            for name, tally in with_fault.items()
+            for what, found in (("hang", tally.hang), ("end_otherwise", tally.otherwise))
+        ),
+    ]
+
+
+def _found(name: str, tally: Tally) -> list[str]:
+    return ["HANGS"] * (name in tally.hang) + ["ENDS OTHERWISE"] * (name in tally.otherwise)
+
+
+def agreement_figures(outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome]) -> list[Result]:
+    """What agreements cost, over all ranks.
+
+    Args:
+        outcomes: of all runs with the agent.
+        undisturbed: of those without faults, whose requests count.
+
+    Returns:
+        The figures; none if no rank told its counters.
+    """
+    longest_us = max((one["longest_wait_us"] for outcome in outcomes for one in outcome.counters), default=0.0)
+    ranks = [one for outcome in undisturbed for one in outcome.counters]
+    if not ranks:
+        return []
+    n_changes = sum(one["n_changes"] for one in ranks)
+    n_at_rest = sum(one["n_requests_at_rest"] for one in ranks)
+    n_apart = sum(one["n_requests_at_start"] + one["n_requests_at_rest"] for one in ranks)
+    per_change = (sum(one["n_store_requests"] for one in ranks) - n_apart) / max(1, n_changes)
+    return [
+        Result("longest_wait_ms", longest_us / 1e3, "ms"),
+        Result("store_requests_per_change_and_rank", per_change, "requests", "<= 4"),
+        Result("store_requests_in_steady_state", n_at_rest, "requests", "0"),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="ends within a minute")
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), metavar="SHAPE", help=", ".join(sorted(SHAPES)))
+    parser.add_argument("--faults", nargs="*", choices=sorted(FAULTS), metavar="FAULT", help=", ".join(FAULTS))
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    arguments = parser.parse_args()
+    names = arguments.shapes or (QUICK if arguments.quick else tuple(SHAPES))
+    faults = arguments.faults if arguments.faults is not None else () if arguments.quick else tuple(FAULTS)
+    PLUGIN.build()
+    EMULATED_NCCL.build()
+    torch.set_num_threads(1)
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="shapes-", ignore_cleanup_errors=True) as folder:
+        results = play(names, faults, Path(folder))
+    say(f"{time.monotonic() - began_s:.0f} s in all")
+    report("never_in_the_way", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
