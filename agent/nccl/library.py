@@ -253,7 +253,16 @@ class Plugin:
         return int(self._promise(owner, lead_calls))
 
     def commit(self, owner: int, from_calls: Sequence[int], cycle: bytes = b"") -> bool:
-        """Stage i that was prepared is in force from call `from_calls[i]` on; False: this rank could not follow."""
+        """Put what was prepared in force.
+
+        Args:
+            owner: the communicator's.
+            from_calls: the first call of each stage.
+            cycle: the calls of a step, by which phases are known.
+
+        Returns:
+            False: this rank could not follow.
+        """
         calls = np.array(from_calls, np.uint64)
         return bool(self._commit(owner, calls.ctypes.data, len(calls), cycle, len(cycle) // CYCLE_DTYPE.itemsize) == 0)
 
