@@ -33,7 +33,8 @@ def run_rank(rank: int, n_ranks: int, port: int, pipe: Connection) -> None:
     """One rank: calls two communicators at a pace of its own, as it is told: "calls", "offer", "close"."""
     client = dist.TCPStore(LOOPBACK, port, None, False, timedelta(seconds=20), wait_for_workers=False)
     plugin = library.load()
-    agreement = Agreement(dist.PrefixStore("zerotune", client), rank, n_ranks, plugin, lambda _: None, asks=True)
+    agreement = Agreement(dist.PrefixStore("zerotune", client), rank, n_ranks, plugin, lambda _: None)
+    agreement.look(float("inf"))
     agreement.watched(False)
     world = Side(plugin, 1, n_ranks)
     part = Side(plugin, 2 + rank // 2, 2)

@@ -45,10 +45,12 @@ class Job:
             plugin = own_plugin(folder, f"rank{rank}")
             self.went[rank].set()
             agreement = Agreement(
-                self.store, rank, n_ranks, plugin, self.ring, asks=options.get("asks", False),
+                self.store, rank, n_ranks, plugin, self.ring,
                 before_request=lambda rank=rank: self.fails.get(rank, lambda: None)(),
                 before_change=lambda rank=rank: self.went[rank].wait(30),
             )  # fmt: skip
+            if options.get("asks"):
+                agreement.look(60.0)
             self.ranks.append(Rank(plugin, agreement))
         for each in self.ranks:
             each.join(WORLD, n_ranks)
