@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -38,7 +37,7 @@ from zerotune.tuner.fingerprint.missing import missing_after, missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of, compare
-from zerotune.tuner.offline.jobs.before_after import JobsRead, of_job
+from zerotune.tuner.offline.jobs.before_after import JobsRead, of_job, typical
 from zerotune.tuner.offline.jobs.finding import job_of
 from zerotune.tuner.offline.jobs.listing import Gain, gain_of
 
@@ -178,9 +177,9 @@ def explain(
     found = explained(by_key, here, everywhere, guesses, news_of(decisions), current, highest_epoch)
     ran = decisions_that_ran(decisions, highest_epoch)
     in_force = settled_decisions(one for one in ran if one in current)
-    step_us = median(step.duration_us for step in steps) if steps else 0.0
+    step_us = typical([step.duration_us for step in steps]) if steps else 0.0
     own = [step.duration_us for step in steps if step.epoch == 0]  # before the first plan
-    own_us = changes[0].before_us if changes else median(own) if own else step_us
+    own_us = changes[0].before_us if changes else typical(own) if own else step_us
     shared = [_with_share(one, in_force.get(one.key), here, everywhere, calls, step_us, own_us) for one in found]
     in_order = sorted(shared, key=lambda one: -(one.step_percent or 0.0))
     return [msgspec.structs.replace(one, job=head) for one in in_order]

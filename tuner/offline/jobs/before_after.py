@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
 
 Array = NDArray[Any]
+Center = Callable[..., Any]
 
 SETTLED_SHARE: Final = 0.25
 """The last quarter of a run is compared: by then the tuner has decided."""
@@ -35,6 +36,10 @@ NOTICED_WITHIN_STEPS: Final = 10
 SAME_PACE: Final = 0.04
 """Medians (log) that differ by less than this, or by less than noise explains, are of the same pace."""
 WORTH_TELLING_PERCENT: Final = 2.0
+ROUNDING_PERCENT: Final = 1e-6
+"""A change this small is rounding: two sums of the same times."""
+UNEVEN_RATIO: Final = 1.25
+"""Where the mean of steps exceeds their median by this factor, few steps take much of the time."""
 MAX_EARLIER_JOBS: Final = 20
 """At most this many earlier jobs are searched for one to compare with."""
 _BLOCK_STEPS: Final = 8
@@ -50,7 +55,7 @@ STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO
 
 @dataclass(frozen=True)
 class MedianChange:
-    """Medians before and after, and the 95 % interval of the change in percent."""
+    """Typical times before and after (`typical`), and the 95 % interval of the change in percent."""
 
     name: str
     before_us: float
@@ -61,8 +66,8 @@ class MedianChange:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the interval excludes no change at all."""
-        return self.low_percent > 0 or self.high_percent < 0
+        """Whether the interval excludes no change at all, and what floats make of it."""
+        return self.low_percent > ROUNDING_PERCENT or self.high_percent < -ROUNDING_PERCENT
 
 
 @dataclass(frozen=True)
@@ -292,7 +297,7 @@ def _compared(
     last: Sequence[SummaryStep] | Sequence[StepRecord],
     explanation: str,
 ) -> BeforeAfter:
-    if not all(float(np.median(_column(some, "duration_us"))) > 0 for some in (first, last)):
+    if not all(typical(_column(some, "duration_us")) > 0 for some in (first, last)):
         return BeforeAfter([], "nothing to compare: most steps took no time")
     changes = [_change("step time", _column(first, "duration_us"), _column(last, "duration_us"))]
     exposed = _column(first, "exposed_us"), _column(last, "exposed_us")
@@ -317,19 +322,30 @@ def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> A
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
+def typical(values: Sequence[float] | Array) -> float:
+    """The median; the mean, where few steps take much of the time, as those do in which local SGD exchanges."""
+    found = np.asarray(values, np.float64)
+    return float(np.mean(found) if _are_uneven(found) else np.median(found))
+
+
+def _are_uneven(values: Array) -> bool:
+    return bool(np.mean(values) > UNEVEN_RATIO * np.median(values))
+
+
 def _change(name: str, before: Array, after: Array) -> MedianChange:
-    """Medians, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
+    """What is typical, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
     chance = np.random.default_rng(0)
-    ratios = _resampled_medians(before, chance), _resampled_medians(after, chance)
+    center = np.mean if _are_uneven(before) or _are_uneven(after) else np.median
+    ratios = _resampled(before, center, chance), _resampled(after, center, chance)
     low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])
-    before_us, after_us = float(np.median(before)), float(np.median(after))
+    before_us, after_us = (float(center(values)) for values in (before, after))
     return MedianChange(name, before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
 
 
-def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
+def _resampled(values: Array, center: Center, chance: np.random.Generator) -> Array:
     values = values[:: -(-len(values) // _MAX_RESAMPLED)]  # a long run's interval is narrow enough
     length = max(1, min(_BLOCK_STEPS, len(values) // 4))  # few blocks would show no spread
     n_blocks = -(-len(values) // length)
     starts = chance.integers(0, len(values) - length + 1, (_N_RESAMPLES, n_blocks, 1))
     taken = values[starts + np.arange(length)].reshape(_N_RESAMPLES, -1)[:, : len(values)]
-    return np.asarray(np.median(taken, axis=1))
+    return np.asarray(center(taken, axis=1))
