@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zerotune.agent.daemon_link.door import knock
 from zerotune.agent.first_group import before_first_group
+from zerotune.agent.reasons import Mark, leave
 from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, take_over
 from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import PluginError
@@ -44,6 +45,7 @@ def arm() -> None:
     makes none.
     """
     take_over(os.environ)
+    leave(Mark.agent)
     if not any("multiprocessing" in word for word in sys.orig_argv):  # so spawned and forkserver's children are started
         activate()
         return

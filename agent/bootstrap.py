@@ -34,7 +34,7 @@ class _AfterTorch:
             self._searching.discard(get_ident())
         loader = getattr(spec, "loader", None)
         execute = getattr(loader, "exec_module", None)
-        if execute is None:
+        if loader is None or execute is None:
             return spec
 
         def exec_module(module):  # type: ignore[no-untyped-def]
@@ -61,4 +61,4 @@ if os.environ.get("ZEROTUNE_LAUNCH", "1") == "1":
     if "torch" in sys.modules:
         _arm()
     else:
-        sys.meta_path.insert(0, _AfterTorch())  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _AfterTorch())

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zerotune.agent import settings
+from zerotune.agent import reasons, settings
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl import library, memory, pinning
 from zerotune.agent.nccl.compiled import EMULATED_NCCL
@@ -60,6 +60,10 @@ class LaunchRequest:
     """Device memory that a communicator's ring may take: limits its channels."""
     name: str | None = None
     """What people call the job."""
+    is_quiet: bool = False
+    """The job ends without the line that says what was tuned."""
+    marks_dir: Path | None = None
+    """Where processes of the job leave marks of how far they came."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -141,6 +145,8 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_TRACE_DIR: request.trace_dir and request.trace_dir.absolute(),
         settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
         settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
+        reasons.QUIET: "1" if request.is_quiet else None,
+        reasons.MARKS: request.marks_dir,
         settings.ENV_CURVE_KEYS: request.keys_dir and request.keys_dir.absolute(),
     }
     for name, value in optional.items():

@@ -19,7 +19,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from zerotune.agent import fabric_identity
+from zerotune.agent import ending, fabric_identity, first_group
 from zerotune.agent.agreement import Agreement
 from zerotune.agent.agreement.plan_table import PlanTable
 from zerotune.agent.daemon_link.channel import Channel
@@ -40,7 +40,7 @@ from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.store import wire
 from zerotune.store.plan_file import read_plan
-from zerotune.store.records import StepRecord
+from zerotune.store.records import Plan, StepRecord
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -76,6 +76,9 @@ class Session:
         self._step = 0
         self._epoch = 0
         self._highest_epoch = 0
+        self._offers: dict[int, Plan] = {}
+        """Plans by the epoch at which their rows come into force; those before the plan in force are dropped."""
+        self._has_heard = False
         self._is_closing = False
         self._has_told_silence = False
         self._has_told_return = False
@@ -209,7 +212,7 @@ class Session:
         else:
             self._sample_pressure = memory.pressure_source()
         self._pressure = self._sample_pressure()  # nothing may be tried before it is known
-        if plugin.tuner_abi() == 0:
+        if plugin.tuner_abi() == 0 and first_group.has_called():
             logger.warning("zerotune: nothing is tuned: NCCL did not load the plugin that NCCL_TUNER_PLUGIN names")
         if is_first_of_node():
             for named in other_plugins.left_out(os.environ, plugin):
@@ -233,7 +236,9 @@ class Session:
             timeout_s=_group_timeout_s(),
         )
         if settings.plan_path is not None and rank == 0:
-            self._agreement.offer(read_plan(settings.plan_path).plan)
+            plan = read_plan(settings.plan_path).plan
+            self._offers[plan.epoch] = plan
+            self._agreement.offer(plan)
         self._channel = Channel(
             None if settings.plan_path is not None else settings.endpoint,
             self._hello,
@@ -335,6 +340,8 @@ class Session:
                 if message.plan.last_epoch > self._highest_epoch:
                     self._highest_epoch = message.plan.last_epoch
                     self._busy_until = time.monotonic() + BUSY_S
+                kept = {epoch: plan for epoch, plan in self._offers.items() if epoch >= self._epoch}
+                self._offers = kept | {plan.epoch: plan for plan in (message.plan, message.plan.at_last())}
                 self._agreement.offer(message.plan)
         elif isinstance(message, wire.Observe) and self._plugin is not None and self._trace_log is None:
             self._plugin.set_observing(message.n_steps > 0)
@@ -343,6 +350,7 @@ class Session:
     def _on_alive(self, alive: bool) -> None:
         endpoint = self._settings.endpoint
         logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
+        self._has_heard |= alive
         if not alive:
             self._daemon_pid = None
             if self._agreement is not None:
@@ -374,8 +382,20 @@ class Session:
             self._end_trace()
             if self._summary is not None:
                 self._write_summary(self._summary)
+            self._tell()
         except Exception as error:
             self._fail(error)
+
+    def _tell(self) -> None:
+        in_force = self._offers.get(self._epoch)
+        ending.tell(
+            self._settings,
+            self._plugin,
+            self.recent_steps,
+            questions=self._drain.costs.questions if self._drain is not None else (),
+            rows=in_force.rows if in_force is not None else (),
+            has_heard=self._has_heard,
+        )
 
     def _end_trace(self) -> None:
         """Log what came after the last tick; warn if the trace is empty."""

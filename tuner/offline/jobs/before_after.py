@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from zerotune.store.counted import counted
 from zerotune.store.records import Decision, JobRecord, StepRecord
 from zerotune.store.sqlite.database import Store
+from zerotune.store.step_times import change, typical
 from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
 
 Array = NDArray[Any]
-Center = Callable[..., Any]
 
 SETTLED_SHARE: Final = 0.25
 """The last quarter of a run is compared: by then the tuner has decided."""
@@ -38,13 +38,8 @@ SAME_PACE: Final = 0.04
 WORTH_TELLING_PERCENT: Final = 2.0
 ROUNDING_PERCENT: Final = 1e-6
 """A change this small is rounding: two sums of the same times."""
-UNEVEN_RATIO: Final = 1.25
-"""Where the mean of steps exceeds their median by this factor, few steps take much of the time."""
 MAX_EARLIER_JOBS: Final = 20
 """At most this many earlier jobs are searched for one to compare with."""
-_BLOCK_STEPS: Final = 8
-_N_RESAMPLES: Final = 1000
-_MAX_RESAMPLED: Final = 4000
 HOW_TO_COMPARE: Final = (
     "Run the same training under `zerotune launch --no-agent --summary before.json` and under"
     " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
@@ -322,30 +317,8 @@ def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> A
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def typical(values: Sequence[float] | Array) -> float:
-    """The median; the mean, where few steps take much of the time, as those do in which local SGD exchanges."""
-    found = np.asarray(values, np.float64)
-    return float(np.mean(found) if _are_uneven(found) else np.median(found))
-
-
-def _are_uneven(values: Array) -> bool:
-    return bool(np.mean(values) > UNEVEN_RATIO * np.median(values))
-
-
 def _change(name: str, before: Array, after: Array) -> MedianChange:
-    """What is typical, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
-    chance = np.random.default_rng(0)
-    center = np.mean if _are_uneven(before) or _are_uneven(after) else np.median
-    ratios = _resampled(before, center, chance), _resampled(after, center, chance)
-    low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])
-    before_us, after_us = (float(center(values)) for values in (before, after))
-    return MedianChange(name, before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
-
-
-def _resampled(values: Array, center: Center, chance: np.random.Generator) -> Array:
-    values = values[:: -(-len(values) // _MAX_RESAMPLED)]  # a long run's interval is narrow enough
-    length = max(1, min(_BLOCK_STEPS, len(values) // 4))  # few blocks would show no spread
-    n_blocks = -(-len(values) // length)
-    starts = chance.integers(0, len(values) - length + 1, (_N_RESAMPLES, n_blocks, 1))
-    taken = values[starts + np.arange(length)].reshape(_N_RESAMPLES, -1)[:, : len(values)]
-    return np.asarray(center(taken, axis=1))
+    found = change(before, after)
+    return MedianChange(
+        name, found.before_us, found.after_us, found.percent, found.low_percent, found.high_percent
+    )
