@@ -14,8 +14,8 @@ from zerotune.agent.daemon_link.door import knock
 from zerotune.agent.first_group import before_first_group
 from zerotune.agent.reasons import Mark, leave
 from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, take_over
-from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import PluginError
+from zerotune.store.paths import check_endpoint
 
 if TYPE_CHECKING:
     from zerotune.agent.session import Session

@@ -122,7 +122,17 @@ def tell(
     has_heard: bool,
     reasons: Sequence[tuple[Reason, str]] = (),
 ) -> None:
-    """Say the line, if this is rank 0 of a launched job that is tuned and not told to be quiet."""
+    """Say the line, if this is rank 0 of a launched job that is tuned and not told to be quiet.
+
+    Args:
+        settings: of this process.
+        plugin: None where it cannot be had.
+        steps: those that were seen to end.
+        questions: what NCCL has asked for.
+        rows: of the plan in force.
+        has_heard: a daemon has answered at some time.
+        reasons: what the agreement knows, the most important first.
+    """
     group = first_group.made()
     if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:
         return

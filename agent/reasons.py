@@ -50,7 +50,16 @@ def leave(mark: Mark) -> None:
 
 
 def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
-    """The line of a job in which nothing was tuned; `where` limits that, if only a part of it is known."""
+    """The line of a job in which nothing was tuned.
+
+    Args:
+        reason: why not.
+        detail: what completes its words.
+        where: limits that, if only a part of the job is known.
+
+    Returns:
+        Such as "zerotune: nothing was tuned on this node: ...".
+    """
     return f"zerotune: nothing was tuned{where}: {reason.value.format(detail=detail)} ({reason.name})"
 
 

@@ -25,7 +25,7 @@ def typical(values: Sequence[float] | Array) -> float:
 
 
 @dataclass(frozen=True)
-class Change:
+class TypicalChange:
     """Typical times before and after, and the 95 % interval of the change in percent."""
 
     before_us: float
@@ -35,14 +35,22 @@ class Change:
     high_percent: float
 
 
-def change(before: Array, after: Array) -> Change:
-    """What is typical, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
+def change(before: Array, after: Array) -> TypicalChange:
+    """What is typical, and a bootstrap over blocks of steps (neighbouring steps are not independent).
+
+    Args:
+        before: durations of steps (us).
+        after: durations of other steps.
+
+    Returns:
+        The change from the first to the second.
+    """
     chance = np.random.default_rng(0)
     center = _center(before, after)
     ratios = _resampled(before, center, chance), _resampled(after, center, chance)
     low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])
     before_us, after_us = float(center(before)), float(center(after))
-    return Change(before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
+    return TypicalChange(before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
 
 
 def _center(*of: Array) -> Callable[..., Any]:

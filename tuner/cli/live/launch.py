@@ -109,7 +109,7 @@ def launch(
     """
     from zerotune.agent import launch as launching
     from zerotune.agent import vigil
-    from zerotune.store.endpoints import check_endpoint
+    from zerotune.store.paths import check_endpoint
     from zerotune.tuner.client.holders import holder_of
     from zerotune.tuner.client.status import fetch_status, no_answer
 

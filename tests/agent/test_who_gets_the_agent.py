@@ -78,20 +78,27 @@ def test_whoever_looked_for_torch_before(probe: str, tmp_path: Path) -> None:
 
 
 def test_torch_that_is_there_already(tmp_path: Path) -> None:
-    assert shown("import torch\nsys = __import__('sys')\ndel sys.modules['zerotune.agent.bootstrap']\n"
-                 "sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != '_AfterTorch']\n"
-                 + AT_START + SHOW, tmp_path) == ["True"]  # fmt: skip
+    script = """
+        import torch
+        import sys
+        del sys.modules["zerotune.agent.bootstrap"]
+        sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "_AfterTorch"]
+        """
+    found = shown(textwrap.dedent(script) + AT_START + SHOW, tmp_path)
+    assert found == ["True"]
 
 
 def test_who_is_not_launched_is_left_alone(tmp_path: Path) -> None:
-    assert shown("import torch\n" + SHOW, tmp_path, ZEROTUNE_LAUNCH="0", NCCL_ZEROTUNE="ZEROTUNE_LAUNCH=1") == ["False"]
+    found = shown("import torch\n" + SHOW, tmp_path, ZEROTUNE_LAUNCH="0", NCCL_ZEROTUNE="ZEROTUNE_LAUNCH=1")
+    assert found == ["False"]
 
 
 def test_a_job_that_is_handed_only_what_begins_with_nccl(tmp_path: Path) -> None:
     environment = dict(LAUNCHED, ZEROTUNE_AGENT="1")
     hand_on(environment)
     only = environment["NCCL_ZEROTUNE"]
-    assert shown("import torch\n" + SHOW, tmp_path, NCCL_ZEROTUNE=only) == ["True"]
+    found = shown("import torch\n" + SHOW, tmp_path, NCCL_ZEROTUNE=only)
+    assert found == ["True"]
 
 
 def test_what_is_handed_on_comes_back_and_what_is_set_counts() -> None:
