@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: the libraries in C, and a README for other places.
+"""What pyproject.toml cannot say: the libraries in C, a line for site-packages, and a README for other places.
 
 Without a compiler the wheel brings the sources alone, and the libraries are compiled on first use. With
 ZEROTUNE_PURE_WHEEL=1 that is what is asked for, and the wheel is for any platform.
@@ -17,6 +17,10 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
+AT_START = """\
+import os; ('ZEROTUNE_LAUNCH' in os.environ or 'NCCL_ZEROTUNE' in os.environ) and __import__('zerotune.agent.bootstrap')
+"""
+"""A line for site-packages that each Python process runs at its start: in a launched job it lets the agent in."""
 PURE = os.environ.get("ZEROTUNE_PURE_WHEEL") == "1"
 COMPILE = """
 from zerotune.agent.nccl.compiled import EMULATED_NCCL, MOCK_CUDA, PLUGIN
@@ -34,12 +38,16 @@ def readme_without_the_repository() -> str:
 
 
 class BuildWithLibraries(build_py):
-    """Adds the compiled libraries beside their sources."""
+    """Adds the compiled libraries beside their sources, and the line for site-packages."""
 
     def run(self) -> None:
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)  # what an earlier build left would go into the wheel
         super().run()
+        # An editable wheel holds what would be installed, an ordinary one what was built.
+        root = self.get_finalized_command("install").install_lib if self.editable_mode else self.build_lib
+        Path(root).mkdir(parents=True, exist_ok=True)
+        Path(root, "zerotune-launch.pth").write_text(AT_START, encoding="utf-8")
         if self.editable_mode or PURE:
             return
         command = [sys.executable, "-B", "-c", COMPILE]

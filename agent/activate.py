@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from zerotune.agent.daemon_link.door import knock
-from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings
-from zerotune.store.endpoints import check_endpoint
+from zerotune.agent.first_group import before_first_group
+from zerotune.agent.reasons import Mark, leave
+from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, take_over
 from zerotune.store.errors import PluginError
+from zerotune.store.paths import check_endpoint
 
 if TYPE_CHECKING:
     from zerotune.agent.session import Session
@@ -34,6 +36,24 @@ class Installed:
 
 installed: Installed | None = None
 _active = False
+
+
+def arm() -> None:
+    """Let a launched process have the agent, once torch is there.
+
+    A child of multiprocessing gets it when it makes a process group, as ranks of `mp.spawn` do. A data loader's worker
+    makes none.
+    """
+    take_over(os.environ)
+    leave(Mark.agent)
+    if not any("multiprocessing" in word for word in sys.orig_argv):  # so spawned and forkserver's children are started
+        activate()
+        return
+    if os.environ.get(ENV_FABRIC):
+        from zerotune.agent.emulation import install
+
+        install()
+    before_first_group(activate)
 
 
 def activate(fabric: str | None = None, endpoint: str | None = None) -> None:
@@ -92,8 +112,10 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
             other_plugins.give_back(os.environ)
         else:
-            # By its name: it is loaded already, and NCCL 2.27.3 takes no path.
-            other_plugins.take_places(os.environ, plugin.path.name, searches=settings.fabric is None)
+            # Not sooner: what a process that makes no group hands on to its children is as it was. By the plugin's
+            # name: it is loaded already, and NCCL 2.27.3 takes no path.
+            name, searches = plugin.path.name, settings.fabric is None
+            before_first_group(lambda: other_plugins.take_places(os.environ, name, searches=searches))
             if settings.plan_path is not None:
                 from zerotune.agent.steps.unmatched_plan import watch
 

@@ -23,6 +23,7 @@ NEUTRAL_SETTINGS = (
     "NCCL_COMM_ID",
     "NCCL_HOSTID",
     "NCCL_INSPECTOR",
+    "NCCL_ZEROTUNE",
 )
 
 

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zerotune.agent import settings
+from zerotune.agent import reasons, settings
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl import library, memory, other_plugins, pinning
-from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
+from zerotune.agent.nccl import library, memory, pinning
+from zerotune.agent.nccl.compiled import EMULATED_NCCL
 from zerotune.agent.nccl.emulation_settings import HOST_VARIABLE, EmulationSettings, choose_host
 from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
 from zerotune.store.errors import PlanError, PluginError, UserError
@@ -60,6 +60,10 @@ class LaunchRequest:
     """Device memory that a communicator's ring may take: limits its channels."""
     name: str | None = None
     """What people call the job."""
+    is_quiet: bool = False
+    """The job ends without the line that says what was tuned."""
+    marks_dir: Path | None = None
+    """Where processes of the job leave marks of how far they came."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -128,7 +132,7 @@ def check_writable(folder: Path) -> None:
 
 
 def environment(request: LaunchRequest) -> dict[str, str]:
-    """The environment for the command; the plugin must have been built before."""
+    """The environment for the command."""
     env = dict(request.environment)
     env[settings.ENV_LAUNCH] = "1"
     env[settings.ENV_AGENT] = "1" if request.agent_on else "0"
@@ -141,6 +145,8 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_TRACE_DIR: request.trace_dir and request.trace_dir.absolute(),
         settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
         settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
+        reasons.QUIET: "1" if request.is_quiet else None,
+        reasons.MARKS: request.marks_dir,
         settings.ENV_CURVE_KEYS: request.keys_dir and request.keys_dir.absolute(),
     }
     for name, value in optional.items():
@@ -148,13 +154,13 @@ def environment(request: LaunchRequest) -> dict[str, str]:
             env.pop(name, None)
         else:
             env[name] = str(value)
-    if request.agent_on and (path := PLUGIN.path()) is not None:
-        other_plugins.take_places(env, str(path), searches=request.fabric is None)
     if request.nccl_memory_mb is not None:
         env.setdefault("NCCL_MAX_CTAS", str(_channels_within(request.nccl_memory_mb, request.fabric)))
+    # NCCL's variables for plugins stay the user's: a rank's agent takes those places when it is there, and else nobody.
     # Only the folder of sitecustomize.py: zerotune itself is installed where the script's Python is.
     entries = [str(SITE_DIR), *env.get("PYTHONPATH", "").split(os.pathsep)]
     env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(entry for entry in entries if entry))
+    settings.hand_on(env)
     return env
 
 
@@ -183,7 +189,9 @@ def _command_problems(request: LaunchRequest) -> list[Finding]:
 
 
 def _scripts(command: Sequence[str]) -> list[Path]:
-    return [Path(word) for word in command[1:] if word.endswith(".py") and not word.startswith("-")]
+    # A word with spaces is a command for a shell: bash -c "python train.py".
+    words = (word for word in command[1:] if word.endswith(".py") and len(word.split()) == 1)
+    return [Path(word) for word in words if not word.startswith("-")]
 
 
 def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Finding]:

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from zerotune.agent import fabric_identity
 from zerotune.agent.agreement import Agreement
 from zerotune.agent.agreement.faults import AgreementFaults
+from zerotune.agent.agreement.protocol import Why
 from zerotune.agent.daemon_link.channel import Channel
 from zerotune.agent.daemon_link.job_id import AgreedJobId
 from zerotune.agent.daemon_link.leader import LeaderAddress
@@ -26,6 +27,7 @@ from zerotune.agent.job_store import open_job_store
 from zerotune.agent.nccl.library import Plugin
 from zerotune.agent.observing.ring import RecordDrain
 from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.agent.reasons import Reason
 from zerotune.agent.settings import AgentSettings, is_first_of_node
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.step_timer import StepTimer
@@ -89,6 +91,8 @@ class Membership:
         self._has_told_silence = False
         self._has_told_return = False
         self._silent_since_s: float | None = None
+        self.has_heard = False
+        """Whether a daemon has answered at some time."""
         self._drain: RecordDrain | None = None
         self._trace_log: TraceLog | None = None
         self._greeting: wire.Hello | None = None
@@ -128,6 +132,21 @@ class Membership:
     def job_id(self) -> str:
         """The job's id, as far as it is known here."""
         return self._agreed_id.likely()
+
+    @property
+    def questions(self) -> Sequence[tuple[int, ...]]:
+        """(ranks, nodes, collective, bytes) that NCCL has asked for."""
+        return self._drain.costs.questions if self._drain is not None else ()
+
+    def reasons(self) -> list[tuple[Reason, str]]:
+        """Why communicators are not tuned, as far as the agreement knows."""
+        counters = self.agreement.counters()
+        if counters.state == "off":
+            return [(Reason.frozen, "ranks differ in versions")]
+        if counters.state == "starting" and self._world_size > 1:
+            return [(Reason.frozen, "not all ranks of the job have the agent")]
+        alone = [key for key, why in counters.left_out if why == Why.histories_differ.name]
+        return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in alone]
 
     # ---- agreement's thread ------------------------------------------------------------------
 
@@ -248,6 +267,7 @@ class Membership:
         endpoint = self._settings.endpoint
         logger.info("zerotune: daemon at %s %s", endpoint, "answers" if alive else "is silent")
         self.agreement.watched(alive)
+        self.has_heard |= alive
         self._silent_since_s = None if alive else time.monotonic()
         if not alive:
             self._daemon_pid = None

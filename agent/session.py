@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from zerotune.agent import fabric_identity
+from zerotune.agent import ending, fabric_identity
 from zerotune.agent.agreement import AgreementCounters
 from zerotune.agent.emulation import BACKEND, uses_nccl
 from zerotune.agent.membership import Membership
@@ -132,7 +132,7 @@ class Session:
                 self._count_interval()
 
     def _look_for_world(self) -> None:
-        """Join the world that there is, if that is news. The first step's end does so, too: short jobs are soon over."""
+        """Join the world that there is, if that is news; the first step's end does so, too, for short jobs."""
         plugin, world = self._plugin, _world()
         if plugin is None or world is None or world is self._world or not self._looking.acquire(blocking=False):
             return
@@ -211,8 +211,22 @@ class Session:
                     logger.warning("zerotune: no trace is logged in %s: %s", self._settings.trace_dir, why)
             if self._summary is not None:
                 self._write_summary(self._summary)
+            self._tell()
         except Exception as error:
             self._fail(error)
+
+    def _tell(self) -> None:
+        """End with a line that says what was tuned, or why nothing was."""
+        one = self._membership
+        ending.tell(
+            self._settings,
+            self._plugin,
+            self.recent_steps,
+            questions=one.questions if one is not None else (),
+            rows=one.agreement.plan.rows if one is not None else (),
+            has_heard=one is not None and one.has_heard,
+            reasons=one.reasons() if one is not None else (),
+        )
 
     def _write_summary(self, summary: SummaryWriter) -> None:
         # Of rank 0 alone: not of torchrun's own process, nor of workers that inherit the environment.

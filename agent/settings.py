@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import urllib.parse
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,10 @@ ENV_PLAN = "ZEROTUNE_PLAN"
 ENV_TICK_MS = "ZEROTUNE_TICK_MS"
 ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
+ENV_ALL = "NCCL_ZEROTUNE"
+"""All of these in one variable. Some launchers hand on to ranks only what begins with NCCL."""
 
+_OURS = "ZEROTUNE_"
 DEFAULT_TICK_MS = 250
 """Milliseconds between reports while there is something to learn from them."""
 
@@ -61,6 +65,20 @@ class AgentSettings:
             tick_ms=tick_of(env.get(ENV_TICK_MS, "")) or DEFAULT_TICK_MS,
             job_name=name if is_job_name(name) else "",
         )
+
+
+def hand_on(environment: MutableMapping[str, str]) -> None:
+    """Write all that is ours into `ENV_ALL`, in letters that no shell changes."""
+    ours = {name: value for name, value in environment.items() if name.startswith(_OURS)}
+    environment[ENV_ALL] = ",".join(f"{name}={urllib.parse.quote(value)}" for name, value in sorted(ours.items()))
+
+
+def take_over(environment: MutableMapping[str, str]) -> None:
+    """Read back what `hand_on` wrote; what is set by itself counts."""
+    for part in environment.get(ENV_ALL, "").split(","):
+        name, _, value = part.partition("=")
+        if name.startswith(_OURS):
+            environment.setdefault(name, urllib.parse.unquote(value))
 
 
 def tick_of(text: str) -> int | None:

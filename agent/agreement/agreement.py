@@ -20,6 +20,7 @@ from zerotune.agent.agreement import job_start
 from zerotune.agent.agreement.exchange import Closed, Exchange
 from zerotune.agent.agreement.members import Members
 from zerotune.agent.agreement.protocol import (
+    BASELINE_PLAN,
     Answer,
     Leader,
     Outcome,
@@ -197,6 +198,12 @@ class Agreement:
             self._n_repeats = 0
             self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[0]
             self._wake.set()
+
+    @property
+    def plan(self) -> Plan:
+        """As rank 0 knows: what rests in force, once a communicator has it; else NCCL's own choice."""
+        leader = self._leader
+        return leader.plan.at_last() if leader is not None and leader.is_adopted else BASELINE_PLAN
 
     def counters(self) -> AgreementCounters:
         """Counts so far, as a snapshot."""

@@ -27,6 +27,11 @@ class CostBook:
         self._tables: dict[Question, NDArray[np.void]] = {}
         self._unsent: dict[Question, None] = {}
 
+    @property
+    def questions(self) -> tuple[Question, ...]:
+        """All that NCCL has asked for, as far as they are kept."""
+        return tuple(self._tables)
+
     def add(self, tables: NDArray[np.void]) -> None:
         """NCCL has shown these, an array of COST_FIELDS."""
         for table in tables:

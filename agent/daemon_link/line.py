@@ -18,8 +18,8 @@ from typing import Any, Final
 import zmq
 
 from zerotune.agent.daemon_link.keys import keys_dir, use_client_keys
-from zerotune.store.endpoints import ENDPOINT_REMEDY
 from zerotune.store.errors import UntrustedError
+from zerotune.store.paths import ENDPOINT_REMEDY
 from zerotune.store.private_folders import open_socket_folder
 
 _UCRED: Final = struct.Struct("3i")

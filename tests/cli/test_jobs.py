@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -75,6 +76,36 @@ def test_what_each_gained(path: Path) -> None:
     assert gains["faster"].low_percent <= gains["faster"].saved_percent <= gains["faster"].high_percent
     assert gains["short"].saved_us is None
     assert gains["short"].why
+
+
+def test_steps_that_seldom_communicate_are_compared_by_all_their_time(tmp_path: Path) -> None:
+    """Local SGD exchanges at every tenth step: nothing else can be gained, and the median step has nothing of it."""
+    with Store.open(tmp_path / "s.db") as store:
+        for job_id, exchange_us in (("job-faster", 500.0), ("job-same", 1000.0)):
+            ten = [(0, 9, 100.0), (0, 1, 1000.0)] * 10 + [(1, 9, 100.0), (1, 1, exchange_us)] * 40
+            store.record_job(job_id, "fabric", {}, 2)
+            store.record_steps(job_id, [msgspec.structs.replace(one, duration_us=us) for one, us in exact(ten)])
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        jobs = JobsRead(store)
+        faster, same = (gain_of(jobs, job_of(store, job_id)) for job_id in ("job-faster", "job-same"))
+    assert faster.kind is GainKind.measured
+    assert faster.saved_us == pytest.approx(50, rel=0.15)
+    assert same.kind is GainKind.within_noise
+
+
+def exact(groups: list[tuple[int, int, float]]) -> list[tuple[StepRecord, float]]:
+    """The steps of `groups`, each with its duration to the last bit but rounding."""
+    found = steps(*groups)
+    return [(one, us) for one, us in zip(found, (us for _, n, us in groups for _ in range(n)), strict=True)]
+
+
+def test_rounding_is_no_gain(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        store.record_job("job", "fabric", {}, 2)
+        store.record_steps("job", [StepRecord(at, int(at > 20), 100.0 + 1e-12 * (at > 20)) for at in range(1, 200)])
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        gain = gain_of(JobsRead(store), job_of(store, "job"))
+    assert gain.kind is GainKind.within_noise
 
 
 def test_why_a_gain_is_unknown_and_what_it_takes_is_said_alike_everywhere(path: Path) -> None:

@@ -30,8 +30,12 @@ from zerotune.tuner.cli.live.launch import launch as launch_command
 from zerotune.tuner.cli.live.status import status as status_command
 from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status, render_status
+from zerotune.tuner.offline.jobs.listing import JobEnd, end_of
 from zerotune.tuner.service.daemon import run_daemon
 from zerotune.tuner.service.endpoint import make_keys
+
+MEANT_FOR_THE_TRAINING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""What batch systems send to every process of a job, and training handles."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -46,7 +50,8 @@ def test_a_daemon_that_is_told_to_end_while_it_begins_ends_in_good_order(private
     for line in process.stderr:  # each module is told of when it has been loaded
         if line.startswith("import time:") and line.rpartition("|")[2].strip() == loaded:
             break
-    process.send_signal(number)
+    for one in (*MEANT_FOR_THE_TRAINING, number):
+        process.send_signal(one)
     words = [line for line in process.stderr if not line.startswith("import time:")]
     assert process.wait(timeout=WAIT_S) == 0
     assert not words
@@ -88,6 +93,34 @@ def test_a_rank_is_served_and_its_measurements_survive_sigterm(daemon, connect, 
         assert len(store.measurements("fabric", "job")) == 500
         assert store.steps("job") == [StepRecord(1, 0, 5000.0)]
     assert not list(daemon.path.parent.glob("*.sock*")), "no socket or lock is left behind"
+
+
+def test_signals_for_the_training_leave_the_daemon_alone(private_path, connect):
+    store, endpoint = private_path / "store.db", f"ipc://{private_path}/d.sock"
+    words = ["-m", "zerotune.tuner.cli", "daemon", "--store", str(store), "--endpoint", endpoint]
+    with subprocess.Popen([sys.executable, *words], stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: fetch_status(endpoint, 0.5))
+            rank = connect(endpoint)
+            rank.send_multipart(hello())
+            receive(rank)
+            for number in MEANT_FOR_THE_TRAINING:
+                process.send_signal(number)
+            rank.send_multipart(wire.encode(wire.Goodbye("job", 0)))
+            wait_until(lambda: (reply := fetch_status(endpoint, 0.5)) and not reply.jobs)
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+    with Store.open(store, read_only=True) as read:
+        (job,) = read.jobs()
+    assert end_of(job, is_written=False) is JobEnd.ended
+
+
+def wait_until(is_so):
+    deadline_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def test_a_record_out_of_range_costs_itself_alone_and_is_counted(daemon, connect, records):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from benchmarks.lib.free_port import free_port
+
 
 def launch(world, *words, fabric="ethernet_boxes", **environment):
     world.environment.update(environment)
@@ -50,22 +52,39 @@ def test_on_the_real_nccl_its_own_settings_are_its_own_business(world):
 
 
 VARIABLES = ("NCCL_TUNER_PLUGIN", "ZEROTUNE_NEXT_TUNER", "NCCL_PROFILER_PLUGIN", "ZEROTUNE_NEXT_PROFILER")
-SHOW = f"import os, torch; print(*map(os.environ.get, {VARIABLES}))"
+SHOW = f"print(*map(os.environ.get, {VARIABLES}))"
+IMPORT, GROUP = "import os, torch", "torch.distributed.init_process_group(init_method='env://')"
+ONE_RANK = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}
 OURS = "libnccl-tuner-zerotune.so"
+OTHERS = {"NCCL_TUNER_PLUGIN": "/opt/other.so", "NCCL_PROFILER_PLUGIN": "inspector"}
 
 
-def test_another_tuner_is_asked_first_and_another_profiler_runs_beside_ours(world):
-    others = {"NCCL_TUNER_PLUGIN": "/opt/other.so", "NCCL_PROFILER_PLUGIN": "inspector"}
-    done = launch(world, sys.executable, "-c", SHOW, **others)
-    assert done.stdout.split() == [OURS, "/opt/other.so", OURS, "inspector"], done.stderr
+def test_nccls_variables_stay_the_users_until_a_process_with_the_agent_makes_a_group(world):
+    script = f"{IMPORT}; {SHOW}; {GROUP}; {SHOW}"
+    done = launch(world, sys.executable, "-c", script, MASTER_PORT=str(free_port()), **ONE_RANK, **OTHERS)
+    before, after = (line.split() for line in done.stdout.splitlines())
+    assert before == ["/opt/other.so", "None", "inspector", "None"], done.stderr
+    assert after == [OURS, "/opt/other.so", OURS, "inspector"], done.stderr
     assert done.returncode == 0
 
 
-def test_so_is_one_that_a_rank_is_given_after_launch(world):
-    late = f"import os; os.environ['NCCL_TUNER_PLUGIN'] = 'late'; {SHOW}; raise SystemExit(3)"
-    done = launch(world, sys.executable, "-c", late)
+def test_without_an_agent_they_stay_the_users_for_good(world):
+    done = launch(world, sys.executable, "-S", "-c", f"import os; {SHOW}", **OTHERS)
+    assert done.stdout.split() == ["/opt/other.so", "None", "inspector", "None"], done.stderr
+
+
+def test_another_tuner_that_a_rank_is_given_after_launch_counts(world):
+    late = f"{IMPORT}; os.environ['NCCL_TUNER_PLUGIN'] = 'late'; {GROUP}; {SHOW}; raise SystemExit(3)"
+    done = launch(world, sys.executable, "-c", late, MASTER_PORT=str(free_port()), **ONE_RANK)
     assert done.stdout.split()[:2] == [OURS, "late"], done.stderr
     assert done.returncode == 3
+
+
+def test_a_command_for_a_shell_is_no_script(world):
+    done = launch(world, "bash", "-c", f"true; {sys.executable} no_such_script.py")
+    assert done.returncode == 2  # python's own
+    assert "no_such_script.py" in done.stderr
+    assert "zerotune: script" not in done.stderr
 
 
 def test_pinned_settings_and_a_missing_daemon_are_warned_of_and_training_runs(world):

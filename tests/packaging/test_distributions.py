@@ -1,12 +1,13 @@
 """What is in the wheels and in the source distribution, and what they say of themselves."""
 
+import os
 import re
 import tarfile
 import zipfile
 from email import message_from_bytes
 
 import pytest
-from builds import CHECKOUT, build
+from builds import CHECKOUT, Environment, build, run
 
 LIBRARIES = {
     "zerotune/agent/nccl/plugin/libnccl-tuner-zerotune.so",
@@ -34,6 +35,19 @@ def test_the_platforms_wheel_brings_both_libraries_and_the_pure_one_none(built):
     assert names(built("pure")) == names(built("wheel")) - LIBRARIES
     assert built("pure").name.endswith("-py3-none-any.whl")
     assert re.search(r"-py3-none-(?!any)\w+\.whl$", built("wheel").name)
+
+
+@pytest.mark.parametrize("kind", ["pure", "editable"])
+def test_an_installation_lets_the_agent_in_where_the_environment_is_not_looked_at(built, tmp_path, kind):
+    environment = Environment(tmp_path / "e")
+    environment.install(built(kind))
+    environment.lend_packages()
+    script = "import sys; print('zerotune.agent.bootstrap' in sys.modules, 'zerotune' in sys.modules)"
+    names = {name: value for name, value in os.environ.items() if not name.startswith(("ZEROTUNE_", "NCCL_"))}
+    assert run(environment.python, "-I", "-c", script, env=names).stdout.split() == ["False", "False"]
+    for variable in ("ZEROTUNE_LAUNCH", "NCCL_ZEROTUNE"):
+        found = run(environment.python, "-I", "-c", script, env=names | {variable: "1"}).stdout.split()
+        assert found == ["True", "True"], variable
 
 
 def test_every_source_in_c_is_in_the_wheels(built):

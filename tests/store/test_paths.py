@@ -13,8 +13,8 @@ import pytest
 import zmq
 
 from zerotune.store import paths
-from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import UntrustedError, UserError
+from zerotune.store.paths import check_endpoint
 from zerotune.store.private_folders import make_private, open_socket_folder, refuse_open_folder
 from zerotune.tuner.service.endpoint import BoundEndpoint
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import zmq
 from watched_daemon import HOSTILE, N_RANKS, WAIT_S, Browser, Job, daemon, dashboard, wait_for
@@ -42,6 +44,15 @@ def test_only_the_printed_address_lets_in(world):
     token = world.url.partition("=")[2]
     assert len(token) >= 32
     assert Browser(world.url).ask("/snapshot.json", Authorization=f"Bearer {token}").status == 200
+
+
+def test_signals_for_the_training_of_a_batch_job_leave_it_alone(world):
+    with dashboard(world.endpoint) as url:
+        (process,) = (one for one in psutil.Process().children() if one.cmdline()[-1] == "127.0.0.1:0" and
+                      Browser(url).port in {each.laddr.port for each in one.net_connections("inet")})  # fmt: skip
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            process.send_signal(number)
+        assert Browser(url).log_in().status == 303
 
 
 def test_pages_of_others_whose_name_points_here_are_refused(world):

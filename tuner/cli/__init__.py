@@ -20,9 +20,19 @@ from typing import Any, Final
 from zerotune.store.errors import UserError, ZerotuneError
 from zerotune.tuner.cli.terminal import filtered_output, shortened
 
+IGNORED: Final = {
+    "daemon": (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP),
+    "dashboard": (signal.SIGUSR1, signal.SIGUSR2),
+    "metrics": (signal.SIGUSR1, signal.SIGUSR2),
+}
+"""Signals by command: a batch system sends them to all processes of a job, for the training among them. What a person
+watches ends with its terminal; a daemon does not."""
+
 
 def main() -> None:
     """Entry point of the console script: every failure is one line on stderr and an exit code, never a traceback."""
+    for number in IGNORED.get("".join(sys.argv[1:2]), ()):
+        signal.signal(number, signal.SIG_IGN)
     # Where the home cannot be written, matplotlib tells at length that it keeps its fonts elsewhere.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     with filtered_output(), _ended_in_good_order() if sys.argv[1:2] == ["daemon"] else contextlib.nullcontext():

@@ -74,8 +74,7 @@ def store_in_use(words: Sequence[str]) -> Path:
 
 def endpoint_or_default(endpoint: str | None) -> str:
     """The given endpoint or this user's default one; UserError when no daemon could ever be there."""
-    from zerotune.store.endpoints import check_endpoint
-    from zerotune.store.paths import default_endpoint
+    from zerotune.store.paths import check_endpoint, default_endpoint
 
     chosen = endpoint or default_endpoint()
     check_endpoint(chosen)

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from zerotune.store.counted import counted
-from zerotune.store.endpoints import check_endpoint
 from zerotune.store.errors import UserError
-from zerotune.store.paths import is_private, runtime_dir
+from zerotune.store.paths import check_endpoint, is_private, runtime_dir
 from zerotune.store.private_folders import open_socket_folder
 from zerotune.store.sqlite.damage.damage import remedy
 from zerotune.store.sqlite.database import Store

@@ -22,10 +22,9 @@ import zmq
 import zmq.auth
 
 from zerotune.agent.daemon_link.keys import load_key_pair, refuse_writable
-from zerotune.store.endpoints import ENDPOINT_REMEDY, check_endpoint
 from zerotune.store.errors import UserError
 from zerotune.store.lockfile import LockFile, LockHeld
-from zerotune.store.paths import runtime_dir
+from zerotune.store.paths import ENDPOINT_REMEDY, check_endpoint, runtime_dir
 from zerotune.store.private_folders import make_private, open_socket_folder
 from zerotune.tuner.service.clients import AdmittedClients
 

@@ -391,8 +391,8 @@ class Job:
         if self.n_ranks_here >= self.n_ranks or self.epoch or now_s - self.changed_at_s < MISSING_AFTER_S:
             return ""
         return (
-            f"{self.n_ranks_here} of {self.n_ranks} ranks report here: nothing can be tuned unless the agent runs on"
-            " the others, too"
+            f"{self.n_ranks_here} of {self.n_ranks} ranks report here so far: the others have not joined yet, report"
+            " to another daemon, or run without the agent"
         )
 
 

@@ -52,7 +52,7 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
     Raises:
         UserError: the caller may not, or there is no such group.
     """
-    from zerotune.store.endpoints import check_endpoint
+    from zerotune.store.paths import check_endpoint
     from zerotune.tuner.all_users.folders import group_id
     from zerotune.tuner.all_users.service import Policy, serve_all_users
     from zerotune.tuner.service.readiness import tell_ready

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,6 +96,9 @@ def launch(
     contributor: Contributor = None,
     book: BookUrl = None,
     book_key: BookKey = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="End the job without the line that says what was tuned, or why nothing was.")
+    ] = False,
     agent: Annotated[bool, typer.Option(help="--no-agent runs the emulated fabric untuned.")] = True,
 ) -> None:
     """Run an unmodified training command with its collectives tuned.
@@ -103,7 +108,8 @@ def launch(
     Without a GPU: zerotune launch --fabric ethernet_boxes -- torchrun --nproc-per-node 2 train.py
     """
     from zerotune.agent import launch as launching
-    from zerotune.store.endpoints import check_endpoint
+    from zerotune.agent import vigil
+    from zerotune.store.paths import check_endpoint
     from zerotune.tuner.client.holders import holder_of
     from zerotune.tuner.client.status import fetch_status, no_answer
 
@@ -111,6 +117,7 @@ def launch(
         command, fabric, endpoint, agent,
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
         nccl_memory_mb=None if nccl_memory is None else nccl_memory / 1e6, name=name,
+        is_quiet=quiet,
     )  # fmt: skip
     # As the shell does: a word with a slash is a path, all others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():
@@ -213,6 +220,9 @@ def launch(
                 file=sys.stderr,
             )
     sys.stdout.flush()
+    if agent and not quiet:
+        request = replace(request, marks_dir=Path(tempfile.mkdtemp(prefix="zerotune-")))
+        vigil.begin(str(request.marks_dir))
     try:
         os.execvpe(command[0], command, launching.environment(request))
     except OSError as error:  # say, a script without a #! line

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from zerotune.store.counted import counted
 from zerotune.store.records import Decision, JobRecord, StepRecord
 from zerotune.store.sqlite.database import Store
+from zerotune.store.step_times import change, typical
 from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
 
 Array = NDArray[Any]
@@ -35,11 +36,10 @@ NOTICED_WITHIN_STEPS: Final = 10
 SAME_PACE: Final = 0.04
 """Medians (log) that differ by less than this, or by less than noise explains, are of the same pace."""
 WORTH_TELLING_PERCENT: Final = 2.0
+ROUNDING_PERCENT: Final = 1e-6
+"""A change this small is rounding: two sums of the same times."""
 MAX_EARLIER_JOBS: Final = 20
 """At most this many earlier jobs are searched for one to compare with."""
-_BLOCK_STEPS: Final = 8
-_N_RESAMPLES: Final = 1000
-_MAX_RESAMPLED: Final = 4000
 HOW_TO_COMPARE: Final = (
     "Run the same training under `zerotune launch --no-agent --summary before.json` and under"
     " `zerotune launch --summary after.json`, then `zerotune report --summary before.json --summary after.json`"
@@ -50,7 +50,7 @@ STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO
 
 @dataclass(frozen=True)
 class MedianChange:
-    """Medians before and after, and the 95 % interval of the change in percent."""
+    """Typical times before and after (`typical`), and the 95 % interval of the change in percent."""
 
     name: str
     before_us: float
@@ -61,8 +61,8 @@ class MedianChange:
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether the interval excludes no change at all."""
-        return self.low_percent > 0 or self.high_percent < 0
+        """Whether the interval excludes no change at all, and what floats make of it."""
+        return self.low_percent > ROUNDING_PERCENT or self.high_percent < -ROUNDING_PERCENT
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ def _compared(
     last: Sequence[SummaryStep] | Sequence[StepRecord],
     explanation: str,
 ) -> BeforeAfter:
-    if not all(float(np.median(_column(some, "duration_us"))) > 0 for some in (first, last)):
+    if not all(typical(_column(some, "duration_us")) > 0 for some in (first, last)):
         return BeforeAfter([], "nothing to compare: most steps took no time")
     changes = [_change("step time", _column(first, "duration_us"), _column(last, "duration_us"))]
     exposed = _column(first, "exposed_us"), _column(last, "exposed_us")
@@ -318,18 +318,7 @@ def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> A
 
 
 def _change(name: str, before: Array, after: Array) -> MedianChange:
-    """Medians, and a bootstrap over blocks of steps (neighbouring steps are not independent)."""
-    chance = np.random.default_rng(0)
-    ratios = _resampled_medians(before, chance), _resampled_medians(after, chance)
-    low, high = np.percentile(100 * (ratios[1] / ratios[0] - 1), [2.5, 97.5])
-    before_us, after_us = float(np.median(before)), float(np.median(after))
-    return MedianChange(name, before_us, after_us, 100 * (after_us / before_us - 1), float(low), float(high))
-
-
-def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
-    values = values[:: -(-len(values) // _MAX_RESAMPLED)]  # a long run's interval is narrow enough
-    length = max(1, min(_BLOCK_STEPS, len(values) // 4))  # few blocks would show no spread
-    n_blocks = -(-len(values) // length)
-    starts = chance.integers(0, len(values) - length + 1, (_N_RESAMPLES, n_blocks, 1))
-    taken = values[starts + np.arange(length)].reshape(_N_RESAMPLES, -1)[:, : len(values)]
-    return np.asarray(np.median(taken, axis=1))
+    found = change(before, after)
+    return MedianChange(
+        name, found.before_us, found.after_us, found.percent, found.low_percent, found.high_percent
+    )

@@ -1,0 +1,160 @@
+"""The line with which rank 0 of a launched job ends: what was tuned and what that gained, or why nothing was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from zerotune.agent import first_group
+from zerotune.agent.emulation import BACKEND, uses_nccl
+from zerotune.agent.reasons import QUIET, Mark, Reason, leave, say, untuned
+from zerotune.agent.settings import ENV_LAUNCH, AgentSettings
+from zerotune.store.counted import counted
+from zerotune.store.records import PlanRow, size_class
+
+if TYPE_CHECKING:
+    from zerotune.agent.nccl.library import Plugin
+    from zerotune.agent.steps.recent_steps import RecentSteps, Saved
+
+LEAST_STEPS: Final = 100
+"""A job of fewer steps may end before anything could be tried and judged."""
+
+Question = tuple[int, ...]
+"""(ranks, nodes, collective, message bytes) that NCCL has asked for."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What rank 0 knows at its end."""
+
+    n_ranks: int
+    backends: str
+    """Of the default group, as `get_backend_config` has them."""
+    has_plugin: bool = True
+    is_loaded: bool = True
+    """NCCL has loaded the plugin."""
+    has_called: bool = True
+    """Collectives ran on the default group."""
+    n_calls: int = 0
+    n_matched: int = 0
+    """Calls to which a row of a plan applied."""
+    questions: Sequence[Question] = ()
+    rows: Sequence[PlanRow] = ()
+    """Of the plan in force at the end."""
+    n_steps: int = 0
+    saved: Saved | None = None
+    """None: too few steps to compare."""
+    has_plan_file: bool = False
+    has_heard: bool = True
+    """A daemon has answered."""
+    endpoint: str = ""
+    reasons: Sequence[tuple[Reason, str]] = ()
+    """What the agreement knows, the most important first."""
+
+
+def line(facts: Facts) -> str:
+    """The one line."""
+    n_all = len({_kind(question) for question in facts.questions})
+    n_tuned = len({_kind(question) for question in facts.questions if _is_tuned(question, facts.rows)})
+    if n_tuned and facts.n_matched:
+        also = "".join(f"; {reason.value.format(detail=detail)}" for reason, detail in facts.reasons)
+        tuned = f"{n_tuned} of {counted(n_all, 'collective')} tuned"
+        return f"zerotune: {tuned}, {_gain(facts.saved)}{also}; `zerotune explain`"
+    return untuned(*_why(facts, counted(n_all, "collective")))
+
+
+def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
+    """The first thing that stood in the way, and its details."""
+    if facts.n_ranks == 1:
+        return Reason.one_rank, ""
+    if BACKEND not in facts.backends and not uses_nccl(facts.backends):
+        return Reason.not_nccl, facts.backends
+    if not facts.has_plugin:
+        return Reason.no_plugin, ""
+    if not facts.n_calls:
+        return (Reason.not_loaded if facts.has_called and not facts.is_loaded else Reason.no_collectives), ""
+    if facts.has_plan_file and not facts.n_matched:
+        return Reason.no_row, collectives
+    if facts.reasons:
+        return facts.reasons[0]
+    if not facts.n_steps:
+        return Reason.no_steps, ""
+    if not (facts.has_heard or facts.has_plan_file):
+        return Reason.no_daemon, facts.endpoint
+    if facts.n_steps < LEAST_STEPS and not facts.n_matched:
+        return Reason.no_repetition, counted(facts.n_steps, "step")
+    return Reason.nothing_better, f"{collectives} in {counted(facts.n_steps, 'step')}"
+
+
+def _gain(saved: Saved | None) -> str:
+    if saved is None:
+        return "gain unknown: too few steps to compare"
+    percent, uncertain = 100 * saved.share, 100 * saved.uncertain_share
+    if abs(percent) <= uncertain:
+        return f"steps neither faster nor slower beyond noise (± {uncertain:.1f} %)"
+    return f"steps {abs(percent):.1f} % ± {uncertain:.1f} {'faster' if percent > 0 else 'slower'}"
+
+
+def _kind(question: Question) -> Question:
+    *others, message_bytes = question
+    return *others, size_class(max(1, message_bytes))
+
+
+def _is_tuned(question: Question, rows: Sequence[PlanRow]) -> bool:
+    n_ranks, n_nodes, collective, message_bytes = question
+    return any(
+        (row.communicator.n_ranks, row.communicator.n_nodes, int(row.collective)) == (n_ranks, n_nodes, collective)
+        and row.min_bytes <= message_bytes <= row.max_bytes
+        and not row.candidate.is_baseline
+        for row in rows
+    )
+
+
+def tell(
+    settings: AgentSettings,
+    plugin: Plugin | None,
+    steps: RecentSteps,
+    *,
+    questions: Sequence[Question],
+    rows: Sequence[PlanRow],
+    has_heard: bool,
+    reasons: Sequence[tuple[Reason, str]] = (),
+) -> None:
+    """Say the line, if this is rank 0 of a launched job that is tuned and not told to be quiet.
+
+    Args:
+        settings: of this process.
+        plugin: None where it cannot be had.
+        steps: those that were seen to end.
+        questions: what NCCL has asked for.
+        rows: of the plan in force.
+        has_heard: a daemon has answered at some time.
+        reasons: what the agreement knows, the most important first.
+    """
+    group = first_group.made()
+    if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:
+        return
+    leave(Mark.told)
+    if os.environ.get(QUIET) == "1":
+        return
+    counts = plugin.counters() if plugin is not None else None
+    facts = Facts(
+        n_ranks=group.n_ranks,
+        backends=group.backends,
+        has_plugin=plugin is not None,
+        is_loaded=plugin is not None and plugin.tuner_abi() != 0,
+        has_called=first_group.has_called(),
+        n_calls=counts.n_calls if counts is not None else 0,
+        n_matched=counts.n_matched if counts is not None else 0,
+        questions=questions,
+        rows=rows,
+        n_steps=steps.n_seen,
+        saved=steps.saved(),
+        has_plan_file=settings.plan_path is not None,
+        has_heard=has_heard,
+        endpoint=settings.endpoint,
+        reasons=reasons,
+    )
+    say(line(facts))

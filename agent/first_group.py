@@ -1,0 +1,102 @@
+"""Right before this process makes its first process group: until then it may be anybody's.
+
+A data loader's worker, a compiler's and torchrun's own process import torch, too, and never get here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from zerotune.agent.reasons import Mark, leave
+
+logger = logging.getLogger("zerotune.agent")
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process's default group, which at its end may be gone."""
+
+    rank: int
+    n_ranks: int
+    backends: str
+    """As `get_backend_config` has them."""
+
+
+_waiting: list[Callable[[], None]] = []
+_is_watched = False
+_is_here = False
+_made: Group | None = None
+
+
+def made() -> Group | None:
+    """The first group that this process has made; None: none yet."""
+    if _made is None and _is_watched and dist.is_initialized():
+        _keep()
+    return _made
+
+
+def has_called() -> bool:
+    """Whether collectives ran on the default group, as far as its backend counts them."""
+    with contextlib.suppress(Exception):
+        return bool(dist.is_initialized() and dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
+    return False
+
+
+def _keep() -> None:
+    global _made
+    _made = Group(dist.get_rank(), dist.get_world_size(), str(dist.get_backend_config()))
+    leave(Mark.group)
+    if _made.rank == 0:
+        leave(Mark.rank_0)
+
+
+def before_first_group(action: Callable[[], None]) -> None:
+    """Call `action` before the first process group is made; at once if that has begun. It may raise nothing."""
+    global _is_watched
+    if not dist.is_available():
+        return
+    if _is_here or dist.is_initialized():
+        action()
+        return
+    _waiting.append(action)
+    if not _is_watched:
+        _is_watched = True
+        _watch()
+
+
+def _watch() -> None:
+    from torch.distributed import distributed_c10d as c10d
+
+    original = c10d.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        _group_comes()
+        result = original(*args, **kwargs)
+        if _made is None:
+            with contextlib.suppress(Exception):  # a group that is none of ours to understand
+                _keep()
+        return result
+
+    # Device meshes and others hold the same function by a name of their own.
+    for module in tuple(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("init_process_group") is original:
+            module.init_process_group = init_process_group  # type: ignore[attr-defined]
+
+
+def _group_comes() -> None:
+    global _is_here
+    _is_here = True
+    while _waiting:
+        try:
+            _waiting.pop(0)()
+        except Exception as error:  # training must start whatever is wrong with us
+            logger.warning("zerotune: the agent is off, training runs untuned: %s", error)

@@ -1,0 +1,69 @@
+"""Why a launched job was not tuned, in words that docs/operate/troubleshooting.md explains, and how far it came."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from enum import Enum
+from pathlib import Path
+
+MARKS = "ZEROTUNE_MARKS"
+"""Folder on the launching node in which processes leave marks (`Mark`)."""
+QUIET = "ZEROTUNE_QUIET"
+"""1: a job ends without its line."""
+
+
+class Reason(Enum):
+    """Its name is the code that the line ends with; its value the words, completed with details."""
+
+    no_agent = "no process had the agent; run `zerotune doctor` in the environment that trains"
+    no_group = "no process with the agent made a process group"
+    cut_short = "rank 0 was killed before it could say more; `zerotune explain` has what is known"
+    one_rank = "the job has one rank, and so no collectives"
+    not_nccl = "the job's process groups ({detail}) do not run on NCCL"
+    no_plugin = "the plugin for NCCL cannot be had here; `zerotune doctor` says why"
+    not_loaded = "NCCL ran collectives and did not load the plugin; `zerotune doctor` says what may be wrong"
+    no_collectives = "NCCL was asked for no collective"
+    no_row = "no row of the plan applied to any of {detail}"
+    no_daemon = "no daemon answered at {detail}; start one with `zerotune daemon` or add --start-daemon"
+    no_steps = "no training step was seen to end; let all ranks call `zerotune.step_ended()` where one does"
+    frozen = "settings stay as NCCL chooses: {detail}"
+    no_repetition = "the job ended after {detail}, too few to learn from"
+    nothing_better = "nothing better than NCCL's own choice was found for {detail}"
+
+
+class Mark(Enum):
+    """How far a process of a launched job came; the first three lead to the fourth, which rank 0 leaves."""
+
+    agent = "agent"
+    group = "group"
+    rank_0 = "rank_0"
+    told = "told"
+
+
+def leave(mark: Mark) -> None:
+    """Leave a mark for `zerotune.agent.vigil`. Never raises: on another node there is no such folder."""
+    if folder := os.environ.get(MARKS):
+        with contextlib.suppress(OSError):
+            Path(folder, mark.value).touch()
+
+
+def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
+    """The line of a job in which nothing was tuned.
+
+    Args:
+        reason: why not.
+        detail: what completes its words.
+        where: limits that, if only a part of the job is known.
+
+    Returns:
+        Such as "zerotune: nothing was tuned on this node: ...".
+    """
+    return f"zerotune: nothing was tuned{where}: {reason.value.format(detail=detail)} ({reason.name})"
+
+
+def say(line: str) -> None:
+    """Print it on stderr, whatever the script has made of logging. Never raises."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,173 @@
+"""The line a launched job ends with: each reason with its code, what was gained, and who says it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerotune.agent.ending import LEAST_STEPS, Facts, line
+from zerotune.agent.reasons import Mark, Reason
+from zerotune.agent.steps.recent_steps import RecentSteps, Saved
+from zerotune.agent.vigil import missing
+from zerotune.store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    PlanRow,
+    Protocol,
+    StepRecord,
+)
+
+TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "operate" / "troubleshooting.md"
+QUESTIONS = ((8, 1, int(Collective.all_gather), 1 << 20), (8, 1, int(Collective.reduce_scatter), 1 << 20))
+NCCL = {"n_ranks": 8, "backends": "cuda:nccl"}
+CALLED = {**NCCL, "n_calls": 5000, "questions": QUESTIONS, "n_steps": 10 * LEAST_STEPS}
+
+
+def row(candidate: Candidate = Candidate(Algorithm.ring, Protocol.ll, 4)) -> PlanRow:  # noqa: B008
+    return PlanRow(
+        CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, 1 << 19, 1 << 21, candidate
+    )
+
+
+def code(said: str) -> str:
+    """What a line ends with, in brackets."""
+    return said.rpartition("(")[2].rstrip(")")
+
+
+FACTS = {
+    Reason.one_rank: Facts(1, "cuda:nccl"),
+    Reason.not_nccl: Facts(8, "cpu:gloo"),
+    Reason.no_plugin: Facts(**NCCL, has_plugin=False),
+    Reason.not_loaded: Facts(**NCCL, is_loaded=False),
+    Reason.no_collectives: Facts(**NCCL, is_loaded=False, has_called=False),
+    Reason.no_row: Facts(**CALLED, has_plan_file=True, has_heard=False),
+    Reason.frozen: Facts(**CALLED, reasons=((Reason.frozen, "ranks of communicator 7 differ in their calls"),)),
+    Reason.no_steps: Facts(**(CALLED | {"n_steps": 0})),
+    Reason.no_daemon: Facts(**CALLED, has_heard=False, endpoint="ipc:///d.sock"),
+    Reason.no_repetition: Facts(**(CALLED | {"n_steps": LEAST_STEPS - 1})),
+    Reason.nothing_better: Facts(**CALLED, n_matched=100, rows=(row(BASELINE),)),
+}
+
+
+@pytest.mark.parametrize("reason", FACTS, ids=lambda reason: reason.name)
+def test_each_reason_is_told_by_its_code_and_with_its_details(reason: Reason) -> None:
+    said = line(FACTS[reason])
+    assert code(said) == reason.name
+    assert "{" not in said
+    assert said.count("\n") == 0
+    assert all(detail in said for _, detail in FACTS[reason].reasons)
+
+
+def test_every_reason_can_be_told_and_is_explained_to_the_letter() -> None:
+    assert {*FACTS, Reason.no_agent, Reason.no_group, Reason.cut_short} == {*Reason}
+    page = TROUBLESHOOTING.read_text()
+    for reason in Reason:
+        assert f"`{reason.name}`" in page
+        assert reason.value.replace("`", "").replace("{detail}", "...") in page.replace("`", "")
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        (Saved(0.031, 0.004), "3.1 % ± 0.4"),
+        (Saved(-0.02, 0.01), "2.0 % ± 1.0"),
+        (Saved(0.01, 0.02), "(± 2.0 %)"),
+        (None, "unknown"),
+    ],
+)
+def test_what_was_gained(saved: Saved | None, words: str) -> None:
+    facts = Facts(**CALLED, n_matched=100, rows=(row(),), saved=saved)
+    assert words in line(facts)
+    assert code(line(facts)) not in Reason.__members__
+
+
+def test_what_stays_as_it_is_beside_what_is_tuned_is_told_too() -> None:
+    detail = "ranks of communicator 7 differ in their calls"
+    said = line(Facts(**CALLED, n_matched=100, rows=(row(),), reasons=((Reason.frozen, detail),)))
+    assert detail in said
+    assert "1 of 2" in said
+
+
+def test_a_gain_comes_with_how_sure_it_is() -> None:
+    steps = RecentSteps()
+    for step in range(1, 200):
+        steps.add(StepRecord(step, int(step > 100), (1000.0 if step <= 100 else 900.0) + step * 37 % 101 / 5))
+    saved = steps.saved()
+    assert saved is not None
+    assert saved.share == pytest.approx(0.1, abs=0.005)
+    assert 0 < saved.uncertain_share < 0.01
+    assert steps.saved_share() == saved.share
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason"),
+    [
+        (set(), Reason.no_agent),
+        ({Mark.agent}, Reason.no_group),
+        ({Mark.agent, Mark.group}, None),
+        ({Mark.agent, Mark.group, Mark.rank_0}, Reason.cut_short),
+        ({Mark.agent, Mark.group, Mark.rank_0, Mark.told}, None),
+    ],
+)
+def test_what_nobody_has_told(marks: set[Mark], reason: Reason | None) -> None:
+    assert missing({mark.value for mark in marks}) is reason
+
+
+BEGIN = """
+import os, sys
+from zerotune.agent import vigil
+vigil.begin(sys.argv[1])
+os.execvp("sh", ["sh", "-c", sys.argv[2]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "returncode"),
+    [("sleep 1; exit 7", 7), ("kill -KILL $$", -signal.SIGKILL), ("wait; exit 3", 3)],
+)
+def test_a_command_ends_as_it_would_alone_and_nothing_is_left(command: str, returncode: int, tmp_path: Path) -> None:
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    words = [sys.executable, "-c", BEGIN, str(folder), command]
+    done = subprocess.run(words, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == returncode
+    assert code(done.stderr.strip()) == Reason.no_agent.name, "it is told before stderr is closed"
+    assert not folder.exists()
+
+
+RANK = """
+import os, sys, torch, torch.distributed as dist
+if sys.argv[1] != "no group":
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+if sys.argv[1] == "killed":
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "reason"),
+    [
+        ("no group", (), Reason.no_group),
+        ("one rank", (), Reason.one_rank),
+        ("killed", (), Reason.cut_short),
+        ("one rank", ("--quiet",), None),
+        ("no group", ("--quiet",), None),
+        ("one rank", ("--no-agent",), None),
+    ],
+)
+def test_a_launched_command_ends_with_it(words, options, reason, tmp_path) -> None:
+    launch = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", "ethernet_boxes", *options, "--"]
+    names = {**os.environ, "ZEROTUNE_RUNTIME_DIR": str(tmp_path), "ZEROTUNE_NCCL_HOST": "model"}
+    command = [*launch, sys.executable, "-c", RANK, words]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=100, check=True, env=names)
+    told = [one for one in done.stderr.splitlines() if "nothing was tuned" in one]
+    assert [code(one) for one in told] == ([] if reason is None else [reason.name])
