@@ -132,7 +132,7 @@ class Session:
                 self._count_interval()
 
     def _look_for_world(self) -> None:
-        """Join the world that there is, if that is news; at the end of the first step, too: short jobs are soon over."""
+        """Join the world that there is, if that is news; at the end of the first step, too: short jobs soon end."""
         plugin, world = self._plugin, _world()
         if plugin is None or world is None or world is self._world or not self._looking.acquire(blocking=False):
             return
