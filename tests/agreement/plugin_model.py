@@ -91,6 +91,8 @@ class PluginModel:
             "step_began": side.n_calls // side.calls_per_step * side.calls_per_step + 1,
             "calls_per_step": side.calls_per_step,
             "n_steady": side.n_calls // side.calls_per_step,
+            "n_steps": side.n_calls // side.calls_per_step,
+            "n_off_cycle": 0,
             "checkpoint_calls": Numbers(calls),
             "checkpoint_hash": Numbers(side.hash_at(call) for call in calls),
         }
