@@ -38,6 +38,7 @@ from zerotune.tuner.traces.nccl.nccl_debug_lines import (
 from zerotune.tuner.traces.nccl.nccl_tables import TableReader
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
+    MAX_CHANNELS,
     UNKNOWN_U1,
     UNKNOWN_U4,
     Block,
@@ -257,7 +258,7 @@ def _setting(end: re.Match[bytes]) -> tuple[int, int, int] | None:
     except UserError:
         return None
     n_channels = int(end["high"]) - int(end["low"]) + 1 if end["high"] else 0
-    return algorithm, protocol, n_channels if 0 < n_channels <= 64 else 0
+    return algorithm, protocol, n_channels if 0 < n_channels <= MAX_CHANNELS else 0
 
 
 def _apply_selections(block: Block, log: _Log) -> None:

@@ -29,6 +29,7 @@ from zerotune.tuner.traces.files import Batches, JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
+    MAX_CHANNELS,
     UNKNOWN_U4,
     Block,
     SequenceNumbers,
@@ -169,7 +170,7 @@ def _take(event: dict[str, Any], events: _Events) -> None:
                     name,
                     float(start),
                     float(duration),
-                    width if 0 < width <= 64 else 0,
+                    width if 0 < width <= MAX_CHANNELS else 0,
                     _integer(args.get("External id", args.get("external id"))) or -1,
                     _integer(args.get("correlation")) or -1,
                     args if "Collective name" in args else None,
