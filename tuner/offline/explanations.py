@@ -229,7 +229,9 @@ def head_of(store_path: Path, job_id: str | None) -> Head:
         return _head(store, JobsRead(store), job, store.decisions(job_id=job.job_id), here)
 
 
-def _head(store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Decision], here: Medians) -> Head:
+def _head(
+    store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Decision], here: Medians
+) -> Head:
     keys = [*here, *(decision.key for decision in decisions if not decision.is_of_job)]
     emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
     return Head(

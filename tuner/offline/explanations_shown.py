@@ -33,7 +33,9 @@ MEANINGS: Final = (
 )
 
 
-def render(explanations: Sequence[Explanation], console: Console, head: Head | None, *, shows_all: bool = True) -> None:
+def render(
+    explanations: Sequence[Explanation], console: Console, head: Head | None, *, shows_all: bool = True
+) -> None:
     """Print what each key saves, then why its setting is what it is, or only how many decisions tell.
 
     Args:

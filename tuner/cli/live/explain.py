@@ -25,7 +25,9 @@ def explain(
         int | None,
         typer.Option(help="Only the size class of this size: 1048576, 1MiB, 1e6.", parser=a_size, metavar="SIZE"),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Show every key, and every decision with its evidence.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show every key, and every decision with its evidence.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what each setting saves; of all keys or some, why it is what it is: evidence, prediction, alternatives.

@@ -58,8 +58,7 @@ def launch(
     endpoint: Endpoint = None,
     curve_keys: CurveKeys = None,
     start_daemon: Annotated[
-        bool,
-        typer.Option(
+        bool, typer.Option(
             help="Start a daemon if none answers; it ends 30 minutes after its last job, or with the scheduler's job."
         ),
     ] = False,

@@ -115,7 +115,9 @@ def of_summaries(before: RunSummary, after: RunSummary, job_id: str = "") -> Bef
     first, last = settled_of(before.steps), settled_of(after.steps)
     if min(len(first), len(last)) < MIN_STEPS:
         counts = f"{before.label} has {len(before.steps)} steps, {after.label} {len(after.steps)}"
-        return BeforeAfter([], f"{TOO_FEW}: {counts}, and the last quarter has to be {MIN_STEPS} or more")
+        return BeforeAfter(
+            [], f"{TOO_FEW}: {counts}, and the last quarter has to be {MIN_STEPS} or more"
+        )
     found = _compared(first, last, f"the last quarter of two runs, {before.label} and {after.label}")
     return replace(found, warnings=tuple(_warnings(before, after, job_id)))
 

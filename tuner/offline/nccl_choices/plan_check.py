@@ -69,7 +69,9 @@ def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[Judg
     return judged if n_nodes == cluster.n_nodes else _judge_on(library, cluster, rows, n_nodes)[0]
 
 
-def _judge_on(library: Path, cluster: Cluster, rows: Sequence[PlanRow], n_nodes: int) -> tuple[list[JudgedRow], int]:
+def _judge_on(
+    library: Path, cluster: Cluster, rows: Sequence[PlanRow], n_nodes: int
+) -> tuple[list[JudgedRow], int]:
     """The rows for a communicator of `n_nodes`, and how many NCCL counts: several for one whose rings leave it."""
     here = CommunicatorClass(cluster.n_ranks, n_nodes)
     tried = {

@@ -41,7 +41,8 @@ def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) 
     console.print(
         f"[bold]{result.trace}[/]: {counted(result.n_collectives, 'collective')}, {result.n_timed:,} of them timed,"
         f" in {counted(result.n_steps, 'step')} of {counted(result.n_files, 'file')};"
-        f" {result.logged_us / 1e3:,.1f} ms as logged" + (f"; [yellow]without {without}[/]" if without else "")
+        f" {result.logged_us / 1e3:,.1f} ms as logged"
+        + (f"; [yellow]without {without}[/]" if without else "")
     )
     if result.emulated:
         console.print(emulated_note(result.emulated))
