@@ -201,6 +201,7 @@ def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
         calls.sort(key=lambda call: call[:2])
     used: set[tuple[int, int, bool]] = set()
     kernels = events.kernels or _calls_alone(events, summary)
+    is_begun = False
     for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
         told = kernel.told
         if told is None and kernel.external_id in events.told:
@@ -210,8 +211,14 @@ def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
             told = dimensions if told is None or dimensions is None else {**dimensions, **told}
         if told is None:
             is_pair = "sendrecv" in kernel.name.lower()  # point to point, or an all-to-all made of it
-            summary.skip(LeftOut.point_to_point_or_unknown if is_pair else LeftOut.kernel_without_size)
+            unsized = (
+                LeftOut.kernel_without_size
+                if is_begun or kernel.correlation in launches
+                else LeftOut.before_window  # the profiler cut a step at its edge: the others speak
+            )
+            summary.skip(LeftOut.point_to_point_or_unknown if is_pair else unsized)
             continue
+        is_begun = True
         observation = _observation(kernel, told, events, counters, summary)
         if observation is not None:
             yield observation
