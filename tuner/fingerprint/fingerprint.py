@@ -17,7 +17,16 @@ from zerotune.tuner.fingerprint.encoding.encoders import Encoder, decide
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.missing import missing_evidence
-from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY, TINY_BYTES, Floats, Ints, Step, come_back_soon, encode
+from zerotune.tuner.fingerprint.steps.anatomy import (
+    IS_SEEN,
+    TINY,
+    TINY_BYTES,
+    Floats,
+    Ints,
+    Step,
+    come_back_soon,
+    encode,
+)
 from zerotune.tuner.fingerprint.steps.cutting import MAX_CALLS, StepCutter
 from zerotune.tuner.fingerprint.steps.interruptions import Interruptions
 

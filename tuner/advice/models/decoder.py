@@ -75,7 +75,19 @@ class Decoder:
         self.gated = kind not in _TWO_MATRICES
 
     def number(self, name: str, *, default: int | None = None, least: int = 0) -> int:
-        """A whole number under any of its names; layers and width must be in the file itself."""
+        """A whole number under any of its names; the width must be in the file itself.
+
+        Args:
+            name: a key of SPELLINGS, or a field.
+            default: where neither the file nor its class has it; None: it must be there.
+            least: the smallest that is possible.
+
+        Returns:
+            The number.
+
+        Raises:
+            UserError: it is missing, or no such number.
+        """
         names = SPELLINGS.get(name, (name,))
         for source in (self.stated, self.raw)[: 1 if name == "width" else 2]:
             if source is self.raw and any(one in self.stated for one in names):
