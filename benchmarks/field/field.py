@@ -68,7 +68,7 @@ def _is_right_model(case: dict[str, Any]) -> bool | None:
     except UserError as error:
         say(str(error))
         return None
-    is_right = abs(n_parameters / case["n_parameters"] - 1) <= TOLERANCE
+    is_right = bool(abs(n_parameters / case["n_parameters"] - 1) <= TOLERANCE)
     if not is_right:
         say(f"{case['name']} has {case['n_parameters']:,} parameters, not {n_parameters:,.0f}")
     return is_right

@@ -60,5 +60,5 @@ def test_rows_for_any_number_hold_for_the_communicators_that_are_known(tmp_path:
     assert known[0] in gathers
     assert reductions == known
     assert all(row.communicator in known for row in rows)
-    with pytest.raises(PlanError, match="tuner.conf"):
+    with pytest.raises(PlanError, match=r"tuner\.conf"):
         plan_rows(path)

@@ -145,7 +145,7 @@ class Decoder:
                 f"{self.where} has layers of the kind {min(unknown)!r}, which is not known here",
                 "install transformers, whose class counts it, or give --layers and --hidden",
             )
-        return [known[str(one)] for one in types]  # type: ignore[misc]
+        return [known[str(one)] for one in types]
 
     def _feed(self, layer: int) -> Feed:
         if self.number("experts", default=1) <= 1:
