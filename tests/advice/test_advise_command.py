@@ -33,13 +33,21 @@ def test_the_document_says_what_was_assumed(monkeypatch, capsys):
     found = json.loads(advise(monkeypatch, capsys, "7.5B", "--nodes", "2", "--top", "3", "--json"))
     assert found["n_gpus"] == 16
     assert len(found["choices"]) == 3
-    assert len(found["assumptions"]) == 4
+    assert len(found["assumptions"]) == 5
     assert found["measured"] == []
     named = json.loads(
         advise(monkeypatch, capsys, "--layers", "32", "--hidden", "4096", "--heads", "32", "--sequence", "4096",
                "--vocabulary", "32000", "--gpu", "a100_40gb", "--machine", "p4d", "--json")
     )  # fmt: skip
-    assert len(named["assumptions"]) == 2
+    assert len(named["assumptions"]) == 3
+
+
+def test_some_of_each_gpu_stays_free(monkeypatch, capsys):
+    words = ("7.5B", "--machine", "p4d", "--nodes", "4", "--json")
+    usual, none = (json.loads(advise(monkeypatch, capsys, *words, *more)) for more in ((), ("--headroom", "0")))
+    assert max(one["memory_share"] for one in usual["choices"]) <= 0.92
+    assert max(one["memory_share"] for one in none["choices"]) > 0.92
+    assert any("--headroom" in one for one in usual["assumptions"])
 
 
 def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):

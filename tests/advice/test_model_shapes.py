@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.models.huggingface import READERS, read_config
+from zerotune.tuner.advice.models.huggingface import READERS, from_config, read_config
 from zerotune.tuner.advice.models.meta_module import inspect, shape_of
 from zerotune.tuner.advice.models.model_shape import from_dimensions, from_parameters, in_words
 from zerotune.tuner.offline.advise.document import model_shape
@@ -42,6 +43,9 @@ CONFIGS = {
     "electra": ({"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4, "intermediate_size": 1024,
                  "embedding_size": 128, "vocab_size": 30522, "max_position_embeddings": 512}, 13.5e6),
 }  # fmt: skip
+
+
+PUBLISHED = json.loads((Path(__file__).parents[2] / "benchmarks" / "field" / "published_models.json").read_text())
 
 
 class Expert(torch.nn.Module):
@@ -81,6 +85,31 @@ def test_configurations_have_their_models_size(kind, tmp_path):
     assert read_config(path).n_parameters == pytest.approx(published, rel=0.01)
 
 
+@pytest.mark.parametrize("case", PUBLISHED, ids=[case["name"] for case in PUBLISHED])
+def test_published_models_have_their_published_parameters(case):
+    shape = from_config(case["config"], case["name"])
+    assert shape.n_parameters == pytest.approx(case["n_parameters"], rel=1e-3)
+    assert shape.n_layers * shape.active_block_parameters + shape.outer_parameters <= 1.05 * shape.n_parameters
+
+
+def test_a_key_that_is_absent_means_the_default_of_its_class():
+    case = next(case for case in PUBLISHED if case["name"] == "google/gemma-2-9b")
+    untied = from_config(case["config"] | {"tie_word_embeddings": False}, "c")
+    assert untied.n_parameters - from_config(case["config"], "c").n_parameters == 256000 * 3584
+
+
+def test_blocks_without_experts_are_counted_as_they_are():
+    fields = {"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0]}
+    all_sparse, one_dense = (from_config(fields | more, "c") for more in ({}, {"mlp_only_layers": [0]}))
+    experts, shared, dense = 60 * 3 * 2048 * 1408, 3 * 2048 * 5632, 3 * 2048 * 5632
+    assert all_sparse.n_parameters - one_dense.n_parameters == experts + shared + 60 * 2048 - dense
+
+
+def test_what_is_unknown_names_what_would_describe_it(tmp_path):
+    with pytest.raises(UserError, match=r"--layers.*num_experts.*n_shared_experts.*kv_lora_rank"):
+        from_config({"model_type": "of_tomorrow"}, "c")
+
+
 def test_a_token_meets_some_experts_and_the_shared_one(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0]}))
@@ -109,8 +138,9 @@ def test_what_is_stated_is_not_assumed(tmp_path):
      '{"model_type": "llama", "hidden_size": 0, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 1}',
      '{"model_type": "llama", "hidden_size": "x", "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 1}',
      "[" * 100_000,
-     json.dumps({"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0], "decoder_sparse_step": 2}),
-     json.dumps({"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0], "mlp_only_layers": [0]}),
+     json.dumps({"model_type": "llama", **CONFIGS["llama"][0], "layer_types": ["full_attention"]}),
+     json.dumps({"model_type": "llama", **CONFIGS["llama"][0], "layer_types": ["nonsense"] * 32}),
+     json.dumps({"model_type": "llama", **CONFIGS["llama"][0], "num_hidden_layers": 10**9}),
      '{"model_type": "vit", "image_size": 8, "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}'],
 )  # fmt: skip
 def test_other_files_are_refused(text, tmp_path):

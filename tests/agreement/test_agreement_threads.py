@@ -49,8 +49,6 @@ class Job:
                 before_request=lambda rank=rank: self.fails.get(rank, lambda: None)(),
                 before_change=lambda rank=rank: self.went[rank].wait(30),
             )  # fmt: skip
-            if options.get("asks"):
-                agreement.look(60.0)
             self.ranks.append(Rank(plugin, agreement))
         for each in self.ranks:
             each.join(WORLD, n_ranks)

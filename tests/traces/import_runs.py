@@ -63,6 +63,6 @@ OLD_NCCL_TESTS = """# nThread 1 nGpus 1 minBytes 1048576 maxBytes 536870912 step
 #   Rank  1 Pid   8349 on      gpu10 device  0 [0x3d] GeForce RTX 2080 Ti
 #       size         count    type   redop     time   algbw   busbw  error     time   algbw   busbw  error
 #        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-     1048576        262144   float     sum    734.4    1.43    2.77  1e-06    725.1    1.45    2.80  1e-06
-    33554432       8388608   float     sum    11855    2.83    5.48  1e-06    11876    2.83    5.47  1e-06
+     1048576        262144   float     sum    734.4    1.43    1.43  1e-06    725.1    1.45    1.45  1e-06
+    33554432       8388608   float     sum    11855    2.83    2.83  1e-06    11876    2.83    2.83  1e-06
 """

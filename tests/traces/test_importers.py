@@ -212,8 +212,8 @@ def test_measurements_say_what_ran_or_are_left_out() -> None:
     assert list(trace.measurements()) == []
     assert trace.summary.unusable[LeftOut.setting_unknown] == 56
     (forced,) = trace.measurements(Candidate(Algorithm.ring, Protocol.ll, 8), n_nodes=4)
-    assert {(row["algorithm"], row["protocol"], row["n_channels"], row["n_nodes"]) for row in forced} == {(1, 0, 8, 1)}
-    assert any("--n-nodes 4" in note for note in trace.summary.notes), "the file names its hosts"
+    assert {(row["algorithm"], row["protocol"], row["n_channels"], row["n_nodes"]) for row in forced} == {(1, 0, 8, 4)}
+    assert any("--n-nodes 4" in note for note in trace.summary.notes), "the file names one host"
     (default,) = trace.measurements(is_default=True)
     assert default["is_default"].all()
     assert len(default) == 56
@@ -388,3 +388,31 @@ def test_kineto_an_operator_that_launched_two_kernels_is_nobodys_size(tmp_path: 
     trace = read_trace(path)
     assert len(list(trace.observations())) == 1
     assert trace.summary.unusable == {LeftOut.kernel_without_size: 1}
+
+
+@pytest.mark.parametrize("metadata", [b"", samples.field(2, samples.field(1, b"schema") + samples.field(29, b"1.1.1"))])
+def test_chakra_metadata_may_lack_the_version(tmp_path: Path, metadata: bytes) -> None:
+    path = tmp_path / "rank.0.et"
+    node = samples.chakra_node(2, 7, b"allgather", 120, comm_type=2, comm_size=1 << 20, pg_name=b"0", pg_size=8)
+    path.write_bytes(samples.prefixed(metadata) + samples.prefixed(node))
+    trace = read_trace(path)
+    assert trace.format_name == "chakra"
+    assert [one.n_ranks for one in trace.observations()] == [8]
+
+
+def test_a_process_of_several_communicators_has_one_rank(tmp_path: Path) -> None:
+    """Its ranks in them differ; of a process with several GPUs each keeps its own."""
+    path = tmp_path / "rank3.log"
+    call = (
+        "{o} [0] NCCL INFO AllReduce: opCount {i:x} sendbuff 0x1 recvbuff 0x2 count 64 datatype 7 op 0 root 0 comm {c} "
+    )
+    made = "{o} [0] NCCL INFO comm {c} rank {r} nRanks {n} nNodes 1 localRanks {n} localRank {r} MNNVL 0\n"
+    text = made.format(o="n:1:2", c="0xa", r=1, n=2) + made.format(o="n:1:2", c="0xb", r=3, n=4)
+    text += made.format(o="n:9:2", c="0xc", r=0, n=2) + made.format(o="n:9:3", c="0xd", r=1, n=2)
+    for at, (owner, comm, n_ranks) in enumerate(
+        (("n:1:2", "0xa", 2), ("n:1:2", "0xb", 4), ("n:9:2", "0xc", 2), ("n:9:3", "0xd", 2))
+    ):
+        text += call.format(o=owner, c=comm, i=at) + f"[nranks={n_ranks}] stream 0x3\n"
+    path.write_text(text)
+    (block,) = read_trace(path).blocks()
+    assert block["rank"].tolist() == [3, 3, 0, 1]

@@ -132,5 +132,5 @@ def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfigura
 
 def memory_share(problem: Problem, configuration: ZeroConfiguration) -> float:
     """Of what a GPU can give, at a step's peak; above 1 it does not fit."""
-    usable_bytes = problem.cluster.gpu.memory_bytes * problem.constants.usable_memory
+    usable_bytes = problem.cluster.gpu.memory_bytes * problem.constants.fillable_memory
     return memory_of(problem, configuration).total_bytes / usable_bytes

@@ -37,6 +37,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """That an optimizer step moves per parameter: four fp32 values read, three written, the 16-bit copy, the norm."""
     usable_memory: float = 0.91
     """Of a GPU's memory; the rest is lost to fragments (ZeRO paper, section 3.2: up to 30 % without M_D)."""
+    headroom: float = 0.0
+    """Share of a GPU's memory that is left free beside that; `zerotune advise` takes HEADROOM."""
     runtime_bytes: float = 1.5e9
     """CUDA's context, libraries and NCCL's buffers."""
     logit_bytes: float = 10.0
@@ -60,5 +62,12 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """What is added to it, for small gains: so that on those three fabrics, which are few, 95 % of all gains lie in
     their ranges."""
 
+    @property
+    def fillable_memory(self) -> float:
+        """Share of a GPU's memory that a configuration may take, fragments left out."""
+        return self.usable_memory * (1 - self.headroom)
 
+
+HEADROOM: Final = 0.08
+"""A caching allocator retries and slows down before memory is full."""
 DEFAULT: Final = Constants(matmul_shares={70: 0.76, 80: 0.74, 90: 0.58})

@@ -187,7 +187,7 @@ def _thriftiest(kind: ZeroConfiguration) -> ZeroConfiguration:
 
 def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
     """With the bucket and the prefetch depth that serve it best; what takes less memory wins where it is as good."""
-    limit = problem.cluster.gpu.memory_bytes * problem.constants.usable_memory
+    limit = problem.cluster.gpu.memory_bytes * problem.constants.fillable_memory
     prefetches = PREFETCHES if base.stage == 3 else (1,)
     tried = [
         msgspec.structs.replace(base, bucket_bytes=bucket, prefetch=prefetch)
@@ -212,7 +212,7 @@ def _fits_nowhere(problem: Problem, wanted: Wanted) -> UserError:
             "give a multiple of the GPUs, or of a divisor of them with --model-parallel",
         )
     needed = math.ceil(
-        min(memory_of(problem, kind).total_bytes for kind in kinds) / problem.constants.usable_memory / 1e9
+        min(memory_of(problem, kind).total_bytes for kind in kinds) / problem.constants.fillable_memory / 1e9
     )
     needed_gb = f"{needed:,} GB"
     remedies = [f"take GPUs of {needed_gb}"] if needed <= MAX_GB else []

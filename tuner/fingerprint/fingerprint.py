@@ -17,7 +17,16 @@ from zerotune.tuner.fingerprint.encoding.encoders import Encoder, decide
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.missing import missing_evidence
-from zerotune.tuner.fingerprint.steps.anatomy import IS_SEEN, TINY, Floats, Ints, Step, encode
+from zerotune.tuner.fingerprint.steps.anatomy import (
+    IS_SEEN,
+    TINY,
+    TINY_BYTES,
+    Floats,
+    Ints,
+    Step,
+    come_back_soon,
+    encode,
+)
 from zerotune.tuner.fingerprint.steps.cutting import MAX_CALLS, StepCutter
 from zerotune.tuner.fingerprint.steps.interruptions import Interruptions
 
@@ -29,6 +38,10 @@ UNCUT_CALLS: Final = 256
 """A sequence without a period is judged as a whole from this many calls on."""
 
 
+BLOCK_CALLS: Final = 4
+_BOTH_WAYS: Final = {int(Collective.all_gather), int(Collective.reduce_scatter)}
+ALIKE_SHARE: Final = 0.9
+"""Least share of all calls that a step of so few, all of one size, must explain."""
 MAX_UNTIMED: Final = 4096
 """After this many decisions in a row without a time, times are no longer waited for."""
 STEPS_TO_EXPECT: Final = 3
@@ -153,11 +166,26 @@ class StageFingerprint:
             self._interruptions.expect(self._cutter.window[0] if has_held else NOTHING)
         if is_another:
             codes = self._cutter.window[0]
-            self._judged = unambiguous(self._judge(Step(*self._cutter.window)), codes, self._groups.of(codes))
+            judged = UNKNOWN if self._may_be_a_block(codes) else self._judge(Step(*self._cutter.window))
+            self._judged = unambiguous(judged, codes, self._groups.of(codes))
         elif not self._cutter.period and len(self._cutter.codes) >= self._judged_uncut_at:
             self._judged_uncut_at = 2 * len(self._cutter.codes)
             self._judged = self._judge(Step(self._cutter.codes, np.zeros(len(self._cutter.codes))))
         return self._show(UNKNOWN if self._cutter.is_over else self._judged)
+
+    def _may_be_a_block(self, codes: Ints) -> bool:
+        """Whether it is sequence parallelism in a block or a micro-step: one size is gathered and scattered again.
+
+        Of a block, a few calls repeat among others; one unit under ZeRO-3 has the same calls, and nothing else.
+        """
+        large = codes[codes >> 4 > TINY_BYTES]
+        if len(np.unique(large >> 4)) != 1 or set((large & 15).tolist()) != _BOTH_WAYS:
+            return False
+        if len(large) > BLOCK_CALLS:
+            return come_back_soon(large & 15 == Collective.all_gather)
+        history = self._cutter.codes
+        large = history[history >> 4 > TINY_BYTES]
+        return float(np.mean(large[len(codes) :] == large[: -len(codes)])) < ALIKE_SHARE
 
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2 or (step.roles == TINY).all():

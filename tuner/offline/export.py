@@ -274,10 +274,16 @@ def write_nvidia_csv(rows: Iterable[PlanRow], text: TextIO) -> None:
         text.write(",".join(map(str, fields)) + "\n")
 
 
-def read_nvidia_csv(path: Path) -> list[PlanRow]:
+def read_nvidia_csv(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
     """Rows of NVIDIA's CSV as its plugin reads them, but names it would misread are refused.
 
-    A row for any number of ranks or nodes (-1) cannot be a plan row of ours and is refused, too.
+    Args:
+        path: the file.
+        communicators: those that the plan is for. A row for any number of ranks or nodes (-1) becomes one for each
+            that it matches; without any it is refused.
+
+    Returns:
+        The rows, in the file's order.
 
     Raises:
         PlanError: the file cannot be read, or a row is not one.
@@ -291,7 +297,7 @@ def read_nvidia_csv(path: Path) -> list[PlanRow]:
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            rows.append(_plan_row(line))
+            rows += _plan_rows(line, communicators)
         except (UserError, ValueError) as error:
             raise PlanError(f"{path}, line {number}: {error}", f"columns are {','.join(NVIDIA_COLUMNS)}") from error
     return rows
@@ -410,21 +416,40 @@ def _outside(span: tuple[int, int], taken: tuple[int, int]) -> list[tuple[int, i
     return [(low, high) for low, high in dict.fromkeys(parts) if low <= high]
 
 
-def _plan_row(line: str) -> PlanRow:
+def matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorClass]) -> Sequence[CommunicatorClass]:
+    """The communicators that a row is for.
+
+    Args:
+        n_nodes: of the row; -1: any number.
+        n_ranks: likewise.
+        communicators: those that are known.
+
+    Returns:
+        The row's own communicator if it names one, else those that it matches.
+
+    Raises:
+        ValueError: the numbers are none, or no communicator is known.
+    """
+    if n_nodes >= 1 and n_ranks >= 1:
+        return (CommunicatorClass(n_ranks, n_nodes),)
+    if not {-1} >= {number for number in (n_nodes, n_ranks) if number < 1}:
+        raise ValueError(f"{n_nodes} nodes and {n_ranks} ranks are no communicator (-1 is any number)")
+    if not communicators:
+        raise ValueError("rows for any number of nodes or ranks need a job whose numbers are known")
+    return [one for one in communicators if n_nodes in (-1, one.n_nodes) and n_ranks in (-1, one.n_ranks)]
+
+
+def _plan_rows(line: str, communicators: Sequence[CommunicatorClass]) -> Iterable[PlanRow]:
     fields = [field.strip() for field in line.split(",")]
     if not 8 <= len(fields) <= 10 or len(line) > _MAX_LINE:
         raise ValueError(f"{len(fields)} fields in {len(line)} characters")
     n_channels, n_nodes, n_ranks = (int(field) for field in fields[5:8])
-    if n_nodes < 1 or n_ranks < 1:
-        raise ValueError("rows for any number of nodes or ranks have no counterpart in a plan")
     min_bytes, max_bytes = int(fields[1]), int(fields[2])
     if not 0 <= min_bytes <= max_bytes:
         raise ValueError(f"{min_bytes}..{max_bytes} bytes are no range")
-    return PlanRow(
-        CommunicatorClass(n_ranks, n_nodes),
-        catalog.parse_collective(fields[0]),
-        Phase.other,
-        min_bytes,
-        max_bytes,
-        Candidate(catalog.parse_algorithm(fields[3]), catalog.parse_protocol(fields[4]), max(n_channels, 0)),
-    )
+    collective = catalog.parse_collective(fields[0])
+    candidate = Candidate(catalog.parse_algorithm(fields[3]), catalog.parse_protocol(fields[4]), max(n_channels, 0))
+    return [
+        PlanRow(communicator, collective, Phase.other, min_bytes, max_bytes, candidate)
+        for communicator in matching(n_nodes, n_ranks, communicators)
+    ]

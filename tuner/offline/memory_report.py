@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.advice.models.meta_module import shape_of_config
 from zerotune.zero_runtime import analysis
 
 PRECISIONS = tuple(analysis.PARAMETER_BYTES)
@@ -65,7 +67,7 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
     """Model states per rank and bytes per step under every stage.
 
     Args:
-        model: number of parameters as text, e.g. "7.5B".
+        model: number of parameters as text, e.g. "7.5B", or a model's config.json.
         n_ranks: ranks that share the model.
         precision: "fp32", "bf16" or "fp16".
         optimizer: name of the optimizer, e.g. "adam".
@@ -76,7 +78,8 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
     Raises:
         UserError: a value that the analysis does not know.
     """
-    n_parameters = parse_parameters(model)
+    is_file = model.endswith(".json")
+    n_parameters = shape_of_config(Path(model)).n_parameters if is_file else parse_parameters(model)
     try:
         multiplier = analysis.optimizer_multiplier(optimizer, precision)
         stages = tuple(

@@ -159,13 +159,14 @@ def _state(blob: bytes) -> str:
     return GOOD
 
 
-def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Recognition:
+def read(path: Path, rank: int | None = None, job_id: str | None = None, format_name: str | None = None) -> Recognition:
     """Follow one rank of a trace as the daemon would.
 
     Args:
         path: a trace file, or a folder of rank files.
         rank: which rank; None: the first in it.
         job_id: which job, where our own traces of several lie there.
+        format_name: read it as this format; None: found out.
 
     Returns:
         What was recognised, and when.
@@ -176,7 +177,7 @@ def read(path: Path, rank: int | None = None, job_id: str | None = None) -> Reco
     """
     from zerotune.tuner.traces.trace import read_trace
 
-    trace = read_trace(path)
+    trace = read_trace(path, format_name)
     if trace.format_name == OWN_FORMAT:
         return _of_start(one_start(trace_files(path), job_id), rank, str(path))
     trace.refuse_job(job_id)
@@ -193,7 +194,9 @@ def _unless_incomplete(reading: Recognition, summary: Summary) -> Recognition:
     return replace(reading, changes=(), shown=UNKNOWN, missing_evidence=MissingEvidence.incomplete)
 
 
-def read_several(paths: Sequence[Path], rank: int | None = None, job_id: str | None = None) -> list[Recognition]:
+def read_several(
+    paths: Sequence[Path], rank: int | None = None, job_id: str | None = None, format_name: str | None = None
+) -> list[Recognition]:
     """Follow one rank of each job in several traces, job after job.
 
     Our own files of one job belong together, whichever path they come from. Other formats do not name jobs: each of
@@ -203,6 +206,7 @@ def read_several(paths: Sequence[Path], rank: int | None = None, job_id: str | N
         paths: trace files, or folders of rank files.
         rank: which rank; None: the first in each.
         job_id: only this job.
+        format_name: read them as this format; None: found out.
 
     Returns:
         What was recognised of each job, and when.
@@ -214,13 +218,13 @@ def read_several(paths: Sequence[Path], rank: int | None = None, job_id: str | N
     from zerotune.tuner.traces.trace import read_trace
 
     if len(paths) == 1:
-        return [read(paths[0], rank, job_id)]
-    formats = [read_trace(path).format_name for path in paths]
+        return [read(paths[0], rank, job_id, format_name)]
+    formats = [read_trace(path, format_name).format_name for path in paths]
     own = [file for path, name in zip(paths, formats, strict=True) if name == OWN_FORMAT for file in trace_files(path)]
     others = [path for path, name in zip(paths, formats, strict=True) if name != OWN_FORMAT]
     jobs: Sequence[str | None] = [job_id] if job_id is not None else job_ids(own) or [None]
     readings = [_of_start(one_start(own, one), rank, f"job {one}") for one in jobs if own]
-    return [*readings, *(read(path, rank, job_id) for path in others)]
+    return [*readings, *(read(path, rank, job_id, format_name) for path in others)]
 
 
 def _of_start(start: OneStart, rank: int | None, where: str) -> Recognition:

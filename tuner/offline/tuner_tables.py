@@ -29,6 +29,7 @@ from zerotune.tuner.offline.export import (
     NVIDIA_COLLECTIVES,
     NVIDIA_COLUMNS,
     learned_plan,
+    matching,
     without_phases,
     write_nvidia_csv,
 )
@@ -212,10 +213,15 @@ def is_ncclx(begin: bytes) -> bool:
     return False
 
 
-def read_ncclx(path: Path) -> list[PlanRow]:
-    """Rows of NCCLX's CSV or JSON.
+def read_ncclx(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
+    """Rows of NCCLX's CSV or JSON. A rule that asks for what a plan has no word for is refused.
 
-    A rule for any number of nodes or ranks, or that asks for what a plan has no word for, is refused.
+    Args:
+        path: the file.
+        communicators: those that rules for any number of nodes or ranks become rows of, as for `read_nvidia_csv`.
+
+    Returns:
+        The rows, in the file's order.
 
     Raises:
         PlanError: the file cannot be read, or a rule is not one.
@@ -225,8 +231,8 @@ def read_ncclx(path: Path) -> list[PlanRow]:
             raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
         data = path.read_bytes()
         if data.lstrip().startswith(b"{"):
-            return list(_rows(path, enumerate(msgspec.json.decode(data, type=_Rules).rules, 1)))
-        return list(_rows(path, _csv_rules(path, data.decode())))
+            return list(_rows(path, enumerate(msgspec.json.decode(data, type=_Rules).rules, 1), communicators))
+        return list(_rows(path, _csv_rules(path, data.decode()), communicators))
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
         raise PlanError(f"cannot read {path}: {reason(error)}", "name NCCLX's tuner table") from error
 
@@ -251,37 +257,42 @@ def _fields(line: str) -> list[str]:
     return [field.strip() for field in re.split(r",(?![^\[(]*[\])])", line)]
 
 
-def _rows(path: Path, rules: Iterable[tuple[int, _Rule]]) -> Iterable[PlanRow]:
+def _rows(
+    path: Path, rules: Iterable[tuple[int, _Rule]], communicators: Sequence[CommunicatorClass]
+) -> Iterable[PlanRow]:
     for number, rule in rules:
         try:
-            yield _plan_row(rule)
+            yield from _plan_rows(rule, communicators)
         except (UserError, ValueError) as error:
             raise PlanError(f"{path}, rule or line {number}: {error}", "see docs/reference/tuner-csv.md") from error
 
 
-def _plan_row(rule: _Rule) -> PlanRow:
+def _plan_rows(rule: _Rule, communicators: Sequence[CommunicatorClass]) -> Iterable[PlanRow]:
     asked, config = rule.filter, rule.config
     n_nodes, n_local = _exact(asked.n_nodes), _exact(asked.n_local_ranks)
+    local = [one for one in communicators if n_local in (-1, one.n_ranks // max(1, one.n_nodes))]
     if (asked.num_pipe_ops, asked.reg_buff) != (-1, -1) or config.chunk_size:
         raise ValueError("numPipeOps, regBuff and chunkSize have no counterpart in a plan")
     low, high = _interval(str(asked.bytes_per_rank))
-    n_ranks = n_nodes * n_local
-    return PlanRow(
-        CommunicatorClass(n_ranks, n_nodes),
-        catalog.parse_collective(asked.collective),
-        Phase.other,
-        min(low * n_ranks, MAX_BYTES),
-        min(high * n_ranks + n_ranks - 1, MAX_BYTES),
-        Candidate(
-            catalog.parse_algorithm(config.algorithm), catalog.parse_protocol(config.protocol), max(config.channels, 0)
-        ),
+    collective = catalog.parse_collective(asked.collective)
+    candidate = Candidate(
+        catalog.parse_algorithm(config.algorithm), catalog.parse_protocol(config.protocol), max(config.channels, 0)
     )
+    is_exact = min(n_nodes, n_local) >= 1
+    for place in matching(n_nodes, n_nodes * n_local if is_exact else -1, () if is_exact else local or communicators):
+        if is_exact or place in local:
+            n_ranks = place.n_ranks
+            span = min(low * n_ranks, MAX_BYTES), min(high * n_ranks + n_ranks - 1, MAX_BYTES)
+            yield PlanRow(place, collective, Phase.other, *span, candidate)
 
 
 def _exact(value: str | int) -> int:
+    """The number; -1: any."""
     low, high = _interval(str(value))
+    if (low, high) == (0, MAX_BYTES):
+        return -1
     if not 1 <= low == high < 2**20:
-        raise ValueError("rows for any number of nodes or ranks have no counterpart in a plan")
+        raise ValueError("rows for several numbers of nodes or ranks have no counterpart in a plan")
     return low
 
 

@@ -20,6 +20,7 @@ class LeftOut(Enum):
     no_bytes = "no bytes, or impossibly many"
     size_zero = "rows of size 0"
     kernel_without_size = "kernel of which the trace does not say the size"
+    before_window = "kernel launched before the trace began, which does not say its size"
     impossible_size = "impossible sizes"
     ranks_unknown = "number of ranks unknown, or 1"
     nodes_unknown = "number of nodes unknown"

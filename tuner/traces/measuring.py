@@ -1,6 +1,7 @@
 """Turns a trace's records into measurements for the store, with the user's words for what the file does not say.
 
-An option of the user never overrides the file. Options that were not needed get a note; contradictions are refused.
+An option of the user does not override what a file states of each record: options that were not needed get a note.
+Ranks and nodes of a whole table, which are mostly counted in lines of its header, give way to the user's words.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _SAME_FIELDS: Final = (
 )  # fmt: skip
 
 
+STORED_CHANNELS: Final = 64
+"""The most that a measurement can have; RCCL has more."""
 _CHOOSABLE: Final = [int(one) for one in Collective if runnable_cells(one, n_nodes=0)]
 
 
@@ -38,6 +41,7 @@ class UserFacts:
     is_default: bool = False
     """Whether NCCL chose all settings by itself."""
     n_nodes: int | None = None
+    n_ranks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,14 @@ class Portion:
     """The file with these rows; None where the files of ranks make one trace."""
 
 
-def measured(block: Block, user_facts: UserFacts, summary: Summary) -> Block:
+def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_table: bool = False) -> Block:
     """The timed records of a block as measurements; what is left out is counted by reason.
 
     Args:
         block: OBSERVATION, shape (n,).
         user_facts: what the user says where the file does not.
         summary: counts what is left out, and gets notes.
+        is_table: all records are of one communicator, whose ranks and nodes the user knows best.
 
     Returns:
         MEASUREMENT, shape (m,), m <= n.
@@ -81,6 +86,15 @@ def measured(block: Block, user_facts: UserFacts, summary: Summary) -> Block:
     timed = rows["duration_us"] > 0
     summary.skip(LeftOut.no_duration, int((~timed).sum()))
     rows, is_forced = rows[timed], is_forced[timed]
+    uncounted = rows["n_channels"] > STORED_CHANNELS
+    if uncounted.any():
+        rows["n_channels"][uncounted] = 0
+        summary.note(
+            f"{uncounted.sum():,} records ran on more than {STORED_CHANNELS} channels, NCCL's limit: they are recorded"
+            " without their number"
+        )
+    if is_table:
+        _overrule(rows, user_facts, summary)
     is_placed = _place(rows, user_facts, summary, fewest_ranks=2)
     return with_setting(rows[is_placed], user_facts, summary, is_forced[is_placed])
 
@@ -166,8 +180,25 @@ def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
     return kept
 
 
+def _overrule(rows: Block, user_facts: UserFacts, summary: Summary) -> None:
+    """Put the user's ranks and nodes in the place of those that a table states, unless it states several."""
+    for name, option, said in (
+        ("n_ranks", "--n-ranks", user_facts.n_ranks),
+        ("n_nodes", "--n-nodes", user_facts.n_nodes),
+    ):
+        stated = np.unique(rows[name][rows[name] > 0])
+        if said is not None and len(stated) == 1 and stated[0] != said:
+            what = f"{stated[0]} {name.removeprefix('n_')}"
+            summary.note(f"the file says or implies {what}, {option} {said}: {option} was used")
+            rows[name] = said
+
+
 def _place(rows: Block, user_facts: UserFacts, summary: Summary, fewest_ranks: int = 1) -> NDArray[np.bool_]:
     """Fill in the nodes; shape (n,): which rows then have their ranks and nodes."""
+    if user_facts.n_ranks is not None:
+        if ((rows["n_ranks"] > 0) & (rows["n_ranks"] != user_facts.n_ranks)).any():
+            summary.note(f"the file tells its numbers of ranks: --n-ranks {user_facts.n_ranks} was not used for them")
+        rows["n_ranks"][rows["n_ranks"] == 0] = user_facts.n_ranks
     if user_facts.n_nodes is not None:
         told = rows["n_nodes"][(rows["n_nodes"] > 0) & (rows["n_nodes"] != user_facts.n_nodes)]
         if len(told):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from zerotune.store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
 from zerotune.store.wire import FLAG_TIMED, OBSERVATION_FIELDS
 from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.rank_count import RankCount
 
 Block = NDArray[np.void]
 
@@ -34,6 +35,8 @@ MAX_REMARKS: Final = 100
 """Most notes that are kept: a hostile file must not fill memory with them."""
 
 MAX_EXAMPLES: Final = 3
+MAX_CHANNELS: Final = 255
+"""What a record can hold; NCCL has 64, RCCL more."""
 
 FLAG_FORCED: Final = 64
 """The file says that this setting was asked for."""
@@ -181,6 +184,14 @@ class Summary:
     def with_examples(self, reason: LeftOut) -> str:
         """The reason, with the first examples."""
         return ", such as ".join(filter(None, (reason.value, ", ".join(self.examples.get(reason, ())))))
+
+    def tell(self, count: RankCount, file_name: str) -> None:
+        """Say what is wrong with what a file says of its ranks, or why their number is not known."""
+        if count.remark:
+            self.note(f"{file_name}: {count.remark}")
+        if count.contradiction:
+            self.examples.setdefault(LeftOut.ranks_unknown, []).append(f"{file_name}: {count.contradiction}")
+            self.note(f"{file_name}: {count.contradiction}")
 
     def count(self, block: Block) -> None:
         """Takes a block's records into the totals."""

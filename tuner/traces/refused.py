@@ -56,6 +56,12 @@ def refusal(begin: bytes) -> Refusal | None:
     first_line = begin.lstrip().split(b"\n", 1)[0].replace(b" ", b"").lower()
     if first_line.startswith(_RULE_HEADERS) or _NVIDIA_RULE.search(begin[:4096]):
         return _RULES
+    if b"collectivename," in first_line and b"inmsgnelems" in first_line and b"comm_latency" not in first_line:
+        return Refusal(
+            "is TraceLens's table of single ranks: the latency of whole collectives is missing, and a rank's duration"
+            " includes waiting for the others",
+            "import nccl_summary_implicit_sync.csv of the same report (its columns comm_latency_...), or the traces",
+        )
     if first_line.startswith(b"gpu_cc,op,dtype,shape_elems,"):
         return Refusal(
             "is XLA's collective performance table: throughputs by XLA's own definition, no times and no settings",

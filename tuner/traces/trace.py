@@ -204,20 +204,26 @@ class Trace:
     def _measured(self, blocks: Iterator[Block], user_facts: UserFacts, path: Path | None) -> Iterator[Portion]:
         for block in blocks:
             self._found(path, block.tobytes())
-            yield Portion(measured(block, user_facts, self.summary), path=path)
+            yield Portion(measured(block, user_facts, self.summary, is_table=self.is_measurements), path=path)
 
     def _found(self, path: Path | None, content: bytes) -> None:
         self.contents.setdefault(path, hashlib.blake2b()).update(content)
 
     def measurements(
-        self, setting: Candidate | None = None, *, is_default: bool = False, n_nodes: int | None = None
+        self,
+        setting: Candidate | None = None,
+        *,
+        is_default: bool = False,
+        n_nodes: int | None = None,
+        n_ranks: int | None = None,
     ) -> Iterator[Block]:
         """The rows of `portions`, without their jobs and fabrics.
 
         Args:
             setting: what ran, where the files do not say it; None: nothing is said.
             is_default: whether NCCL chose by itself, where the files do not say it.
-            n_nodes: nodes, where the files do not say it.
+            n_nodes: nodes, where the files do not say it, or count it wrongly.
+            n_ranks: ranks, likewise.
 
         Yields:
             MEASUREMENT of zerotune.store.sqlite.rows.measurements, shape (n,), n at most 64 Ki.
@@ -226,7 +232,7 @@ class Trace:
             TraceError: as `blocks`.
             UserError: as `portions`.
         """
-        for portion in self.portions(UserFacts(setting, is_default, n_nodes)):
+        for portion in self.portions(UserFacts(setting, is_default, n_nodes, n_ranks)):
             yield portion.rows
 
 

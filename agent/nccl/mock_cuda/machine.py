@@ -14,7 +14,10 @@ MAX_FILE_BYTES: Final = 4 << 20
 """A dump of an eight-GPU node has some ten thousand bytes."""
 MAX_DEVICES: Final = 64
 """MOCK_MAX_DEVICES and MOCK_MAX_NICS of mock_cuda.h."""
-_BUS_ID: Final = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_BUS_ID: Final = re.compile(r"(?:0000)?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+"""The domain may have eight digits, as nvidia-smi prints it."""
+_GPU_CLASSES: Final = ("0x0302", "0x0300")
+"""PCI classes of GPUs; files of clouds name GPUs by them alone, and NCCL asks the machine for the rest."""
 _SWITCH_CLASS: Final = "0x068000"
 """PCI class of an NVSwitch, as an nvlink's target."""
 _MULTIPROCESSORS: Final = {70: 80, 75: 72, 80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 103: 148, 120: 170}
@@ -94,10 +97,17 @@ def read_machine(path: Path) -> Machine:
         raise UserError(f"{path} is no topology: it begins with <{root.tag}>, not with <system>", _REMEDY)
     if root.get("version", _XML_VERSION) != _XML_VERSION:
         raise UserError(f"{path} has version {root.get('version')!r}, NCCL reads {_XML_VERSION}", _REMEDY)
-    gpus = tuple(_gpu(path, pci, pci[0]) for pci in root.iter("pci") if len(pci) and pci[0].tag == "gpu")
+    pcis = list(root.iter("pci"))
+    gpus = tuple(_gpu(path, pci, gpu) for pci in pcis if (gpu := pci.find("gpu")) is not None)
     nics = tuple(_nic(path, net) for net in root.iter("net"))
     if not gpus:
-        raise UserError(f"{path} has no GPU", _REMEDY)
+        n_bare = sum(pci.get("class", "").lower().startswith(_GPU_CLASSES) for pci in pcis)
+        n_others = len(pcis) - n_bare
+        what = f"{n_bare} GPUs by their PCI class alone" if n_bare else f"{n_others} PCI devices and no GPU"
+        raise UserError(
+            f"{path} has {what}: NCCL asks the machine for the GPUs' kind, links and adapters",
+            "give the file that NCCL_TOPO_DUMP_FILE writes there beside it, or a machine of `zerotune nccl list`",
+        )
     for what, found in (("GPUs", gpus), ("network adapters", nics)):
         if len(found) > MAX_DEVICES:
             raise UserError(f"{path} has {len(found)} {what}, a node at most {MAX_DEVICES}", _REMEDY)
@@ -108,11 +118,12 @@ def read_machine(path: Path) -> Machine:
 
 def _gpu(path: Path, pci: ElementTree.Element, gpu: ElementTree.Element) -> Gpu:
     bus_id = pci.get("busid", "").lower()
-    if not _BUS_ID.fullmatch(bus_id):
+    found = _BUS_ID.fullmatch(bus_id)
+    if found is None:
         raise UserError(f"{path}: a GPU has the bus id {pci.get('busid')!r}", "bus ids look like 0000:0f:00.0")
     links = gpu.findall("nvlink")
     return Gpu(
-        bus_id=bus_id,
+        bus_id=found[1],
         capability=_number(path, gpu, "sm", 50, 200),
         n_nvlinks=sum(_number(path, link, "count", 1, 64) for link in links),
         behind_switch=bool(links) and all(link.get("tclass") == _SWITCH_CLASS for link in links),

@@ -124,13 +124,14 @@ def test_a_folder_of_one_such_file_says_why(tmp_path: Path, monkeypatch, capsys)
     assert "semicolons (line 1: 'collective;" in command(monkeypatch, capsys, tmp_path / "in", "--dry-run")[2]
 
 
-def test_nccl_tests_without_its_devices_says_which_lines_are_missing(tmp_path: Path, monkeypatch, capsys):
+def test_nccl_tests_without_its_devices_asks_for_the_nodes_alone(tmp_path: Path, monkeypatch, capsys):
     path = tmp_path / "all_gather.log"
     lines = samples.REAL["nccl_tests"].read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not line.startswith("#  Rank")))
     code, _, err = command(monkeypatch, capsys, path, "--default", "--store", tmp_path / "s.db")
     assert code == 2
-    assert "`#  Rank  0 ... on HOST device ...`" in err
+    assert "--n-nodes" in err
+    assert "--n-ranks" not in err  # these follow from the bandwidths
 
 
 def test_what_we_export_is_no_near_miss(tmp_path: Path):

@@ -9,7 +9,14 @@ from typing import Any, Final
 import msgspec
 
 from zerotune.store.errors import UserError, reason
+from zerotune.tuner.advice.models.decoder import Decoder, class_defaults
 from zerotune.tuner.advice.models.model_shape import ModelShape, checked
+from zerotune.tuner.advice.models.vision import vision_parameters
+
+
+class UnknownArchitecture(UserError):
+    """A configuration of a kind that is not known here."""
+
 
 MAX_FILE_BYTES: Final = 1 << 20
 
@@ -63,8 +70,48 @@ def _decoder(fields: _Fields, **more: Any) -> ModelShape:
     return checked(ModelShape(**{**given, **more}))
 
 
-def _gated(fields: _Fields) -> ModelShape:
-    return _decoder(fields, gated=True, tied=fields.flag("tie_word_embeddings", default=False))
+def _modern(fields: _Fields) -> ModelShape:
+    """Decoders of today, whose blocks may differ: a shape of equal blocks with the parameters of all of them."""
+    kind = str(fields.raw["model_type"])
+    text = fields.raw.get("text_config")
+    text = {**fields.raw, **text} if isinstance(text, dict) else fields.raw
+    known = class_defaults()[kind]
+    text_kind = str(text["model_type"]) if text.get("model_type") in class_defaults() else kind
+    if text_kind == kind:
+        text_kind = str(known.get("text_kind", kind))
+    decoder = Decoder(fields.where, text, text_kind)
+    said = [source.get("tie_word_embeddings") for source in (fields.raw, text)]
+    tied = bool(next((one for one in said if one is not None), known["tie_word_embeddings"]))
+    vocabulary = decoder.number("vocab_size", least=1)
+    outer = decoder.width * vocabulary * (1 if tied else 2)
+    norms = decoder.width * (2 * decoder.n_layers + 1)
+    in_mixers = decoder.n_layers * decoder.mean(lambda mixer, _: decoder.mixer(mixer))
+    in_feeds = decoder.n_layers * decoder.mean(lambda _, feed: decoder.feed(feed))
+    experts = decoder.n_active * decoder.expert_width if decoder.n_experts > 1 else 0
+    met = {"none": 0, "dense": decoder.dense_width, "sparse": experts + decoder.shared_width if experts else 0}
+    beside = decoder.mean(lambda _, feed: met[feed]) - experts
+    seen = fields.raw.get("vision_config")
+    in_images = vision_parameters(seen, kind, decoder.width) if isinstance(seen, dict) else 0
+    return checked(
+        ModelShape(
+            n_layers=decoder.n_layers,
+            width=decoder.width,
+            n_heads=decoder.n_heads,
+            n_kv_heads=decoder.n_kv_heads,
+            head_width=decoder.head_width,
+            ffn_width=decoder.expert_width if experts else max(1, round(decoder.mean(lambda _, feed: met[feed]))),
+            gated=decoder.gated,
+            n_experts=decoder.n_experts,
+            n_active_experts=decoder.n_active,
+            shared_ffn_width=max(0, round(beside)) if experts else 0,
+            vocabulary=vocabulary,
+            n_context=decoder.number("max_position_embeddings", default=2048, least=1),
+            tied=tied,
+            mixer_parameters=in_mixers / decoder.n_layers,
+            stated_parameters=in_mixers + in_feeds + outer + norms + in_images,
+            assumed=("n_context",),
+        )
+    )
 
 
 def _gpt(fields: _Fields) -> ModelShape:
@@ -89,25 +136,6 @@ def _falcon(fields: _Fields) -> ModelShape:
     if fields.flag("new_decoder_architecture", default=False):
         kv_heads = fields.count("num_kv_heads")
     return _decoder(fields, tied=True, **({"n_kv_heads": kv_heads} if kv_heads else {}))
-
-
-def _mixture(fields: _Fields) -> ModelShape:
-    for name, usual in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
-        if (fields.raw.get(name) or usual) != usual:
-            raise UserError(
-                f"{fields.where}: by its {name} of {fields.raw[name]!r} some blocks have no experts",
-                f"set it to {usual}: only models of equal blocks are computed",
-            )
-    ffn = fields.count("moe_intermediate_size", "intermediate_size")
-    return _decoder(
-        fields,
-        gated=True,
-        tied=fields.flag("tie_word_embeddings", default=False),
-        ffn_width=ffn,
-        n_experts=fields.count("num_local_experts", "num_experts"),
-        n_active_experts=fields.count("num_experts_per_tok"),
-        shared_ffn_width=fields.count("shared_expert_intermediate_size", default=0),
-    )
 
 
 def _bert(fields: _Fields) -> ModelShape:
@@ -153,13 +181,8 @@ def _t5(fields: _Fields) -> ModelShape:
     )
 
 
-_GATED: Final = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo", "olmo2", "granite", "cohere", "stablelm",
-    "smollm3", "internlm2",
-)  # fmt: skip
 READERS: Final[dict[str, Callable[[_Fields], ModelShape]]] = {
-    **dict.fromkeys(_GATED, _gated),
-    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe"), _mixture),
+    **dict.fromkeys(class_defaults(), _modern),
     **dict.fromkeys(("gpt2", "opt", "gpt_bigcode"), _gpt),
     **dict.fromkeys(("gpt_neox", "gptj", "phi", "starcoder2"), _plain),
     **dict.fromkeys(("bert", "roberta", "electra"), _bert),
@@ -201,8 +224,11 @@ def from_config(raw: object, where: str) -> ModelShape:
     if not isinstance(raw, dict) or not isinstance(kind, str):
         raise UserError(f"{where} names no model_type", "give a model's config.json, or --layers and --hidden")
     if kind not in READERS:
-        raise UserError(
+        raise UnknownArchitecture(
             f"{where} is of the architecture {kind!r}, which is not known here",
-            f"give --layers, --hidden, --heads and --sequence instead; known are {', '.join(sorted(READERS))}",
+            "pip install 'zerotune[models]', whose class counts it; or give --layers, --hidden, --heads, --sequence; "
+            "or name with model_type one that is built alike, with num_experts, num_experts_per_tok, "
+            "n_shared_experts and moe_intermediate_size for experts, kv_lora_rank and q_lora_rank for latent ranks; "
+            f"known are {', '.join(sorted(READERS))}",
         )
     return READERS[kind](_Fields(where, raw))

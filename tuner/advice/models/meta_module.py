@@ -7,18 +7,22 @@ PACKAGE.MODULE:CALLABLE`, so that neither it nor torch enters ours.
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import json
 import math
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sized
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.models.huggingface import READERS, from_config
+from zerotune.tuner.advice.models.huggingface import READERS, UnknownArchitecture, from_config, read_config
 from zerotune.tuner.advice.models.model_shape import CONTEXT, HEAD_WIDTH, ModelShape, checked
 
 TIMEOUT_S: Final = 300.0
@@ -59,6 +63,26 @@ def shape_of(spec: str) -> ModelShape:
         "name a callable without arguments that makes a torch.nn.Module, as package.module:callable, or give --layers "
         "and --hidden",
     )
+
+
+def shape_of_config(path: Path) -> ModelShape:
+    """The shape that a `config.json` describes; where transformers is installed, its own class counts the parameters.
+
+    Raises:
+        UserError: it cannot be read, or nothing here knows its architecture.
+    """
+    has_classes = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+    try:
+        shape = read_config(path)
+    except UnknownArchitecture:
+        if not has_classes:
+            raise
+        return shape_of(os.path.abspath(path))
+    if has_classes:
+        with suppress(UserError):  # of a file whose code is its own, say
+            counted = shape_of(os.path.abspath(path))
+            return msgspec.structs.replace(shape, stated_parameters=counted.stated_parameters)
+    return shape
 
 
 def inspect(model: Any) -> ModelShape:
@@ -134,7 +158,26 @@ def _experts(block: Any) -> tuple[int, int | None]:
     return n_experts, next((value for value in active if isinstance(value, int) and 1 <= value <= n_experts), None)
 
 
+def _of_config(path: Path) -> Any:
+    """The model of transformers' own class for a configuration; nothing of the file is run."""
+    import torch
+    import transformers
+
+    raw = json.loads(path.read_bytes())
+    config = transformers.AutoConfig.for_model(**raw)
+    named = [getattr(transformers, str(name), None) for name in raw.get("architectures") or ()]
+    is_model = [one for one in named if isinstance(one, type) and issubclass(one, transformers.PreTrainedModel)]
+    with torch.device("meta"):
+        if is_model:
+            return is_model[0](config)
+        sees = "vision_config" in raw
+        made = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+        return made.from_config(config)
+
+
 def _make(spec: str) -> Any:
+    if spec.endswith(".json"):
+        return _of_config(Path(spec))
     module, _, name = spec.partition(":")
     made = importlib.import_module(module)
     for part in name.split("."):

@@ -52,6 +52,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """The embedding is the head, too."""
     learned_positions: bool = False
     causal: bool = True
+    mixer_parameters: float | None = None
+    """Of a block's attention in the mean, if its matrices are others than the widths give; None: they are not."""
     stated_parameters: float | None = None
     """Counted from the real model, where somebody did."""
     assumed: tuple[str, ...] = ()
@@ -70,7 +72,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attention_parameters(self) -> float:
         """Of the projections of one block."""
-        return self.n_attentions * self.width * (2 * self.query_width + 2 * self.kv_width)
+        usual = self.n_attentions * self.width * (2 * self.query_width + 2 * self.kv_width)
+        return usual if self.mixer_parameters is None else self.mixer_parameters
 
     @property
     def active_ffn_width(self) -> int:

@@ -146,7 +146,7 @@ def largest_batch(
         tried = msgspec.structs.replace(configuration, micro_batch=batch)
         return memory_parts(shape, tried, n_data_parallel, software, constants).total_bytes
 
-    limit = memory_bytes * constants.usable_memory
+    limit = memory_bytes * constants.fillable_memory
     if total(1) > limit:
         return 0
     low, high = 1, 2

@@ -57,6 +57,9 @@ def advise(
     optimizer: Annotated[
         str, typer.Option(help="adam, sgd, momentum, ...", autocompletion=completion.optimizers)
     ] = "adam",
+    headroom: Annotated[
+        float, typer.Option(help="Percent of a GPU's memory to leave free.", min=0, max=90, callback=a_number)
+    ] = 8.0,
     batch: Annotated[
         int | None, typer.Option(help="Sequences of all GPUs per step; default: what is fastest.", min=1)
     ] = None,
@@ -99,6 +102,8 @@ def advise(
 
     Example: zerotune advise 7.5B --machine dgx_h100 --nodes 2
     """
+    from msgspec import structs
+
     from zerotune.tuner.advice.configuration import Software
     from zerotune.tuner.advice.constants import DEFAULT
     from zerotune.tuner.advice.hardware.clusters import cluster
@@ -130,7 +135,7 @@ def advise(
             flash=not no_flash,
             compiled=compiled,
         ),
-        constants=DEFAULT,
+        constants=structs.replace(DEFAULT, headroom=headroom / 100),
     )
     sentences: tuple[str, ...] = ()
     if watch:

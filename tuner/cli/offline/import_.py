@@ -62,7 +62,12 @@ def import_(
     default: Annotated[
         bool, typer.Option("--default", help="NCCL chose, where the file does not say who did.")
     ] = False,
-    n_nodes: Annotated[int | None, typer.Option(help="Nodes, where the file does not say.", min=1)] = None,
+    n_nodes: Annotated[
+        int | None, typer.Option(help="Nodes, where the file does not say, or counts them wrongly.", min=1)
+    ] = None,
+    n_ranks: Annotated[
+        int | None, typer.Option(help="Ranks, where the file does not say, or counts them wrongly.", min=2)
+    ] = None,
     collective: CollectiveName = None,
     format_name: FormatName = None,
     dry_run: Annotated[
@@ -76,7 +81,7 @@ def import_(
 
     Look first: zerotune import old.log --collective all_reduce --dry-run
 
-    Options say what the file does not: they never override it. Nothing is recorded twice.
+    Options say what the file does not; a table's ranks and nodes are as you say. Nothing is recorded twice.
 
     Exit code 2: the file cannot be read, is of no known format, holds nothing that can be used, or an option cannot
     be true of it.
@@ -92,6 +97,7 @@ def import_(
             setting=None if setting is None else importing.parse_setting(setting),
             is_default=default,
             n_nodes=n_nodes,
+            n_ranks=n_ranks,
             dry_run=dry_run,
             format_name=format_name,
             collective=collective_named(collective),

@@ -12,7 +12,7 @@ from zerotune.tuner.cli.options import AsJson, console, print_json
 
 
 def memory(
-    model: Annotated[str | None, typer.Option(help="Number of parameters, e.g. 7.5B.")] = None,
+    model: Annotated[str | None, typer.Option(help="Number of parameters, e.g. 7.5B, or a config.json.")] = None,
     ranks: Annotated[int, typer.Option(help="With --model: ranks that share the model.", min=1)] = 64,
     precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16.", autocompletion=completion.precisions)] = "bf16",
     optimizer: Annotated[

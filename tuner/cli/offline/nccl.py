@@ -56,7 +56,7 @@ def nccl(
     from zerotune.agent.nccl.mock_cuda.machine import read_machine
     from zerotune.agent.nccl.twin.machines import MACHINES
     from zerotune.agent.nccl.twin.twin import Cluster, topology_file
-    from zerotune.store.records import Collective
+    from zerotune.store.records import Collective, CommunicatorClass
     from zerotune.tuner.offline.nccl_choices import choices, plan_check, render
 
     if topology == "list":
@@ -74,7 +74,8 @@ def nccl(
         if plan is not None:
             from zerotune.tuner.offline.replay.plans import plan_rows
 
-            rows = plan_check.without_phases(plan_rows(plan)) if plan.suffix != ".json" else plan_rows(plan)
+            rows = plan_rows(plan, [CommunicatorClass(cluster.n_ranks, cluster.n_nodes)])
+            rows = rows if plan.suffix == ".json" else plan_check.without_phases(rows)
             judged = plan_check.judge(found_library, cluster, rows)
             print_json(judged) if as_json else render.show([render.plan_table(judged)], console())
             raise typer.Exit(0 if all(row.effect.does_something for row in judged) else 1)

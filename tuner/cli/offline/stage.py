@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.cli.offline.import_ import FormatName
 from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json
 from zerotune.tuner.cli.paths import store_path
 
@@ -81,6 +82,7 @@ def try_trace(
     ],
     rank: Annotated[int | None, typer.Option(help="Whose sequence is read; default: the first rank in it.")] = None,
     job: JobOfTrace = None,
+    format_name: FormatName = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what kind of training a trace shows, and when that was known.
@@ -96,7 +98,7 @@ def try_trace(
     for trace in traces:
         if not trace.exists():
             raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
-    readings = stage_command.read_several(traces, rank, id_of(store_path(None), job))
+    readings = stage_command.read_several(traces, rank, id_of(store_path(None), job), format_name)
     if as_json:
         documents = [_document(one) for one in readings]
         print_json(documents if len(traces) > 1 else documents[0])

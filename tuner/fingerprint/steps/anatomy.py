@@ -283,12 +283,12 @@ def _gathered_and_scattered(roles: Ints, n_bytes: Ints) -> npt.NDArray[np.bool_]
     others = ~both & (roles != TINY)
     n_least = NEARLY_ALL * max(np.count_nonzero(first), np.count_nonzero(second))
     enough = bool(np.count_nonzero(pairs) >= n_least)
-    if not enough and (enough := _come_back_soon(first[both])):
+    if not enough and (enough := come_back_soon(first[both])):
         in_a_row += np.count_nonzero(pairs & np.roll(first, -2) & np.roll(pairs, -3))
     return both if enough and 3 * in_a_row >= np.count_nonzero(pairs) and others.any() else none
 
 
-def _come_back_soon(is_gather: npt.NDArray[np.bool_]) -> bool:
+def come_back_soon(is_gather: npt.NDArray[np.bool_]) -> bool:
     """Whether a scatter follows nearly each gather of one size at once or after one more, and a gather is before each.
 
     Forward gathers the parameters of three units or more before anything is scattered.

@@ -12,7 +12,6 @@ from zerotune.tuner.advice.configuration import Recompute
 from zerotune.tuner.advice.hardware.cluster import Cluster
 from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork
 from zerotune.tuner.advice.models import meta_module
-from zerotune.tuner.advice.models.huggingface import read_config
 from zerotune.tuner.advice.models.model_shape import ModelShape, checked, from_dimensions, from_parameters
 from zerotune.tuner.advice.prediction.compute import nearest_share
 from zerotune.tuner.advice.problem import Problem
@@ -71,7 +70,7 @@ def model_shape(
         assert model is not None
         if n_layers is not None or n_heads is not None:
             raise UserError(f"{model} has layers and heads of its own", "leave out --layers, --hidden and --heads")
-        shape = read_config(Path(model)) if is_path else meta_module.shape_of(model)
+        shape = meta_module.shape_of_config(Path(model)) if is_path else meta_module.shape_of(model)
         changes = {"n_context": n_context, "vocabulary": vocabulary}
         given = {name: value for name, value in changes.items() if value is not None}
         assumed = tuple(name for name in shape.assumed if name not in given)
@@ -170,6 +169,8 @@ def assumptions(problem: Problem, gpu_was_named: bool) -> tuple[str, ...]:
             "NCCL's cost model on the machine's links" if isinstance(cluster.network, LinkNetwork) else "the fabric"
         )
         found.append(f"collectives take what {source} says")
+    if problem.constants.headroom:
+        found.append(f"{problem.constants.headroom:.0%} of each GPU's memory stays free (--headroom)")
     if cluster.is_extrapolated:
         found.append(f"{cluster.n_nodes} nodes behave as {cluster.network.known_nodes} do: extrapolated")
     return tuple(found)

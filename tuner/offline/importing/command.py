@@ -67,6 +67,7 @@ def import_measurements(
     is_default: bool,
     n_nodes: int | None,
     dry_run: bool,
+    n_ranks: int | None = None,
     format_name: str | None = None,
     collective: Collective | None = None,
 ) -> tuple[Trace, int]:
@@ -81,8 +82,9 @@ def import_measurements(
         fabric_id: hardware, where the file does not name it; None: the name of the folder.
         setting: what ran, where the file does not say it.
         is_default: whether NCCL chose by itself, where the file does not say it.
-        n_nodes: nodes, where the file does not say it.
+        n_nodes: nodes, where the file does not say it, or counts it wrongly.
         dry_run: only read.
+        n_ranks: ranks, likewise.
         format_name: read it as this format; None: found out.
         collective: what was run, where the file does not say it.
 
@@ -96,7 +98,7 @@ def import_measurements(
     """
     _check_options(setting, is_default, fabric_id)
     trace = _opened(path, format_name, collective)
-    reading = Reading(trace, UserFacts(setting, is_default, n_nodes), path, fabric_id)
+    reading = Reading(trace, UserFacts(setting, is_default, n_nodes, n_ranks), path, fabric_id)
     n_rows = reading.n_rows.total()
     _refuse_nothing(path, trace, n_rows, dry_run=dry_run)
     summary = trace.summary  # another one begins with each further reading
@@ -216,7 +218,7 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
     if summary.columns_found and not summary.n_records:
         what += f" (its columns: {summary.columns_found[:200]})"
     remedy = "docs/reference/traces.md says what each format must hold"
-    for reason, remedy_for in (_REMEDIES | _REMEDIES_OF_FORMAT.get(trace.format_name, {})).items():
+    for reason, remedy_for in _REMEDIES.items():
         if reason in summary.unusable:
             remedy = remedy_for
     faults = "".join(f"; {fault}" for fault in summary.faults[:3])
@@ -231,15 +233,9 @@ _REMEDIES: Final = {
     " (docs/reference/traces.md)",
     LeftOut.impossible_time: "give each row its time in microseconds (docs/reference/traces.md)",
     LeftOut.nodes_unknown: "say with --n-nodes on how many nodes it ran",
-    LeftOut.ranks_unknown: "only the file can say that: a table needs a column `ranks` (docs/reference/traces.md)",
+    LeftOut.ranks_unknown: "say with --n-ranks how many ranks ran, or give the table a column `ranks`",
     LeftOut.cannot_run: "mend the columns that say what ran, or measure what NCCL has (docs/reference/traces.md)",
     LeftOut.setting_unknown: "say with --default or --setting what ran",
-}
-_REMEDIES_OF_FORMAT: Final = {
-    "nccl_tests": {
-        LeftOut.ranks_unknown: "keep the lines `#  Rank  0 ... on HOST device ...` that nccl-tests prints above its"
-        " table: only they tell how many ranks ran, and on how many nodes",
-    },
 }
 
 

@@ -86,8 +86,9 @@ def replay(
         UserError: a policy, the fabric, the plan, the store, the job or the change is not usable.
     """
     named(policies)
-    rows = None if plan is None else plan_rows(plan)
     table = load_table(trace, fabric, format_name=format_name, collective=collective, job_id=job_id)
+    communicators = list(dict.fromkeys(shape.communicator for shape in table.shapes()[0]))
+    rows = None if plan is None else plan_rows(plan, communicators)
     others = evidence_of(store_path, table.fabric_id, without_job=table.job_id)
     elsewhere = None if change is None else change.fabric
     result = replay_table(

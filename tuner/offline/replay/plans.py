@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,20 +19,27 @@ from zerotune.tuner.offline.tuner_tables import is_ncclx, read_ncclx
 _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "proto")
 
 
-def plan_rows(path: Path) -> list[PlanRow]:
+def plan_rows(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
     """The rows of a file of any of these formats; those without phases hold for every phase.
+
+    Args:
+        path: the file.
+        communicators: those of the job, which rows for any number of nodes or ranks become rows of.
+
+    Returns:
+        The rows, in the file's order.
 
     Raises:
         PlanError: the file cannot be read, or a row means nothing.
     """
     begin = _begin(path)
     if is_ncclx(begin):
-        rows = read_ncclx(path)
+        rows = read_ncclx(path, communicators)
     elif path.suffix == ".json":
         return list(read_plan(path).plan.rows)
     else:
         is_scitix = begin.startswith(",".join(_SCITIX_COLUMNS[:4]).encode())
-        rows = list(_scitix(path) if is_scitix else read_nvidia_csv(path))
+        rows = list(_scitix(path) if is_scitix else read_nvidia_csv(path, communicators))
     if not rows:
         raise PlanError(f"{path} has no row to follow", "name a plan file, or another tuner's table")
     return [msgspec.structs.replace(row, phase=phase) for row in rows for phase in Phase]

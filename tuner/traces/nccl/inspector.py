@@ -22,7 +22,7 @@ from zerotune.store.records import Collective, TimingSource
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import UNKNOWN_U1, Block, Summary, communicator_id, empty_block
+from zerotune.tuner.traces.records import MAX_CHANNELS, UNKNOWN_U1, Block, Summary, communicator_id, empty_block
 
 
 # Short-lived and without cycles: the garbage collector need not look at every one (`gc=False`).
@@ -166,7 +166,7 @@ def _header(text: bytes) -> tuple[int, ...]:
 def _setting(algorithm: str, protocol: str, n_channels: int) -> tuple[int, int, int]:
     """Algorithm, protocol and channels as in AMD's lines; unknown where a line lacks them."""
     try:
-        return parse_algorithm(algorithm), parse_protocol(protocol), n_channels if 0 < n_channels <= 64 else 0
+        return parse_algorithm(algorithm), parse_protocol(protocol), n_channels if 0 < n_channels <= MAX_CHANNELS else 0
     except UserError:
         return UNKNOWN_U1, UNKNOWN_U1, 0
 

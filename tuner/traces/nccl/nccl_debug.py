@@ -38,6 +38,7 @@ from zerotune.tuner.traces.nccl.nccl_debug_lines import (
 from zerotune.tuner.traces.nccl.nccl_tables import TableReader
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
+    MAX_CHANNELS,
     UNKNOWN_U1,
     UNKNOWN_U4,
     Block,
@@ -93,6 +94,8 @@ class _Log:
     has_calls: bool = False
     has_numbers: bool = True
     """Whether opCount is another one for each of a rank's calls, as far as the first of them show."""
+    process_ranks: dict[bytes, int] = field(default_factory=dict)
+    """The rank of each process, where it has one: that in its largest communicator, under which all its calls go."""
     selections: dict[tuple[int, int, int], set[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(set))
     """(collective, message bytes, n_ranks) -> settings chosen."""
 
@@ -142,6 +145,7 @@ def _survey(path: Path, summary: Summary) -> _Log:
         has_selections = has_selections or (b">" in chunk and b"-> Algo " in chunk)
     if tables.cells:
         summary.facts["model_table"] = tables.cells
+    log.process_ranks = _process_ranks(log)
     if log.has_calls and has_selections:
         _learn_selections(path, log)
     return log
@@ -162,6 +166,18 @@ def _communicator(host: bytes, found: re.Match[bytes], log: _Log) -> None:
     known = log.communicators.setdefault((host, pointer), _Communicator(int(rank), int(n_ranks)))
     known.n_nodes = int(n_nodes or 0) or known.n_nodes
     known.comm_id = int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else known.comm_id
+
+
+def _process_ranks(log: _Log) -> dict[bytes, int]:
+    """By process, its rank in its largest communicator; left out if it has several there, one for each of its GPUs."""
+    largest: dict[bytes, tuple[int, set[int]]] = {}
+    for (host, _), known in log.communicators.items():
+        n_ranks, ranks = largest.get(host, (0, set()))
+        if known.n_ranks > n_ranks:
+            largest[host] = known.n_ranks, {known.rank}
+        elif known.n_ranks == n_ranks:
+            ranks.add(known.rank)
+    return {host: ranks.pop() for host, (_, ranks) in largest.items() if len(ranks) == 1}
 
 
 def _learn_selections(path: Path, log: _Log) -> None:
@@ -218,7 +234,7 @@ def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | LeftOut:
     known = log.communicators.get((begin["host"], end["comm"]), _Communicator(UNKNOWN_U4, 0))
     n_ranks = int(end["n_ranks"])
     row["collective"], row["datatype"], row["n_ranks"] = collective, int(end["datatype"]), n_ranks
-    row["n_nodes"], row["rank"] = known.n_nodes, known.rank
+    row["n_nodes"], row["rank"] = known.n_nodes, log.process_ranks.get(begin["host"], known.rank)
     row["comm_id"] = known.comm_id or communicator_id(end["comm"], begin["host"])
     return width * (n_ranks if collective in _SHARED_OUT else 1)
 
@@ -257,7 +273,7 @@ def _setting(end: re.Match[bytes]) -> tuple[int, int, int] | None:
     except UserError:
         return None
     n_channels = int(end["high"]) - int(end["low"]) + 1 if end["high"] else 0
-    return algorithm, protocol, n_channels if 0 < n_channels <= 64 else 0
+    return algorithm, protocol, n_channels if 0 < n_channels <= MAX_CHANNELS else 0
 
 
 def _apply_selections(block: Block, log: _Log) -> None:

@@ -1,13 +1,14 @@
 """nccl-tests' printed tables, alone or inside a log or a Markdown file; several runs in one file.
 
-Sizes are total bytes. Out-of-place and in-place times become two records. Ranks, hosts and the collective
-come from the header of the run; forced settings only from NCCL's own remark that the environment set them.
+Sizes are total bytes. Out-of-place and in-place times become two records. The collective and the hosts come from the
+header of the run, the number of ranks from its lines and from the ratio of bandwidths (`rank_count.py`). Forced
+settings come only from NCCL's own remark that the environment set them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,13 +20,16 @@ from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_
 from zerotune.store.errors import UserError
 from zerotune.store.records import BASELINE, Candidate, Collective, Observation, TimingSource
 from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.traces.columns import Fields, Integers
+from zerotune.tuner.traces.columns import Fields, Floats, Integers
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.nccl.nccl_tables import TableReader
+from zerotune.tuner.traces.rank_count import RankCount, implied_ranks, rank_count
 from zerotune.tuner.traces.records import (
+    BLOCK_ROWS,
     FLAG_FORCED,
     MAX_BYTES,
+    MAX_CHANNELS,
     UNKNOWN_U1,
     Block,
     SequenceNumbers,
@@ -45,13 +49,17 @@ _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
 _KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
 _KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
 MAX_DEVIATION: Final = 1e-3
+_MOST_RATIOS: Final = 64
+"""Rows of the highest bandwidths: these have the most digits."""
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
-_BODY: Final = re.compile(rb"^\s+(%b)\s+%b\s+%b\s+(\d+|N/A)" % (3 * (_NUMBER,)))
+_BODY: Final = re.compile(rb"^\s+(%b)\s+(%b)\s+(%b)\s+(\d+|N/A)" % (3 * (_NUMBER,)))
 _SELECTED: Final = re.compile(rb"Bytes ?-> Algo (\w+) +proto (\w+) +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}")
-_RANK: Final = re.compile(rb"^#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
-_RUN: Final = re.compile(rb"^# (?:nThread|nccl-tests version)")
-_STARTING: Final = re.compile(rb"^# Collective test starting: (\w+)")
+_RANK: Final = re.compile(rb"^\W*Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
+_RUN: Final = re.compile(rb"^\W*(?:nThread \d|nccl-tests version)")
+_STARTING: Final = re.compile(rb"^\W*Collective test starting: (\w+)")
+_HEADER_WORDS: Final = (b"Rank", b"nThread", b"nccl-tests version", b"Collective test", b"algbw")
+"""One of them is in each line of a header; where a log was pasted into a text, the # before it may be gone."""
 _PROGRAM: Final = re.compile(rb"\b((?:all_reduce|all_gather|reduce_scatter|broadcast|reduce|alltoall)_perf\w*)")
 _GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
@@ -64,14 +72,14 @@ def _row(has_root: bool, n_extra: int) -> re.Pattern[bytes]:
 
     `n_extra` columns follow each count of wrong results (-I and bitwise checks).
     """
-    body = rb"\s+(%b)\s+%b\s+%b\s+(\S+)" % (3 * (_NUMBER,)) + rb"(?:\s+\S+){%d}" % n_extra
+    body = rb"\s+(%b)\s+(%b)\s+(%b)\s+(\S+)" % (3 * (_NUMBER,)) + rb"(?:\s+\S+){%d}" % n_extra
     root = rb"(?:\s+-?\d+)?" if has_root else b""
     return re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)(?:\s+([a-z]\w*))?%b%b(?:%b)?" % (root, body, body))
 
 
 def matches(begin: bytes) -> bool:
     """A table's heading, or the first lines of a run."""
-    return (b"algbw" in begin and b"busbw" in begin) or b"# nThread" in begin or b"# nccl-tests version" in begin
+    return (b"algbw" in begin and b"busbw" in begin) or b"nThread " in begin or b"# nccl-tests version" in begin
 
 
 @dataclass
@@ -88,9 +96,13 @@ class _Run:
     """What the lines before a table say of it."""
 
     collective: Collective | None = None
-    hosts: list[bytes] = field(default_factory=list)
-    n_ranks: int = 0
-    in_header: bool = False
+    ranks: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    """Number of each rank that is listed -> its group and its host."""
+    ratios: list[tuple[float, float]] = field(default_factory=list)
+    """Algorithm and bus bandwidths of its rows, a few of each piece."""
+    count: RankCount | None = None
+    """Found when the first rows are given out."""
+    in_header: bool = True
     nccl_algo: str = ""
     """What NCCL says NCCL_ALGO was set to."""
     nccl_proto: str = ""
@@ -101,48 +113,68 @@ class _Run:
     """Columns after the wrong results, out of place and in place each."""
     is_cpu_time: bool = False
 
+    def saw(self, ratios: Iterable[tuple[float, float]]) -> None:
+        """Keep the algorithm and bus bandwidths of more rows, of the fastest ones."""
+        self.ratios = sorted([*self.ratios, *ratios])[-_MOST_RATIOS:]
+
+    @property
+    def members(self) -> list[int]:
+        """The ranks that are listed of one communicator, counted from 0; NCCL_TESTS_SPLIT makes several groups."""
+        groups: dict[int, list[int]] = {}
+        for rank, (group, _) in self.ranks.items():
+            groups.setdefault(group, []).append(rank)
+        if len(groups) <= 1:
+            return list(self.ranks)
+        sizes = {len(group) for group in groups.values()}
+        return list(range(sizes.pop())) if len(sizes) == 1 else []
+
+    @property
+    def n_nodes(self) -> int:
+        """Hosts of one communicator; 0: not all of its ranks are listed, or groups differ."""
+        hosts: dict[int, set[bytes]] = {}
+        for group, host in self.ranks.values():
+            hosts.setdefault(group, set()).add(host)
+        each = {len(one) for one in hosts.values()}
+        return each.pop() if len(each) == 1 and self.count is not None and self.count.is_complete else 0
+
     @property
     def is_forced(self) -> bool:
         """Whether NCCL says that the environment set part of the setting."""
         return bool(self.nccl_algo or self.nccl_proto)
 
-    def setting(self) -> Candidate:
-        """What ran, as far as the log tells; the baseline if it does not."""
+    def setting(self) -> tuple[Candidate, int]:
+        """What ran, as far as the log tells, and its channels; the baseline if it does not."""
         if self.split is not None and len(self.split.settings) == 1:
             algorithm, protocol, n_channels = next(iter(self.split.settings))
             try:
-                return Candidate(
-                    parse_algorithm(algorithm.decode()),
-                    parse_protocol(protocol.decode()),
-                    n_channels if 0 < n_channels <= 64 else 0,
-                )
+                ran = Candidate(parse_algorithm(algorithm.decode()), parse_protocol(protocol.decode()))
             except UserError:
-                return BASELINE
-        return forced_setting(self.nccl_algo, self.nccl_proto, self.collective)
+                return BASELINE, 0
+            return ran, n_channels if 0 < n_channels <= MAX_CHANNELS else 0
+        return forced_setting(self.nccl_algo, self.nccl_proto, self.collective), 0
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """Two records per row of a table."""
-    named = find_collective(re.split(r"[.]|__|_quiet", path.name)[0].removeprefix("nccl_")) or _named_in(path)
-    reader, tables = _Reader(_Run(collective=named or summary.collective), summary), TableReader()
+    reader, tables = _Reader(_Run(collective=named_in(path) or summary.collective), path.name, summary), TableReader()
     for chunk in line_chunks(path, summary):
         if b"NCCL INFO" in chunk:
             tables.read(chunk)
         yield from reader.blocks(chunk)
+    yield from reader.rest()
     if tables.cells:
         summary.facts["model_table"] = tables.cells
-    if not reader.n_runs:
-        summary.note(f"{path.name} has no run's header: ranks and nodes are unknown")
 
 
-def _named_in(path: Path) -> Collective | None:
+def named_in(path: Path) -> Collective | None:
     """The collective in a file's name, if it names exactly one."""
+    first = find_collective(re.split(r"[.]|__|_quiet", path.name)[0].removeprefix("nccl_"))
     found = {
         collective
         for word in ("all_reduce", "all_gather", "reduce_scatter", "allreduce", "allgather", "reducescatter")
         if word in path.name.lower() and (collective := find_collective(word)) is not None
     }
-    return found.pop() if len(found) == 1 else None
+    return first or (found.pop() if len(found) == 1 else None)
 
 
 @dataclass
@@ -150,15 +182,16 @@ class _Reader:
     """Goes through a file's lines, and keeps what earlier ones say of later ones."""
 
     run: _Run
+    file_name: str
     summary: Summary
     counters: SequenceNumbers = field(default_factory=SequenceNumbers)
     n_runs: int = 0
     is_tagged: bool = False
-    forced: set[int] = field(default_factory=set)
-    """Communicators of runs whose settings the environment set."""
+    held: list[Block] = field(default_factory=list)
+    """Records of the present run: how many ranks it has shows at its end, unless it is a long one."""
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
-        """The records of a piece of the file; consecutive rows are read as one table."""
+        """The records that can be given out after a piece of the file; consecutive rows are read as one table."""
         self.is_tagged = self.is_tagged or b"]<std" in chunk or b"0: #" in chunk
         if self.is_tagged:
             chunk = _TAG_INSIDE.sub(b"", _TAG.sub(b"", chunk))
@@ -173,20 +206,44 @@ class _Reader:
             if rows is None:
                 yield from self._line_by_line(table[0])
             elif len(rows):
-                yield rows
+                yield from self._hold([rows])
         yield from self._line_by_line(chunk[at:])
 
-    def _line_by_line(self, chunk: bytes) -> Iterator[Block]:
-        for block in blocks_of(self._lines(chunk)):
-            block["flags"][np.isin(block["comm_id"], list(self.forced))] |= FLAG_FORCED
+    def rest(self) -> Iterator[Block]:
+        """The records that are held, with what is known of the run."""
+        run = self.run
+        for block in self.held:
+            if run.count is None:
+                ratios = np.array(run.ratios or [(0.0, 0.0)])
+                run.count = rank_count(0, implied_ranks(run.collective, ratios[:, 0], ratios[:, 1]), run.members)
+                self.summary.tell(run.count, self.file_name)
+            block["n_ranks"], block["n_nodes"] = run.count.n_ranks, run.n_nodes
+            block["comm_id"] = communicator_id("nccl-tests", self.n_runs, run.count.n_ranks)
+            if run.is_forced:
+                block["flags"] |= FLAG_FORCED
             yield block
+        self.held = []
 
-    def _comm_id(self) -> int:
-        """Communicator id of the present run."""
-        comm_id = communicator_id("nccl-tests", self.n_runs, self.run.n_ranks)
-        if self.run.is_forced:
-            self.forced.add(comm_id)
-        return comm_id
+    def _hold(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        self.held += blocks
+        if sum(map(len, self.held)) >= BLOCK_ROWS:
+            yield from self.rest()
+
+    def _line_by_line(self, chunk: bytes) -> Iterator[Block]:
+        observations: list[Observation] = []
+        for line in filter(None, chunk.split(b"\n")):
+            if self._begins_run(line):
+                yield from self._hold(blocks_of(iter(observations)))
+                yield from self.rest()
+                observations = []
+                self.n_runs += 1
+                self.run = _Run(collective=self.run.collective)
+            observations += self._line(line)
+        yield from self._hold(blocks_of(iter(observations)))
+
+    def _begins_run(self, line: bytes) -> bool:
+        is_header = (b"Rank" in line and _RANK.match(line)) or (b"n" in line and _RUN.match(line))
+        return bool(is_header) and not self.run.in_header
 
     def _table(self, text: bytes) -> Block | None:
         """Rows of a known collective, all with both times and no wrong results; None: go line by line."""
@@ -204,7 +261,7 @@ class _Reader:
         if sizes is None or kinds is None or first_us is None or second_us is None:
             return None
         found = [(_KINDS if self.run.has_root else _KINDS_WITHOUT_ROOT).fullmatch(kind) for kind in kinds[1]]
-        if not all(column is not None and all(map(_is_right, column[1])) for column in wrong) or not all(found):
+        if not all(column is not None and all(map(is_right, column[1])) for column in wrong) or not all(found):
             return None
         unused = [(first + 1, rb"\d+"), *((side + offset, _NUMBER) for side in sides for offset in (1, 2))]
         if not all(_is_all(fields, full[column], pattern) for column, pattern in unused):
@@ -219,38 +276,32 @@ class _Reader:
         block["duration_us"], block["timing_source"], block["flags"] = durations_us, TimingSource.reported, FLAG_TIMED
         known = np.array([UNKNOWN_U1 if one is None else one for one in datatypes], np.uint8)
         block["datatype"] = np.repeat(known[kinds[0]], 2)
-        block["n_ranks"], block["n_nodes"], block["rank"] = self.run.n_ranks, len(set(self.run.hosts)), 0
-        setting = self.run.setting()
+        block["rank"] = 0
+        setting, n_channels = self.run.setting()
         if setting.algorithm is not None:
-            block["algorithm"], block["n_channels"] = setting.algorithm, setting.n_channels
+            block["algorithm"], block["n_channels"] = setting.algorithm, n_channels
             block["protocol"] = UNKNOWN_U1 if setting.protocol is None else setting.protocol
-        comm_id = self._comm_id()
-        block["comm_id"] = comm_id
-        if comm_id in self.forced:
-            block["flags"] |= FLAG_FORCED
-        block["sequence"] = self.counters.take(comm_id, collective, len(block)) + np.arange(len(block))
+        for side in sides:
+            algbw, busbw = (_numbers(fields, full[side + offset]) for offset in (1, 2))
+            best = np.lexsort((busbw, algbw))[-_MOST_RATIOS:]
+            self.run.saw(zip(algbw[best].tolist(), busbw[best].tolist(), strict=True))
+        block["sequence"] = self.counters.take(self.n_runs, collective, len(block)) + np.arange(len(block))
         return block
-
-    def _lines(self, chunk: bytes) -> Iterator[Observation]:
-        for line in filter(None, chunk.split(b"\n")):
-            yield from self._line(line)
 
     def _line(self, line: bytes) -> Iterator[Observation]:
         run = self.run
         row = _row(run.has_root, run.n_extra).match(line)
         if row is not None:
             run.in_header = False
-            bodies = ((row[4], row[5]), (row[6], row[7]))
-            yield from _records(int(row[1][:18]), row[2], bodies, run, self._comm_id(), self.counters, self.summary)
+            bodies = (row.groups()[3:7], row.groups()[7:11])
+            yield from self._records(int(row[1][:18]), row[2], bodies)
             return
         begun = _ROW_KIND.match(line) if b"NCCL INFO" not in line else None
         if begun is not None and datatype_index(begun[1].decode()) is not None:
             self.summary.skip(LeftOut.damaged_row)
             return
-        if run.split is not None and (split := _body(line, run.split)) is not None:
-            yield from _records(
-                run.split.message_bytes, run.split.datatype, (split,), run, self._comm_id(), self.counters, self.summary
-            )
+        if run.split is not None and (split := _body(line)) is not None:
+            yield from self._records(run.split.message_bytes, run.split.datatype, (split,))
             return
         if b"NCCL INFO" in line:
             _interleaved(line, run)
@@ -258,16 +309,57 @@ class _Reader:
             run.collective = find_collective(program[1].decode()) or run.collective
         if b"algbw" in line and b"busbw" in line:
             self.summary.columns_found = " ".join(line[:1000].decode("utf-8", "replace").strip("# \r").split())
-        if line.startswith(b"#"):
-            if _RUN.match(line) and not run.in_header:
-                self.n_runs += 1
-                self.run = run = _Run(collective=run.collective, in_header=True)
+        if line.startswith(b"#") or any(word in line for word in _HEADER_WORDS):
             _header_line(line, run, self.summary)
         elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
             value = forced[2].decode("utf-8", "replace").rstrip(".")
-            run.nccl_algo, run.nccl_proto = (
-                (value, run.nccl_proto) if forced[1] == b"ALGO" else (run.nccl_algo, value)
+            run.nccl_algo, run.nccl_proto = (value, run.nccl_proto) if forced[1] == b"ALGO" else (run.nccl_algo, value)
+
+    def _records(
+        self, message_bytes: int, datatype: bytes, bodies: Iterable[Sequence[bytes | None]]
+    ) -> Iterator[Observation]:
+        """A row's records; each of `bodies` is a time, two bandwidths and the wrong results."""
+        run = self.run
+        if message_bytes == 0 or run.is_cpu_time or run.collective is None:
+            is_zero, is_cpu = message_bytes == 0, run.is_cpu_time
+            self.summary.skip(
+                LeftOut.size_zero if is_zero else LeftOut.cpu_time if is_cpu else LeftOut.collective_unknown
             )
+            return
+        setting, n_channels = run.setting()
+        for time_text, algbw, busbw, wrong_text in bodies:
+            if time_text is None:
+                continue
+            duration_us = float(time_text)
+            if not is_right(wrong_text):
+                self.summary.skip(LeftOut.wrong_result)
+                continue
+            if not 0 < duration_us < 1e12:
+                self.summary.skip(LeftOut.row_without_time)
+                continue
+            if algbw is not None and busbw is not None:
+                run.saw([(float(algbw), float(busbw))])
+            yield Observation(
+                sequence=self.counters.next(self.n_runs, run.collective),
+                collective=run.collective,
+                message_bytes=message_bytes,
+                n_ranks=0,
+                datatype=datatype.decode(),
+                algorithm=setting.algorithm,
+                protocol=setting.protocol,
+                n_channels=n_channels or None,
+                duration_us=duration_us,
+                timing_source=TimingSource.reported,
+            )
+
+
+def _numbers(fields: Fields, column: Integers) -> Floats:
+    """A column of numbers, in unusual forms too; NaN: it cannot be read."""
+    numbers = fields.decimals(column)
+    texts = fields.texts(column, column) if numbers is None else None
+    if texts is not None:
+        numbers = np.array(list(map(float, texts[1])))[texts[0]]
+    return np.full(len(column), np.nan) if numbers is None else numbers
 
 
 def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
@@ -280,8 +372,7 @@ def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
 def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
     rank = _RANK.match(line)
     if rank is not None:
-        run.n_ranks += 1
-        run.hosts.append(rank[3])
+        run.ranks[int(rank[1])] = int(rank[2] or 0), rank[3]
     if b" algbw " in line and b" busbw " in line:
         run.has_root = b" root " in line
         names = line.split()
@@ -308,13 +399,13 @@ def _interleaved(line: bytes, run: _Run) -> None:
         run.split.settings.add((selected[1], selected[2], int(selected[4]) - int(selected[3]) + 1))
 
 
-def _body(line: bytes, split: _Split) -> tuple[bytes | None, bytes | None] | None:
-    """Time and wrong results of an interrupted row's next part; what follows in the same line is NCCL's."""
+def _body(line: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
+    """Time, bandwidths and wrong results of an interrupted row's next part; what follows in the same line is NCCL's."""
     found = _BODY.match(line)
     if found is None:
         return None
     glued = b"NCCL INFO" in line
-    return found[1], b"0" if glued and found[2].startswith(b"0") else found[2]
+    return found[1], found[2], found[3], b"0" if glued and found[4].startswith(b"0") else found[4]
 
 
 @lru_cache(maxsize=64)
@@ -355,54 +446,9 @@ def _for_collective(value: str, collective: Collective | None) -> str:
     return found.strip()
 
 
-def _records(
-    message_bytes: int,
-    datatype: bytes,
-    bodies: Iterable[tuple[bytes | None, bytes | None]],
-    run: _Run,
-    comm_id: int,
-    counters: SequenceNumbers,
-    summary: Summary,
-) -> Iterator[Observation]:
-    if message_bytes == 0:
-        summary.skip(LeftOut.size_zero)
-        return
-    if run.is_cpu_time:
-        summary.skip(LeftOut.cpu_time)
-        return
-    if run.collective is None:
-        summary.skip(LeftOut.collective_unknown)
-        return
-    setting = run.setting()
-    for time_text, wrong_text in bodies:
-        if time_text is None:
-            continue
-        duration_us = float(time_text)
-        if not _is_right(wrong_text):
-            summary.skip(LeftOut.wrong_result)
-            continue
-        if not 0 < duration_us < 1e12:
-            summary.skip(LeftOut.row_without_time)
-            continue
-        yield Observation(
-            sequence=counters.next(comm_id, run.collective),
-            collective=run.collective,
-            message_bytes=message_bytes,
-            n_ranks=run.n_ranks,
-            n_nodes=len(set(run.hosts)) or None,
-            comm_id=comm_id,
-            datatype=datatype.decode(),
-            algorithm=setting.algorithm,
-            protocol=setting.protocol,
-            n_channels=setting.n_channels or None,
-            duration_us=duration_us,
-            timing_source=TimingSource.reported,
-        )
-
-
-def _is_right(text: bytes | None) -> bool:
+def is_right(text: str | bytes | None) -> bool:
     """No wrong results; old versions print the largest deviation instead of their number."""
-    if text == b"N/A":
+    if text in (b"N/A", "N/A"):
         return True
     try:
         return text is not None and 0 <= float(text) <= MAX_DEVIATION

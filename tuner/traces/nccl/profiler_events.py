@@ -20,6 +20,7 @@ from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
+    MAX_CHANNELS,
     UNKNOWN_U4,
     Block,
     Summary,
@@ -155,7 +156,7 @@ def _finished(pending: _Pending, n_ranks_of: dict[int, int], summary: Summary) -
         datatype=details.dtype,
         algorithm=algorithm,
         protocol=protocol,
-        n_channels=details.channels if 0 < details.channels <= 64 else None,
+        n_channels=details.channels if 0 < details.channels <= MAX_CHANNELS else None,
         start_ns=start_ns if 0 < start_ns < 1 << 62 else None,
         duration_us=duration_us,
         timing_source=TimingSource.none if duration_us is None else TimingSource.gpu_kernel,

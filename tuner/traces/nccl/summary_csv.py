@@ -1,4 +1,4 @@
-"""CSV with one row per collective and size: TraceLens's reports of collectives, and summaries with such columns.
+"""CSV with one row per collective and size: TraceLens's reports, nccl-tests' tables, summaries with such columns.
 
 Names of columns are taken in any order and case. A row's time is what its column says, mostly a mean over calls; only
 columns in microseconds are times. Which setting ran such a table does not say: one with columns for it is another.
@@ -6,15 +6,20 @@ columns in microseconds are times. Which setting ran such a table does not say: 
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from zerotune.agent.nccl.catalog import find_collective
-from zerotune.store.records import Observation, TimingSource
+from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.nccl.nccl_tests import is_right, named_in
+from zerotune.tuner.traces.rank_count import MAX_RANKS, Implied, implied_ranks, rank_count
 from zerotune.tuner.traces.records import (
+    BLOCK_ROWS,
     MAX_BYTES,
     Block,
     SequenceNumbers,
@@ -27,69 +32,143 @@ from zerotune.tuner.traces.records import (
 )
 
 _NAMES: Final = {
-    "collective": ("collective", "collective name", "coll", "collective_name", "operation", "op"),
-    "bytes": ("size_bytes", "message_bytes", "msg_size_bytes", "msg_bytes", "bytes", "size (b)", "size(b)", "size_b"),
-    "in": ("in msg nelems",),
-    "out": ("out msg nelems",),
+    "collective": ("collective", "collective_name", "coll", "operation", "op", "test"),
+    "bytes": ("size_bytes", "message_bytes", "msg_size_bytes", "msg_bytes", "bytes", "size_b"),
+    "in": ("in_msg_nelems",),
+    "out": ("out_msg_nelems",),
     "dtype": ("dtype", "datatype", "type"),
     "time": (
-        "comm_latency_mean", "comm_latency", "time_us", "time (us)", "time(us)", "latency_us", "duration_us", "mean_us",
-        "avg_us", "mean_time_us", "avg_time_us", "avg_latency_us", "mean_latency_us", "median_us", "median_time_us",
+        "comm_latency_mean", "comm_latency", "time_us", "latency_us", "duration_us", "mean_us", "avg_us",
+        "mean_time_us", "avg_time_us", "avg_latency_us", "mean_latency_us", "median_us", "median_time_us",
     ),
-    "ranks": ("group size", "ranks", "n_ranks", "nranks", "world_size", "num_ranks", "gpus", "n_gpus", "num_gpus"),
+    "ranks": ("group_size", "ranks", "n_ranks", "nranks", "world_size", "num_ranks", "gpus", "n_gpus", "num_gpus"),
+    "each": ("gpusperrank",),
     "nodes": ("nodes", "n_nodes", "nnodes", "num_nodes"),
     "calls": ("count", "n_calls", "calls"),
 }  # fmt: skip
+_TABLE: Final = re.compile(
+    r"(?:(?:out_?of_?place|out_?place|oop|(?P<before>in_?place|ip))_?)?(?P<what>time|algbw|busbw|wrong|error)"
+    r"(?:_(?:us|gb_?p?s))?(?:_?(?:out_?of_?place|oop|(?P<after>in_?place|ip|[12])))?(?:_(?:us|gb_?p?s))?"
+)
+"""A column of nccl-tests' table under the names that those who turn it into CSV use, time in microseconds."""
+_TABLE_SIZES: Final = ("size", "size_b", "size_bytes", "size_byte")
 _SETTING: Final = {"algorithm", "algo", "protocol", "proto", "channels", "nchannels", "n_channels"}
 MEANS: Final = "its rows are means over calls: each is one measurement, and no interval knows of their spread"
 _MOST_US: Final = 1e12
-_MOST_RANKS: Final = 1 << 24
+
+
+class _Side(NamedTuple):
+    """Columns of one kind of call, out of place or in place; -1: there is none."""
+
+    time: int
+    algbw: int = -1
+    busbw: int = -1
+    wrong: int = -1
+
+
+class _Columns(NamedTuple):
+    """Which columns say what."""
+
+    named: dict[str, int]
+    sides: tuple[_Side, ...]
 
 
 def matches(begin: bytes) -> bool:
-    """The first line names a collective, its size and a time in microseconds, and no setting."""
+    """The first line names a collective, its size and a time in microseconds, and no setting; or nccl-tests' table."""
     line = begin.split(b"\n", 1)[0].decode("utf-8", "replace")
     return "," in line and _columns(cells_of(line.strip())) is not None
 
 
-def _columns(header: Sequence[str]) -> dict[str, int] | None:
-    names = [name.strip().lower() for name in header]
+def _columns(header: Sequence[str]) -> _Columns | None:
+    names = [re.sub(r"[\W_]+", "_", name.strip().lower()).strip("_") for name in header]
+    if _SETTING.intersection(names):
+        return None
     found = {
         what: names.index(known)
         for what, spellings in _NAMES.items()
         if (known := next((one for one in spellings if one in names), None)) is not None
     }
+    sides: list[dict[str, int]] = [{}, {}]
+    for place, cell in enumerate(map(_TABLE.fullmatch, names)):
+        if cell is not None:
+            what = "wrong" if cell["what"] == "error" else cell["what"]
+            is_second = bool(cell["before"] or cell["after"]) or what in sides[0]
+            sides[is_second].setdefault(what, place)
+    size = next((names.index(one) for one in _TABLE_SIZES if one in names), None)
+    if size is not None and any({"time", "busbw"} <= set(side) for side in sides):
+        found.pop("calls", None)  # the column `count` has elements there
+        return _Columns(found | {"bytes": size}, tuple(_Side(**side) for side in sides if "time" in side))
     sized = "bytes" in found or ("dtype" in found and ("in" in found or "out" in found))
-    return found if sized and {"collective", "time"} <= set(found) and not _SETTING.intersection(names) else None
+    return _Columns(found, (_Side(found["time"]),)) if sized and {"collective", "time"} <= set(found) else None
+
+
+class _Row(NamedTuple):
+    """One time of a row."""
+
+    collective: Collective
+    message_bytes: int
+    n_ranks: int
+    n_nodes: int
+    datatype: str | None
+    duration_us: float
+    algbw: float
+    busbw: float
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
-    """One record per row."""
-    yield from blocks_of(_observations(path, summary))
+    """One record per row, or two of a row with times out of place and in place."""
+    rows, counters = _rows(path, summary), SequenceNumbers()
+    while piece := list(itertools.islice(rows, BLOCK_ROWS)):
+        yield from blocks_of(_observation(row, counters) for row in _with_ranks(piece, path, summary))
 
 
-def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
-    columns: dict[str, int] | None = None
-    counters = SequenceNumbers()
+def _with_ranks(rows: list[_Row], path: Path, summary: Summary) -> Iterator[_Row]:
+    """The rows with the ranks that agree with their bandwidths, by the ranks that they state."""
+    groups: dict[tuple[int, Collective], list[_Row]] = {}
+    for row in rows:
+        groups.setdefault((row.n_ranks, row.collective), []).append(row)
+    implied = {
+        key: implied_ranks(key[1], [row.algbw for row in group], [row.busbw for row in group])
+        for key, group in groups.items()
+    }
+    counts = {}
+    for stated in dict.fromkeys(row.n_ranks for row in rows):
+        ranges = [one for (ranks, _), one in implied.items() if ranks == stated]
+        common = Implied(max(one.least for one in ranges), min(one.most for one in ranges))
+        for key in groups:
+            if key[0] == stated:  # without a statement two runs may lie together, each with ranks of its own
+                counts[key] = rank_count(stated, common if common.least <= common.most else implied[key])
+    for count in dict.fromkeys(counts.values()):
+        summary.tell(count, path.name)
+    for row in rows:
+        yield row._replace(n_ranks=counts[row.n_ranks, row.collective].n_ranks)
+
+
+def _rows(path: Path, summary: Summary) -> Iterator[_Row]:
+    columns: _Columns | None = None
+    fallback = named_in(path) or summary.collective
     for first_line, chunk in csv_chunks(path, summary):
         for line, row in numbered(rows_of(chunk, path), first_line):
             if columns is None:
-                columns = _columns(row) or {}
+                columns = _columns(row) or _Columns({}, ())
                 summary.columns_found = ", ".join(row)
-            elif row and columns:
-                cells = {what: row[place].strip() for what, place in columns.items() if place < len(row)}
-                where = f"in line {line} of {path.name}"
-                found = _observation(cells, where, counters, summary)
-                if found is not None:
-                    yield found
+            elif row and columns.sides:
+                yield from _rows_of(columns, row, f"in line {line} of {path.name}", fallback, summary)
 
 
-def _observation(cells: dict[str, str], where: str, counters: SequenceNumbers, summary: Summary) -> Observation | None:
-    collective = find_collective(cells.get("collective", ""))
+def _rows_of(
+    columns: _Columns, row: Sequence[str], where: str, fallback: Collective | None, summary: Summary
+) -> Iterator[_Row]:
+    cells = {what: row[place].strip() for what, place in columns.named.items() if place < len(row)}
+    collective = find_collective(cells.get("collective", "")) if "collective" in columns.named else fallback
+    if collective is None and "collective" not in columns.named:
+        summary.skip(LeftOut.collective_unknown)
+        return
     if collective is None:
         summary.skip(LeftOut.unknown_operation, 1, f"{value_in('collective', cells.get('collective', ''))} {where}")
-        return None
-    n_ranks, n_nodes = (int(_number(cells.get(name, ""), _MOST_RANKS)) for name in ("ranks", "nodes"))
+        return
+    n_ranks, n_nodes = (int(_number(cells.get(name, ""), MAX_RANKS)) for name in ("ranks", "nodes"))
+    n_ranks *= int(_number(cells.get("each", "1"), MAX_RANKS))
     index = datatype_index(cells.get("dtype", ""))
     message_bytes: int | None = int(_number(cells.get("bytes", ""), MAX_BYTES))
     if "bytes" not in cells and index is not None:
@@ -97,24 +176,34 @@ def _observation(cells: dict[str, str], where: str, counters: SequenceNumbers, s
         in_bytes, out_bytes = (int(_number(cells.get(side, ""), MAX_BYTES)) * width or None for side in ("in", "out"))
         message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
     if not message_bytes:
-        summary.skip(LeftOut.bytes_or_ranks_unknown, 1, where)
-        return None
-    duration_us = _number(cells.get("time", ""), _MOST_US)
-    if not duration_us:
-        summary.skip(LeftOut.row_without_time, 1, f"{value_in('time', cells.get('time', ''))} {where}")
-        return None
+        is_zero = cells.get("bytes") == "0"
+        summary.skip(LeftOut.size_zero if is_zero else LeftOut.bytes_or_ranks_unknown, 1, where)
+        return
     if _number(cells.get("calls", ""), _MOST_US) > 1:
         summary.note(MEANS)
-    comm_id = communicator_id("summary", n_ranks, n_nodes)
+    for side in columns.sides:
+        time, *bandwidths, wrong = (row[place].strip() if 0 <= place < len(row) else "" for place in side)
+        duration_us, (algbw, busbw) = _number(time, _MOST_US), (_number(one, _MOST_US) for one in bandwidths)
+        if wrong and not is_right(wrong):
+            summary.skip(LeftOut.wrong_result)
+        elif not duration_us:
+            summary.skip(LeftOut.row_without_time, 1, f"{value_in('time', time)} {where}")
+        else:
+            datatype = None if index is None else cells["dtype"]
+            yield _Row(collective, message_bytes, n_ranks, n_nodes, datatype, duration_us, algbw, busbw)
+
+
+def _observation(row: _Row, counters: SequenceNumbers) -> Observation:
+    comm_id = communicator_id("summary", row.n_ranks, row.n_nodes)
     return Observation(
-        sequence=counters.next(comm_id, collective),
-        collective=collective,
-        message_bytes=message_bytes,
-        n_ranks=n_ranks,
-        n_nodes=n_nodes or None,
+        sequence=counters.next(comm_id, row.collective),
+        collective=row.collective,
+        message_bytes=row.message_bytes,
+        n_ranks=row.n_ranks,
+        n_nodes=row.n_nodes or None,
         comm_id=comm_id,
-        datatype=None if index is None else cells["dtype"],
-        duration_us=duration_us,
+        datatype=row.datatype,
+        duration_us=row.duration_us,
         timing_source=TimingSource.reported,
     )
 

@@ -69,14 +69,20 @@ _MESSAGES: Final = {
 """Message -> field -> its number and type. Texts are bytes, as not all are UTF-8; so are attributes, which are decoded
 one at a time: a hostile node may have millions.
 """
-_BEGIN: Final = re.compile(rb"[\x80-\xff]{0,3}[\x01-\x7f]\n([\x02-\x7f])(\d[\w.+-]+)")
-"""The length of the metadata, then its first field: the version, with its length."""
+_VARINT: Final = rb"[\x80-\xff]{0,4}[\x01-\x7f]"
+_BEGIN: Final = re.compile(
+    _VARINT + rb"\n([\x02-\x7f])(\d[\w.+-]+)"  # metadata with a version
+    rb"|" + _VARINT + rb"\x12" + _VARINT + rb"\n([\x02-\x7f])([\w. -]+)"  # with attributes alone
+    rb"|\x00" + _VARINT + rb"(?:\x08" + _VARINT + rb")?\x12([\x02-\x7f])([\w.:<>() -]+)"  # empty, then a node
+)
+"""The length of the metadata, then a text with its length: the version, an attribute's or the first node's name."""
 
 
 def matches(begin: bytes) -> bool:
-    """A length-prefixed message that begins with a version, as Chakra's metadata do."""
+    """Length-prefixed messages that begin as Chakra's metadata do; their version may be left out."""
     found = _BEGIN.match(begin)
-    return found is not None and len(found[2]) >= found[1][0]
+    n_bytes, text = [group for group in found.groups() if group is not None] if found else (b"\1", b"")
+    return len(text) >= n_bytes[0]
 
 
 @lru_cache(maxsize=1)

@@ -29,6 +29,7 @@ from zerotune.tuner.traces.files import Batches, JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
+    MAX_CHANNELS,
     UNKNOWN_U4,
     Block,
     SequenceNumbers,
@@ -169,7 +170,7 @@ def _take(event: dict[str, Any], events: _Events) -> None:
                     name,
                     float(start),
                     float(duration),
-                    width if 0 < width <= 64 else 0,
+                    width if 0 < width <= MAX_CHANNELS else 0,
                     _integer(args.get("External id", args.get("external id"))) or -1,
                     _integer(args.get("correlation")) or -1,
                     args if "Collective name" in args else None,
@@ -200,6 +201,7 @@ def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
         calls.sort(key=lambda call: call[:2])
     used: set[tuple[int, int, bool]] = set()
     kernels = events.kernels or _calls_alone(events, summary)
+    is_begun = False
     for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
         told = kernel.told
         if told is None and kernel.external_id in events.told:
@@ -209,8 +211,14 @@ def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
             told = dimensions if told is None or dimensions is None else {**dimensions, **told}
         if told is None:
             is_pair = "sendrecv" in kernel.name.lower()  # point to point, or an all-to-all made of it
-            summary.skip(LeftOut.point_to_point_or_unknown if is_pair else LeftOut.kernel_without_size)
+            unsized = (
+                LeftOut.kernel_without_size
+                if is_begun or kernel.correlation in launches
+                else LeftOut.before_window  # the profiler cut a step at its edge: the others speak
+            )
+            summary.skip(LeftOut.point_to_point_or_unknown if is_pair else unsized)
             continue
+        is_begun = True
         observation = _observation(kernel, told, events, counters, summary)
         if observation is not None:
             yield observation

@@ -1,0 +1,107 @@
+"""Files and models as people have them: how many are read rightly, refused with a remedy, or read wrongly.
+
+`files/` holds one small file for each report, written by us in the shape of the public one; `files.json` says what is
+true of it: the ranks or rows, or that it must be refused and which words help. `published_models.json` has published
+configurations, as far as their shapes go, with the models' published numbers of parameters. Every report adds to them.
+A silent error is a file or model that is read, with other numbers than the true ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.lib.reporting import Result, report, say
+from zerotune.store.errors import UserError
+from zerotune.store.records import CommunicatorClass, Phase
+from zerotune.tuner.advice.models.huggingface import from_config
+from zerotune.tuner.offline.replay.plans import plan_rows
+from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.measuring import UserFacts
+
+HERE = Path(__file__).parent
+HERE_IT_RUNS = CommunicatorClass(16, 2)
+"""The communicator that tables of choices are read for."""
+TOLERANCE = 1e-3
+"""Of a model's parameters."""
+
+
+class Outcome(NamedTuple):
+    """What came of one file."""
+
+    is_read: bool
+    is_right: bool
+    is_refused_with_remedy: bool
+
+
+def _found(case: dict[str, Any]) -> tuple[str, Any]:
+    """What is to be compared, and what is read of it."""
+    path = HERE / "files" / case["file"]
+    if "n_rows" in case:
+        return "n_rows", sum(row.phase is Phase.other for row in plan_rows(path, [HERE_IT_RUNS]))
+    trace = read_trace(path)
+    n_ranks = {int(n) for one in trace.portions(UserFacts(is_default=True, n_nodes=1)) for n in one.rows["n_ranks"]}
+    if not n_ranks:
+        words = "; ".join(map(trace.summary.with_examples, trace.summary.unusable))
+        raise UserError(f"{path.name}: {words}", "--n-ranks" if "number of ranks" in words else "")
+    return "n_ranks", sorted(n_ranks)
+
+
+def outcome_of(case: dict[str, Any]) -> Outcome:
+    """Read one file and compare."""
+    try:
+        name, value = _found(case)
+    except UserError as error:
+        return Outcome(False, False, "remedy" in case and case["remedy"] in str(error))
+    is_right = name in case and case[name] == value
+    if not is_right:
+        say(f"{case['file']} ({case['says']}): {name} is {value}")
+    return Outcome(True, is_right, False)
+
+
+def _is_right_model(case: dict[str, Any]) -> bool | None:
+    """Whether its parameters are the published ones; None: it is refused."""
+    try:
+        n_parameters = from_config(case["config"], case["name"]).n_parameters
+    except UserError as error:
+        say(str(error))
+        return None
+    is_right = bool(abs(n_parameters / case["n_parameters"] - 1) <= TOLERANCE)
+    if not is_right:
+        say(f"{case['name']} has {case['n_parameters']:,} parameters, not {n_parameters:,.0f}")
+    return is_right
+
+
+def run() -> list[Result]:
+    """Try all of them."""
+    cases = json.loads((HERE / "files.json").read_text())
+    outcomes = [outcome_of(case) for case in cases]
+    published = json.loads((HERE / "published_models.json").read_text())
+    models = [_is_right_model(case) for case in published]
+    n_read, n_right = (sum(getattr(one, name) for one in outcomes) for name in ("is_read", "is_right"))
+    n_refused = sum(one.is_refused_with_remedy for one in outcomes)
+    wrong = n_read - n_right + models.count(False)
+    return [
+        Result("files_tried", len(cases), "files"),
+        Result("files_read", n_read, "files"),
+        Result("files_right", n_right, "files", target=str(sum("remedy" not in case for case in cases))),
+        Result("files_refused_with_remedy", n_refused, "files", target=str(sum("remedy" in case for case in cases))),
+        Result("models_tried", len(models), "models", target=">= 60"),
+        Result("models_right", models.count(True), "models", target=str(len(models))),
+        Result("silent_errors", wrong, "files and models", target="0"),
+    ]
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="the same: all of it takes seconds")
+    arguments = parser.parse_args()
+    report("field", run(), as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Parameters of a decoder whose blocks may differ: attention of several kinds, state spaces, experts in some of them.
+
+Read off the fields that configurations of Hugging Face have in common; what one leaves out is what its class assumes
+(`families.json`, which `python -m benchmarks.advice.model_families` renews from transformers). Biases and norms count
+where they are more than a ten-thousandth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from zerotune.store.errors import UserError
+
+Mixer = Literal["attention", "delta", "lightning", "mamba", "mamba1", "conv", "none"]
+Feed = Literal["dense", "sparse", "none"]
+MAX_LAYERS: Final = 100_000
+_MIXERS: Final[dict[str, Mixer]] = {
+    "full_attention": "attention", "sliding_attention": "attention", "chunked_attention": "attention",
+    "indexed_attention": "attention", "attention": "attention", "*": "attention",
+    "mamba": "mamba", "M": "mamba", "conv": "conv",
+    "mlp": "none", "-": "none", "moe": "none", "E": "none",
+}  # fmt: skip
+_FEEDS: Final[dict[str, Feed]] = {"mlp": "dense", "-": "dense", "moe": "sparse", "E": "sparse"}
+_LINEAR: Final[dict[str, Mixer]] = {"minimax": "lightning", "minimax_text_01": "lightning", "minimax_m1": "lightning"}
+"""What linear attention is in a family; elsewhere it is a gated delta rule or, with `mamba_` fields, a state space."""
+_TWO_MATRICES: Final = ("apertus", "arcee", "nemotron_h")
+"""Families whose feed-forward has no gate."""
+_GATED_QUERIES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
+SPELLINGS: Final = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "width": ("hidden_size", "n_embd", "d_model", "n_embed"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "active": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k"),
+    "shared": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "expert_width": ("moe_intermediate_size", "expert_ffn_hidden_size"),
+    "shared_width": (
+        "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size",
+    ),
+}  # fmt: skip
+
+
+@cache
+def class_defaults() -> Mapping[str, Mapping[str, Any]]:
+    """What transformers' classes assume of a field that a file leaves out, by `model_type`."""
+    found: dict[str, dict[str, Any]] = msgspec.json.decode((Path(__file__).parent / "families.json").read_bytes())
+    return found
+
+
+class Decoder:
+    """A decoder's configuration, with its class's defaults below it."""
+
+    def __init__(self, where: str, raw: Mapping[str, Any], kind: str) -> None:
+        self.where, self.kind = where, kind
+        self.stated = raw
+        self.raw = {**class_defaults().get(kind, {}), **raw}  # null is none, not the class's default
+        self.n_layers = 0
+        self.mixers, self.feeds = self._kinds()
+        self.width = self.number("width", least=1)
+        self.n_heads = self.number("heads", least=1)
+        self.n_kv_heads = self.number("kv_heads", default=self.n_heads, least=1)
+        if self.width % self.n_heads and not (self.raw.get("head_dim") or self.raw.get("kv_lora_rank")):
+            raise UserError(
+                f"{where}: a width of {self.width} cannot be divided among {self.n_heads} heads",
+                "correct one, or give head_dim",
+            )
+        self.head_width = self.number("head_dim", default=self.width // self.n_heads) or self.width // self.n_heads
+        self.gated = kind not in _TWO_MATRICES
+
+    def number(self, name: str, *, default: int | None = None, least: int = 0) -> int:
+        """A whole number under any of its names; the width must be in the file itself.
+
+        Args:
+            name: a key of SPELLINGS, or a field.
+            default: where neither the file nor its class has it; None: it must be there.
+            least: the smallest that is possible.
+
+        Returns:
+            The number.
+
+        Raises:
+            UserError: it is missing, or no such number.
+        """
+        names = SPELLINGS.get(name, (name,))
+        for source in (self.stated, self.raw)[: 1 if name == "width" else 2]:
+            if source is self.raw and any(one in self.stated for one in names):
+                break
+            for one in names:
+                value = source.get(one)
+                if isinstance(value, list) and value and len(set(map(str, value))) == 1:
+                    value = value[0]
+                if value is None:
+                    continue
+                if not isinstance(value, int) or isinstance(value, bool) or value < least or value > 1 << 50:
+                    raise UserError(f"{self.where}: {one} is {value!r}", f"it must be a whole number from {least} on")
+                return value
+        if default is None:
+            raise UserError(f"{self.where} has no {names[0]}", "give a complete configuration file")
+        return default
+
+    def _kinds(self) -> tuple[list[Mixer], list[Feed]]:
+        pattern = self.raw.get("hybrid_override_pattern") or self.raw.get("layers_block_type")
+        if pattern and self.kind == "nemotron_h":
+            self.n_layers = len(pattern)
+            return self._mixers(pattern), [_FEEDS.get(str(one), "none") for one in pattern]
+        self.n_layers = self.number("layers", least=1)
+        if self.n_layers > MAX_LAYERS:
+            raise UserError(f"{self.where}: num_hidden_layers is {self.n_layers}", f"give {MAX_LAYERS:,} at most")
+        return self._mixers(self._types()), [self._feed(layer) for layer in range(self.n_layers)]
+
+    def _types(self) -> list[str]:
+        """The kind of each layer's mixer, in transformers' words."""
+        every, period = self.raw.get("full_attention_interval"), self.raw.get("attn_layer_period")
+        flags, linear = self.raw.get("attn_type_list"), self.raw.get("linear_attn_config")
+        given = self.stated.get("layer_types")
+        layers = range(self.n_layers)
+        if isinstance(given, list):
+            if len(given) != self.n_layers:
+                raise UserError(f"{self.where} has {self.n_layers} layers, but {len(given)} layer_types", "correct one")
+            return [str(one) for one in given]
+        full = "full_attention"
+        if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):
+            return [full if layer + 1 in linear["full_attn_layers"] else "linear_attention" for layer in layers]
+        if isinstance(flags, list) and len(flags) == self.n_layers:
+            return [full if one else "linear_attention" for one in flags]
+        if type(period) is int and period > 0:
+            return [full if layer % period == self.raw.get("attn_layer_offset") else "mamba1" for layer in layers]
+        if type(every) is int and every > 0:
+            return ["linear_attention" if (layer + 1) % every else full for layer in layers]
+        return [full] * self.n_layers
+
+    def _mixers(self, types: Any) -> list[Mixer]:
+        linear: Mixer = _LINEAR.get(self.kind, "mamba" if self.raw.get("mamba_n_heads") else "delta")
+        known = {**_MIXERS, "linear_attention": "mamba" if self.kind == "nemotron_h" else linear, "mamba1": "mamba1"}
+        unknown = {str(one) for one in types} - set(known)
+        if unknown:
+            raise UserError(
+                f"{self.where} has layers of the kind {min(unknown)!r}, which is not known here",
+                "install transformers, whose class counts it, or give --layers and --hidden",
+            )
+        return [known[str(one)] for one in types]
+
+    def _feed(self, layer: int) -> Feed:
+        if self.number("experts", default=1) <= 1:
+            return "dense"
+        told = self.stated.get("mlp_layer_types")
+        if isinstance(told, list) and len(told) == self.n_layers:
+            return "dense" if told[layer] == "dense" else "sparse"
+        listed = self.stated.get("moe_layers")
+        if isinstance(listed, list):
+            return "sparse" if layer in listed else "dense"
+        dense = self.raw.get("mlp_only_layers")
+        step = self.number("decoder_sparse_step", default=self.number("interleave_moe_layer_step", default=1)) or 1
+        first = self.number("first_k_dense_replace", default=self.number("moe_layer_start_index", default=0))
+        if self.raw.get("expert_layer_period"):
+            offset = self.number("expert_layer_offset", default=0)
+            return "sparse" if layer % max(1, self.number("expert_layer_period")) == offset else "dense"
+        is_dense = (isinstance(dense, list) and layer in dense) or layer < first or (layer + 1) % step
+        return "dense" if is_dense else "sparse"
+
+    # ---- what parts have -------------------------------------------------------------------------------------------
+
+    def attention(self) -> int:
+        """Of attention with shared key-value heads, or with latent ones (MLA)."""
+        width, heads = self.width, self.n_heads
+        rank = self.number("kv_lora_rank", default=0)
+        if not rank:
+            query, kv = heads * self.head_width, self.n_kv_heads * self.head_width
+            queries = 2 if self.kind in _GATED_QUERIES else 1
+            biases = query + 2 * kv if self.raw.get("attention_bias") or self.kind == "qwen2" else 0
+            return width * ((1 + queries) * query + 2 * kv) + biases
+        nope, rope = self.number("qk_nope_head_dim"), self.number("qk_rope_head_dim")
+        value, query_rank = self.number("v_head_dim"), self.number("q_lora_rank", default=0)
+        query = heads * (nope + rope)
+        queries = width * query_rank + query_rank + query_rank * query if query_rank else width * query
+        indexer = self.number("index_n_heads", default=0)
+        of_indexer = self.number("index_head_dim", default=0)
+        looks = indexer * (query_rank * of_indexer + width) + width * of_indexer if indexer else 0
+        return queries + width * (rank + rope) + rank * (1 + heads * (nope + value)) + heads * value * width + looks
+
+    def _delta(self) -> int:
+        """A gated delta rule."""
+        if self.kind == "kimi_linear":
+            return self._kimi_delta()
+        key = self.number("linear_num_key_heads") * self.number("linear_key_head_dim")
+        n_values = self.number("linear_num_value_heads")
+        value = n_values * self.number("linear_value_head_dim")
+        kernel = self.number("linear_conv_kernel_dim", default=4)
+        return (2 * key + value) * kernel + self.width * (2 * key + 3 * value + 2 * n_values) + 2 * n_values
+
+    def _kimi_delta(self) -> int:
+        told = self.raw.get("linear_attn_config")
+        told = told if isinstance(told, dict) else {}
+        names = ("num_heads", "head_dim", "short_conv_kernel_size")
+        ours = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+        heads, each, kernel = (
+            told[name] if type(told.get(name)) is int else self.number(one)
+            for one, name in zip(ours, names, strict=True)
+        )
+        inner = heads * each
+        low_rank = 2 * (self.width * each + each * inner)
+        return 4 * self.width * inner + 3 * inner * kernel + low_rank + self.width * heads + inner
+
+    def _lightning(self) -> int:
+        return 5 * self.width * self.n_heads * self.head_width
+
+    def _mamba(self) -> int:
+        """Mamba 2: state spaces with heads."""
+        heads = self.number("mamba_n_heads", default=self.number("mamba_num_heads", default=0))
+        inner = heads * self.number("mamba_d_head", default=self.number("mamba_head_dim", default=0))
+        groups = self.number("mamba_n_groups", default=self.number("n_groups", default=1))
+        state = self.number("mamba_d_state", default=self.number("ssm_state_size", default=0))
+        kernel = self.number("mamba_d_conv", default=self.number("conv_kernel", default=4))
+        convolved = inner + 2 * groups * state
+        return self.width * (2 * inner + convolved + heads) + convolved * (kernel + 1) + inner + 3 * heads
+
+    def _mamba1(self) -> int:
+        inner = self.number("mamba_expand", default=2) * self.width
+        state, kernel = self.number("mamba_d_state", default=16), self.number("mamba_d_conv", default=4)
+        rank = self.raw.get("mamba_dt_rank")
+        rank = rank if isinstance(rank, int) else math.ceil(self.width / 16)
+        return 3 * self.width * inner + inner * (kernel + 1 + 2 * rank + 3 * state + 2)
+
+    def _conv(self) -> int:
+        return self.width * (4 * self.width + self.number("conv_L_cache", default=3))
+
+    def mixer(self, kind: Mixer) -> int:
+        """Of what mixes the tokens of a block."""
+        counts: dict[Mixer, Callable[[], int]] = {
+            "attention": self.attention, "delta": self._delta, "lightning": self._lightning, "mamba": self._mamba,
+            "mamba1": self._mamba1, "conv": self._conv, "none": int,
+        }  # fmt: skip
+        return counts[kind]()
+
+    @property
+    def dense_width(self) -> int:
+        """Of a feed-forward without experts."""
+        stated = self.number("intermediate_size_mlp", default=0) or self.number("intermediate_size", default=0)
+        wide = stated or self.number("ffn_hidden_size", default=4 * self.width)
+        if self.raw.get("block_auto_adjust_ff_dim"):
+            multiple = self.number("block_multiple_of", default=256, least=1)
+            wide = -(-int(float(self.raw.get("block_ffn_dim_multiplier", 1)) * (2 * wide // 3)) // multiple) * multiple
+        return wide
+
+    @property
+    def expert_width(self) -> int:
+        """Of one expert."""
+        return self.number("expert_width", default=0) or self.number("intermediate_size")
+
+    @property
+    def shared_width(self) -> int:
+        """Of what each token meets beside its experts; 0: nothing."""
+        n_shared, each = self.number("shared", default=0), self.number("shared_width", default=0)
+        if self.kind.startswith("llama4"):
+            return self.number("intermediate_size")
+        return each * max(1, n_shared) if each else n_shared * self.expert_width
+
+    @property
+    def n_experts(self) -> int:
+        """Of a block that has them."""
+        return max(1, self.number("experts", default=1)) if "sparse" in self.feeds else 1
+
+    @property
+    def n_active(self) -> int:
+        """Experts that a token meets."""
+        return max(1, self.number("active", default=1)) if "sparse" in self.feeds else 1
+
+    def feed(self, kind: Feed) -> int:
+        """Of a block's feed-forward."""
+        matrices = 3 if self.gated else 2
+        if kind == "none":
+            return 0
+        if kind == "dense":
+            return matrices * self.width * self.dense_width
+        one = matrices * self.width * self.expert_width
+        biases = self.n_experts * (2 * self.expert_width + self.width) if self.kind == "gpt_oss" else 0
+        shared = matrices * self.width * self.shared_width
+        if self.kind == "granitemoehybrid":
+            return self.n_experts * one + shared + self.width * self.n_experts
+        return self.n_experts * one + biases + shared + self.width * self.n_experts
+
+    def mean(self, of: Callable[[Mixer, Feed], float]) -> float:
+        """The mean of something over the blocks."""
+        return sum(of(*block) for block in zip(self.mixers, self.feeds, strict=True)) / self.n_layers
