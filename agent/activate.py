@@ -116,10 +116,6 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             # name: it is loaded already, and NCCL 2.27.3 takes no path.
             name, searches = plugin.path.name, settings.fabric is None
             before_first_group(lambda: other_plugins.take_places(os.environ, name, searches=searches))
-            if settings.plan_path is not None:
-                from zerotune.agent.steps.unmatched_plan import watch
-
-                watch(plugin, settings.plan_path)
     session = Session(settings, plugin)
     hooks = StepHooks(session.on_region, session.on_boundary)
     hooks.install()

@@ -263,7 +263,17 @@ class PlanRow(msgspec.Struct, frozen=True):
     def holds_for(
         self, communicator: CommunicatorClass, collective: Collective, phase: Phase, message_bytes: int
     ) -> bool:
-        """Whether such a call runs under it, its phase being known."""
+        """Whether such a call runs under it, its phase being known.
+
+        Args:
+            communicator: of the call.
+            collective: of the call.
+            phase: of the call.
+            message_bytes: of the call, in all.
+
+        Returns:
+            Whether all of them are the row's.
+        """
         place = self.communicator, self.collective
         is_there = place == (communicator, collective) and self.phase in (None, phase)
         return is_there and self.min_bytes <= message_bytes <= self.max_bytes

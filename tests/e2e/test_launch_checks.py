@@ -136,7 +136,7 @@ def test_a_plan_of_which_no_row_ever_applied_is_told_at_the_end(world):
     plan.write_text((PLAN % "pat").replace('"n_ranks": 2', '"n_ranks": 8'))
     returncode, output = world.finish(world.take_steps(1500, launch=("--plan", plan)))
     assert returncode == 0, output
-    assert output.count(str(plan)) == 1
+    assert output.count("(no_row)") == 1
 
 
 @pytest.mark.timeout(90)
