@@ -18,7 +18,7 @@ import pytest
 from zerotune.store.errors import UserError
 from zerotune.tuner.all_users.folders import User
 from zerotune.tuner.all_users.service import MAX_NAMELESS
-from zerotune.tuner.all_users.user_process import outputs_of
+from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.cli.app import app
 
 WORLD = Path(__file__).with_name("node_world.py")
@@ -169,6 +169,17 @@ def test_a_user_who_stops_all_of_their_processes_stops_nobody_else(another_node:
         assert time.monotonic() - began_s < 5.0
         time.sleep(0.2)
     assert another_node.stop() == 0
+
+
+def test_root_does_not_wait_for_a_process_that_is_stopped_before_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    process = UserProcess(User(MALLORY, MALLORY, (), False), ["/bin/true"], {})
+    assert not process.has_ended
+    process.signal(signal.SIGKILL)
+    ends_at_s = time.monotonic() + 10.0
+    while not process.has_ended and time.monotonic() < ends_at_s:
+        time.sleep(0.01)
+    assert process.code == -signal.SIGKILL
 
 
 def test_a_folder_that_was_left_unfinished_is_finished(another_node: Node) -> None:
