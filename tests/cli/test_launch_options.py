@@ -217,7 +217,7 @@ class Started:
     pid = 1
 
 
-@pytest.mark.parametrize("n_files", [16, 20, 28])
+@pytest.mark.parametrize("n_files", [12, 16, 20])
 def test_too_few_files_are_one_sentence(n_files, tmp_path):
     command = ["prlimit", f"--nofile={n_files}", sys.executable, "-m", "zerotune.tuner.cli", "launch"]
     done = subprocess.run(
