@@ -14,9 +14,11 @@ import pytest
 from benchmarks.lib.fleet.fleet_rows import FACTS, measured
 from zerotune.store.errors import UserError
 
-duckdb = pytest.importorskip("duckdb")
-pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
 pytest.importorskip("cryptography")
+import duckdb
+import pyarrow
 import pyarrow.parquet
 
 from zerotune.tuner.fleet.building import STATE_SUFFIX, build

@@ -161,7 +161,7 @@ class Merging:
             if isinstance(found, NotOurs):
                 told = _as_text(path)
                 run("INSERT OR REPLACE INTO not_believed VALUES (?, ?, ?)", [told, digest, str(found)])
-                if refused.get(told, ("", ""))[0] != digest:
+                if told not in refused or refused[told][0] != digest:
                     skipped.append((told, str(found)))
             elif found is None:
                 skipped.append((_as_text(path), "it cannot be read now"))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import zmq
-import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
+from zerotune.agent.daemon_link.keys import load_certificate
 from zerotune.tuner.service.network.gate import Gate
 
 _log = logging.getLogger("zerotune.daemon")
@@ -79,5 +79,5 @@ class AdmittedClients:
         found = set()
         for path in self._folder.glob("*.key"):
             with contextlib.suppress(OSError, ValueError):  # taken away meanwhile, or no key
-                found.add(zmq.auth.load_certificate(path)[0])
+                found.add(load_certificate(path)[0])
         return found
