@@ -87,7 +87,10 @@ def build(
                 raise UserError(f"nothing below {shown(url)} is ours, {n_skipped} objects were skipped", "is it right?")
             contributors, cells = agree(connection)
             (n_jobs,) = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {_JOB} FROM lines)").fetchall()[0]
-            head = Head(shown(url)[-512:], int(time.time()), made_by, n_objects, n_rows, n_jobs)
+            (made_before_s,) = connection.execute("SELECT made_at_s FROM meta").fetchall()[0]
+            made_at_s = max(int(time.time()), made_before_s + 1)  # daemons do not go back to an older one
+            connection.execute("UPDATE meta SET made_at_s = ?", [made_at_s])
+            head = Head(shown(url)[-512:], made_at_s, made_by, n_objects, n_rows, n_jobs)
             book = Book(
                 head, tuple(_fabrics(connection)), tuple(contributors), tuple(_skipped(connection)), tuple(cells),
                 signed_by="" if signer is None else signer.public_hex,

@@ -45,7 +45,7 @@ _LAYOUT: Final = 2
 _TABLES: Final = (
     LINES.rstrip()
     + """;
-CREATE TABLE meta (layout INTEGER, url VARCHAR);
+CREATE TABLE meta (layout INTEGER, url VARCHAR, made_at_s BIGINT);
 CREATE TABLE objects (name VARCHAR PRIMARY KEY, path VARCHAR, n_rows BIGINT);
 CREATE TABLE not_believed (path VARCHAR PRIMARY KEY, hash VARCHAR, reason VARCHAR);
 CREATE TABLE fabrics (fabric_id VARCHAR PRIMARY KEY, facts VARCHAR);
@@ -203,7 +203,7 @@ class Merging:
         run("SET enable_progress_bar = false")
         if not _made_of(self.connection):
             self.connection.execute(_TABLES)
-            run("INSERT INTO meta VALUES (?, '')", [_LAYOUT])
+            run("INSERT INTO meta VALUES (?, '', 0)", [_LAYOUT])
         with duckdb.connect(":memory:") as ours:
             ours.execute(_TABLES)
             is_ours = _made_of(self.connection) == _made_of(ours)
