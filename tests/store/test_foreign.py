@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.foreign.decoding import Decoding, Undecodable
 from zerotune.store.foreign.regular_file import begin_of, read_file
 
@@ -53,3 +54,11 @@ def test_only_a_regular_file_of_some_size_is_read(tmp_path):
             read_file(file, **{"max_bytes": MAX_BYTES, **wrong})
     with pytest.raises(OSError, match=r".+"):
         read_file(link, MAX_BYTES, follow=False)
+
+
+def test_a_link_in_the_place_of_the_partial_file_leaves_its_target_as_it_is(tmp_path):
+    (precious := tmp_path / "precious").write_text("data")
+    (tmp_path / "out.partial").symlink_to(precious)
+    with atomic_write(tmp_path / "out") as partial:
+        partial.write_text("new")
+    assert (precious.read_text(), (tmp_path / "out").read_text()) == ("data", "new")

@@ -73,12 +73,14 @@ def _become(
     """Run the command in place of this process, a child that was just forked; never returns."""
     try:
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing if output is None else output, 1)
+        if output is not None:  # who listens to one hears nothing else, and root's terminal is no user's
+            os.dup2(nothing, 2)
         for one in keep:
             os.set_inheritable(one, True)
         os.chdir("/")
@@ -124,6 +126,8 @@ def outputs_of(
                 for key, _ in selector.select(left_s):
                     part = os.read(key.fd, _READ_BYTES)
                     said[key.data] += part
+                    if len(said[key.data]) > max_bytes:
+                        running[key.data].signal(signal.SIGKILL)
                     if not part or len(said[key.data]) > max_bytes:
                         selector.unregister(key.fd)
                         os.close(key.fd)
