@@ -125,8 +125,7 @@ class KnowledgePool:
         found: list[Shared] = []
         n_lines, ends_at_s = 0, time.monotonic() + ALL_S
         function = f"{__name__}:checked"
-        limits = {"memory_mib": MEMORY_MIB, "seconds": DECODE_S, "most_bytes": MAX_FILE_BYTES}
-        with Decoding(function, **limits) as decode:
+        with Decoding(function, memory_mib=MEMORY_MIB, seconds=DECODE_S, most_bytes=MAX_FILE_BYTES) as decode:
             for uid in users[:MAX_USERS]:
                 is_read = uid != os.getuid() and time.monotonic() < ends_at_s
                 shared = None if not is_read else self._of_user(uid, fabric_id, decode)

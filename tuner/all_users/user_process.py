@@ -88,7 +88,7 @@ def _become(
         os.setgroups(user.groups)
         os.setgid(user.gid)
         os.setuid(user.uid)  # from here on the user may stop it
-        os.execve(command[0], command, environment)
+        os.execve(command[0], list(command), environment)
     finally:
         os._exit(CANNOT_RUN)
 

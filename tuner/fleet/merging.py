@@ -114,8 +114,9 @@ class Merging:
         refuse_open_folder(path, "what was merged", _ELSEWHERE)
         try:
             # Nothing in the file may open others' files, or run what DuckDB would load.
-            config = {"enable_external_access": "false", "temp_directory": f"{path}{_BESIDE[1]}"}
-            self.connection = duckdb.connect(str(path), config=config)
+            self.connection = duckdb.connect(
+                str(path), config={"enable_external_access": "false", "temp_directory": f"{path}{_BESIDE[1]}"}
+            )
             self._prepare(memory_mb)
         except (duckdb.Error, OSError) as error:
             words = " ".join(str(error).split())[:200]
