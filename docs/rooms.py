@@ -22,6 +22,8 @@ PAGE: Final = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- rooms: made by docs/rooms.py -->", "<!-- end of rooms -->"
 DEEPER: Final = ("agent/nccl/emulated",)
 """Rooms within rooms that are told apart."""
+WITHIN: Final = {"store/foreign": "store"}
+"""Folders that are no rooms of their own."""
 NO_ROOM: Final = ("agent/site", "zero_runtime/examples")
 """A file that Python runs by itself, and scripts."""
 
@@ -186,7 +188,8 @@ def room_of_folder(file: str) -> str:
         if file.startswith(deeper + "/"):
             return deeper
     package, _, rest = file.partition("/")
-    return f"{package}/{rest.partition('/')[0]}" if "/" in rest else package
+    folder = f"{package}/{rest.partition('/')[0]}" if "/" in rest else package
+    return WITHIN.get(folder, folder)
 
 
 @cache

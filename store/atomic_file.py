@@ -23,6 +23,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
         return
     whole = Path(os.path.realpath(path))  # a link goes on being one
     partial = whole.with_name(whole.name + ".partial")
+    with contextlib.suppress(FileNotFoundError):
+        partial.unlink()  # of a process that was killed, or a link of others to a file that they cannot write
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
         yield partial
         _sync(partial)  # else a power cut may leave the new name with no content

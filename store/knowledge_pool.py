@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 import os
-import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,13 +20,27 @@ from typing import Final
 import msgspec
 
 from zerotune.store.atomic_file import atomic_write
+from zerotune.store.errors import reason
+from zerotune.store.foreign.decoding import Decoding, Undecodable
+from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.records import LEAST_US, CandidateStatistics, DecisionKey
 
 _log = logging.getLogger("zerotune.knowledge_pool")
 
 VERSION: Final = 1
-MAX_FILE_BYTES: Final = 64 * 2**20
+MAX_FILE_BYTES: Final = 16 * 2**20
 MAX_USERS: Final = 256
+MAX_JOBS: Final = 1024
+"""Of one user."""
+MAX_LINES: Final = 50_000
+"""Of one user."""
+MAX_ALL_LINES: Final = 200_000
+"""Of all users together; whose lines would go beyond is not used."""
+MEMORY_MIB: Final = 512
+DECODE_S: Final = 10.0
+"""For one file."""
+ALL_S: Final = 30.0
+"""For all of them."""
 MAX_US: Final = 1e9
 MAX_CALLS: Final = 10**9
 
@@ -108,35 +122,50 @@ class KnowledgePool:
             users = sorted(int(name) for name in os.listdir(self._folder) if name.isascii() and name.isdigit())
         except OSError:
             return []
-        found = (self._of_user(uid, fabric_id) for uid in users[:MAX_USERS] if uid != os.getuid())
-        return [one for one in found if one is not None]
+        found: list[Shared] = []
+        n_lines, ends_at_s = 0, time.monotonic() + ALL_S
+        function = f"{__name__}:checked"
+        with Decoding(function, memory_mib=MEMORY_MIB, seconds=DECODE_S, most_bytes=MAX_FILE_BYTES) as decode:
+            for uid in users[:MAX_USERS]:
+                is_read = uid != os.getuid() and time.monotonic() < ends_at_s
+                shared = None if not is_read else self._of_user(uid, fabric_id, decode)
+                if shared is None:
+                    continue
+                n_lines += sum(len(lines) for lines in (shared.statistics, *shared.by_job))
+                if n_lines > MAX_LINES or time.monotonic() > ends_at_s:
+                    _log.warning(
+                        "users share more in %s than is read: from user %d on it is not used", self._folder, uid
+                    )
+                    break
+                found.append(shared)
+        return found
 
-    def _of_user(self, uid: int, fabric_id: str) -> Shared | None:
+    def _of_user(self, uid: int, fabric_id: str, decode: Decoding) -> Shared | None:
         path = self._folder / str(uid) / _name(fabric_id)
         try:
-            shared = msgspec.msgpack.decode(_read(path, uid), type=Shared)
+            data = decode(fabric_id, read_file(path, MAX_FILE_BYTES, owner=uid, follow=False))
+            return msgspec.msgpack.decode(data, type=Shared) if data else None
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            _log.warning("%s is not used: %s", path, error)
+        except (OSError, Undecodable) as error:
+            _log.warning("%s is not used: %s", path, reason(error))
             return None
-        if shared.version != VERSION or shared.fabric_id != fabric_id:
-            return None
-        if not all(map(_is_possible, [line for lines in (shared.statistics, *shared.by_job) for line in lines])):
-            _log.warning("%s is not used: a number in it is impossible", path)
-            return None
-        return shared
 
 
-def _read(path: Path, uid: int) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != uid:
-            raise ValueError("it is no file of that user")
-        if found.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"it has {found.st_size:,} bytes")
-        return file.read(MAX_FILE_BYTES)
+def checked(fabric_id: str, data: bytes) -> bytes:
+    """What a file says of a fabric, as this program writes it, with possible numbers only; nothing: of another.
+
+    Raises:
+        ValueError: it cannot be.
+    """
+    shared = msgspec.msgpack.decode(data, type=Shared)
+    if shared.version != VERSION or shared.fabric_id != fabric_id:
+        return b""
+    if len(shared.by_job) > MAX_JOBS or sum(map(len, (shared.statistics, *shared.by_job))) > MAX_LINES:
+        raise ValueError(f"it has more than {MAX_JOBS:,} jobs or {MAX_LINES:,} lines")
+    if not all(map(_is_possible, [line for lines in (shared.statistics, *shared.by_job) for line in lines])):
+        raise ValueError("a number in it is impossible")
+    return msgspec.msgpack.encode(shared)
 
 
 def _is_possible(line: CandidateStatistics) -> bool:

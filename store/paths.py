@@ -53,7 +53,7 @@ def runtime_dir() -> Path:
         if session_dir and is_private(Path(session_dir)) and _fits(Path(session_dir) / APP_NAME):
             return Path(session_dir) / APP_NAME
     # Containers and batch jobs have no login session. Nodes may share a home.
-    of_node = Path(platformdirs.user_state_dir(APP_NAME, appauthor=False)) / "run" / _host()
+    of_node = state_dir() / "run" / _host()
     return of_node if _is_out_of_reach(of_node) and _fits(of_node) else Path(SESSION_DIRS) / str(os.getuid()) / APP_NAME
 
 
@@ -75,6 +75,11 @@ def default_store_path() -> Path:
 def user_fabrics_dir() -> Path:
     """The folder of the fabrics that this user has added, below the XDG data directory; not created here."""
     return _data_dir() / "fabrics"
+
+
+def state_dir() -> Path:
+    """The folder of what this user's programs must not forget, below the XDG state directory; not created here."""
+    return Path(platformdirs.user_state_dir(APP_NAME, appauthor=False))
 
 
 def is_private(folder: Path) -> bool:

@@ -17,7 +17,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from zerotune.store.atomic_file import users_file
-from zerotune.store.errors import PlanError
+from zerotune.store.errors import PlanError, reason
+from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.records import (
     Algorithm,
     Candidate,
@@ -32,6 +33,8 @@ from zerotune.store.records import (
 
 PLAN_FILE_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 16 * 2**20
+MAX_ROWS: Final = 50_000
+"""More than any job has sizes; each is looked at when a plan is loaded."""
 _NO_JSON: Final = "is no plan file: it is not JSON, or cut short"
 
 AnyEnum = TypeVar("AnyEnum", bound=IntEnum)
@@ -103,21 +106,21 @@ def read_plan(path: Path) -> PlanFile:
         PlanError: no such file, not a plan, or a name that means nothing; names the row.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
-        text = path.read_bytes()
+        text = read_file(path, MAX_FILE_BYTES)
         file = msgspec.json.decode(text, type=_Document)
     except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}", "check the path") from error
+        raise PlanError(f"cannot read {path}: {reason(error)}", "name one that `zerotune export` wrote") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         # The parser's message helps only where a field is wrong.
-        reason = f"is not a plan file: {error}" if isinstance(error, msgspec.ValidationError) else _NO_JSON
-        problem = f"{path} {reason if text else 'is empty'}"
+        why = f"is not a plan file: {error}" if isinstance(error, msgspec.ValidationError) else _NO_JSON
+        problem = f"{path} {why if text else 'is empty'}"
         raise PlanError(problem, "name one that `zerotune export` wrote") from error
     if file.zerotune_plan != PLAN_FILE_VERSION:
         raise PlanError(
             f"{path} is of plan version {file.zerotune_plan}", f"this zerotune reads version {PLAN_FILE_VERSION}"
         )
+    if len(file.rows) > MAX_ROWS:
+        raise PlanError(f"{path} has {len(file.rows):,} rows", f"a plan has at most {MAX_ROWS:,}")
     rows = tuple(_plan_row(row, f"{path}, row {number}") for number, row in enumerate(file.rows, 1))
     plan = Plan(epoch=1, rows=rows, gathers_after_step=file.gathers_after_step)
     return PlanFile(plan, file.fabric_id, file.job_id, file.emulated)

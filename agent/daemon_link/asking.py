@@ -7,7 +7,7 @@ from pathlib import Path
 
 import zmq
 
-from zerotune.agent.daemon_link.line import Line
+from zerotune.agent.daemon_link.line import Line, new_context
 from zerotune.store import wire
 from zerotune.store.errors import WireError
 
@@ -25,10 +25,10 @@ def fetch_status(endpoint: str, timeout_s: float = 2.0, *, curve_dir: Path | Non
 
     Raises:
         UntrustedError: another user's is there, or could be.
-        UserError: the endpoint needs keys, and the folder lacks one.
+        UserError: the endpoint needs keys, and the folder lacks one; or too few files can be opened.
     """
     line = contextlib.closing(Line(endpoint, curve_dir))
-    with line as way, zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+    with line as way, new_context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
         try:
             if not way.connect(socket):

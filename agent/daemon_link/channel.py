@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from zerotune.agent.daemon_link.line import Line
+from zerotune.agent.daemon_link.line import Line, new_context
 from zerotune.agent.daemon_link.receiving import is_told, receive_frames
 from zerotune.agent.settings import is_first_of_node
 from zerotune.store import wire
@@ -101,7 +101,11 @@ class Channel:
                 os.close(fd)
 
     def _run(self) -> None:
-        context = zmq.Context()
+        try:
+            context = new_context()
+        except UserError as error:
+            logger.warning("zerotune: %s; training goes on untuned", error)
+            return
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, FLUSH_AT_EXIT_MS)
         socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)

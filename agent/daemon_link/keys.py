@@ -9,13 +9,16 @@ import os
 import shlex
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import zmq
 import zmq.auth
 
 from zerotune.agent.settings import ENV_CURVE_KEYS
 from zerotune.store.errors import UserError, reason
+from zerotune.store.foreign.regular_file import read_file
+
+MAX_KEY_BYTES: Final = 65_536
 
 
 def keys_dir() -> Path | None:
@@ -36,11 +39,22 @@ def use_client_keys(socket: zmq.Socket[Any], folder: Path | None) -> None:
     refuse_writable(folder)
     public_key, secret_key = load_key_pair(folder / "client.key_secret")
     try:
-        server_key, _ = zmq.auth.load_certificate(folder / "server.key")
+        server_key, _ = load_certificate(folder / "server.key")
     except (OSError, ValueError) as error:
         problem = f"key {folder / 'server.key'} cannot be read: {reason(error)}"
         raise UserError(problem, "copy it from the daemon") from error
     socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = public_key, secret_key, server_key
+
+
+def load_certificate(path: Path) -> tuple[bytes, bytes | None]:
+    """Public key, and secret key if it is there.
+
+    Raises:
+        OSError: it is no regular file of the size that keys have.
+        ValueError: it is no key.
+    """
+    read_file(path, MAX_KEY_BYTES)
+    return zmq.auth.load_certificate(path)
 
 
 def refuse_writable(folder: Path) -> None:
@@ -63,7 +77,7 @@ def load_key_pair(path: Path) -> tuple[bytes, bytes]:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             remedy = f"run `chmod 600 {shlex.quote(str(path))}`; better, make new keys"
             raise UserError(f"key {path} can be read by others", remedy)
-        public_key, secret_key = zmq.auth.load_certificate(path)
+        public_key, secret_key = load_certificate(path)
     except (OSError, ValueError) as error:
         raise UserError(f"key {path} cannot be read: {reason(error)}", "make keys with `zerotune keys`") from error
     if secret_key is None:

@@ -1,28 +1,32 @@
 """The two libraries in C: what each is compiled from, and where it lies.
 
 A wheel for this platform brings them. Otherwise they are compiled on first use: beside their sources in a checkout,
-below `$XDG_CACHE_HOME/zerotune` in an installation. Imports nothing but the standard library and our errors, since
-setup.py compiles with it.
+below `$XDG_CACHE_HOME/zerotune` in an installation, if nobody else could have put a library there: what is loaded runs
+as this user. Imports nothing but the standard library and what does likewise, since setup.py compiles with it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import PluginError, reason
+from zerotune.store.errors import PluginError, UntrustedError, reason
+from zerotune.store.foreign.ways import make_own_folder, refuse_reachable
 
 _HASH_MARK: Final = b"zerotune-source:"
 _FLAGS: Final = "plugin/compile_flags.txt"
 _REMEDY: Final = "install gcc or clang (Debian: apt install gcc libc6-dev) or name one in CC"
 _INSTALLATIONS: Final = frozenset({"site-packages", "dist-packages"})
+_ELSEWHERE: Final = "set XDG_CACHE_HOME to a folder of your own, which nobody else may write to"
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,14 @@ class SharedLibrary:
     def path(self) -> Path | None:
         """The library built from exactly these sources; None = not built."""
         source_hash = self._source_hash()
-        candidates = (self.root / self.file, self._cached(source_hash))
-        return next((path for path in candidates if _is_current(path, source_hash)), None)
+        if _is_current(beside := self.root / self.file, source_hash):
+            return beside
+        cached = self._cached(source_hash)
+        try:
+            refuse_reachable(cached, self.name, _ELSEWHERE)
+        except (UntrustedError, OSError):
+            return None  # the mark in it is no secret
+        return cached if _is_current(cached, source_hash) else None
 
     def build(self) -> Path:
         """Compile the library unless a current one is there; returns its path.
@@ -50,7 +60,8 @@ class SharedLibrary:
         Safe against other processes building at the same time; a library in use is never written to.
 
         Raises:
-            PluginError: there is no compiler, it failed, or there is no folder to write to.
+            PluginError: there is no compiler, it failed, or there is no folder to write to, or only one in which others
+                could put a library of theirs.
         """
         if (current := self.path()) is not None:
             return current
@@ -58,14 +69,16 @@ class SharedLibrary:
         source_hash = self._source_hash()
         library = beside if may_hold_builds(beside.parent) else self._cached(source_hash)
         try:
-            library.parent.mkdir(parents=True, exist_ok=True)
-            with library.with_name(f".{library.name}.lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _is_current(library, source_hash):
+            if library != beside:
+                make_own_folder(library.parent, self.name, _ELSEWHERE)
+            with _locked(library.with_name(f".{library.name}.lock")):
+                if self.path() is None:
                     self.compile_to(library)
+        except UntrustedError as error:
+            raise PluginError(str(error)) from error
         except OSError as error:
             problem = f"{self.name} cannot be written to {library.parent}: {reason(error)}"
-            raise PluginError(f"{problem}; set XDG_CACHE_HOME") from error
+            raise PluginError(f"{problem}; {_ELSEWHERE}") from error
         return library
 
     def compile_to(self, library: Path) -> None:
@@ -103,8 +116,7 @@ class SharedLibrary:
         return digest.hexdigest()[:16]
 
     def _cached(self, source_hash: str) -> Path:
-        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        return Path(cache) / "zerotune" / source_hash / Path(self.file).name
+        return cache_folder() / source_hash / Path(self.file).name
 
     def compiler(self) -> list[str]:
         """The C compiler's command.
@@ -120,6 +132,11 @@ class SharedLibrary:
         raise PluginError(f"{self.name} cannot be built: {found}; {_REMEDY}")
 
 
+def cache_folder() -> Path:
+    """Where what is made once is kept; neither made nor checked here (`make_own_folder` does both)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "zerotune"
+
+
 def may_hold_builds(folder: Path) -> bool:
     """Whether what is compiled may stand in `folder`, beside its sources: in a checkout that can be written.
 
@@ -127,6 +144,16 @@ def may_hold_builds(folder: Path) -> bool:
     package that is installed next.
     """
     return _INSTALLATIONS.isdisjoint(folder.parts) and os.access(folder, os.W_OK)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_current(library: Path, source_hash: str) -> bool:

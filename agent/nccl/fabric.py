@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import csv
 import hashlib
+import io
 import math
 import re
 import sys
@@ -26,6 +27,7 @@ from zerotune.agent.nccl.fabric_file import BelievedSpan, FabricFile, Truth
 from zerotune.agent.nccl.truth import CurveKey, RecordedCurve, Span, channel_factor, line, read_points, wire_share
 from zerotune.agent.nccl.twin.machines import Node, node
 from zerotune.store.errors import FabricError, UserError
+from zerotune.store.foreign.regular_file import begin_of, read_file
 from zerotune.store.paths import user_fabrics_dir
 from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
@@ -336,8 +338,7 @@ def _load(path: Path, _stamp: int) -> Fabric:
 
 
 def _begin(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_FILE_BYTES + 1)
+    return begin_of(path, MAX_FILE_BYTES + 1)
 
 
 def _refuse_infinities(path: Path, value: object, key: str = "") -> None:
@@ -357,10 +358,8 @@ def _points(path: Path, truth: Truth) -> Mapping[CurveKey, RecordedCurve]:
         return {}
     points = path.parent / truth.recorded
     try:
-        if not points.is_file() or points.stat().st_size > MAX_POINTS_BYTES:
-            raise ValueError(f"it is no file of at most {MAX_POINTS_BYTES >> 20} MiB")
-        with points.open(encoding="utf-8", newline="") as lines:
-            curves = read_points(lines)
+        text = read_file(points, MAX_POINTS_BYTES).decode()
+        curves = read_points(io.StringIO(text, newline=""))
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise FabricError(
             f"fabric file {path}: truth.recorded = {truth.recorded!r} cannot be used: {error}",

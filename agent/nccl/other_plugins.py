@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zerotune.agent.nccl.compiled import PLUGIN
+from zerotune.store.foreign.regular_file import read_file
 
 if TYPE_CHECKING:
     from zerotune.agent.nccl.library import Plugin
 
+MAX_CONF_BYTES: Final = 2**20
+"""Of a file that says what NCCL is set to."""
 _OURS: Final = (Path(PLUGIN.file).name, "zerotune")
 
 
@@ -91,7 +94,7 @@ def _configured(environment: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in (user_file, "/etc/nccl.conf"):
         try:
-            lines = Path(path).read_text(errors="replace").splitlines()
+            lines = read_file(Path(path), MAX_CONF_BYTES).decode(errors="replace").splitlines()
         except OSError:
             continue
         for line in lines:

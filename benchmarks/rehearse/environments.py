@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from zerotune.agent.nccl.compiled import cache_folder
+from zerotune.store.foreign.ways import make_own_folder
+
 RELEASES: Final = ("2.6.0", "2.9.1", "2.14.1")
 """The oldest that we support (CUDA 12, NCCL 2.21), one with NCCL 2.27, and the newest (CUDA 13, NCCL 2.30)."""
 FRAMEWORKS: Final = ("deepspeed", "accelerate", "transformers", "lightning")
@@ -19,7 +22,7 @@ REPOSITORY: Final = Path(__file__).parents[2]
 
 def environments_folder() -> Path:
     """Where they are."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "rehearse"
+    return cache_folder() / "rehearse"
 
 
 def python_of(release: str) -> Path:
@@ -27,8 +30,10 @@ def python_of(release: str) -> Path:
 
     Raises:
         subprocess.CalledProcessError: pip failed; it has said why.
+        UntrustedError: others could put programs of theirs there.
     """
     folder = environments_folder() / f"torch-{release}"
+    make_own_folder(folder, "an environment", "set XDG_CACHE_HOME to a folder of your own")
     python, ready = folder / "bin" / "python", folder / ".ready"
     install = [str(python), "-m", "pip", "install", "--quiet"]
     if not ready.exists():

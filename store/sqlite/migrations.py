@@ -163,7 +163,8 @@ def applied(connection: sqlite3.Connection) -> list[str]:
     Raises:
         sqlite3.Error: it cannot be read.
     """
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (MIGRATIONS_TABLE,)).fetchone():
+    is_there = "SELECT 1 FROM sqlite_master WHERE name = ? AND rootpage > 0"
+    if not connection.execute(is_there, (MIGRATIONS_TABLE,)).fetchone():
         return []
     rows = connection.execute(f"SELECT name FROM {MIGRATIONS_TABLE} WHERE migration_set = ? ORDER BY rowid", (_SET,))
     return [name for (name,) in rows]

@@ -42,6 +42,7 @@ from zerotune.store.sqlite.migrations import (
 )
 from zerotune.store.sqlite.rows.checksums import mark_wrong_rows
 from zerotune.store.sqlite.rows.row_checksums import COVERED, mark_wrong_records, seal_the_rest
+from zerotune.store.sqlite.schema import guarded, has_table, stranger
 
 _log = logging.getLogger("zerotune.store")
 
@@ -354,9 +355,8 @@ def _read_only(path: Path) -> sqlite3.Connection:
     # which is safe when no writer has left a log behind.
     settled = not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists()
     mode = "immutable=1" if settled else "mode=ro"
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False
-    )
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    return guarded(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, check_same_thread=False))
 
 
 def _lock(path: Path) -> LockFile:
@@ -385,8 +385,9 @@ def _refuse_others_file(path: Path, descriptor: int) -> None:
 def _checked(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
     try:
-        check_pages(connection)
+        guarded(connection)
         _check_origin(connection, path)
+        check_pages(connection)
         _check_tables(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         _refuse_read_only(connection)
@@ -425,6 +426,9 @@ def _check_origin(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse another application's database and a newer zerotune's."""
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    is_ours = application_id == APPLICATION_ID or has_table(connection, MIGRATIONS_TABLE)
+    if is_ours and (found := stranger(connection)):
+        raise StoreDamage(f"its schema has {found}")
     taken = _applied(connection)
     if n_tables and not taken and application_id != APPLICATION_ID:
         raise StoreError(f"{path} is a database of another application", _ELSEWHERE)

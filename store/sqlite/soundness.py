@@ -22,6 +22,7 @@ from zerotune.store.sqlite.damage.replacement import free_stamp, remove, unfinis
 from zerotune.store.sqlite.damage.salvage import Salvaged, salvage
 from zerotune.store.sqlite.migrations import APPLICATION_ID, migrate
 from zerotune.store.sqlite.opening import held, open_unchecked, replace, write_sound_rows
+from zerotune.store.sqlite.schema import guarded, stranger
 
 _SHOWN: Final = 5
 _AT_APPLICATION_ID: Final = 68
@@ -164,8 +165,12 @@ def _check(copy: Path) -> Soundness:
     n_damaged_pages, problems = None, list[str]()
     with contextlib.closing(sqlite3.connect(copy)) as connection:
         try:
+            guarded(connection)
             n_damaged_pages = len(damaged_pages(copy, connection))
-            problems = [words for (words,) in connection.execute("PRAGMA integrity_check") if words != "ok"]
+            if found := stranger(connection):
+                problems.append(f"the schema has {found}")
+            else:  # else it would compute what the schema asks for
+                problems = [words for (words,) in connection.execute("PRAGMA integrity_check") if words != "ok"]
         except sqlite3.DatabaseError as error:
             problems.append(str(error))
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as target:

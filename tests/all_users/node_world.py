@@ -70,13 +70,16 @@ class World:
     def __init__(self) -> None:
         self.service: subprocess.Popen[str] | None = None
         self.clients: list[Any] = []
+        self.holders: list[int] = []
 
-    def start(self, *options: str) -> str:
+    def start(self, *options: str, max_files: int = 0) -> str:
         """Start the service with the rights that systemd would give it; its first line."""
         unit = (ROOT / "deploy/systemd/zerotune.service").read_text()
         (capabilities,) = re.findall("^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
         bounds = ",".join(["-all", *(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())])
         command = ["setpriv", "--no-new-privs", "--bounding-set", bounds]
+        if max_files:
+            command = ["prlimit", f"--nofile={max_files}", *command]
         command += [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--all-users", *options]
         self.service = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert self.service.stderr is not None
@@ -180,6 +183,55 @@ class World:
         )  # fmt: skip
         return [done.returncode, done.stdout, done.stderr]
 
+    def crowd(self, uid: int, n: int, stops_for_s: float) -> None:
+        """A user makes so many connections to the door, keeps them until `let_go`, and stops all processes of theirs.
+
+        Returns once the connections are made.
+        """
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            held = [socket.socket(socket.AF_UNIX) for _ in range(n)]
+            for one in held:
+                one.connect(f"{RUNTIME}/door.sock")
+            os.write(writing, b"x")
+            ends_at_s = time.monotonic() + stops_for_s
+            while time.monotonic() < ends_at_s:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(-1, signal.SIGSTOP)
+            signal.pause()
+        os.close(writing)
+        os.read(reading, 1)
+        os.close(reading)
+        self.holders.append(child)
+
+    def let_go(self) -> None:
+        for child in self.holders:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        self.holders = []
+
+    def service_uses(self) -> Any:
+        """Descriptors of the service, and processor time (s) that it took within a second."""
+        assert self.service is not None
+
+        def spent_s() -> float:
+            fields = Path(f"/proc/{self.service.pid}/stat").read_text().rpartition(")")[2].split()
+            return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+        before_s = spent_s()
+        time.sleep(1.0)
+        return [len(os.listdir(f"/proc/{self.service.pid}/fd")), spent_s() - before_s]
+
+    def lend(self, text: str) -> None:
+        """Give the node a list of lent numbers."""
+        (KEEP / "subuid").write_text(text)
+        Path("/etc/subuid").touch()
+        mount("--bind", str(KEEP / "subuid"), "/etc/subuid")
+
     def make(self, path: str, uid: int, mode: int) -> None:
         Path(path).mkdir()
         os.chown(path, uid, uid)
@@ -210,10 +262,11 @@ def main() -> None:
 
     world = World()
     try:
-        for name, *arguments in requests():
-            result = getattr(world, name)(*arguments)
+        for name, arguments, named in requests():
+            result = getattr(world, name)(*arguments, **named)
             print(json.dumps(result), flush=True)
     finally:
+        world.let_go()
         if world.service is not None:
             world.service.terminate()
 

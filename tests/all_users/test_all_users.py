@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from typing import Any
 import pytest
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.all_users.folders import User
+from zerotune.tuner.all_users.service import MAX_NAMELESS
+from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.cli.app import app
 
 WORLD = Path(__file__).with_name("node_world.py")
@@ -42,10 +46,10 @@ class Node:
         )
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
-            print(json.dumps([name, *arguments]), file=self._process.stdin, flush=True)
+            print(json.dumps([name, arguments, named]), file=self._process.stdin, flush=True)
             return json.loads(self._process.stdout.readline())
 
         return call
@@ -153,6 +157,76 @@ def test_what_is_not_roots_is_not_asked(another_node: Node) -> None:
     assert told is None
     assert not endpoint.startswith(f"ipc://{RUNTIME}")
     assert another_node.command(0, "daemon", "--all-users")[0] == 2, "root does not use it either"
+
+
+def test_a_user_who_stops_all_of_their_processes_stops_nobody_else(another_node: Node) -> None:
+    """Also what is theirs for a moment only, between root's fork and the program."""
+    another_node.start("--share", "private")
+    for uid in range(MALLORY, MALLORY + 8):
+        another_node.crowd(uid, 1, 1.5)
+        began_s = time.monotonic()
+        assert another_node.knock(BOB, BOB, 0.0)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
+        assert time.monotonic() - began_s < 5.0
+        time.sleep(0.2)
+    assert another_node.stop() == 0
+
+
+def test_root_does_not_wait_for_a_process_that_is_stopped_before_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    process = UserProcess(User(MALLORY, MALLORY, (), False), ["/bin/true"], {})
+    assert not process.has_ended
+    process.signal(signal.SIGKILL)
+    ends_at_s = time.monotonic() + 10.0
+    while not process.has_ended and time.monotonic() < ends_at_s:
+        time.sleep(0.01)
+    assert process.code == -signal.SIGKILL
+
+
+def test_a_folder_that_was_left_unfinished_is_finished(another_node: Node) -> None:
+    another_node.start("--share", "node")
+    for folder in (RUNTIME, STATE, f"{STATE}/shared/node"):
+        another_node.make(f"{folder}/{ALICE}" if folder != f"{STATE}/shared/node" else folder, 0, 0o700)
+    assert another_node.knock(ALICE)[0] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock", ""]
+    assert another_node.mode(f"{STATE}/{ALICE}") == [ALICE, ALICE, 0o700]
+
+
+def test_numbers_that_are_no_users_have_few_daemons(another_node: Node) -> None:
+    another_node.start("--share", "private")
+    another_node.lend(f"mallory:{MALLORY + 100}:65536\n")
+    told, _, _ = another_node.knock(MALLORY + 100)
+    assert told[1]
+    assert another_node.daemon(MALLORY + 100) is None
+    answers = [another_node.knock(MALLORY + at, MALLORY + at, 0.0)[0] for at in range(MAX_NAMELESS + 2)]
+    assert [one[0] for one in answers[:MAX_NAMELESS]] == [
+        f"ipc://{RUNTIME}/{MALLORY + at}/daemon.sock" for at in range(MAX_NAMELESS)
+    ]
+    assert all(one[1] for one in answers[MAX_NAMELESS:])
+
+
+def test_those_who_wait_hold_no_more_than_there_is_room_for(another_node: Node) -> None:
+    another_node.start("--share", "private", max_files=128)
+    for uid in range(MALLORY, MALLORY + 4):
+        another_node.crowd(uid, 60, 5.0)
+    n_files, spent_s = another_node.service_uses()
+    assert n_files < 100
+    assert spent_s < 0.5
+    assert another_node.knock(BOB)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
+    another_node.let_go()
+    n_files, spent_s = another_node.service_uses()
+    assert n_files < 30, "who has left is noticed"
+    assert spent_s < 0.5
+
+
+def test_what_a_user_says_to_root_is_bounded() -> None:
+    alice, bob, mallory = (User(uid, uid, (), False) for uid in (ALICE, BOB, MALLORY))
+    commands = {
+        alice: ["/bin/echo", "hello"],
+        bob: ["/bin/sh", "-c", "kill -STOP $$"],
+        mallory: ["/bin/sh", "-c", "while :; do echo much; done"],
+    }
+    began_s = time.monotonic()
+    assert outputs_of(commands, {"PATH": os.defpath}, 3.0, 10_000) == {alice: b"hello\n"}
+    assert time.monotonic() - began_s < 10.0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -214,3 +215,14 @@ ANSWER = wire.StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0)
 
 class Started:
     pid = 1
+
+
+@pytest.mark.parametrize("n_files", [12, 16, 20])
+def test_too_few_files_are_one_sentence(n_files, tmp_path):
+    command = ["prlimit", f"--nofile={n_files}", sys.executable, "-m", "zerotune.tuner.cli", "launch"]
+    done = subprocess.run(
+        [*command, "--endpoint", f"ipc://{tmp_path}/d.sock", "--", "true"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "ulimit" in done.stderr
+    assert "Traceback" not in done.stderr

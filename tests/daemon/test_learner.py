@@ -138,7 +138,7 @@ def test_a_damaged_model_is_fitted_anew(made, store):
 
 def test_a_failing_fit_leaves_the_old_knowledge(made, monkeypatch, caplog):
     learner, ready = made
-    monkeypatch.setattr(learner_module.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     learner.ask(Request(RequestKind.train, "f"))
     learner.ask(Request(RequestKind.load, "g"))
     assert ready.get(timeout=10) == ("g", [])
@@ -150,7 +150,7 @@ def test_a_fit_that_takes_too_long_is_given_up_in_one_line(made, tmp_path, monke
     script = tmp_path / "sleeps.sh"
     script.write_text("#!/bin/sh\nexec sleep 60\n")
     script.chmod(0o755)
-    monkeypatch.setattr(learner_module.sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setattr(learner_module, "TRAIN_TIMEOUT_S", 0.1)
     learner.ask(Request(RequestKind.train, "f"))
     learner.ask(Request(RequestKind.load, "g"))
@@ -188,7 +188,7 @@ def test_closing_kills_a_fit_in_flight(store, tmp_path, monkeypatch):
     script = tmp_path / "sleeps.sh"
     script.write_text("#!/bin/sh\nexec sleep 60\n")
     script.chmod(0o755)
-    monkeypatch.setattr(learner_module.sys, "executable", str(script))
+    monkeypatch.setattr(sys, "executable", str(script))
     popen = learner_module.subprocess.Popen
     children = []
 

@@ -125,10 +125,3 @@ def test_facts_that_no_book_can_hold_are_left_out(value: str) -> None:
     facts = f'{{"gpu": "H100", "more": {value}}}'.encode()
     _, fabric = unpack(*_named(table.replace_schema_metadata({**table.schema.metadata, b"zerotune.fabric": facts})))
     assert fabric.facts == {"gpu": "H100"}
-
-
-def test_no_bomb_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    unpack(*GOOD)
-    monkeypatch.setattr(objects, "MAX_OBJECT_ROWS", 3)
-    with pytest.raises(NotOurs):
-        unpack(*GOOD)

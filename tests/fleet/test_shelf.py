@@ -110,3 +110,21 @@ def test_a_bad_book_leaves_the_good_one_of_before(made, shelf_of, tmp_path) -> N
     path.write_bytes(b"junk")
     wait_for(lambda: bool(shelf.error))
     assert len(shelf.told("fabric")) == 2
+
+
+def test_an_older_book_takes_no_newer_ones_place(made, shelf_of, tmp_path) -> None:
+    path, verifier, _ = made
+    place = tmp_path / "book"
+    older = path.read_bytes()
+    build(str(path.parent / "fleet"), path, signer=Signer.from_file(path.parent / "key"))
+    place.write_bytes(path.read_bytes())
+    shelf = shelf_of(place, verifier)
+    shelf.start()
+    assert len(shelf.told("fabric")) == 2
+    place.write_bytes(older)
+    wait_for(lambda: shelf.error != "")
+    assert shelf.n_winners == 2
+    later = shelf_of(place, verifier)  # of a daemon that begins after that
+    later.start()
+    wait_for(lambda: later.error != "")
+    assert later.n_winners == 0

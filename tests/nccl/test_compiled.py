@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -108,3 +109,66 @@ def test_processes_may_build_at_once(library):
     command = [sys.executable, "-c", script, str(library.root)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate(timeout=60)[0] for process in running] == ["True\n"] * 3
+
+
+def planted(library: SharedLibrary, cache: Path) -> Path:
+    """A library that bears the hash of the sources, where ours would be."""
+    built = library.build()
+    assert built.is_relative_to(cache)
+    return built
+
+
+@pytest.fixture
+def installed(library, tmp_path) -> SharedLibrary:
+    return copied(library, tmp_path / "site-packages" / "nccl")
+
+
+@pytest.mark.parametrize("at", [".", "zerotune", "zerotune/HASH", "zerotune/HASH/FILE"])
+@pytest.mark.parametrize("how", ["open", "of another user"])
+def test_what_others_could_have_put_into_the_cache_is_not_loaded(installed, tmp_path, at, how):
+    built = planted(installed, tmp_path / "cache")
+    place = tmp_path / "cache" / at.replace("HASH", built.parent.name).replace("FILE", built.name)
+    if how == "open":
+        place.chmod(0o777)
+    elif os.getuid() == 0:
+        os.chown(place, 25_001, 25_001)
+    else:
+        pytest.skip("gives a file to another user: needs root")
+    assert installed.path() is None
+    if place == built:  # nobody else may put one there, so it is built anew
+        assert installed.build() == built == installed.path()
+        return
+    with pytest.raises(PluginError, match=str(place)):
+        installed.build()
+
+
+def test_a_link_of_another_user_on_the_way_is_not_followed(installed, tmp_path):
+    if os.getuid() != 0:
+        pytest.skip("gives a link to another user: needs root")
+    planted(installed, tmp_path / "cache")
+    (tmp_path / "cache").rename(tmp_path / "real")
+    (tmp_path / "cache").symlink_to("real")
+    assert installed.path() is not None, "a link of one's own is"
+    os.lchown(tmp_path / "cache", 25_001, 25_001)
+    assert installed.path() is None
+
+
+def test_a_link_in_the_place_of_the_lock_leaves_its_target_as_it_is(installed, tmp_path):
+    built = planted(installed, tmp_path / "cache")
+    built.unlink()
+    lock = built.with_name(f".{built.name}.lock")
+    lock.unlink()
+    (tmp_path / "precious").write_text("data")
+    lock.symlink_to(tmp_path / "precious")
+    with pytest.raises(PluginError):
+        installed.build()
+    assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_the_cache_is_closed_to_others_whatever_the_umask(installed, tmp_path):
+    umask = os.umask(0)
+    try:
+        built = planted(installed, tmp_path / "cache")
+    finally:
+        os.umask(umask)
+    assert [one.stat().st_mode & 0o777 for one in (built.parent, built.parent.parent)] == [0o700, 0o700]

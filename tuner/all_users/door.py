@@ -36,6 +36,10 @@ class Visitor:
         with contextlib.suppress(OSError):
             self._connection.send(json.dumps(words).encode() + b"\n")
 
+    def fileno(self) -> int:
+        """Can be read when they have left, or say something, which nobody asked for."""
+        return self._connection.fileno()
+
     def leave(self) -> None:
         """End the connection."""
         self._connection.close()
@@ -78,10 +82,14 @@ class Door:
         return self._socket.fileno()
 
     def visitor(self) -> Visitor | None:
-        """The next one; None: nobody waits."""
+        """The next one; None: nobody waits.
+
+        Raises:
+            OSError: there is no room to let them in.
+        """
         try:
             return Visitor(self._socket.accept()[0])
-        except OSError:
+        except (BlockingIOError, ConnectionError):
             return None
 
     def close(self) -> None:

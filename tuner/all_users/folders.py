@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.regular_file import read_file
 
 POOLS: Final = "shared"
 """Below the state folder: what users know in common."""
+MAX_LIST_BYTES: Final = 16 * 2**20
+"""Of the list of lent numbers."""
 
 
 class Share(Enum):
@@ -30,6 +33,8 @@ class User(NamedTuple):
     uid: int
     gid: int
     groups: tuple[int, ...]
+    has_name: bool
+    """Whether the node's list of users has them."""
 
     @classmethod
     def of(cls, uid: int, gid: int) -> User:
@@ -37,8 +42,8 @@ class User(NamedTuple):
         try:
             known = pwd.getpwuid(uid)
         except KeyError:
-            return cls(uid, gid, ())
-        return cls(uid, known.pw_gid, tuple(os.getgrouplist(known.pw_name, known.pw_gid)))
+            return cls(uid, gid, (), False)
+        return cls(uid, known.pw_gid, tuple(os.getgrouplist(known.pw_name, known.pw_gid)), True)
 
 
 class Folders(NamedTuple):
@@ -93,6 +98,23 @@ def make_roots(runtime: Path, state: Path) -> None:
             raise UserError(f"folder {folder} cannot be made: {error.strerror}", "run this as root") from error
 
 
+def refuse_lent(uid: int, path: Path = Path("/etc/subuid")) -> None:
+    """Refuse a number that is lent to a user, for their containers: each of thousands would be a user otherwise.
+
+    Raises:
+        UserError: it is lent.
+    """
+    try:
+        lines = read_file(path, MAX_LIST_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        name, _, numbers = line.partition(":")
+        first, _, count = numbers.partition(":")
+        if first.isdecimal() and count.isdecimal() and int(first) <= uid < int(first) + int(count):
+            raise UserError(f"user {uid} is a number lent to {name!r}", "ask as that user, outside of the container")
+
+
 def group_id(name: str) -> int:
     """The number of a group.
 
@@ -120,8 +142,10 @@ def _make(folder: Path, uid: int, gid: int, mode: int) -> None:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == uid != os.getuid():
+            return
+        # Nobody but root puts anything beside it: it is a service's that died before the next two lines.
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
             raise UserError(f"{folder} is not a folder of user {uid}", "find out who made it, and remove it") from None
-        return
     folder.chmod(mode)  # before it is another's: the service needs no right to change those
     os.chown(folder, uid, gid)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import selectors
 import signal
 import socket as sockets
@@ -15,16 +16,27 @@ from typing import Any, Final, NamedTuple
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.all_users.door import Door, Visitor
-from zerotune.tuner.all_users.folders import Share, User, make_for, make_roots
+from zerotune.tuner.all_users.folders import Share, User, make_for, make_roots, refuse_lent
 from zerotune.tuner.all_users.user_daemon import UserDaemon
 
 _log = logging.getLogger("zerotune.all_users")
 
+MAX_USERS: Final = 256
+"""With a daemon at a time; each takes some 90 MB."""
+MAX_NAMELESS: Final = 16
+"""Of them, numbers that the node's list of users does not have."""
 MAX_WAITING: Final = 256
-"""Connections of one user that wait at a time; further ones are told the address, and do not wait."""
+"""Connections that wait at a time: for one more, the user who has most of them loses one, which is told the address."""
+START_S: Final = 60.0
+"""A daemon that does not serve by then is killed: its user may have stopped it."""
 START_PAUSE_S: Final = 2.0
 """After a daemon did not start, its user is told so for this long before another is tried."""
+NO_ROOM_S: Final = 1.0
+"""Where no further connection can be let in, the door is shut for so long."""
 LONGEST_END_S: Final = 10.0
+_KILLED_S: Final = 1.0
+"""At the service's end: how long to wait for those that were killed."""
+_LOOK_S: Final = 0.02
 
 
 class Policy(NamedTuple):
@@ -42,18 +54,26 @@ class Policy(NamedTuple):
 
 
 class _Place:
-    """One user's: their daemon, if it runs, and who waits for it."""
+    """One user's: their daemon, if there is a process of it, and who waits for it."""
 
     def __init__(self) -> None:
         self.daemon: UserDaemon | None = None
         self.serves = False
+        self.starts_until_s = float("inf")
+        """By when it must serve; infinite where it does already, or was killed."""
         self.waiting: list[Visitor] = []
         self.failed_at_s = float("-inf")
         self.problem: UserError | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing needs to be known of this user."""
+        has_failed = time.monotonic() - self.failed_at_s < START_PAUSE_S
+        return self.daemon is None and not self.waiting and not has_failed
+
 
 class AllUsers:
-    """Serves until `stop`.
+    """Serves until `stop`. The loop waits for nothing but its selector: users may stop any process of theirs.
 
     Args:
         runtime: folder for sockets.
@@ -69,6 +89,11 @@ class AllUsers:
         self._runtime, self._state, self._policy = runtime, state, policy
         self._places: dict[int, _Place] = {}
         self._is_stopping = False
+        self._shut_until_s = 0.0
+        self.n_killed = 0
+        """Daemons that did not serve in time."""
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._max_waiting, self._max_users = min(MAX_WAITING, most // 4), min(MAX_USERS, most // 4)
         self._door = Door(runtime, policy.group)
         self._woken, self._waker = sockets.socketpair()
         for one in (self._woken, self._waker):
@@ -90,13 +115,31 @@ class AllUsers:
         """Serve, then end every user's daemon."""
         try:
             while not self._is_stopping:
-                for key, _ in self._selector.select():
-                    key.data()
+                for key, _ in self._selector.select(self._due_in_s()):
+                    if key.fd in self._selector.get_map():  # a call before this one may have ended it
+                        key.data()
+                self._kill_the_late()
+                self._reopen()
         finally:
             self._close()
 
+    def _due_in_s(self) -> float | None:
+        """How long until something must be done even where nobody comes."""
+        due_s = min((place.starts_until_s for place in self._places.values()), default=float("inf"))
+        due_s = min(due_s, self._shut_until_s or float("inf"))
+        return None if due_s == float("inf") else max(0.0, due_s - time.monotonic())
+
     def _let_in(self) -> None:
-        while (visitor := self._door.visitor()) is not None:
+        while True:
+            try:
+                visitor = self._door.visitor()
+            except OSError as error:
+                _log.warning("nobody is let in for %g s: %s", NO_ROOM_S, error)
+                self._selector.unregister(self._door)
+                self._shut_until_s = time.monotonic() + NO_ROOM_S
+                return
+            if visitor is None:
+                return
             place = self._places.setdefault(visitor.uid, _Place())
             try:
                 self._serve(place, visitor)
@@ -105,48 +148,91 @@ class AllUsers:
             except OSError as error:
                 self._fail(visitor, place, UserError(f"no daemon can be started: {error}", "tell your administrator"))
 
+    def _reopen(self) -> None:
+        if self._shut_until_s and time.monotonic() >= self._shut_until_s:
+            self._shut_until_s = 0.0
+            self._selector.register(self._door, selectors.EVENT_READ, self._let_in)
+
     def _serve(self, place: _Place, visitor: Visitor) -> None:
         self._reap(place)
-        user = User.of(visitor.uid, visitor.gid)
+        if place.problem is not None and time.monotonic() - place.failed_at_s < START_PAUSE_S and not place.serves:
+            raise place.problem
         if place.daemon is None:
-            if place.problem is not None and time.monotonic() - place.failed_at_s < START_PAUSE_S:
-                raise place.problem
+            user = User.of(visitor.uid, visitor.gid)
+            self._refuse_too_many(user)
             folders = make_for(user, self._runtime, self._state, self._policy.share)
             place.daemon = UserDaemon(user, folders, [*self._policy.options, *self._beyond_the_node(user)])
-            place.serves = False
+            place.starts_until_s = time.monotonic() + START_S
             self._selector.register(place.daemon.ready_fd, selectors.EVENT_READ, lambda: self._answer(place))
             _log.info("user %d: daemon %d starts", user.uid, place.daemon.pid)
+        elif not place.serves and place.starts_until_s == float("inf"):
+            raise UserError(f"the daemon of user {visitor.uid} was killed, and has not ended", "ask again later")
         visitor.tell(endpoint=place.daemon.folders.endpoint)
-        if place.serves or len(place.waiting) >= MAX_WAITING:
+        if place.serves:
             visitor.leave()
-        else:
-            place.waiting.append(visitor)
+            return
+        place.waiting.append(visitor)
+        self._selector.register(visitor, selectors.EVENT_READ, lambda: self._let_go(place, visitor))
+        if sum(len(one.waiting) for one in self._places.values()) > self._max_waiting:
+            crowd = max(self._places.values(), key=lambda one: len(one.waiting))
+            self._let_go(crowd, crowd.waiting[0])
+
+    def _refuse_too_many(self, user: User) -> None:
+        daemons = [place.daemon for place in self._places.values() if place.daemon is not None]
+        if not user.has_name:
+            refuse_lent(user.uid)
+            if sum(not daemon.user.has_name for daemon in daemons) >= MAX_NAMELESS:
+                raise UserError(f"{MAX_NAMELESS} users without a name have daemons", "ask as a user of this node")
+        if len(daemons) >= self._max_users:
+            raise UserError(f"{len(daemons)} users have daemons", "ask again when others have ended theirs")
 
     def _answer(self, place: _Place) -> None:
         """A daemon serves, or has ended before it did."""
         daemon = place.daemon
         assert daemon is not None  # it stays until its descriptor was read
         self._selector.unregister(daemon.ready_fd)
-        place.serves = daemon.is_ready()
-        os.close(daemon.ready_fd)
-        waiting, place.waiting = place.waiting, []
-        if place.serves:
-            place.problem = None
-            for visitor in waiting:
-                visitor.leave()
+        if not daemon.is_ready():
+            self._give_up(place, f"the daemon of user {daemon.user.uid} did not start")
             return
-        daemon.reap(LONGEST_END_S)
-        place.daemon = None
-        problem = UserError(f"the daemon of user {daemon.user.uid} did not start", "the service's log says why")
-        _log.warning("%s", problem.problem)
-        for visitor in waiting:
-            self._fail(visitor, place, problem)
+        place.serves, place.problem, place.starts_until_s = True, None, float("inf")
+        for visitor in list(place.waiting):
+            self._let_go(place, visitor)
+
+    def _kill_the_late(self) -> None:
+        for place in self._places.values():
+            if place.daemon is not None and time.monotonic() >= place.starts_until_s:
+                self._selector.unregister(place.daemon.ready_fd)
+                os.close(place.daemon.ready_fd)
+                self.n_killed += 1
+                _log.warning("%d daemons were killed, as they did not start in time", self.n_killed)
+                self._give_up(place, f"the daemon of user {place.daemon.user.uid} did not start within {START_S:g} s")
+
+    def _give_up(self, place: _Place, problem: str) -> None:
+        """Kill a daemon that does not serve; its end is seen later."""
+        assert place.daemon is not None
+        place.starts_until_s = float("inf")
+        place.daemon.signal(signal.SIGKILL)
+        error = UserError(problem, "the service's log says why")
+        self._failed(place, error)
+        for visitor in list(place.waiting):
+            visitor.tell(problem=error.problem, remedy=error.remedy)
+            self._let_go(place, visitor)
+        self._reap(place)
 
     def _fail(self, visitor: Visitor, place: _Place, problem: UserError) -> None:
+        self._failed(place, problem)
+        visitor.tell(problem=problem.problem, remedy=problem.remedy)
+        visitor.leave()
+
+    def _failed(self, place: _Place, problem: UserError) -> None:
         if place.problem is not problem:
             _log.warning("%s", problem)
             place.problem, place.failed_at_s = problem, time.monotonic()
-        visitor.tell(problem=problem.problem, remedy=problem.remedy)
+
+    def _let_go(self, place: _Place, visitor: Visitor) -> None:
+        """End the connection of somebody who waits."""
+        self._selector.unregister(visitor)
+        place.waiting.remove(visitor)
         visitor.leave()
 
     def _beyond_the_node(self, user: User) -> list[str]:
@@ -161,9 +247,11 @@ class AllUsers:
             self._woken.recv(4096)
         for place in self._places.values():
             self._reap(place)
+        self._places = {uid: place for uid, place in self._places.items() if not place.is_empty}
 
     def _reap(self, place: _Place) -> None:
-        if place.serves and place.daemon is not None and place.daemon.has_ended:
+        # One that starts is looked at by its descriptor.
+        if place.daemon is not None and place.starts_until_s == float("inf") and place.daemon.has_ended:
             _log.info("user %d: daemon %d has ended", place.daemon.user.uid, place.daemon.pid)
             place.daemon = None
             place.serves = False
@@ -171,11 +259,13 @@ class AllUsers:
     def _close(self) -> None:
         self._door.close()
         daemons = [place.daemon for place in self._places.values() if place.daemon is not None]
-        for daemon in daemons:
-            daemon.end()
-        ends_at_s = time.monotonic() + LONGEST_END_S
-        for daemon in daemons:
-            daemon.reap(max(0.1, ends_at_s - time.monotonic()))
+        for number, within_s in ((signal.SIGTERM, LONGEST_END_S), (signal.SIGKILL, _KILLED_S)):
+            for daemon in daemons:
+                daemon.signal(number)
+            ends_at_s = time.monotonic() + within_s
+            while daemons and time.monotonic() < ends_at_s:
+                daemons = [daemon for daemon in daemons if not daemon.has_ended]
+                time.sleep(_LOOK_S)
         for place in self._places.values():
             for visitor in place.waiting:
                 visitor.leave()

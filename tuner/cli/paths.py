@@ -10,6 +10,7 @@ from typing import Final
 
 from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.regular_file import begin_of
 from zerotune.store.trace_format import TRACE_SUFFIX
 
 _DATABASE: Final = b"SQLite format 3\0"
@@ -42,8 +43,7 @@ def output_file(path: Path, *, over_database: bool = False) -> Path:
 
 def _is_database(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
-            return file.read(len(_DATABASE)) == _DATABASE
+        return begin_of(path, len(_DATABASE)) == _DATABASE
     except OSError:
         return False  # whoever writes there will say why that is not possible
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from zerotune.agent.daemon_link.line import listener_pid
 from zerotune.store import wire
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.own_python import python_with
 from zerotune.store.private_folders import make_private, refuse_open_folder
 from zerotune.tuner.client.holders import holder_of
 from zerotune.tuner.client.status import fetch_status
@@ -93,7 +93,7 @@ def ensure_daemon(
         UserError: ours ended (the last line of its log is in the message), or its log cannot be written, or it would
             be where all users may write.
     """
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint]
+    command = [*python_with("zerotune.tuner.cli"), "daemon", "--endpoint", endpoint]
     command += ["--store", str(store_path), "--idle-exit", str(idle_exit_s), *options]
     log = (log_path or store_path.with_suffix(".daemon.log")).absolute()
     try:

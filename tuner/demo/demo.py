@@ -26,6 +26,7 @@ from zerotune.agent.launch import make_writable
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulation_settings import choose_host
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.own_python import python_with
 from zerotune.store.records import BASELINE, Candidate, Decision, size_class_range
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.decided import n_tried, settled_decisions
@@ -149,7 +150,7 @@ def _train(
 ) -> DemoRun:
     name = "on" if agent_on else "off"
     summary, losses, log = out / f"{name}.summary.json", out / f"{name}.losses.jsonl", out / f"{name}.log"
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", fabric, "--summary", str(summary)]
+    command = [*python_with("zerotune.tuner.cli"), "launch", "--fabric", fabric, "--summary", str(summary)]
     command += ["--endpoint", endpoint, "--agent" if agent_on else "--no-agent"]
     if agent_on:
         command += ["--log-trace", str(_traces(out))]
@@ -178,9 +179,7 @@ def _train(
             returncode = progress.wait(process, STALLS_AFTER_S)
         except TimeoutError:
             _end(process)
-            raise UserError(
-                f"training with the {label} stood still for {STALLS_AFTER_S} s", f"see {log}"
-            ) from None
+            raise UserError(f"training with the {label} stood still for {STALLS_AFTER_S} s", f"see {log}") from None
         except BaseException:
             _end(process)
             raise

@@ -64,7 +64,7 @@ def take(connection: duckdb.DuckDBPyConnection, units: Storage, objects: Storage
         n_calls = 0
         for batch in _batches(units, path):
             n_calls += _insert(connection, batch)
-        connection.execute("INSERT INTO objects VALUES (?, ?, ?, '')", [path, path, n_calls])
+        connection.execute("INSERT INTO objects VALUES (?, ?, ?)", [path, path, n_calls])
         n_rows += n_calls
         progress(at, len(paths), n_rows)
     connection.execute("INSERT INTO changed_jobs SELECT DISTINCT fabric_id, contributor, job_id FROM units")

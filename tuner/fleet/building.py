@@ -80,14 +80,17 @@ def build(
                 merged = merging.merge(storage, progress)
             n_jobs_new = job_lines.refresh(connection)
             (n_objects, n_rows) = connection.execute(
-                "SELECT count(*) FILTER (reason = ''), coalesce(sum(n_rows), 0)::BIGINT FROM objects"
+                "SELECT count(*), coalesce(sum(n_rows), 0)::BIGINT FROM objects"
             ).fetchall()[0]
             if not n_objects:
                 n_skipped = len(merged.skipped)
                 raise UserError(f"nothing below {shown(url)} is ours, {n_skipped} objects were skipped", "is it right?")
             contributors, cells = agree(connection)
             (n_jobs,) = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {_JOB} FROM lines)").fetchall()[0]
-            head = Head(shown(url)[-512:], int(time.time()), made_by, n_objects, n_rows, n_jobs)
+            (made_before_s,) = connection.execute("SELECT made_at_s FROM meta").fetchall()[0]
+            made_at_s = max(int(time.time()), made_before_s + 1)  # daemons do not go back to an older one
+            connection.execute("UPDATE meta SET made_at_s = ?", [made_at_s])
+            head = Head(shown(url)[-512:], made_at_s, made_by, n_objects, n_rows, n_jobs)
             book = Book(
                 head, tuple(_fabrics(connection)), tuple(contributors), tuple(_skipped(connection)), tuple(cells),
                 signed_by="" if signer is None else signer.public_hex,
@@ -117,14 +120,14 @@ def _lines(book: Book) -> Iterator[Line]:
 
 def _check_url(connection: duckdb.DuckDBPyConnection, url: str, state: Path) -> None:
     """What was merged of one URL must not be taken for another's."""
-    n_ours = "(SELECT count(*) FROM objects WHERE reason = '')"
+    n_ours = "(SELECT count(*) FROM objects)"
     known, n_merged = connection.execute(f"SELECT url, {n_ours} FROM meta").fetchall()[0]
     if known and known != url:
         if n_merged:
             raise UserError(
                 f"{state} holds what was merged of {known}", "write the book of another URL to another --out"
             )
-        connection.execute("DELETE FROM objects")  # a mistyped URL, below which was nothing of ours
+        connection.execute("DELETE FROM not_believed")  # a mistyped URL, below which was nothing of ours
     connection.execute("UPDATE meta SET url = ?", [url])
 
 
@@ -134,6 +137,6 @@ def _fabrics(connection: duckdb.DuckDBPyConnection) -> Iterator[FabricLine]:
 
 
 def _skipped(connection: duckdb.DuckDBPyConnection) -> Iterator[Skipped]:
-    found = connection.execute(f"SELECT path, reason FROM objects WHERE reason != '' ORDER BY ALL LIMIT {MAX_SKIPPED}")
+    found = connection.execute(f"SELECT path, reason FROM not_believed ORDER BY ALL LIMIT {MAX_SKIPPED}")
     for path, reason in found.fetchall():
         yield Skipped(path[-512:], reason[:512])

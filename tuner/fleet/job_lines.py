@@ -31,7 +31,7 @@ _SETTING: Final = ("algorithm", "protocol", "n_channels", "is_default")
 _NUMBERS: Final = (*_KEY, "message_bytes", *_SETTING, "nccl_version", "tuner_abi", "block", "n_calls")
 
 LINES: Final = """
-CREATE TABLE IF NOT EXISTS lines (
+CREATE TABLE lines (
     fabric_id VARCHAR, contributor VARCHAR, job_id VARCHAR, nccl_version BIGINT, tuner_abi BIGINT,
     n_ranks BIGINT, n_nodes BIGINT, collective BIGINT, phase BIGINT, size_class BIGINT,
     algorithm BIGINT, protocol BIGINT, n_channels BIGINT, is_default BIGINT,
@@ -49,7 +49,6 @@ def refresh(connection: duckdb.DuckDBPyConnection) -> int:
     Returns:
         The number of jobs.
     """
-    connection.execute(LINES)
     jobs = connection.execute(f"SELECT {_SAME_JOB} FROM changed_jobs ORDER BY ALL").fetchall()
     for at in range(0, len(jobs), JOBS_AT_ONCE):
         _refresh(connection, jobs[at : at + JOBS_AT_ONCE])

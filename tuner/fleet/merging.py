@@ -8,11 +8,14 @@ a build that is interrupted goes on where it was.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Final, NamedTuple
 
@@ -20,8 +23,12 @@ import duckdb
 import pyarrow
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.fleet.objects import MAX_OBJECT_BYTES, VERSION, Fabric, NotOurs, unpack
-from zerotune.tuner.fleet.storage import Storage
+from zerotune.store.foreign.decoding import Decoding
+from zerotune.store.foreign.ways import refuse_reachable
+from zerotune.store.private_folders import refuse_open_folder
+from zerotune.tuner.fleet.job_lines import LINES
+from zerotune.tuner.fleet.objects import MAX_OBJECT_BYTES, VERSION, Fabric, NotOurs, decoding, unpack
+from zerotune.tuner.fleet.storage import IrregularError, Storage
 
 BATCH_ROWS: Final = 1_000_000
 BATCH_OBJECTS: Final = 512
@@ -30,11 +37,17 @@ BLOCK_STEPS: Final = 64
 READERS: Final = 4
 """Objects that are read at a time."""
 MEMORY_MB: Final = 4096
-_LAYOUT: Final = 1
+_BESIDE: Final = (".wal", ".spilled")
+"""What DuckDB puts beside its file."""
+_ELSEWHERE: Final = "write the book into a folder of your own, with another --out"
+_LAYOUT: Final = 2
 
-_TABLES: Final = """
-CREATE TABLE meta (layout INTEGER, url VARCHAR);
-CREATE TABLE objects (name VARCHAR PRIMARY KEY, path VARCHAR, n_rows BIGINT, reason VARCHAR);
+_TABLES: Final = (
+    LINES.rstrip()
+    + """;
+CREATE TABLE meta (layout INTEGER, url VARCHAR, made_at_s BIGINT);
+CREATE TABLE objects (name VARCHAR PRIMARY KEY, path VARCHAR, n_rows BIGINT);
+CREATE TABLE not_believed (path VARCHAR PRIMARY KEY, hash VARCHAR, reason VARCHAR);
 CREATE TABLE fabrics (fabric_id VARCHAR PRIMARY KEY, facts VARCHAR);
 CREATE TABLE refused (contributor VARCHAR, n_rows BIGINT);
 CREATE TABLE units (
@@ -45,6 +58,7 @@ CREATE TABLE units (
 CREATE TABLE changed_jobs (fabric_id VARCHAR, contributor VARCHAR, job_id VARCHAR,
     PRIMARY KEY (fabric_id, contributor, job_id));
 """
+)
 
 PLAUSIBLE_SETTING: Final = (
     "len(contributor) <= 512 AND len(job_id) <= 512 AND len(fabric_id) <= 512 AND nccl_version >= 0 AND tuner_abi >= 0"
@@ -79,7 +93,7 @@ class Merged(NamedTuple):
     """Merged before."""
     n_rows: int
     skipped: tuple[tuple[str, str], ...]
-    """Path and reason of each new one that is not believed."""
+    """Path and reason of each that is not believed and was not there, or was another, before."""
 
 
 class Merging:
@@ -90,13 +104,20 @@ class Merging:
         memory_mb: that DuckDB may take.
 
     Raises:
-        UserError: it cannot be used.
+        UserError: it cannot be used, or others could have made it: what is in it would be signed.
     """
 
     def __init__(self, path: Path, memory_mb: int = MEMORY_MB) -> None:
+        path = path.absolute()
+        for one in (path, *(path.with_name(path.name + suffix) for suffix in _BESIDE)):
+            refuse_reachable(one, "what was merged", _ELSEWHERE)
+        refuse_open_folder(path, "what was merged", _ELSEWHERE)
         try:
-            self.connection = duckdb.connect(str(path))
-            self._prepare(path, memory_mb)
+            # Nothing in the file may open others' files, or run what DuckDB would load.
+            self.connection = duckdb.connect(
+                str(path), config={"enable_external_access": "false", "temp_directory": f"{path}{_BESIDE[1]}"}
+            )
+            self._prepare(memory_mb)
         except (duckdb.Error, OSError) as error:
             words = " ".join(str(error).split())[:200]
             what_to_do = "remove it to merge everything anew" if path.exists() else "write the book to another --out"
@@ -123,25 +144,32 @@ class Merging:
         Raises:
             UserError: the URL cannot be listed.
         """
-        known = {name for (name,) in self.connection.execute("SELECT name FROM objects").fetchall()}
+        run = self.connection.execute
+        known = {name for (name,) in run("SELECT name FROM objects").fetchall()}
+        refused = {path: (digest, reason) for path, digest, reason in run("FROM not_believed").fetchall()}
         try:
             paths = list(storage.walk(f"v{VERSION}"))
         except Exception as error:  # of any library below fsspec
             raise UserError(f"cannot list {storage.url}: {error}", "name the URL that daemons write to") from error
-        new = {_name(path): path for path in paths if _name(path) not in known}
+        # A name is a claim: it is known once what it says was found in it, and any of those who bear it may be right.
+        new = [path for path in paths if _name(path) not in known]
+        run("DELETE FROM not_believed")
         n_rows = n_objects = n_looked_at = 0
         skipped: list[tuple[str, str]] = []
         batch: list[tuple[str, pyarrow.Table, Fabric]] = []
-        for path, found in _read_all(storage, list(new.values())):
+        for path, digest, found in _read_all(storage, new, refused):
             n_looked_at += 1
             if isinstance(found, NotOurs):
-                skipped.append((path, str(found)))
-                self.connection.execute("INSERT INTO objects VALUES (?, ?, 0, ?)", [_name(path), path, str(found)])
-            elif found is not None:
+                told = _as_text(path)
+                run("INSERT OR REPLACE INTO not_believed VALUES (?, ?, ?)", [told, digest, str(found)])
+                if told not in refused or refused[told][0] != digest:
+                    skipped.append((told, str(found)))
+            elif found is None:
+                skipped.append((_as_text(path), "it cannot be read now"))
+            elif _name(path) not in known:
+                known.add(_name(path))
                 batch.append((path, *found))
                 n_rows, n_objects = n_rows + found[0].num_rows, n_objects + 1
-            else:
-                skipped.append((path, "it cannot be read now"))
             if sum(table.num_rows for _, table, _ in batch) >= BATCH_ROWS or len(batch) >= BATCH_OBJECTS:
                 self._take(batch)
                 batch = []
@@ -160,7 +188,7 @@ class Merging:
             run(f"INSERT INTO refused SELECT contributor, count(*) FROM incoming WHERE NOT ({PLAUSIBLE}) GROUP BY 1")
             run("INSERT OR IGNORE INTO changed_jobs SELECT DISTINCT fabric_id, contributor, job_id FROM incoming")
             for path, table, fabric in batch:
-                run("INSERT INTO objects VALUES (?, ?, ?, '')", [_name(path), path, table.num_rows])
+                run("INSERT INTO objects VALUES (?, ?, ?)", [_name(path), path, table.num_rows])
                 run("INSERT OR IGNORE INTO fabrics VALUES (?, ?)", [fabric.fabric_id, json.dumps(dict(fabric.facts))])
             self.connection.commit()
         except BaseException:
@@ -169,50 +197,80 @@ class Merging:
         finally:
             self.connection.unregister("incoming")
 
-    def _prepare(self, path: Path, memory_mb: int) -> None:
+    def _prepare(self, memory_mb: int) -> None:
         run = self.connection.execute
         run(f"SET memory_limit = '{int(memory_mb)}MB'")
-        run(f"SET temp_directory = '{str(path).replace(chr(39), chr(39) * 2)}.spilled'")
         run("SET preserve_insertion_order = false")
         run("SET enable_progress_bar = false")
-        tables = {name for (name,) in run("SELECT table_name FROM duckdb_tables()").fetchall()}
-        if not tables:
+        if not _made_of(self.connection):
             self.connection.execute(_TABLES)
-            run("INSERT INTO meta VALUES (?, '')", [_LAYOUT])
-        elif "meta" not in tables or run("SELECT layout FROM meta").fetchall() != [(_LAYOUT,)]:
+            run("INSERT INTO meta VALUES (?, '', 0)", [_LAYOUT])
+        with duckdb.connect(":memory:") as ours:
+            ours.execute(_TABLES)
+            is_ours = _made_of(self.connection) == _made_of(ours)
+        if not is_ours or run("SELECT layout FROM meta").fetchall() != [(_LAYOUT,)]:
             raise OSError("another version of zerotune, or another program, made it")
 
 
+def _made_of(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
+    """Every table, view and macro of a file that is not DuckDB's own, and what makes it."""
+    found = connection.execute(
+        "SELECT table_name, sql FROM duckdb_tables() UNION ALL SELECT view_name, sql FROM duckdb_views()"
+        " WHERE NOT internal UNION ALL SELECT index_name, sql FROM duckdb_indexes() UNION ALL"
+        " SELECT function_name, macro_definition FROM duckdb_functions() WHERE NOT internal ORDER BY ALL"
+    )
+    return found.fetchall()
+
+
 def _name(path: str) -> str:
-    """What an object is called; the same in another folder is the same."""
+    """What an object says that it is: the hash of what is in it."""
     return path.rpartition("/")[2]
+
+
+def _as_text(path: str) -> str:
+    """A path as it can be written down: what is no UTF-8 in it, as an escape."""
+    return path.encode(errors="backslashreplace").decode()
 
 
 Found = tuple[pyarrow.Table, Fabric] | NotOurs | None
 
 
-def _read_all(storage: Storage, paths: list[str]) -> Iterator[tuple[str, Found]]:
-    """Every object in turn, some read ahead; None for one that cannot be read now."""
+def _read_all(
+    storage: Storage, paths: list[str], refused: Mapping[str, tuple[str, str]]
+) -> Iterator[tuple[str, str, Found]]:
+    """Every object in turn with the hash of what is in it, some read ahead; None for one that cannot be read now."""
+    decoders: SimpleQueue[Decoding] = SimpleQueue()
 
-    def read(path: str) -> Found:
+    def read(path: str) -> tuple[str, Found]:
         try:
             data = storage.read(path, MAX_OBJECT_BYTES)
+        except IrregularError as error:
+            return "", NotOurs(str(error))
         except Exception:  # of any library below fsspec
-            return None
+            return "", None
         if len(data) > MAX_OBJECT_BYTES:
-            return NotOurs("it is too large")
+            return "", NotOurs("it is too large")
+        digest = hashlib.sha256(data).hexdigest()
+        known, reason = refused.get(_as_text(path), ("", ""))
+        if known == digest:
+            return digest, NotOurs(reason)
+        decode = decoders.get()
         try:
-            return unpack(path, data)
+            return digest, unpack(path, data, decode)
         except NotOurs as error:
-            return error
+            return digest, error
+        finally:
+            decoders.put(decode)
 
-    with ThreadPoolExecutor(READERS) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(READERS) as pool:
+        for _ in range(READERS):
+            decoders.put(stack.enter_context(decoding()))
         remaining = iter(paths)
-        ahead: list[tuple[str, Future[Found]]] = [
+        ahead: list[tuple[str, Future[tuple[str, Found]]]] = [
             (path, pool.submit(read, path)) for path in islice(remaining, 2 * READERS)
         ]
         while ahead:
             path, future = ahead.pop(0)
-            yield path, future.result()
+            yield path, *future.result()
             for following in islice(remaining, 1):
                 ahead.append((following, pool.submit(read, following)))

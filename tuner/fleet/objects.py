@@ -10,11 +10,13 @@ written over: other columns would be another version beside this one.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
 import json
 import math
 import re
+import threading
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Final, NamedTuple
@@ -23,21 +25,28 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow
 import pyarrow.compute
+import pyarrow.ipc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
 from zerotune.agent.nccl.release import Release
+from zerotune.store.foreign.decoding import Decoding, Undecodable
 
 VERSION: Final = 1
 MAX_OBJECT_BYTES: Final = 64 * 2**20
-MAX_OBJECT_ROWS: Final = 2_000_000
-MAX_UNPACKED_BYTES: Final = 512 * 2**20
-"""Of all columns of one object; more is a bomb."""
+MAX_OBJECT_ROWS: Final = 1_000_000
+"""A daemon writes no more than half of it at a time."""
+MAX_UNPACKED_BYTES: Final = 128 * 2**20
+"""Of all texts of one object, in full; more is a bomb."""
+MEMORY_MIB: Final = 768
+DECODE_S: Final = 60.0
 MAX_TEXT: Final = 512
 """Characters of an id, and of a contributor's name."""
 MAX_FACTS: Final = 256
 MAX_FACT_TEXT: Final = 4096
 """Characters of one fact of a fabric: books hold them."""
+MAX_FACTS_BYTES: Final = 2**20
+"""Of all of them, as JSON."""
 _MARK: Final = b"zerotune.fleet"
 _FACTS: Final = b"zerotune.fabric"
 
@@ -92,7 +101,7 @@ class Packed(NamedTuple):
     data: bytes
 
 
-class NotOurs(Exception):
+class NotOurs(ValueError):
     """An object that is not believed; the text says why."""
 
 
@@ -150,7 +159,17 @@ def fabric_folder(fabric_id: str) -> str:
     return f"v{VERSION}/fabric={_quoted(fabric_id)}"
 
 
-def unpack(path: str, data: bytes) -> tuple[pyarrow.Table, Fabric]:
+def decoding() -> Decoding:
+    """The process in which objects are decoded; for one thread, and many objects."""
+    return Decoding(f"{__name__}:checked", memory_mib=MEMORY_MIB, seconds=DECODE_S, most_bytes=2 * MAX_UNPACKED_BYTES)
+
+
+_shared: Final = decoding()
+_alone: Final = threading.Lock()
+atexit.register(_shared.close)
+
+
+def unpack(path: str, data: bytes, decode: Decoding | None = None) -> tuple[pyarrow.Table, Fabric]:
     """The rows of an object that was found, columns as in `COLUMNS`.
 
     Only its form is checked: numbers may still be nonsense.
@@ -158,6 +177,7 @@ def unpack(path: str, data: bytes) -> tuple[pyarrow.Table, Fabric]:
     Args:
         path: where it was found, below the URL.
         data: its bytes.
+        decode: where it is decoded; None: in one process for all such calls.
 
     Returns:
         Its rows, and the fabric that they are of.
@@ -169,31 +189,56 @@ def unpack(path: str, data: bytes) -> tuple[pyarrow.Table, Fabric]:
     if named is None or hashlib.sha256(data).hexdigest() != named[1]:
         raise NotOurs("its name is not the hash of what is in it")
     try:
+        if decode is not None:
+            said = decode(path, data)
+        else:
+            with _alone:
+                said = _shared(path, data)
+    except Undecodable as error:
+        raise NotOurs(str(error)) from error
+    table = pyarrow.ipc.open_stream(said).read_all()
+    facts = json.loads(table.schema.metadata[_FACTS])
+    table = table.cast(COLUMNS.with_metadata(table.schema.metadata))
+    return table, Fabric(table["fabric_id"][0].as_py(), facts)
+
+
+def checked(path: str, data: bytes) -> bytes:
+    """An object as an Arrow stream, its texts as dictionaries and its fabric's facts beside them.
+
+    Raises:
+        NotOurs: it is not believed.
+    """
+    try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(data))
         found, n_rows = file.schema_arrow, file.metadata.num_rows
         marks = found.metadata or {}
-        n_bytes = sum(file.metadata.row_group(at).total_byte_size for at in range(file.metadata.num_row_groups))
         if marks.get(_MARK) != str(VERSION).encode() or not found.equals(COLUMNS):
             raise NotOurs(f"it has not the columns of version {VERSION}")
-        if not 0 < n_rows <= MAX_OBJECT_ROWS or n_bytes > MAX_UNPACKED_BYTES:
-            raise NotOurs(f"it has {n_rows:,} rows of {n_bytes:,} bytes")
+        if not 0 < n_rows <= MAX_OBJECT_ROWS:
+            raise NotOurs(f"it has {n_rows:,} rows")
+        if len(described := marks.get(_FACTS, b"{}")) > MAX_FACTS_BYTES:
+            raise NotOurs(f"it describes its fabric in {len(described):,} bytes")
         # One long text may stand in every row, and takes next to nothing in a file: dictionaries first.
         file = pyarrow.parquet.ParquetFile(io.BytesIO(data), read_dictionary=list(_TEXTS))
-        table = _with_texts(file.read(use_threads=False))  # objects are read several at a time already
-        facts = json.loads(marks.get(_FACTS, b"{}"))
+        table = file.read(use_threads=False)
+        _refuse_texts(table)
+        facts = _facts(json.loads(described))
         fabric_ids, contributors = (table[name].unique().to_pylist() for name in ("fabric_id", "contributor"))
-    except (pyarrow.ArrowException, OSError, ValueError, RecursionError) as error:
+    except (pyarrow.ArrowException, OSError, RecursionError) as error:
         raise NotOurs(f"it is damaged: {' '.join(str(error).split())[:120]}") from error
     if any(column.null_count for column in table.columns) or len(fabric_ids) != 1 or len(contributors) != 1:
         raise NotOurs("it has empty cells, or rows of several fabrics or contributors")
-    fabric = Fabric(fabric_ids[0], _facts(facts))
-    if f"fabric={_quoted(fabric.fabric_id)}/" not in path:
-        raise NotOurs(f"it is of fabric {fabric.fabric_id[:64]!r}, and lies elsewhere")
-    return table, fabric
+    if f"fabric={_quoted(fabric_ids[0])}/" not in path:
+        raise NotOurs(f"it is of fabric {fabric_ids[0][:64]!r}, and lies elsewhere")
+    table = table.replace_schema_metadata({_MARK: marks[_MARK], _FACTS: json.dumps(facts).encode()})
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
 
 
-def _with_texts(table: pyarrow.Table) -> pyarrow.Table:
-    """A table as it was read, with its texts in full, columns as in `COLUMNS`."""
+def _refuse_texts(table: pyarrow.Table) -> None:
+    """See that an object's texts, in full, take no more than a table may."""
     n_bytes = 0
     for name in _TEXTS:
         for dictionary in (chunk.dictionary for chunk in table[name].chunks):
@@ -203,9 +248,7 @@ def _with_texts(table: pyarrow.Table) -> pyarrow.Table:
             n_bytes += table.num_rows * (pyarrow.compute.max(pyarrow.compute.binary_length(dictionary)).as_py() or 0)
     if n_bytes > MAX_UNPACKED_BYTES:
         raise NotOurs(f"it has up to {n_bytes:,} bytes of text")
-    table = table.cast(COLUMNS.with_metadata(table.schema.metadata))
     table.validate(full=True)
-    return table
 
 
 def _facts(found: object) -> dict[str, str | int | float | bool]:

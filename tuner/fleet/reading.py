@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.counted import counted
-from zerotune.store.errors import BookError, UserError, reason
+from zerotune.store.errors import BookError, UserError, printable, reason
 from zerotune.store.records import PlanRow
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.fleet.book import MAX_BYTES, Book, Cell, opened
@@ -112,7 +112,7 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
     if book.n_unusable:
         lines.append(f"{book.n_unusable:,} lines cannot be, and are left out")
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
     for fabric in book.fabrics:
         if fabric_id not in (None, fabric.fabric_id):
             continue

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.regular_file import read_file
+from zerotune.store.paths import state_dir
+from zerotune.store.private_folders import make_private
 from zerotune.store.records import Candidate, DecisionKey
 from zerotune.tuner.fleet.book import Book
 from zerotune.tuner.fleet.reading import read_book
@@ -20,8 +28,36 @@ READ_EVERY_S: Final = 600.0
 FIRST_READ_S: Final = 5.0
 """So long what is known of a fabric is not told without the book: else a job tries other settings before the book's."""
 
+MAX_PIN_BYTES: Final = 2**20
+
 Told = dict[DecisionKey, tuple[Candidate, float, float]]
 """By key the setting that won elsewhere, its gain (log), and the standard deviation of that."""
+
+
+class _Pin:
+    """When the newest book of each fleet was made that this user's daemons believed by one key: none goes back."""
+
+    def __init__(self, key: str) -> None:
+        self._path = state_dir() / "books" / f"{key}.json"
+        self._made_at_s: dict[str, int] = {}
+
+    def newest(self, fleet: str) -> int:
+        """0: no book of it was believed yet."""
+        with contextlib.suppress(OSError, ValueError):  # none was kept yet, or the file is damaged
+            data = read_file(self._path, MAX_PIN_BYTES, owner=os.getuid(), follow=False)
+            for url, made_at_s in msgspec.json.decode(data, type=dict[str, int]).items():
+                self._made_at_s[url] = max(made_at_s, self._made_at_s.get(url, 0))
+        return self._made_at_s.get(fleet, 0)
+
+    def keep(self, fleet: str, made_at_s: int) -> None:
+        """Remember it, also for the next daemon if that can be written down."""
+        self._made_at_s[fleet] = made_at_s
+        try:
+            make_private(self._path.parent)
+            with atomic_write(self._path) as partial:
+                partial.write_bytes(msgspec.json.encode(self._made_at_s))
+        except OSError as error:
+            _log.warning("%s cannot be written: after a restart an older book would be believed: %s", self._path, error)
 
 
 class Shelf:
@@ -40,6 +76,7 @@ class Shelf:
         self.on_news: Callable[[], None] = lambda: None
         """Called on this thread when another book is there."""
         self._url, self._verifier, self._read_every_s = url, verifier, read_every_s
+        self._pin = _Pin(verifier.public_hex)
         self._book: Book | None = None
         self._closing, self._was_read = threading.Event(), threading.Event()
         self._was_read.set()
@@ -88,6 +125,12 @@ class Shelf:
             if self.error != before:
                 _log.warning("the daemon goes on without a new book: %s", error)
             return
+        if book.head.made_at_s < (pinned := self._pin.newest(book.head.url)):
+            self.error = f"{self.url} is older than the book that was read before"
+            if self.error != before:
+                _log.warning("%s, made at %d, not %d", self.error, book.head.made_at_s, pinned)
+            return
         if self._book is None or book != self._book:
+            self._pin.keep(book.head.url, book.head.made_at_s)
             self._book = book
             self.on_news()

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.regular_file import read_file
 
 _MAX_BYTES: Final = 4096
 _HEX: Final = re.compile("[0-9a-fA-F]{64}")
@@ -40,7 +41,7 @@ class Signer:
         try:
             if path.stat().st_mode & 0o077:
                 raise UserError(f"others may read the private key {path}", f"chmod 600 {path}")
-            key = load_pem_private_key(path.read_bytes()[:_MAX_BYTES], None)
+            key = load_pem_private_key(read_file(path, _MAX_BYTES), None)
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{path} is no private key", f"make one with `zerotune book key {path}`") from error
         if not isinstance(key, Ed25519PrivateKey):
@@ -73,7 +74,7 @@ class Verifier:
         if _HEX.fullmatch(text):
             return cls(Ed25519PublicKey.from_public_bytes(bytes.fromhex(text)))
         try:
-            key = load_pem_public_key(Path(text).read_bytes()[:_MAX_BYTES])
+            key = load_pem_public_key(read_file(Path(text), _MAX_BYTES))
         except (OSError, ValueError) as error:
             remedy = "name the .pub file that `zerotune book key` wrote, or its 64 hexadecimal digits"
             raise UserError(f"{text} is no public key", remedy) from error

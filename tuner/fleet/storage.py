@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import posixpath
 import re
@@ -16,9 +17,14 @@ import fsspec
 import fsspec.utils
 
 from zerotune.store.atomic_file import sync_folder
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UserError, reason
+from zerotune.store.foreign.regular_file import begin_of
 
 READ_ONLY: Final = ("http", "https")
+
+
+class IrregularError(Exception):
+    """What lies there is no regular file; the text says so."""
 
 
 class Storage:
@@ -68,9 +74,17 @@ class Storage:
         """A file; of a larger one the first `max_bytes` + 1 bytes.
 
         Raises:
+            IrregularError: it is a pipe, a device or a folder, of which no end may come.
             Exception: whatever the file system raises.
         """
         files, root = self._open()
+        if self._is_local:
+            try:
+                return begin_of(Path(posixpath.join(root, path) if path else root), max_bytes + 1)
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EISDIR, errno.ENXIO):
+                    raise IrregularError(reason(error)) from error
+                raise
         with files.open(self._below(root, path) if path else root, "rb") as file:
             found: bytes = file.read(max_bytes + 1)
         return found
@@ -91,6 +105,9 @@ class Storage:
             Exception: whatever the file system raises.
         """
         files, root = self._open()
+        if self._is_local:
+            yield from sorted(_files_below(Path(root), below))
+            return
         with contextlib.suppress(FileNotFoundError):
             files.invalidate_cache()
             for path in sorted(files.find(self._below(root, below))):
@@ -112,6 +129,14 @@ class Storage:
 def shown(url: str) -> str:
     """A URL without what may be secret in it."""
     return re.sub(r"(?<=://)[^/@]*@", "...@", url).partition("?")[0]
+
+
+def _files_below(root: Path, below: str) -> Iterator[str]:
+    """Links to folders are not followed, which may lead in circles."""
+    for folder, _, names in os.walk(root / below):
+        for name in names:
+            if not name.startswith("."):
+                yield os.path.relpath(os.path.join(folder, name), root)
 
 
 def _put_local(path: Path, data: bytes) -> None:

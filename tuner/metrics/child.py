@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.own_python import python_with
 from zerotune.tuner.metrics.server import parse_address
 
 READY: Final = "metrics at "
@@ -32,7 +32,7 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
         UserError: the address is not HOST:PORT, or cannot be bound.
     """
     parse_address(address)
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "metrics", "--serve", address, "--endpoint", endpoint]
+    command = [*python_with("zerotune.tuner.cli"), "metrics", "--serve", address, "--endpoint", endpoint]
     command += ["--store", str(store_path), *(["--curve-keys", str(curve_dir)] if curve_dir is not None else [])]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -11,7 +11,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Final
 import msgspec
 
 from zerotune.store.errors import StoreError
+from zerotune.store.foreign.own_python import python_with
 from zerotune.store.records import ModelRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.modeling.requests import Request, RequestKind
@@ -114,7 +114,7 @@ class Learner:
 
     def fit(self, store_path: Path, fabric_id: str) -> ModelRecord | None:
         """A model fitted in a process of its own; None: there is nothing to fit, or the learner closes."""
-        command = [sys.executable, "-m", "zerotune.tuner.modeling.training_process", str(store_path), fabric_id]
+        command = [*python_with("zerotune.tuner.modeling.training_process"), str(store_path), fabric_id]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with self._child_lock:
             if self._closing:

@@ -21,7 +21,8 @@ from zerotune.agent.nccl import catalog
 from zerotune.store.atomic_file import users_file
 from zerotune.store.counted import counted
 from zerotune.store.errors import PlanError, UserError, reason
-from zerotune.store.plan_file import PlanFile, write_plan
+from zerotune.store.foreign.regular_file import read_file
+from zerotune.store.plan_file import MAX_FILE_BYTES, PlanFile, write_plan
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -289,7 +290,7 @@ def read_nvidia_csv(path: Path, communicators: Sequence[CommunicatorClass] = ())
         PlanError: the file cannot be read, or a row is not one.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_file(path, MAX_FILE_BYTES).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"cannot read {path}: {reason(error)}", "name a tuner CSV") from error
     rows: list[PlanRow] = []

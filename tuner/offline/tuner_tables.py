@@ -22,6 +22,7 @@ from zerotune.agent.nccl import catalog
 from zerotune.store.atomic_file import users_file
 from zerotune.store.counted import counted
 from zerotune.store.errors import PlanError, UserError, reason
+from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.plan_file import MAX_FILE_BYTES
 from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
 from zerotune.store.sqlite.database import Store
@@ -227,9 +228,7 @@ def read_ncclx(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> l
         PlanError: the file cannot be read, or a rule is not one.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
-        data = path.read_bytes()
+        data = read_file(path, MAX_FILE_BYTES)
         if data.lstrip().startswith(b"{"):
             return list(_rows(path, enumerate(msgspec.json.decode(data, type=_Rules).rules, 1), communicators))
         return list(_rows(path, _csv_rules(path, data.decode()), communicators))

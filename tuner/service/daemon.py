@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
+from zerotune.agent.daemon_link.line import new_context
 from zerotune.agent.daemon_link.receiving import is_told, receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import WireError
@@ -269,14 +270,14 @@ def run_daemon(
         Exit code 0.
 
     Raises:
-        UserError: an address is taken, unsafe, or no `tcp://` beside `ipc://`.
+        UserError: an address is taken, unsafe, or no `tcp://` beside `ipc://`; or too few files can be opened.
         StoreError: the store cannot be used, or another daemon has it.
     """
     if listen is not None:
         check_second(listen, endpoint, curve_dir)
     wall_s = time.time() - time.monotonic()
     raise_open_files()
-    context = zmq.Context()
+    context = new_context()
     socket = _router(context)
     bound: list[BoundEndpoint] = []
     switch_interval_s = sys.getswitchinterval()

@@ -26,7 +26,8 @@ from zerotune.store.errors import UserError
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.paths import ENDPOINT_REMEDY, check_endpoint, runtime_dir
 from zerotune.store.private_folders import make_private, open_socket_folder
-from zerotune.tuner.service.clients import AdmittedClients
+from zerotune.tuner.service.network.clients import AdmittedClients
+from zerotune.tuner.service.network.gate import Gate
 
 _REMEDY: Final = ENDPOINT_REMEDY
 
@@ -42,6 +43,7 @@ class BoundEndpoint:
         self._lock: LockFile | None = None
         self._socket_path: Path | None = None
         self._clients: AdmittedClients | None = None
+        self._gate: Gate | None = None
         check_endpoint(endpoint)
         scheme, _, place = endpoint.partition("://")
         if scheme == "ipc":
@@ -49,11 +51,16 @@ class BoundEndpoint:
             self._lock = _lock(self._socket_path)
         else:
             self._clients = _serve_curve(socket, endpoint, curve_dir)
+            try:
+                self._gate = Gate(endpoint)
+            except UserError:
+                self.refuse_clients()
+                raise
         try:
             # The socket file is created without rights for others; a stale one is replaced.
             umask = os.umask(0o177)
             try:
-                socket.bind(endpoint)
+                socket.bind(endpoint if self._gate is None else self._gate.inner)
             finally:
                 os.umask(umask)
         except zmq.ZMQError as error:
@@ -61,18 +68,22 @@ class BoundEndpoint:
             self.release()
             raise UserError(f"endpoint {endpoint} cannot be bound: {error}", _REMEDY) from error
 
-        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = socket.getsockopt_string(zmq.LAST_ENDPOINT) if self._gate is None else self._gate.address
         """As it was bound: with the port that the system chose, and 0.0.0.0 for any host."""
-        if self._clients is not None:
-            self._clients.watch(int(self.address.rpartition(":")[2]))
+        if self._clients is not None and self._gate is not None:
+            self._clients.watch(self._gate)
 
     def refuse_clients(self) -> None:
         """Let nobody in any more; call before the socket's context ends."""
         if self._clients is not None:
             self._clients.close()
+        if self._gate is not None:
+            self._gate.close()
 
     def release(self) -> None:
         """Free the address for others, after the socket's context has ended."""
+        if self._gate is not None:
+            self._gate.remove()
         if self._lock is not None and self._socket_path is not None:
             self._socket_path.unlink(missing_ok=True)  # ours for as long as we hold the lock
             self._lock.release()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import socket as sockets
 import threading
 from typing import Any, Final
@@ -27,6 +28,8 @@ MAX_RESIDENT_BYTES: Final = 1536 * 2**20
 STEP_BYTES: Final = 256 * 2**20
 """After connections were ended, memory must have grown by so much before they are ended again."""
 LOOK_EVERY_MS: Final = 200
+RESERVED: Final = 4
+"""One in so many descriptors is for other things than connections: ZeroMQ ends a process that has none left."""
 
 
 class FloodGuard:
@@ -54,14 +57,20 @@ class FloodGuard:
     def _watch(self) -> None:
         process = psutil.Process()
         ends_at_bytes = MAX_RESIDENT_BYTES
+        most_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         while not self._is_stopping:
             if self._events.poll(LOOK_EVERY_MS):
                 event = recv_monitor_message(self._events)
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     self._fds.add(event["value"])
+                    if event["value"] >= most_files - most_files // RESERVED:  # the lowest number is given out first
+                        _end(event["value"])
                 else:
                     self._fds.discard(event["value"])
-            resident_bytes = process.memory_info().rss
+            try:
+                resident_bytes = process.memory_info().rss
+            except (OSError, psutil.Error):  # no descriptor is left at this moment
+                continue
             if resident_bytes > ends_at_bytes:
                 _log.error("%d MiB of memory: all connections are ended, ranks connect anew", resident_bytes >> 20)
                 self._end_all()
@@ -72,6 +81,10 @@ class FloodGuard:
 
     def _end_all(self) -> None:
         for fd in self._fds:
-            # ZeroMQ owns the descriptor: it sees the end of the stream, and closes.
-            with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as connection:
-                connection.shutdown(sockets.SHUT_RDWR)
+            _end(fd)
+
+
+def _end(fd: int) -> None:
+    """ZeroMQ owns the descriptor: it sees the end of the stream, and closes."""
+    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(fd)) as connection:
+        connection.shutdown(sockets.SHUT_RDWR)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from zerotune.store.errors import UserError, reason
+from zerotune.store.foreign.regular_file import read_file
 
 MAX_FILE_BYTES: Final = 4 << 20
 """A dump of an eight-GPU node has some ten thousand bytes."""
@@ -82,9 +83,7 @@ def read_machine(path: Path) -> Machine:
         UserError: it cannot be read, is too large, no topology, or has no GPU or impossible ones.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{path} has {path.stat().st_size} bytes, a topology at most {MAX_FILE_BYTES}", _REMEDY)
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, MAX_FILE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the topology {path} cannot be read: {reason(error)}", _REMEDY) from error
     if "<!DOCTYPE" in text or "<!ENTITY" in text:

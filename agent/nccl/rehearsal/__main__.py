@@ -12,8 +12,8 @@ import argparse
 import os
 import shutil
 import sys
-from pathlib import Path
 
+from zerotune.agent.nccl.compiled import cache_folder
 from zerotune.agent.nccl.mock_cuda.mock import refuse_beside_a_driver
 from zerotune.agent.nccl.rehearsal.settings import FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
 from zerotune.store.errors import PluginError, UserError
@@ -37,16 +37,11 @@ def main() -> int:
         parser.error(f"no such command: {command[0] if command else 'give one after --'}")
     try:
         refuse_beside_a_driver()
-        environment = environment_of(Rehearsal.from_environment(asked), asked, cache_folder())
-    except (UserError, PluginError) as error:
+        environment = environment_of(Rehearsal.from_environment(asked), asked, cache_folder() / "rehearsal")
+    except (UserError, PluginError, OSError) as error:
         print(f"rehearsal: {error}", file=sys.stderr)
         return 2
     os.execvpe(command[0], command, environment)
-
-
-def cache_folder() -> Path:
-    """Where topologies are."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "rehearsal"
 
 
 if __name__ == "__main__":

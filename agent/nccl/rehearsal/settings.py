@@ -10,7 +10,9 @@ from typing import Final
 
 from zerotune.agent.nccl.compiled import MOCK_CUDA
 from zerotune.agent.nccl.fabric import Fabric, load
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.ways import make_own_folder
 
 FABRIC: Final = "ZEROTUNE_REHEARSE"
 """A fabric, by name or file: its machine is lent, its truth is what collectives take."""
@@ -67,12 +69,15 @@ def environment_of(rehearsal: Rehearsal, environment: Mapping[str, str], cache: 
 
     Raises:
         PluginError: the mock cannot be built.
+        UntrustedError: others could put a driver of theirs into the folder, which every process would load.
+        OSError: the folder cannot be written.
     """
     assert rehearsal.fabric.node is not None
     folder = cache / rehearsal.fabric.fabric_id
-    folder.mkdir(parents=True, exist_ok=True)
+    make_own_folder(folder.absolute(), "the rehearsal's driver", "set XDG_CACHE_HOME to a folder of your own")
     topology = folder / "topology.xml"
-    topology.write_text(rehearsal.fabric.node.topology, encoding="utf-8")
+    with atomic_write(topology) as partial:
+        partial.write_text(rehearsal.fabric.node.topology, encoding="utf-8")
     mock = MOCK_CUDA.build().resolve()
     for name in ("libcuda.so.1", "libcuda.so"):  # torch opens the driver by the first, Triton links to the second
         driver = folder / name

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from zerotune.agent.nccl.other_plugins import PROFILER, TUNER
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
 from zerotune.store.errors import PluginError, UserError
+from zerotune.store.foreign.own_python import python_with
 from zerotune.store.records import PlanRow
 
 MAX_RANKS: Final = 256
@@ -167,7 +167,7 @@ class _Nodes:
         stderr = os.memfd_create(f"node-{request.node}")
         self._stderr.append(stderr)
         process = subprocess.Popen(
-            [sys.executable, "-m", "zerotune.agent.nccl.twin.worker"],
+            python_with("zerotune.agent.nccl.twin.worker"),
             env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
         )  # fmt: skip
         self._processes.append(process)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from zerotune.store.records import Collective, Phase, TimingSource
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 
-FACTS = {"nccl_version": 22809, "gpu": "H100", "n_nodes": 2}
+FACTS: dict[str, str | int | float | bool] = {"nccl_version": 22809, "gpu": "H100", "n_nodes": 2}
 
 
 def measured(n_steps: int = 4, *, faster: float = 0.1, level: float = 0.0, seed: int = 0) -> npt.NDArray[np.void]:

@@ -13,6 +13,8 @@ import zipfile
 from pathlib import Path
 from typing import Final
 
+from zerotune.agent.nccl.compiled import cache_folder
+
 TESTED: Final = ("2.27.7", "2.29.7", "2.32.3")
 """Releases of `make test`: the three newest tuner interfaces."""
 ALL: Final = (
@@ -25,8 +27,7 @@ _MEMBER: Final = "nvidia/nccl/lib/libnccl.so.2"
 
 def cache() -> Path:
     """Folder that keeps the libraries."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zerotune" / "nccl-releases"
-    return Path(os.environ.get("ZEROTUNE_NCCL_CACHE", default))
+    return Path(os.environ.get("ZEROTUNE_NCCL_CACHE", cache_folder() / "nccl-releases"))
 
 
 def library_of(version: str) -> Path:

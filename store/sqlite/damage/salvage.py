@@ -25,6 +25,7 @@ from zerotune.store.sqlite.migrations import migrate
 from zerotune.store.sqlite.rows import row_checksums
 from zerotune.store.sqlite.rows.checksums import COVERED, agree
 from zerotune.store.sqlite.rows.measurements import SERIES_COLUMNS
+from zerotune.store.sqlite.schema import guarded, has_table
 
 _CHUNK_ROWS: Final = 10_000
 _LAST_ID: Final = 2**62
@@ -112,6 +113,8 @@ class _Copy:
         self.n_found: dict[str, int] = {}
         """Rows of each table whose number can be read."""
         self._target = target
+        self._no_tables: set[str] = set()
+        """Names that something else than a table bears, such as a view: SQLite would run it."""
         self._lacks_names = False
         """Whether a row that others refer to is left out."""
         self._names: dict[str, list[Row]] = {}
@@ -136,6 +139,8 @@ class _Copy:
                 self._copy_table(source, table)
             if self.has_holes or self._lacks_names:
                 for table, name in _NAMES.items():
+                    if table in self._no_tables:
+                        continue
                     index = f"SELECT id, {name} FROM main.{table} INDEXED BY sqlite_autoindex_{table}_1"
                     self._names[table] = [*self._until_damage(source, f"{index} WHERE typeof({name}) = 'text'")]
         return n_written
@@ -170,11 +175,20 @@ class _Copy:
             self._insert("measurements", ["id", *COVERED, "checksum"], found)
 
     def _count_rows(self, source: sqlite3.Connection) -> int | None:
-        found = source.execute("SELECT n_rows FROM tallies WHERE name = 'measurements'").fetchone()
+        found = None
+        if has_table(source, "tallies"):
+            found = source.execute("SELECT n_rows FROM tallies WHERE name = 'measurements'").fetchone()
         return int(found[0]) if found and isinstance(found[0], int) else None
 
     def _copy_table(self, source: sqlite3.Connection, table: str) -> None:
         there, sound = set[str](), ""
+        is_table = True
+        with _where_readable():
+            is_table = _retried(lambda: has_table(source, table))
+        if not is_table:
+            self.has_holes = True
+            self._no_tables.add(table)
+            return
         with _where_readable():
             count = f"SELECT count(*) FROM main.{table} NOT INDEXED"
             (self.n_found[table],) = _retried(lambda: source.execute(count).fetchone())
@@ -302,6 +316,7 @@ def _uri(path: Path) -> str:
 
 def _reading(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(_uri(path), uri=True)
+    guarded(connection)
     connection.text_factory = lambda raw: raw.decode(errors="replace")
     return connection
 

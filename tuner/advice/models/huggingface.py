@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from zerotune.store.errors import UserError, reason
+from zerotune.store.foreign.regular_file import read_file
 from zerotune.tuner.advice.models.decoder import Decoder, class_defaults
 from zerotune.tuner.advice.models.model_shape import ModelShape, checked
 from zerotune.tuner.advice.models.vision import vision_parameters
@@ -202,9 +203,7 @@ def read_config(path: Path) -> ModelShape:
         UserError: it cannot be read, is no such file, or of an architecture that is not known here.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{path} has {path.stat().st_size} bytes", "give a model's config.json")
-        raw = msgspec.json.decode(path.read_bytes())
+        raw = msgspec.json.decode(read_file(path, MAX_FILE_BYTES))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}", "give a model's config.json") from error
     except RecursionError as error:

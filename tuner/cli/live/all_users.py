@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from zerotune.store.errors import UserError
 from zerotune.store.paths import SERVICE_RUNTIME_DIR, SERVICE_STATE_DIR
 from zerotune.tuner.all_users.folders import Share, User
+from zerotune.tuner.all_users.user_process import outputs_of
 
 if TYPE_CHECKING:
     from zerotune.store.wire import StatusReply
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 IDLE_EXIT_S: Final = 1800.0
 """A user's daemon ends after this time without a rank: big models are loaded for minutes before they train."""
 STATUS_TIMEOUT_S: Final = 30.0
+"""For all users together; each of the last has LEAST_S."""
+LEAST_S: Final = 2.0
+AT_ONCE: Final = 16
+"""Users whose daemons are asked at a time."""
+MAX_STATUS_BYTES: Final = 4 * 2**20
+"""A daemon with 1,024 jobs says half of it."""
 
 
 def refuse_useless(given: Mapping[str, object], without: str | None = None) -> None:
@@ -95,15 +102,16 @@ def all_status() -> Iterator[StatusReply]:
         raise UserError("--all-users shows jobs of others, which only root may see", "leave it out to see your own")
     runtime = Path(SERVICE_RUNTIME_DIR)
     names = os.listdir(runtime) if runtime.is_dir() else []
-    for uid in sorted(int(name) for name in names if name.isascii() and name.isdigit()):
-        user = User.of(uid, uid)
-        command = [sys.executable, "-I", "-m", "zerotune.tuner.cli", "status", "--json"]
-        command += ["--endpoint", f"ipc://{runtime / str(uid) / 'daemon.sock'}"]
-        try:
-            asked = subprocess.run(
-                command, user=user.uid, group=user.gid, extra_groups=user.groups, cwd="/", capture_output=True,
-                timeout=STATUS_TIMEOUT_S, check=False, env={"PATH": os.defpath},
-            )  # fmt: skip
-            yield msgspec.json.decode(asked.stdout, type=StatusReply)
-        except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
-            continue  # none runs there now
+    users = [User.of(uid, uid) for uid in sorted(int(name) for name in names if name.isascii() and name.isdigit())]
+    command = [sys.executable, "-I", "-m", "zerotune.tuner.cli", "status", "--json", "--endpoint"]
+    ends_at_s = time.monotonic() + STATUS_TIMEOUT_S
+    for at in range(0, len(users), AT_ONCE):
+        commands = {
+            user: [*command, f"ipc://{runtime / str(user.uid) / 'daemon.sock'}"] for user in users[at : at + AT_ONCE]
+        }
+        left_s = max(LEAST_S, ends_at_s - time.monotonic())
+        for said in outputs_of(commands, {"PATH": os.defpath}, left_s, MAX_STATUS_BYTES).values():
+            try:
+                yield msgspec.json.decode(said, type=StatusReply)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue  # none runs there now

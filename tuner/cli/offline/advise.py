@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.regular_file import begin_of
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.options import AsJson, JobOfStore, a_number, console, print_json
 from zerotune.tuner.cli.paths import output_file, store_path
@@ -193,8 +194,7 @@ def _is_book(path: Path) -> bool:
     from zerotune.tuner.fleet import is_book
 
     try:
-        with path.open("rb") as file:
-            return is_book(file.read(64))
+        return is_book(begin_of(path, 64))
     except OSError:
         return False  # whoever reads it says why not
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.regular_file import begin_of
 from zerotune.store.records import Collective, CommunicatorClass, Stage, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.advice.configuration import ZeroConfiguration
@@ -204,10 +205,10 @@ def _check_ran(problem: Problem, ran: ZeroConfiguration) -> None:
 
 def is_store(path: Path) -> bool:
     """Whether a file begins as stores do."""
-    if not path.is_file():
+    try:
+        return begin_of(path, len(_DATABASE)) == _DATABASE
+    except OSError:
         return False
-    with path.open("rb") as file:
-        return file.read(len(_DATABASE)) == _DATABASE
 
 
 def _applied(

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UserError, reason
+from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.records import JobRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.jobs.finding import job_of
@@ -52,12 +53,10 @@ def read_summary(path: Path) -> RunSummary:
         UserError: it cannot be read, or is not one.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"{path} is over {MAX_FILE_BYTES} bytes", "use one written by --summary")
-        summary = msgspec.json.decode(path.read_bytes(), type=RunSummary)
+        summary = msgspec.json.decode(read_file(path, MAX_FILE_BYTES), type=RunSummary)
         return summary if summary.label else msgspec.structs.replace(summary, label=path.stem)
     except OSError as error:
-        raise UserError(f"cannot read the run summary {path}: {error.strerror}", "check the path") from error
+        raise UserError(f"cannot read the run summary {path}: {reason(error)}", "check the path") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a run summary: {error}", "use one written by --summary") from error
 

@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
-from zerotune.store.errors import PlanError, UserError
+from zerotune.store.errors import PlanError, UserError, reason
+from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.plan_file import MAX_FILE_BYTES, read_plan
 from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
 from zerotune.tuner.offline.export import read_nvidia_csv
@@ -47,12 +48,9 @@ def plan_rows(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> li
 
 def _begin(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise PlanError(f"{path} is over {MAX_FILE_BYTES} bytes", "a plan has at most a few thousand rows")
-        with path.open("rb") as file:
-            return file.read(4096)
+        return read_file(path, MAX_FILE_BYTES)[:4096]
     except OSError as error:
-        raise PlanError(f"cannot read {path}: {error.strerror}", "check the path") from error
+        raise PlanError(f"cannot read {path}: {reason(error)}", "name a plan file, or another tuner's table") from error
 
 
 def _scitix(path: Path) -> Iterable[PlanRow]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import selectors
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -15,6 +14,7 @@ import msgspec
 
 from zerotune.agent.nccl import compiled
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.own_python import python_with
 from zerotune.store.records import Collective, Outcome
 from zerotune.tuner.offline.scratch import ScratchFolder
 from zerotune.tuner.offline.sweep.protocol import Failed, Measure, MeasuredCalls, Ready, Reply, Stop, reply_of, to_line
@@ -44,9 +44,7 @@ class WorkerGroup:
         backend = "nccl" if fabric is None else "emulated_nccl"
         plugin = str(compiled.PLUGIN.build())
         command = [
-            sys.executable,
-            "-m",
-            "zerotune.tuner.offline.sweep.worker",
+            *python_with("zerotune.tuner.offline.sweep.worker"),
             backend,
             f"file://{self._folder.path}/rendezvous",
         ]

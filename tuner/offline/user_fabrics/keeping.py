@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 
 from zerotune.agent.nccl import fabric
-from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.mock_cuda.machine import MAX_FILE_BYTES, read_machine
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.twin import Cluster
 from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.paths import user_fabrics_dir
 from zerotune.tuner.offline.user_fabrics.belief import Believed, ask
 from zerotune.tuner.offline.user_fabrics.text import fabric_text
@@ -77,7 +78,7 @@ def add(
     used = ranks_per_node or len(machine.gpus)
     if n_nodes * used == 1:
         raise UserError(f"one GPU of {topology} on one node has nobody to talk to", "ask for more with --nodes")
-    content = topology.read_bytes()
+    content = read_file(topology, MAX_FILE_BYTES)
     with tempfile.TemporaryDirectory(prefix="zerotune-") as folder:
         copy = Path(folder) / topology.name
         copy.write_bytes(content)

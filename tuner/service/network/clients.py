@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket as sockets
-import stat
 import threading
 from pathlib import Path
 from typing import Any, Final
 
 import zmq
-import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
+
+from zerotune.agent.daemon_link.keys import load_certificate
+from zerotune.tuner.service.network.gate import Gate
 
 _log = logging.getLogger("zerotune.daemon")
 
@@ -40,14 +39,18 @@ class AdmittedClients:
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether the client with this public key may connect; ZeroMQ's authenticator asks under this name."""
-        may_connect = key in self._keys()
+        try:
+            may_connect = key in self._keys()
+        except OSError as error:  # no descriptor is left, say: whoever may connect tries again
+            _log.warning("the keys in %s cannot be read: %s", self._folder, error)
+            return False
         if may_connect:
             self._admitted.add(key)
         return may_connect
 
-    def watch(self, port: int) -> None:
-        """From now on, end the connections to a port of this process when one of those admitted no longer is."""
-        self._watch = threading.Thread(target=self._look, args=(port,), name="zerotune-clients", daemon=True)
+    def watch(self, gate: Gate) -> None:
+        """From now on, keep a gate open, and end what comes through it when one of those admitted no longer is."""
+        self._watch = threading.Thread(target=self._look, args=(gate,), name="zerotune-clients", daemon=True)
         self._watch.start()
 
     def close(self) -> None:
@@ -57,28 +60,24 @@ class AdmittedClients:
             self._watch.join()
         self._authenticator.stop()
 
-    def _look(self, port: int) -> None:
-        while not self._closing.wait(LOOK_EVERY_S):
-            if revoked := self._admitted - self._keys():
+    def _look(self, gate: Gate) -> None:
+        is_first = True
+        while is_first or not self._closing.wait(LOOK_EVERY_S):
+            is_first = False
+            try:
+                gate.keep_open()
+                revoked = self._admitted - self._keys()
+            except OSError as error:  # of this moment: a key that is taken away must end its owner's connection later
+                _log.warning("clients of %s are not looked at now: %s", self._folder, error)
+                continue
+            if revoked:
                 self._admitted -= revoked
                 _log.warning("%d keys were taken out of %s: all at tcp:// connect anew", len(revoked), self._folder)
-                _end_connections(port)
+                gate.end_connections()
 
     def _keys(self) -> set[bytes]:
         found = set()
         for path in self._folder.glob("*.key"):
             with contextlib.suppress(OSError, ValueError):  # taken away meanwhile, or no key
-                found.add(zmq.auth.load_certificate(path)[0])
+                found.add(load_certificate(path)[0])
         return found
-
-
-def _end_connections(port: int) -> None:
-    """Shut this process's TCP connections at its own `port`; ZeroMQ does not say which one is whose, nor ends one."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
-                continue
-            with sockets.socket(fileno=os.dup(int(name))) as one:
-                if one.family in (sockets.AF_INET, sockets.AF_INET6) and one.getsockname()[1] == port:
-                    one.getpeername()  # what only listens has none, and is left alone
-                    one.shutdown(sockets.SHUT_RDWR)

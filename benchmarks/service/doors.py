@@ -1,0 +1,403 @@
+"""Attacks on what is open to others: other users of a node, strangers of the network, and files that others wrote.
+
+Each attack is made in a folder of its own, on this machine only, and *holds* where the product refuses, goes on and
+keeps what was there, within `LONGEST_S`.
+
+* attacks, attacks_that_hold_share: how many were made, and of those how many held.
+* worst_memory_mib: the most that a process of ours held meanwhile.
+* worst_wait_s: the longest that a command or an honest client waited for its answer.
+
+Some give files to other users, which needs root: otherwise they are left out, and that is told.
+
+Run: python -m benchmarks doors [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import io
+import os
+import resource
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.free_port import free_port
+from benchmarks.lib.reporting import Result, report, say
+from zerotune.agent.nccl.compiled import PLUGIN, cache_folder
+from zerotune.store.knowledge_pool import KnowledgePool
+from zerotune.store.sqlite.database import Store
+from zerotune.tuner.all_users.folders import User
+from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
+from zerotune.tuner.client.status import fetch_status
+from zerotune.tuner.fleet.building import STATE_SUFFIX, build
+from zerotune.tuner.fleet.objects import COLUMNS, Fabric, pack
+from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
+from zerotune.tuner.service.endpoint import make_keys
+
+LONGEST_S: Final = 25.0
+MOST_MIB: Final = 1536
+STRANGER: Final = 25_001
+"""A number that no user of the machine should have."""
+MAX_FILES: Final = 320
+"""That the daemon may have open which strangers meet."""
+ENDLESS: Final = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT"
+SCHEMAS: Final = {
+    "trigger": "CREATE TRIGGER t AFTER UPDATE ON jobs BEGIN DELETE FROM measurements; END",
+    "view of steps": f"ALTER TABLE steps RENAME TO s; CREATE VIEW steps AS {ENDLESS} n AS step FROM r",
+    "view of jobs": "PRAGMA legacy_alter_table = 1; ALTER TABLE jobs RENAME TO j;"
+    f" CREATE VIEW jobs AS SELECT * FROM j WHERE ({ENDLESS} count(*) FROM r) > 0",
+    "costly index": "CREATE INDEX i ON jobs (length(replace(hex(zeroblob(100000000)), '0', job_id)))",
+}
+READING: Final = {
+    "plan": ("launch", "--plan", "FILE", "--", "true"),
+    "fabric": ("launch", "--fabric", "./FILE", "--", "true"),
+    "advise": ("advise", "FILE"),
+    "book": ("book", "show", "FILE"),
+    "book key": ("book", "show", "none.book", "--book-key", "FILE"),
+    "store": ("jobs", "--store", "FILE"),
+}
+Attack = tuple[str, Callable[[Path], bool]]
+waits_s: list[float] = []
+"""How long each command or honest client waited."""
+
+
+def command(folder: Path, *words: str, n_files: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run `zerotune` for LONGEST_S at most, and with little memory.
+
+    Args:
+        folder: to run it in.
+        words: of the command.
+        n_files: that it may open; 0: as many as this process.
+
+    Returns:
+        How it ended; with code 124 where it did not.
+    """
+    limits = ["prlimit", f"--as={6 << 30}", *([f"--nofile={n_files}"] if n_files else [])]
+    began_s = time.monotonic()
+    try:
+        return subprocess.run(
+            [*limits, sys.executable, "-P", "-m", "zerotune.tuner.cli", *words],
+            cwd=folder, capture_output=True, text=True, check=False, timeout=LONGEST_S, env=environment(folder),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 124, "", "")
+    finally:
+        waits_s.append(time.monotonic() - began_s)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """That keeps a command within a folder."""
+    names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "ZEROTUNE_RUNTIME_DIR")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ZEROTUNE_")}
+    return kept | {name: str(folder / name.lower()) for name in names}
+
+
+def is_refused(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether a command ended with a sentence."""
+    return done.returncode == 2 and "Traceback" not in done.stderr
+
+
+def reads(words: Sequence[str], kind: str) -> Callable[[Path], bool]:
+    """A command is given what is no file."""
+
+    def attack(folder: Path) -> bool:
+        file = folder / "file.toml"
+        os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
+        return is_refused(command(folder, *(word.replace("FILE", file.name) for word in words)))
+
+    return attack
+
+
+def brings(statements: str, *words: str) -> Callable[[Path], bool]:
+    """A command is given a store that brings SQL."""
+
+    def attack(folder: Path) -> bool:
+        Store.open(path := folder / "store.db").close()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.executescript(statements)
+        done = command(folder, *words, str(path))
+        return done.returncode in (1, 2) and "Traceback" not in done.stderr
+
+    return attack
+
+
+def planted_module(folder: Path) -> bool:
+    """A module of others lies where `launch --start-daemon` is run."""
+    for name in ("zmq", "msgspec", "numpy"):
+        (folder / f"{name}.py").write_text("open('ran', 'w').close()\n")
+    folder.joinpath("run").mkdir(mode=0o700)
+    endpoint = f"ipc://{folder}/run/d.sock"
+    command(folder, "launch", "--start-daemon", "--endpoint", endpoint, "--store", "s.db", "--", "true")
+    with suppress(Exception):
+        if (found := fetch_status(endpoint, 5.0)) is not None:
+            os.kill(found.daemon_pid, signal.SIGTERM)
+    return not (folder / "ran").exists()
+
+
+def planted_library(folder: Path, *, of_stranger: bool) -> bool:
+    """A library with the mark of our sources lies in a cache that others may write to, or have made."""
+    root = folder / "site-packages" / "nccl"
+    shutil.copytree(PLUGIN.root / "plugin", root / "plugin", ignore=shutil.ignore_patterns("*.so", "*.lock"))
+    installed = replace(PLUGIN, root=root)
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    try:
+        planted = installed.build()
+        os.chown(planted, STRANGER, STRANGER) if of_stranger else cache_folder().chmod(0o777)
+        return installed.path() is None
+    finally:
+        del os.environ["XDG_CACHE_HOME"]
+
+
+def few_files(folder: Path) -> bool:
+    """A command may open few files."""
+    return all(is_refused(command(folder, "launch", "--", "true", n_files=n)) for n in (10, 16, 20))
+
+
+@contextmanager
+def daemon(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+    """A daemon at two addresses, which may open few files."""
+    make_keys(folder / "keys")
+    ipc, tcp = f"ipc://{folder}/d.sock", f"tcp://127.0.0.1:{free_port()}"
+    words = ["daemon", "--endpoint", ipc, "--listen", tcp, "--curve-keys", str(folder / "keys"), "--store", "s.db"]
+    process = subprocess.Popen(
+        ["prlimit", f"--nofile={MAX_FILES}", sys.executable, "-P", "-m", "zerotune.tuner.cli", *words],
+        cwd=folder, stderr=subprocess.DEVNULL, env=environment(folder),
+    )  # fmt: skip
+    try:
+        ends_at_s = time.monotonic() + LONGEST_S
+        while fetch_status(ipc, 1.0) is None and time.monotonic() < ends_at_s:
+            time.sleep(0.05)
+        yield process, ipc, tcp
+    finally:
+        process.kill()
+        process.wait()
+
+
+def strangers(begin: bytes) -> Callable[[Path], bool]:
+    """Connections without a key are held open."""
+
+    def attack(folder: Path) -> bool:
+        with ExitStack() as held, daemon(folder) as (process, ipc, tcp):
+            for _ in range(2 * MAX_FILES):
+                with suppress(OSError):
+                    place = ("127.0.0.1", int(tcp.rpartition(":")[2]))
+                    held.enter_context(one := socket.create_connection(place, timeout=1.0)).sendall(begin)
+                    del one
+            began_s = time.monotonic()
+            is_served = all(fetch_status(at, 10.0, curve_dir=folder / "keys") is not None for at in (ipc, tcp))
+            waits_s.append(time.monotonic() - began_s)
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(LONGEST_S) == 0 and is_served
+        return False
+
+    return attack
+
+
+def honest(folder: Path, node: str) -> Path:
+    """An honest object below `fleet`."""
+    block = measured(40)
+    packed = pack(node, Fabric("fabric", FACTS), [node], np.zeros(len(block), np.int64), block, 1_800_000_000)
+    path = folder / "fleet" / packed.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(packed.data)
+    return path
+
+
+def masked(folder: Path) -> bool:
+    """Junk bears the names of others' objects."""
+    (folder / "fleet" / "v1" / "zzz").mkdir(parents=True)
+    for node in ("a", "b", "c"):
+        (folder / "fleet" / "v1" / "zzz" / honest(folder, node).name).write_text("junk")
+    return build(str(folder / "fleet"), folder / "book").merged.n_objects == 3
+
+
+def one_bad_entry(folder: Path) -> bool:
+    """A pipe, and a name that is no text."""
+    place = honest(folder, "a").parent
+    os.mkfifo(place / "pipe.parquet")
+    Path(os.fsdecode(os.fsencode(place) + b"/\xff.parquet")).write_text("junk")
+    (place / "around").symlink_to(place, target_is_directory=True)
+    return build(str(folder / "fleet"), folder / "book").merged.n_objects == 1
+
+
+def bomb(text: str, facts: bytes) -> Callable[[Path], bool]:
+    """An object that unpacks to far more than it is."""
+
+    def attack(folder: Path) -> bool:
+        honest(folder, "a")
+        values = {"contributor": text, "job_id": "job", "fabric_id": "fabric"}
+        columns = [pyarrow.array([values.get(field.name, 1)]).cast(field.type) for field in COLUMNS]
+        schema = COLUMNS.with_metadata({b"zerotune.fleet": b"1", b"zerotune.fabric": facts})
+        pyarrow.parquet.write_table(pyarrow.table(columns, schema), sink := io.BytesIO(), compression="zstd")
+        name = hashlib.sha256(sink.getvalue()).hexdigest()
+        (folder / "fleet" / "v1" / "fabric=fabric" / f"{name}.parquet").write_bytes(sink.getvalue())
+        return build(str(folder / "fleet"), folder / "book").merged.n_objects == 1
+
+    return attack
+
+
+def state_of(change: Callable[[Path], None]) -> Callable[[Path], bool]:
+    """What was merged is another's."""
+
+    def attack(folder: Path) -> bool:
+        honest(folder, "a")
+        build(str(folder / "fleet"), folder / "book")
+        change(folder / f"book{STATE_SUFFIX}")
+        return is_refused(command(folder, "book", "build", "fleet", "--out", "book"))
+
+    return attack
+
+
+def with_a_view(state: Path) -> None:
+    """A view stands in for a table."""
+    import duckdb
+
+    with duckdb.connect(str(state)) as connection:
+        connection.execute("ALTER TABLE fabrics RENAME TO f; CREATE VIEW fabrics AS SELECT * FROM f")
+
+
+def older_book(folder: Path) -> bool:
+    """An older book with a good signature comes after a newer one."""
+    from zerotune.tuner.fleet.shelf import Shelf
+
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")
+    try:
+        honest(folder, "a")
+        key = make_key(folder / "key")
+        books = []
+        for _ in range(2):
+            build(str(folder / "fleet"), folder / "book", signer=Signer.from_file(folder / "key"))
+            books.append((folder / "book").read_bytes())
+        shelf = Shelf(str(folder / "book"), Verifier.of(key), read_every_s=0.05)
+        shelf.start()
+        shelf.told("fabric")
+        (folder / "book").write_bytes(books[0])
+        ends_at_s = time.monotonic() + LONGEST_S
+        while not shelf.error and time.monotonic() < ends_at_s:
+            time.sleep(0.05)
+        shelf.close()
+        return bool(shelf.error)
+    finally:
+        del os.environ["XDG_STATE_HOME"]
+
+
+def knowledge_bomb(folder: Path) -> bool:
+    """What another user shares is many empty lists."""
+    name = hashlib.sha256(b"fabric").hexdigest()[:32] + ".msgpack"
+    (folder / str(STRANGER)).mkdir()
+    n_lists = 15 << 20
+    head = msgspec.msgpack.encode({"version": 1, "fabric_id": "fabric", "statistics": []})
+    body = b"\xa6by_job\xdd" + n_lists.to_bytes(4, "big") + b"\x90" * n_lists
+    (folder / str(STRANGER) / name).write_bytes(bytes([head[0] + 1]) + head[1:] + body)
+    os.chown(folder / str(STRANGER) / name, STRANGER, STRANGER)
+    began_s = time.monotonic()
+    found = KnowledgePool(folder).others("fabric")
+    waits_s.append(time.monotonic() - began_s)
+    return found == []
+
+
+def much_said(_: Path) -> bool:
+    """A user's process says much to root, or nothing."""
+    users = [User(STRANGER + at, STRANGER + at, (), False) for at in range(2)]
+    commands = {users[0]: ["/bin/sh", "-c", "while :; do echo much; done"]}
+    commands[users[1]] = ["/bin/sh", "-c", "kill -STOP $$"]
+    return outputs_of(commands, {"PATH": os.defpath}, 2.0, 10_000) == {}
+
+
+def stopped_at_once(_: Path) -> bool:
+    """A user stops a process of theirs as soon as root begins it."""
+    began_s = time.monotonic()
+    process = UserProcess(User(STRANGER, STRANGER, (), False), ["/bin/sh", "-c", "kill -STOP $$"], {})
+    waits_s.append(time.monotonic() - began_s)
+    process.signal(signal.SIGKILL)
+    while not process.has_ended and time.monotonic() - began_s < LONGEST_S:
+        time.sleep(0.01)
+    return process.code is not None and waits_s[-1] < 1.0
+
+
+def attacks(*, is_quick: bool) -> Iterator[Attack]:
+    """Name and attack, those that need no root first."""
+    for name, words in list(READING.items())[: 2 if is_quick else None]:
+        for kind in ("pipe", "device"):
+            yield f"{name} is a {kind}", reads(words, kind)
+    for name, statements in list(SCHEMAS.items())[: 2 if is_quick else None]:
+        yield f"store with {name}: jobs", brings(statements, "jobs", "--store")
+        if not is_quick:
+            yield f"store with {name}: check", brings(statements, "store", "check")
+            yield f"store with {name}: explain", brings(statements, "explain", "--store")
+    yield "module in the current folder", planted_module
+    yield "library in an open cache", lambda folder: planted_library(folder, of_stranger=False)
+    yield "few descriptors", few_files
+    yield "strangers who are silent", strangers(b"")
+    if not is_quick:
+        yield "strangers who begin", strangers(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47))
+    yield "junk under others' names", masked
+    yield "one bad entry", one_bad_entry
+    yield "object with a long text", bomb("x" * (64 << 20), b"{}")
+    yield "object with long facts", bomb("node", b'{"a":"' + b"x" * (32 << 20) + b'"}')
+    yield "view in what was merged", state_of(with_a_view)
+    yield "older book", older_book
+
+
+def attacks_as_root() -> Iterator[Attack]:
+    """Those that act as other users."""
+    yield "library of another user", lambda folder: planted_library(folder, of_stranger=True)
+    yield "what was merged is another user's", state_of(lambda state: os.chown(state, STRANGER, STRANGER))
+    yield "shared knowledge of empty lists", knowledge_bomb
+    yield "much said to root", much_said
+    yield "process stopped at once", stopped_at_once
+
+
+def main() -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer of a kind; ends within 60 s")
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    arguments = parser.parse_args()
+    made = list(attacks(is_quick=arguments.quick))
+    if os.getuid() == 0:
+        made += attacks_as_root()
+    else:
+        say(f"left out, as they need root: {', '.join(name for name, _ in attacks_as_root())}")
+    n_held = 0
+    for name, attack in made:
+        with tempfile.TemporaryDirectory(prefix="zt-") as folder:
+            began_s = time.monotonic()
+            try:
+                holds = attack(Path(folder))
+            except Exception as error:
+                holds = False
+                say(f"{name}: {type(error).__name__}: {error}")
+            n_held += holds
+            say(f"{'holds' if holds else 'GETS THROUGH':12s} {time.monotonic() - began_s:6.1f} s  {name}")
+    kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    results = [
+        Result("attacks", len(made), "", "> 0"),
+        Result("attacks_that_hold_share", n_held / len(made), "", "1"),
+        Result("worst_memory_mib", kib / 1024, "MiB", f"<= {MOST_MIB}"),
+        Result("worst_wait_s", max(waits_s), "s", f"<= {LONGEST_S:g}"),
+    ]
+    report("doors", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Files that a user names or others wrote: a regular file of at most so many bytes, or an error, and never a wait."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def read_file(path: Path, max_bytes: int, *, owner: int | None = None, follow: bool = True) -> bytes:
+    """All of a file.
+
+    Args:
+        path: of the file.
+        max_bytes: that it may have.
+        owner: number of the user whose file it must be; None: anybody's.
+        follow: whether it may be a symbolic link.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        OSError: it cannot be read, is a device, a pipe or a folder, is another user's, or has more bytes.
+    """
+    data = _read(path, max_bytes + 1, owner, 0 if follow else os.O_NOFOLLOW)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
+    return data
+
+
+def begin_of(path: Path, n_bytes: int) -> bytes:
+    """The first bytes of a file.
+
+    Raises:
+        OSError: it cannot be read, or is a device, a pipe or a folder.
+    """
+    return _read(path, n_bytes, None, 0)
+
+
+def _read(path: Path, n_bytes: int, owner: int | None, flags: int) -> bytes:
+    # Without O_NONBLOCK a pipe that nobody writes to would be waited for, before anything is known of it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if owner is not None and found.st_uid != owner:
+            raise OSError(errno.EPERM, f"it belongs to user {found.st_uid}", str(path))
+        return file.read(n_bytes)

@@ -1,0 +1,78 @@
+"""Who could have put something at a path: asked before what lies there is executed, or believed as this user's own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from pathlib import Path
+from typing import Final
+
+from zerotune.store.errors import UntrustedError
+
+_MOST_LINKS: Final = 40
+"""As the kernel follows on one way."""
+
+
+def refuse_reachable(path: Path, what: str, elsewhere: str) -> None:
+    """See that only this user and root could have put there what lies at a path, or could put something else there.
+
+    Every folder and link on the way is looked at, and so is the file. What is missing is nobody's.
+
+    Args:
+        path: absolute, of a file or a folder, there or not.
+        what: it is, for the message.
+        elsewhere: how to name another, for the remedy.
+
+    Raises:
+        UntrustedError: another user could.
+        OSError: a folder on the way cannot be looked at.
+    """
+    at, pending, n_links = Path("/"), list(reversed(path.parts[1:])), 0
+    _refuse(at, os.lstat(at), what, elsewhere)
+    while pending:
+        name = pending.pop()
+        at = at.parent if name == ".." else at / name
+        try:
+            found = os.lstat(at)
+        except FileNotFoundError:
+            return
+        _refuse(at, found, what, elsewhere)
+        if stat.S_ISLNK(found.st_mode):
+            if (n_links := n_links + 1) > _MOST_LINKS:
+                raise UntrustedError(f"the way to {what} {path} has too many links", elsewhere)
+            target = Path(os.readlink(at))
+            at = Path("/") if target.is_absolute() else at.parent
+            pending += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+
+
+def make_own_folder(folder: Path, what: str, elsewhere: str) -> None:
+    """Make a folder of this user alone, and those above it that are missing; nobody else could reach it on any way.
+
+    Args:
+        folder: absolute.
+        what: is kept there, for the message.
+        elsewhere: how to name another, for the remedy.
+
+    Raises:
+        UntrustedError: others could put something there.
+        OSError: it cannot be made.
+    """
+    refuse_reachable(folder, what, elsewhere)
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode=0o700, exist_ok=True)
+    refuse_reachable(folder, what, elsewhere)
+
+
+def _refuse(at: Path, found: os.stat_result, what: str, elsewhere: str) -> None:
+    if found.st_uid not in (os.getuid(), 0):
+        raise UntrustedError(f"{what} is not used: {at} belongs to user {found.st_uid}", elsewhere)
+    if stat.S_ISLNK(found.st_mode):
+        return  # its mode means nothing
+    is_open = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_open and not (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
+        remedy = (
+            elsewhere if found.st_uid != os.getuid() else f"run `chmod go-w {shlex.quote(str(at))}`, or {elsewhere}"
+        )
+        raise UntrustedError(f"{what} is not used: others may write to {at}", remedy)

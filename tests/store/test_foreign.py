@@ -1,0 +1,64 @@
+"""Files of others: how they are read, and what decoding them may take."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from zerotune.store.atomic_file import atomic_write
+from zerotune.store.foreign.decoding import Decoding, Undecodable
+from zerotune.store.foreign.regular_file import begin_of, read_file
+
+MAX_BYTES = 1000
+
+
+def greedy(name: str, data: bytes) -> bytes:
+    """What `Decoding` runs: does what the name says."""
+    if name == "refuse":
+        raise ValueError("not ours")
+    if name == "much memory":
+        return bytes(len(bytearray(2**30)) and 1)
+    if name == "no end":
+        time.sleep(60.0)
+    if name == "death":
+        os._exit(1)
+    if name == "much":
+        return bytes(MAX_BYTES + 1)
+    return data[::-1]
+
+
+@pytest.mark.parametrize("name", ["refuse", "much memory", "no end", "death", "much"])
+def test_what_takes_too_much_is_refused_and_the_next_is_decoded(name, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    with Decoding(f"{__name__}:greedy", memory_mib=128, seconds=3.0, most_bytes=MAX_BYTES) as decode:
+        assert decode("", b"abc") == b"cba"
+        with pytest.raises(Undecodable):
+            decode(name, b"")
+        assert decode("", b"abc") == b"cba"
+
+
+def test_only_a_regular_file_of_some_size_is_read(tmp_path):
+    (file := tmp_path / "file").write_bytes(b"x" * MAX_BYTES)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    (link := tmp_path / "link").symlink_to(file)
+    assert read_file(file, MAX_BYTES) == begin_of(link, MAX_BYTES) == b"x" * MAX_BYTES
+    for path in (pipe, tmp_path, "/dev/zero", "/dev/tty", tmp_path / "none"):
+        with pytest.raises(OSError, match=r".+"):
+            read_file(path, MAX_BYTES)
+        with pytest.raises(OSError, match=r".+"):
+            begin_of(path, 1)
+    for wrong in ({"max_bytes": MAX_BYTES - 1}, {"owner": os.getuid() + 1}):
+        with pytest.raises(OSError, match=r".+"):
+            read_file(file, **{"max_bytes": MAX_BYTES, **wrong})
+    with pytest.raises(OSError, match=r".+"):
+        read_file(link, MAX_BYTES, follow=False)
+
+
+def test_a_link_in_the_place_of_the_partial_file_leaves_its_target_as_it_is(tmp_path):
+    (precious := tmp_path / "precious").write_text("data")
+    (tmp_path / "out.partial").symlink_to(precious)
+    with atomic_write(tmp_path / "out") as partial:
+        partial.write_text("new")
+    assert (precious.read_text(), (tmp_path / "out").read_text()) == ("data", "new")

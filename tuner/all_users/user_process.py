@@ -1,0 +1,140 @@
+"""A process of a user's, started by root, which never waits for it.
+
+Whatever runs as a user, the user may stop or kill at any moment: also before the program runs in it, for which
+`subprocess.Popen` would wait. So it is forked here, and looked at by its process id and by what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from zerotune.tuner.all_users.folders import User
+
+CANNOT_RUN: Final = 126
+"""Exit code of a process that may not run the command."""
+_READ_BYTES: Final = 65_536
+
+
+class UserProcess:
+    """Starts at construction, in a session of its own, in `/`.
+
+    Args:
+        user: whom it runs as.
+        command: its words; the first is a path.
+        environment: all of it.
+        output: descriptor of its standard output; None: it has none.
+        keep: further descriptors that it inherits.
+
+    Raises:
+        OSError: there is no room for a process.
+    """
+
+    def __init__(
+        self,
+        user: User,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        output: int | None = None,
+        keep: Sequence[int] = (),
+    ) -> None:
+        self.code: int | None = None
+        """Its exit code once its end was seen, negative for a signal."""
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(user, command, environment, output, keep)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more; asking takes no time, and a zombie is none from then on."""
+        if self.code is None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.code = os.waitstatus_to_exitcode(status)
+        return self.code is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal; one that has ended gets none."""
+        if not self.has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def _become(
+    user: User, command: Sequence[str], environment: Mapping[str, str], output: int | None, keep: Sequence[int]
+) -> None:
+    """Run the command in place of this process, a child that was just forked; never returns."""
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing if output is None else output, 1)
+        if output is not None:  # who listens to one hears nothing else, and root's terminal is no user's
+            os.dup2(nothing, 2)
+        for one in keep:
+            os.set_inheritable(one, True)
+        os.chdir("/")
+        os.umask(0o077)
+        os.setgroups(user.groups)
+        os.setgid(user.gid)
+        os.setuid(user.uid)  # from here on the user may stop it
+        os.execve(command[0], list(command), environment)
+    finally:
+        os._exit(CANNOT_RUN)
+
+
+def outputs_of(
+    commands: Mapping[User, Sequence[str]], environment: Mapping[str, str], timeout_s: float, max_bytes: int
+) -> dict[User, bytes]:
+    """What commands of several users say, all run at once; of those that say too much or take too long, nothing.
+
+    Args:
+        commands: of each user.
+        environment: of all.
+        timeout_s: after which those that still run are killed.
+        max_bytes: that one may say.
+
+    Returns:
+        By user, the output of commands that ended by themselves.
+
+    Raises:
+        OSError: there is no room for a process.
+    """
+    said = {user: bytearray() for user in commands}
+    running: dict[User, UserProcess] = {}
+    ends_at_s = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        try:
+            for user, command in commands.items():
+                reading, writing = os.pipe()
+                selector.register(reading, selectors.EVENT_READ, user)
+                try:
+                    running[user] = UserProcess(user, command, environment, output=writing)
+                finally:
+                    os.close(writing)
+            while selector.get_map() and (left_s := ends_at_s - time.monotonic()) > 0:
+                for key, _ in selector.select(left_s):
+                    part = os.read(key.fd, _READ_BYTES)
+                    said[key.data] += part
+                    if len(said[key.data]) > max_bytes:
+                        running[key.data].signal(signal.SIGKILL)
+                    if not part or len(said[key.data]) > max_bytes:
+                        selector.unregister(key.fd)
+                        os.close(key.fd)
+        finally:
+            unheard = {key.data for key in selector.get_map().values()}
+            for key in list(selector.get_map().values()):
+                os.close(key.fd)
+            for process in running.values():
+                process.signal(signal.SIGKILL)
+    return {user: bytes(text) for user, text in said.items() if user not in unheard and len(text) <= max_bytes}

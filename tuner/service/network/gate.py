@@ -1,0 +1,104 @@
+"""What stands at a daemon's `tcp://` address: a listening socket, and the doorkeeper that lets connections through."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import resource
+import shutil
+import socket as sockets
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from zerotune.store.errors import UserError
+from zerotune.store.foreign.own_python import python_with
+from zerotune.store.paths import ENDPOINT_REMEDY, MAX_IPC_PATH_BYTES
+
+_log = logging.getLogger("zerotune.daemon")
+
+MAX_STRANGERS: Final = 64
+"""Connections that have shown no key."""
+BACKLOG: Final = 1024
+LEAST_FILES: Final = 256
+"""Open files that a daemon at `tcp://` must be allowed: a quarter is for peers with keys, an eighth for strangers."""
+
+
+class Gate:
+    """Listens at construction; peers reach `inner` once `keep_open` was called.
+
+    Raises:
+        UserError: the address cannot be bound, or too few files may be open.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if most < LEAST_FILES:
+            raise UserError(f"only {most} files may be open, {endpoint} needs {LEAST_FILES}", "raise `ulimit -n`")
+        self._most = [str(min(MAX_STRANGERS, most // 8)), str(most // 4)]
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        try:
+            self._listening = sockets.create_server(_address(host, port), backlog=BACKLOG)
+        except OSError as error:
+            raise UserError(f"endpoint {endpoint} cannot be bound: {error.strerror}", ENDPOINT_REMEDY) from error
+        self.address = "tcp://{}:{}".format(*self._listening.getsockname())
+        folder = tempfile.mkdtemp(prefix="zerotune-")
+        if len(folder) + len("/door.sock") > MAX_IPC_PATH_BYTES:
+            shutil.rmtree(folder)
+            folder = tempfile.mkdtemp(prefix="zerotune-", dir="/tmp")
+        self._folder = Path(folder)
+        self.inner = f"ipc://{self._folder / 'door.sock'}"
+        """Where the daemon meets them."""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def keep_open(self) -> None:
+        """Start the doorkeeper, or another where it has ended; to be called now and then.
+
+        Raises:
+            OSError: there is no room for a process.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:
+            _log.error(
+                "the doorkeeper at %s ended with code %d: another begins", self.address, self._process.returncode
+            )
+        fd = self._listening.fileno()
+        words = [str(fd), self.inner.removeprefix("ipc://"), *self._most]
+        self._process = subprocess.Popen(
+            [*python_with("zerotune.tuner.service.network.doorkeeper"), *words],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[fd], start_new_session=True,
+        )  # fmt: skip
+
+    def end_connections(self) -> None:
+        """End all that come through; those who may connect anew."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(b"e")
+                self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._listening.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def remove(self) -> None:
+        """Remove the folder, after the daemon's socket was closed."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _address(host: str, port: str) -> tuple[str, int]:
+    """Of IPv4, by address, name, or name of a network interface; *: any host, any port."""
+    number = 0 if port == "*" else int(port)
+    if host == "*":
+        return "0.0.0.0", number
+    for one in psutil.net_if_addrs().get(host, ()):
+        if one.family == sockets.AF_INET:
+            return one.address, number
+    found = sockets.getaddrinfo(host, number, sockets.AF_INET, sockets.SOCK_STREAM)
+    return str(found[0][4][0]), number
