@@ -104,11 +104,10 @@ class Members:
             why = Why.ambiguous.name
         elif n_calls < LEAST_CALLS:
             why = Why.too_few_calls.name
-        elif needs_cycle and not cycle and _may_repeat(row):
-            why = Why.no_cycle.name
         else:
             promise = self._plugin.promise(owner, 1 + math.ceil(pace * self._lead_s))
-            why = "" if promise else Why.too_near.name
+            waits = needs_cycle and not cycle and _may_repeat(row)  # which counts if this is the lowest rank
+            why = Why.too_near.name if not promise else Why.no_cycle.name if waits else ""
         if promise:
             self._promised[key] = owner
         has_strayed = cycle and row["n_off_cycle"] > 2 * row["calls_per_step"]

@@ -58,10 +58,10 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     """What one rank says of one of its communicators.
 
     `promise` is the first call that it does not pass before it knows the outcome; 0: it promises nothing, because of
-    `why`. `epoch` is that of the latest plan that the communicator was switched to. `checkpoints` are (number of calls,
-    hash of all calls until then). `step_began` is the first call of this rank's latest step, `calls_per_step` how many
-    its steps have; `n_steady` whole steps in a row had so many. `cycle` is a step's calls and their phases, packed, if
-    the plan tells phases apart.
+    `why`. With a promise `why` may say that the calls of this rank's steps are not known yet. `epoch` is that of the
+    latest plan that the communicator was switched to. `checkpoints` are (number of calls, hash of all calls until then).
+    `step_began` is the first call of this rank's latest step; `n_steady` whole steps in a row had `calls_per_step`.
+    `cycle` is a step's calls and their phases, packed, if the plan tells phases apart.
     """
 
     key: str
@@ -197,6 +197,8 @@ def decide(change: PlanChange, answers: Iterable[Answer], left_alone: Iterable[s
             if why in (None, Why.far_apart) and key not in left_alone:
                 given_up[key] = max(member.promise for member in members)
             why = Why.histories_differ
+        if why is None and by_rank[min(by_rank)][0].why == Why.no_cycle.name:
+            why = Why.no_cycle
         if why is None:
             ready[key] = {rank: group[0] for rank, group in by_rank.items()}
         else:
