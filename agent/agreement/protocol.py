@@ -59,7 +59,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     `promise` is the first call that it does not pass before it knows the outcome; 0: it promises nothing, because of
     `why`. With a promise `why` may say that the calls of this rank's steps are not known yet. `epoch` is that of the
-    latest plan that the communicator was switched to. `checkpoints` are (number of calls, hash of all calls until then).
+    latest plan that the communicator was switched to. `checkpoints` are (number of calls, hash of these calls).
     `step_began` is the first call of this rank's latest step; `n_steady` whole steps in a row had `calls_per_step`.
     `cycle` is a step's calls and their phases, packed, if the plan tells phases apart.
     """
