@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -221,8 +222,9 @@ def launch(
             )
     sys.stdout.flush()
     if agent and not quiet:
-        request = replace(request, marks_dir=Path(tempfile.mkdtemp(prefix="zerotune-")))
-        vigil.begin(str(request.marks_dir))
+        with contextlib.suppress(OSError):  # on a full disk the job ends without a line
+            request = replace(request, marks_dir=Path(tempfile.mkdtemp(prefix="zerotune-")))
+            vigil.begin(str(request.marks_dir))
     try:
         os.execvpe(command[0], command, launching.environment(request))
     except OSError as error:  # say, a script without a #! line

@@ -1,10 +1,10 @@
 #include "schedule.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
 
+#include "../next/loading.h"
 #include "../tuner/communicator.h"
 
 #define NO_PROMISE UINT64_MAX
