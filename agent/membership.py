@@ -103,9 +103,7 @@ class Membership:
         self._leader: LeaderAddress | None = None
         # For the channel's thread alone: the agreement's thread has a connection of its own.
         self._agreed_id = AgreedJobId(open_job_store(), rank, settings.job_id)
-        logs_trace = settings.trace_dir is not None
-        plugin.set_recording(rank == 0 or logs_trace)
-        plugin.set_observing(logs_trace)
+        plugin.set_recording(rank == 0 or settings.trace_dir is not None)
         has_daemon = settings.plan_path is None
         faults = AgreementFaults.from_environment()
         self.agreement = Agreement(

@@ -71,6 +71,9 @@ class Session:
         self.n_errors = 0
         self._thread = threading.Thread(target=self._watch, name="zerotune-session", daemon=True)
         if plugin is not None:
+            if settings.trace_dir is not None:  # from the first call on, on all ranks alike
+                plugin.set_recording(True)
+                plugin.set_observing(True)
             self._thread.start()
 
     # ---- any thread --------------------------------------------------------------------------
