@@ -21,6 +21,7 @@ from zerotune.agent.agreement import Agreement
 from zerotune.agent.agreement.faults import AgreementFaults
 from zerotune.agent.agreement.protocol import Why
 from zerotune.agent.daemon_link.channel import Channel
+from zerotune.agent.daemon_link.cost_book import CostBook
 from zerotune.agent.daemon_link.job_id import AgreedJobId
 from zerotune.agent.daemon_link.leader import LeaderAddress
 from zerotune.agent.job_store import open_job_store
@@ -57,6 +58,7 @@ class Membership:
         plugin: the tuner plugin.
         timer: times the steps.
         queue: steps that have ended, and are still to be reported.
+        costs: what NCCL has offered in this process.
         rank, world_size: of the default process group.
         fabric_id, fabric: the hardware.
         sample_pressure: memory in use over total, None: unknown.
@@ -68,6 +70,7 @@ class Membership:
         plugin: Plugin,
         timer: StepTimer,
         queue: StepQueue,
+        costs: CostBook,
         rank: int,
         world_size: int,
         fabric_id: str,
@@ -78,6 +81,7 @@ class Membership:
         self._plugin = plugin
         self._timer = timer
         self._queue = queue
+        self._costs = costs
         self._rank = rank
         self._world_size = world_size
         self._fabric_id = fabric_id
@@ -134,7 +138,7 @@ class Membership:
     @property
     def questions(self) -> Sequence[tuple[int, ...]]:
         """(ranks, nodes, collective, bytes) that NCCL has asked for."""
-        return self._drain.costs.questions if self._drain is not None else ()
+        return self._costs.questions
 
     def reasons(self) -> list[tuple[Reason, str]]:
         """Why communicators are not tuned, as far as the agreement knows."""
@@ -241,7 +245,8 @@ class Membership:
                 fabric=self._fabric,
                 version=importlib.metadata.version("zerotune"),
             )
-        return RecordDrain(self._plugin, job_id, self._rank, self._queue, self._trace_log)
+        self._costs.resend_all()
+        return RecordDrain(self._plugin, job_id, self._rank, self._queue, self._trace_log, self._costs)
 
     def _on_message(self, message: wire.DaemonMessage) -> None:
         if isinstance(message, wire.Welcome) and self._leader is not None:

@@ -19,7 +19,7 @@ class Reason(Enum):
 
     no_agent = "no process had the agent; run `zerotune doctor` in the environment that trains"
     no_group = "no process with the agent made a process group"
-    cut_short = "rank 0 was killed before it could say more; `zerotune explain` has what is known"
+    cut_short = "rank 0 was killed before it could say what was tuned; `zerotune explain` has what is known"
     one_rank = "the job has one rank, and so no collectives"
     not_nccl = "the job's process groups ({detail}) do not run on NCCL"
     no_plugin = "the plugin for NCCL cannot be had here; `zerotune doctor` says why"
@@ -60,7 +60,8 @@ def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
     Returns:
         Such as "zerotune: nothing was tuned on this node: ...".
     """
-    return f"zerotune: nothing was tuned{where}: {reason.value.format(detail=detail)} ({reason.name})"
+    told = "" if reason is Reason.cut_short else f"nothing was tuned{where}: "
+    return f"zerotune: {told}{reason.value.format(detail=detail)} ({reason.name})"
 
 
 def say(line: str) -> None:

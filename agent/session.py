@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from zerotune.agent import ending, fabric_identity
 from zerotune.agent.agreement import AgreementCounters
+from zerotune.agent.daemon_link.cost_book import CostBook
 from zerotune.agent.emulation import BACKEND, uses_nccl
 from zerotune.agent.membership import Membership
 from zerotune.agent.nccl import other_plugins
@@ -56,6 +57,7 @@ class Session:
         self._summary = SummaryWriter(settings.summary_path) if settings.summary_path else None
         self.recent_steps = RecentSteps()
         self._queue = StepQueue()
+        self._costs = CostBook()
         sinks = [self.recent_steps.add, self._queue.add]
         self._timer = StepTimer(plugin, *sinks, *([self._summary.add] if self._summary else []))
         self._world: object = None
@@ -108,7 +110,7 @@ class Session:
         try:
             if not self._is_described:
                 self._describe()
-                self._look_for_world()
+            self._look_for_world()
             self._has_stepped = True
             self._timer.finish()
         except Exception as error:
@@ -182,7 +184,12 @@ class Session:
         if self._n_worlds > 1:  # a job of its own for the daemon
             settings = replace(settings, job_id=f"{settings.job_id}-world-{self._n_worlds}")
         self._membership = Membership(
-            settings, plugin, self._timer, self._queue, rank, world_size, fabric_id, fabric, sample_pressure
+            settings,
+            plugin,
+            self._timer,
+            self._queue,
+            self._costs,
+            *(rank, world_size, fabric_id, fabric, sample_pressure),
         )
         self._joined_at_s = time.monotonic()
         self._why_untraced = ""

@@ -62,6 +62,7 @@ class RecordDrain:
         rank: int,
         queue: StepQueue,
         log: BlockLog | None = None,
+        costs: CostBook | None = None,
     ) -> None:
         self._rings = rings
         self._job_id = job_id
@@ -71,7 +72,7 @@ class RecordDrain:
         # One for all blocks: numpy keeps a freed array of each size below 1 KiB, and blocks have all of these sizes.
         self._mask = np.empty(RING_RECORDS, np.bool_)
         self._passages = Passages()
-        self.costs = CostBook()
+        self.costs = costs or CostBook()
 
     def collect(self) -> list[Message]:
         """Everything new since the last call, oldest first."""
