@@ -55,6 +55,7 @@ LEAST_PAUSE_S: Final = 0.002
 LONGEST_PAUSE_S: Final = 0.25
 """Between two looks of rank 0 for answers."""
 FOREVER_S: Final = 3600.0
+"""How long the thread sleeps at once when only a bell or an offer can wake it."""
 REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
 """Pauses before rank 0 asks again for communicators that were left out, and before a rank asks a store that failed."""
 CLOSE_TIMEOUT_S: Final = 2.0

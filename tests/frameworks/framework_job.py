@@ -204,11 +204,11 @@ def check_agreed(job: Finished) -> int:
     for trace in job.traces:
         own = decisions(trace)
         keys = zip(own["comm_id"].tolist(), own["collective"].tolist(), own["sequence"].tolist(), strict=True)
-        epochs = dict(zip(keys, own["epoch"].tolist(), strict=True))
+        epochs = dict(zip(keys, zip(own["epoch"].tolist(), own["step"].tolist(), strict=True), strict=True))
         assert reference is None or epochs == reference
         reference = epochs
     assert reference
-    return max(reference.values())
+    return max(epoch for epoch, _ in reference.values())
 
 
 def step_of(trace: OwnTrace, step: int) -> Counter[str]:
