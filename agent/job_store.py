@@ -15,8 +15,8 @@ PREFIX = "zerotune"
 TIMEOUT = timedelta(minutes=30)
 
 
-def open_job_store() -> dist.Store:
-    """A connection to the default process group's store, below a prefix of ours.
+def open_job_store(store: dist.Store | None = None) -> dist.Store:
+    """A connection to `store`, by default the default process group's, below a prefix of ours.
 
     What an earlier start of the job left there is still there, see `zerotune.agent.agreement.job_start`.
 
@@ -25,7 +25,7 @@ def open_job_store() -> dist.Store:
     """
     from torch.distributed.distributed_c10d import _get_default_store
 
-    return dist.PrefixStore(PREFIX, _second_connection(_get_default_store()))
+    return dist.PrefixStore(PREFIX, _second_connection(store if store is not None else _get_default_store()))
 
 
 def _second_connection(store: Any) -> Any:

@@ -32,6 +32,7 @@ from zerotune.agent.reasons import Reason
 from zerotune.agent.settings import AgentSettings, is_first_of_node
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.step_timer import StepTimer
+from zerotune.agent.world import World
 from zerotune.store import wire
 from zerotune.store.plan_file import read_plan
 
@@ -59,7 +60,7 @@ class Membership:
         timer: times the steps.
         queue: steps that have ended, and are still to be reported.
         costs: what NCCL has offered in this process.
-        rank, world_size: of the default process group.
+        world: the default process group.
         fabric_id, fabric: the hardware.
         sample_pressure: memory in use over total, None: unknown.
     """
@@ -71,8 +72,7 @@ class Membership:
         timer: StepTimer,
         queue: StepQueue,
         costs: CostBook,
-        rank: int,
-        world_size: int,
+        world: World,
         fabric_id: str,
         fabric: fabric_identity.Description,
         sample_pressure: Callable[[], float | None],
@@ -82,8 +82,8 @@ class Membership:
         self._timer = timer
         self._queue = queue
         self._costs = costs
-        self._rank = rank
-        self._world_size = world_size
+        self._rank = rank = world.rank
+        self._world_size = world.n_ranks
         self._fabric_id = fabric_id
         self._fabric = fabric
         self._sample_pressure = sample_pressure
@@ -106,14 +106,14 @@ class Membership:
         self._bells: list[int] = []
         self._leader: LeaderAddress | None = None
         # For the channel's thread alone: the agreement's thread has a connection of its own.
-        self._agreed_id = AgreedJobId(open_job_store(), rank, settings.job_id)
+        self._agreed_id = AgreedJobId(open_job_store(world.store), rank, settings.job_id)
         plugin.set_recording(rank == 0 or settings.trace_dir is not None)
         has_daemon = settings.plan_path is None
         faults = AgreementFaults.from_environment()
         self.agreement = Agreement(
-            open_job_store(),
+            open_job_store(world.store),
             rank,
-            world_size,
+            world.n_ranks,
             plugin,
             self._ring,
             fingerprint=_fingerprint(plugin),

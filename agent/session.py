@@ -31,6 +31,7 @@ from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.step_timer import StepTimer
 from zerotune.agent.steps.summary import SummaryWriter
+from zerotune.agent.world import World
 from zerotune.store.records import Phase
 
 logger = logging.getLogger("zerotune.agent")
@@ -60,18 +61,20 @@ class Session:
         self._costs = CostBook()
         sinks = [self.recent_steps.add, self._queue.add]
         self._timer = StepTimer(plugin, *sinks, *([self._summary.add] if self._summary else []))
-        self._world: object = None
-        """The default process group that this rank has looked at last."""
+        self._world: World | None = None
+        """The one that this rank has looked at last."""
         self._n_worlds = 0
         self._membership: Membership | None = None
         self._joined_at_s = 0.0
         self._why_untraced = ""
         self._has_stepped = False
         self._is_described = False
-        self._is_closing = threading.Event()
-        self._looking = threading.Lock()
+        self._is_closing = False
+        self._wake = threading.Event()
+        self._new_world: World | None = None
+        """A world that the training thread has seen, for the session's thread to join."""
         self.n_errors = 0
-        self._thread = threading.Thread(target=self._watch, name="zerotune-session", daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(plugin,), name="zerotune-session", daemon=True)
         if plugin is not None:
             if settings.trace_dir is not None:  # from the first call on, on all ranks alike
                 plugin.set_recording(True)
@@ -108,65 +111,67 @@ class Session:
     def on_boundary(self) -> None:
         """An optimizer step ended."""
         try:
-            if not self._is_described:
-                self._describe()
-            self._look_for_world()
+            if not self._is_described and dist.is_available() and dist.is_initialized():
+                self._describe(World.now())
             self._has_stepped = True
             self._timer.finish()
+            if self._plugin is not None and self._new_world is None and self._is_communicating_anew(self._plugin):
+                self._new_world = World.now()
+                self._wake.set()
         except Exception as error:
             self._fail(error)
 
-    def _describe(self) -> None:
-        """With a process group: say what the run uses, and take its clock."""
-        if not dist.is_available() or not dist.is_initialized():
-            return
+    def _describe(self, world: World) -> None:
+        """Say what the run uses, and take its clock."""
         self._is_described = True
-        emulated = dist.get_backend() == BACKEND
+        emulated = world.backend == BACKEND
         self._timer.clock = training_clock(emulated)
         if self._summary is not None:
-            fabric = self._settings.fabric if emulated else None
-            self._summary.describe(fabric, dist.get_world_size(), dist.get_rank())
+            self._summary.describe(self._settings.fabric if emulated else None, world.n_ranks, world.rank)
 
     # ---- the session's thread ----------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _is_communicating_anew(self, plugin: Plugin) -> bool:
+        """Whether there is another world than this rank has looked at last, and a communicator."""
+        has_world = dist.is_available() and dist.is_initialized()
+        return has_world and (self._world is None or self._world.is_past()) and plugin.counters().n_communicators > 0
+
+    def _watch(self, plugin: Plugin) -> None:
         """Join each world that the script makes, once it communicates."""
-        while not self._is_closing.wait(LOOK_EVERY_S if self._world is None else INTERVAL_S):
-            self._look_for_world()
+        is_last = False
+        while not is_last:
+            self._wake.wait(LOOK_EVERY_S if self._world is None else INTERVAL_S)
+            self._wake.clear()
+            is_last = self._is_closing
+            world, self._new_world = self._new_world, None
+            try:
+                if world is None and not is_last and self._is_communicating_anew(plugin):
+                    world = World.now()
+                if world is not None and (self._world is None or world.group is not self._world.group):
+                    self._leave()
+                    self._world = world
+                    self._n_worlds += 1
+                    self._join(plugin, world)
+            except Exception as error:
+                if not is_last and world is not None and not world.is_past():  # else the script has just ended it
+                    self._fail(error)
             if self._membership is not None and not self._has_stepped:
                 self._count_interval()
 
-    def _look_for_world(self) -> None:
-        """Join the world that there is, if that is news; the first step's end does so, too, for short jobs."""
-        plugin, world = self._plugin, _world()
-        if plugin is None or world is None or world is self._world or not self._looking.acquire(blocking=False):
-            return
-        try:
-            if world is not self._world and plugin.counters().n_communicators:
-                self._leave()
-                self._world = world
-                self._n_worlds += 1
-                self._join(plugin)
-        except Exception as error:
-            if world is _world():  # else the script has just ended it
-                self._fail(error)
-        finally:
-            self._looking.release()
-
-    def _join(self, plugin: Plugin) -> None:
-        rank, world_size = dist.get_rank(), dist.get_world_size()
+    def _join(self, plugin: Plugin, world: World) -> None:
+        rank, world_size = world.rank, world.n_ranks
         self._why_untraced = "the agent could not join the job"
         if world_size == 1:
             self._why_untraced = "the job has one rank, and so no collectives"
             return
-        emulated, backends = dist.get_backend() == BACKEND, dist.get_backend_config()
+        emulated, backends = world.backend == BACKEND, world.backends
         if not emulated and not uses_nccl(backends):
             self._why_untraced = "the job does not run on NCCL"
             if rank == 0:
                 logger.warning("zerotune: backends %s are not NCCL; nothing to tune", backends)
             return
         if not self._is_described:
-            self._describe()
+            self._describe(world)
         _follow_runtime_phases(plugin)
         fabric_id, fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
         sample_pressure: Callable[[], float | None]
@@ -189,7 +194,10 @@ class Session:
             self._timer,
             self._queue,
             self._costs,
-            *(rank, world_size, fabric_id, fabric, sample_pressure),
+            world,
+            fabric_id,
+            fabric,
+            sample_pressure,
         )
         self._joined_at_s = time.monotonic()
         self._why_untraced = ""
@@ -208,7 +216,8 @@ class Session:
 
     def close(self) -> None:
         """At exit: say goodbye, leave nothing running."""
-        self._is_closing.set()
+        self._is_closing = True
+        self._wake.set()
         try:
             if self._thread.is_alive():
                 self._thread.join(CLOSE_TIMEOUT_S)
@@ -254,13 +263,6 @@ class Session:
         self.n_errors += 1
         if self.n_errors == 1:
             logger.warning("zerotune: the agent met an error, training goes on: %s", error, exc_info=True)
-
-
-def _world() -> object:
-    """The default process group; None: there is none now."""
-    if not dist.is_available() or not dist.is_initialized():
-        return None
-    return dist.distributed_c10d._get_default_group()
 
 
 def _failure() -> str:

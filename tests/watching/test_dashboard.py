@@ -48,7 +48,8 @@ def test_only_the_printed_address_lets_in(world):
 
 def test_signals_for_the_training_of_a_batch_job_leave_it_alone(world):
     with dashboard(world.endpoint) as url:
-        (process,) = (one for one in psutil.Process().children() if one.cmdline()[-1] == "127.0.0.1:0" and
+        alive = (one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE)
+        (process,) = (one for one in alive if one.cmdline()[-1] == "127.0.0.1:0" and
                       Browser(url).port in {each.laddr.port for each in one.net_connections("inet")})  # fmt: skip
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             process.send_signal(number)

@@ -1,0 +1,44 @@
+"""The default process group as it was when somebody looked: the script may end it at any moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+
+@dataclass(frozen=True)
+class World:
+    """One default process group."""
+
+    group: dist.ProcessGroup
+    store: dist.Store
+    """On the script's own connection."""
+    rank: int
+    n_ranks: int
+    backend: str
+    backends: str
+    """The backend of each device."""
+
+    @classmethod
+    def now(cls) -> Self:
+        """The one that there is.
+
+        Raises:
+            ValueError: there is none.
+        """
+        group = distributed_c10d._get_default_group()
+        return cls(
+            group,
+            distributed_c10d._get_default_store(),
+            dist.get_rank(),
+            dist.get_world_size(),
+            dist.get_backend(),
+            dist.get_backend_config(),
+        )
+
+    def is_past(self) -> bool:
+        """Whether the script has ended it."""
+        return not dist.is_initialized() or distributed_c10d._get_default_group() is not self.group
