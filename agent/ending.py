@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from zerotune.agent import first_group
+from zerotune.agent.daemon_link.channel import DAEMON_TIMEOUT_S
 from zerotune.agent.emulation import BACKEND, uses_nccl
 from zerotune.agent.reasons import QUIET, Mark, Reason, leave, say, untuned
 from zerotune.agent.settings import ENV_LAUNCH, AgentSettings
@@ -49,6 +50,8 @@ class Facts:
     has_plan_file: bool = False
     has_heard: bool = True
     """A daemon has answered."""
+    listened_s: float = 0.0
+    """How long this rank listened for one."""
     endpoint: str = ""
     reasons: Sequence[tuple[Reason, str]] = ()
     """What the agreement knows, the most important first."""
@@ -82,6 +85,8 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
     if not facts.n_steps:
         return Reason.no_steps, ""
     if not (facts.has_heard or facts.has_plan_file):
+        if facts.listened_s < DAEMON_TIMEOUT_S:
+            return Reason.no_repetition, f"{facts.listened_s:.1f} seconds"
         return Reason.no_daemon, facts.endpoint
     if facts.n_steps < LEAST_STEPS and not facts.n_matched:
         return Reason.no_repetition, counted(facts.n_steps, "step")
@@ -120,6 +125,7 @@ def tell(
     questions: Sequence[Question],
     rows: Sequence[PlanRow],
     has_heard: bool,
+    listened_s: float,
     reasons: Sequence[tuple[Reason, str]] = (),
 ) -> None:
     """Say the line, if this is rank 0 of a launched job that is tuned and not told to be quiet.
@@ -131,6 +137,7 @@ def tell(
         questions: what NCCL has asked for.
         rows: of the plan in force.
         has_heard: a daemon has answered at some time.
+        listened_s: how long this rank listened for one.
         reasons: what the agreement knows, the most important first.
     """
     group = first_group.made()
@@ -154,6 +161,7 @@ def tell(
         saved=steps.saved(),
         has_plan_file=settings.plan_path is not None,
         has_heard=has_heard,
+        listened_s=listened_s,
         endpoint=settings.endpoint,
         reasons=reasons,
     )

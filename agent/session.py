@@ -108,6 +108,10 @@ class Session:
         if self._plugin is not None:
             self._plugin.set_phase(region)
 
+    def on_replay(self) -> None:
+        """A graph was replayed: NCCL is not asked for its collectives."""
+        self._timer.sees_all_calls = False
+
     def on_boundary(self) -> None:
         """An optimizer step ended."""
         try:
@@ -244,6 +248,7 @@ class Session:
             questions=one.questions if one is not None else (),
             rows=one.agreement.plan.rows if one is not None else (),
             has_heard=one is not None and one.has_heard,
+            listened_s=time.monotonic() - self._joined_at_s,
             reasons=one.reasons() if one is not None else (),
         )
 

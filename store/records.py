@@ -368,7 +368,8 @@ class StepRecord(msgspec.Struct, frozen=True):
 
     `duration_us` is read off the training clock: wall time, or the emulated NCCL's virtual clock.
     `exposed_us` is communication that computation had to wait for; None when unknown. `is_whole` is False for what no
-    other step may be compared with: plans changed within it, or it is an interval of a job whose steps are not seen.
+    other step may be compared with: plans changed within it, nothing has been exchanged yet, or it is an interval of a
+    job whose steps are not seen.
     """
 
     step: Ordinal

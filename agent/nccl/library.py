@@ -185,8 +185,8 @@ class Plugin:
         """A step has ended; `step` is the next one's number, as records carry it.
 
         Returns:
-            The epoch that the ended step's calls ran under, | MIXED_EPOCHS if there were several; NO_CALLS: no call ran
-            under any.
+            The epoch that the ended step's calls ran under, | MIXED_EPOCHS if there were several; 0: they ran under
+            none; NO_CALLS: there was no call.
         """
         return int(self._set_step(step))
 

@@ -36,14 +36,17 @@ class Region(IntEnum):
 
 
 class StepHooks:
-    """Calls `on_region` when the region changes and `on_boundary` at each step boundary.
+    """Calls `on_region` when the region changes, `on_boundary` at each step boundary, and `on_replay` of graphs.
 
-    Both run on the training thread and must not raise.
+    All run on the training thread and must not raise.
     """
 
-    def __init__(self, on_region: Callable[[int], None], on_boundary: Callable[[], None]) -> None:
+    def __init__(
+        self, on_region: Callable[[int], None], on_boundary: Callable[[], None], on_replay: Callable[[], None]
+    ) -> None:
         self._on_region = on_region
         self._on_boundary = on_boundary
+        self._on_replay = on_replay
         self._backward_depth = 0
         self._has_stepped_inside = False
         self._gradients_ever = False
@@ -151,6 +154,7 @@ class StepHooks:
         @functools.wraps(run)
         def replay(graph: Any) -> None:
             run(graph)
+            self._on_replay()
             # It may hold no backward. That does not matter: what counts is the step that follows.
             self._gradients_came()
             if graph in self._graphs_with_step:

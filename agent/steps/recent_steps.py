@@ -42,7 +42,7 @@ class RecentSteps:
         """One finished step."""
         self._n_seen += 1
         self._latest.append(record)
-        if record.epoch == 0 and self._n_seen > N_WARMUP:
+        if record.is_whole and record.epoch == 0 and self._n_seen > N_WARMUP:
             self._own_us.append(record.duration_us)
 
     @property
@@ -71,7 +71,7 @@ class RecentSteps:
 
     def saved(self) -> Saved | None:
         """The same, and how sure it is."""
-        planned = np.array([one.duration_us for one in _copied(self._latest) if one.epoch])
+        planned = np.array([one.duration_us for one in _copied(self._latest) if one.is_whole and one.epoch])
         own = np.array(_copied(self._own_us))
         if min(len(planned), len(own)) < N_LEAST or not np.median(own):
             return None

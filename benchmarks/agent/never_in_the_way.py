@@ -10,7 +10,7 @@ The emulation adds in one order, so losses are compared to the last bit. Figures
     job_shapes_that_hang                no rank logged a loss for HANG_S (running.py)
     job_shapes_that_end_otherwise       another exit code, or another loss
     job_shapes_tuned_share              a plan of the daemon came into force on a communicator
-    job_shapes_silent                   not a line of zerotune's says what was tuned or why nothing was
+    job_shapes_silent                   no last line says what was tuned or why nothing was
     longest_wait_ms                     that a training thread waited for an agreement, in any run
     store_requests_per_change_and_rank  to the job's store
     store_requests_in_steady_state      those while no change was under way
@@ -62,7 +62,8 @@ QUICK: Final = (
 )  # fmt: skip
 IDLE_S: Final = 600.0
 """Longer than runs without the agent take in a row."""
-LINE: Final = re.compile(r"^zerotune: ", re.MULTILINE)
+LINE: Final = re.compile(r"^zerotune: (\d+ of \d+ collectives? tuned|nothing was tuned)", re.MULTILINE)
+"""What a launched job ends with."""
 
 
 class Daemon:

@@ -52,7 +52,7 @@ FACTS = {
     Reason.no_row: Facts(**CALLED, has_plan_file=True, has_heard=False),
     Reason.frozen: Facts(**CALLED, reasons=((Reason.frozen, "ranks of communicator 7 differ in their calls"),)),
     Reason.no_steps: Facts(**(CALLED | {"n_steps": 0})),
-    Reason.no_daemon: Facts(**CALLED, has_heard=False, endpoint="ipc:///d.sock"),
+    Reason.no_daemon: Facts(**CALLED, has_heard=False, listened_s=60.0, endpoint="ipc:///d.sock"),
     Reason.no_repetition: Facts(**(CALLED | {"n_steps": LEAST_STEPS - 1})),
     Reason.nothing_better: Facts(**CALLED, n_matched=100, rows=(row(BASELINE),)),
 }
@@ -73,6 +73,12 @@ def test_every_reason_can_be_told_and_is_explained_to_the_letter() -> None:
     for reason in Reason:
         assert f"`{reason.name}`" in page
         assert reason.value.replace("`", "").replace("{detail}", "...") in page.replace("`", "")
+
+
+def test_a_job_that_was_over_at_once_is_not_told_that_the_daemon_is_missing() -> None:
+    said = line(Facts(**CALLED, has_heard=False, listened_s=0.4))
+    assert code(said) == Reason.no_repetition.name
+    assert "0.4 seconds" in said
 
 
 @pytest.mark.parametrize(

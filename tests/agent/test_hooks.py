@@ -12,7 +12,7 @@ from zerotune.agent.steps.hooks import Region, StepHooks
 class Recorder:
     def __init__(self):
         self.events = []
-        self.hooks = StepHooks(self.events.append, lambda: self.events.append("boundary"))
+        self.hooks = StepHooks(self.events.append, lambda: self.events.append("boundary"), lambda: None)
 
     def __enter__(self):
         self.hooks.install()

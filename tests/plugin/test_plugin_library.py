@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -236,19 +235,7 @@ def test_records_come_out_as_numpy(plugin):
     side.close()
 
 
-def test_setters_are_quick_and_threads_may_share_them(plugin):
-    def best_ns(call) -> float:
-        rounds = []
-        for _ in range(30):
-            began = time.perf_counter_ns()
-            for _ in range(200):
-                call()
-            rounds.append((time.perf_counter_ns() - began) / 200)
-        return min(rounds)
-
-    assert best_ns(lambda: plugin.set_phase(17)) < 1000
-    assert best_ns(lambda: plugin.set_step(3)) < 1000
-    assert best_ns(lambda: plugin.set_observing(False)) < 1500
+def test_threads_may_drain_at_once(plugin):
     workers = [threading.Thread(target=lambda: [plugin.drain(10) for _ in range(200)]) for _ in range(3)]
     for worker in workers:
         worker.start()

@@ -16,7 +16,7 @@ typedef struct {
   _Atomic uint32_t recording;
   _Atomic uint32_t observing;
   _Atomic uint32_t timing_source_override;
-  _Atomic uint64_t step_epochs; /* of the calls in this step: ZT_NO_CALLS, or the epoch, | ZT_MIXED_EPOCHS */
+  _Atomic uint64_t step_epochs; /* of the calls in this step: ZT_NO_CALLS, or the epoch (0 = none), | ZT_MIXED_EPOCHS */
 } zt_shared_state;
 
 #define ZT_NO_CALLS UINT64_MAX
@@ -27,11 +27,12 @@ static inline uint32_t zt_read(const _Atomic uint32_t *field) {
   return atomic_load_explicit(field, memory_order_relaxed);
 }
 
-/* A call of this step runs under `epoch`. */
+/* A call of this step runs under `epoch`; 0 = its communicator was never switched, or is left alone. */
 static inline void zt_step_ran_under(uint32_t epoch) {
   const uint64_t before = atomic_load_explicit(&zt_shared.step_epochs, memory_order_relaxed);
   if (__builtin_expect(before == epoch, 1) || before == (ZT_MIXED_EPOCHS | epoch)) return;
-  const uint64_t now = before == ZT_NO_CALLS ? epoch : ZT_MIXED_EPOCHS | epoch;
+  if (epoch == 0 && before != ZT_NO_CALLS) return;
+  const uint64_t now = before == ZT_NO_CALLS || before == 0 ? epoch : ZT_MIXED_EPOCHS | epoch;
   atomic_store_explicit(&zt_shared.step_epochs, now, memory_order_relaxed);
 }
 

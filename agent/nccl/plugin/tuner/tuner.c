@@ -229,7 +229,7 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
     if (turn->phase != ZT_NO_PHASE) choice->phase = (uint8_t)turn->phase;
   }
   atomic_store_explicit(&communicator->agreed.epoch, choice->epoch, memory_order_relaxed);
-  if (choice->epoch > 0) zt_step_ran_under(choice->epoch); /* 0: never switched, or left alone */
+  zt_step_ran_under(choice->epoch);
   int asked_channels = 0;
   bool matched = choice->found && !communicator->leave_alone &&
                  apply(communicator, its_class, choice, asked, table, &asked_channels);
