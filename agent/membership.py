@@ -18,7 +18,6 @@ import msgspec
 
 from zerotune.agent import fabric_identity
 from zerotune.agent.agreement import Agreement
-from zerotune.agent.agreement.faults import AgreementFaults
 from zerotune.agent.agreement.protocol import Why
 from zerotune.agent.daemon_link.channel import Channel
 from zerotune.agent.daemon_link.cost_book import CostBook
@@ -109,7 +108,6 @@ class Membership:
         self._agreed_id = AgreedJobId(open_job_store(world.store), rank, settings.job_id)
         plugin.set_recording(rank == 0 or settings.trace_dir is not None)
         has_daemon = settings.plan_path is None
-        faults = AgreementFaults.from_environment()
         self.agreement = Agreement(
             open_job_store(world.store),
             rank,
@@ -117,8 +115,6 @@ class Membership:
             plugin,
             self._ring,
             fingerprint=_fingerprint(plugin),
-            before_request=faults.before_request,
-            before_change=faults.before_change,
         )
         self._channel = Channel(
             settings.endpoint if has_daemon else None, self._hello, self, self._on_message, self._on_alive

@@ -94,7 +94,6 @@ class Agreement:
         plugin: where plans are prepared and put in force.
         ring: tells the other ranks that a change is announced or decided; called on this thread.
         fingerprint: what else must be equal on all ranks (plugin layout, NCCL version, tuner ABI).
-        before_request, before_change: called before each request, and when a change has come: for tests.
     """
 
     def __init__(
@@ -106,29 +105,26 @@ class Agreement:
         ring: Callable[[int], None],
         *,
         fingerprint: str = "",
-        before_request: Callable[[], None] = lambda: None,
-        before_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._exchange = Exchange(store, before_request)
+        self._exchange = Exchange(store)
         self._rank = rank
         self._world_size = world_size
         self._plugin = plugin
         self._members = Members(plugin, world_size)
         self._ring = ring
-        self._before_change = before_change
         self.fingerprint = f"{_version()} wire={WIRE_VERSION} world={world_size} {fingerprint}"
         self._lock = threading.Lock()
         self._leader = Leader() if rank == 0 else None
         self._left_alone: set[str] = set()
         self._absent: set[int] = set()
         """Ranks that did not answer the latest change; rank 0 waits for the others. Rank 0's."""
-        self._answered: set[int] = set()
-        """Ranks whose answers to the latest change were read. Rank 0's."""
+        self._have_all_answered = False
+        """All ranks have answered the latest change, and so learned the outcomes of those before. Rank 0's."""
+        self._n_deleted = 0
+        """The outcomes of so many changes are deleted. Rank 0's."""
         self._answers_take_s = LEAST_PAUSE_S
         """How long all answers took the last time: rank 0 does not look for them sooner."""
         self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
-        self._unread: list[tuple[int, set[int]]] = []
-        """Outcomes that may be deleted once these ranks have answered a later change. Rank 0's."""
         self._next = 1
         """Number of the next change, as far as this rank has seen."""
         self._rung = 0
@@ -302,14 +298,17 @@ class Agreement:
         if change is None:
             return
         self._next += 1
-        self._answered = set()
+        self._have_all_answered = False
         self._exchange.set(CHANGE_KEY, encode(change))
         self._ring(change.number)
         outcome = self._take_part(change)
         self._ring(change.number)
         leader.learn(outcome)
         self._remember(outcome)
-        self._tidy_up(change.number)
+        if self._have_all_answered:
+            for number in range(self._n_deleted + 1, change.number):
+                self._exchange.delete(_outcome_key(number))
+            self._n_deleted = change.number - 1
 
     def _follow(self) -> None:
         """Look for the next change; take part if it is there."""
@@ -326,7 +325,6 @@ class Agreement:
 
     def _take_part(self, change: PlanChange) -> Outcome:
         """Answer, learn the outcome, and carry it out."""
-        self._before_change()
         try:
             answer = Answer(change.number, self._rank, self._members.answer(change))
         except Exception as error:  # promises nothing, so that nothing will be asked of this rank
@@ -408,23 +406,14 @@ class Agreement:
                 break
             pause_s = min(max(LEAST_PAUSE_S, took_s / 2), LONGEST_PAUSE_S)
         self._answers_take_s = min(took_s, LONGEST_PAUSE_S)
-        self._answered = {*known}
         self._absent = {rank for rank in range(1, self._world_size) if rank not in known}
+        self._have_all_answered = not self._absent
         answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items())]
         outcome = decide(change, answers, self._left_alone)
         return self._exchange.set_once(_outcome_key(change.number), encode(outcome))
 
     def _answers(self, number: int) -> dict[int, bytes]:
         return frames(self._exchange.read(_answers_key(number)) or b"")
-
-    def _tidy_up(self, number: int) -> None:
-        """Delete outcomes whose readers have all gone on to a later change."""
-        self._unread = [(old, waiting - self._answered) for old, waiting in self._unread]
-        for old, waiting in self._unread:
-            if not waiting:
-                self._exchange.delete(_outcome_key(old))
-        self._unread = [(old, waiting) for old, waiting in self._unread if waiting]
-        self._unread.append((number, self._answered))
 
     def _remember(self, outcome: Outcome) -> None:
         for key in outcome.left_alone:

@@ -37,10 +37,8 @@ class Exchange:
     so, which costs tuning at worst (`zerotune.agent.agreement.job_start`).
     """
 
-    def __init__(self, store: dist.Store, fail: Callable[[], None] = lambda: None) -> None:
-        """`fail` is called before each request: tests let it raise RuntimeError."""
+    def __init__(self, store: dist.Store) -> None:
         self._store: Any = store
-        self._fail = fail
         self._closing = threading.Event()
         self._folder = ""
         self.n_requests = 0
@@ -100,7 +98,6 @@ class Exchange:
         for n_left in reversed(range(TRIES)):
             self.n_requests += 1
             try:
-                self._fail()
                 return send(self._store)
             except RuntimeError:
                 if n_left == 0 or self._closing.wait(PAUSE_S):

@@ -98,7 +98,6 @@ class State:
     left_alone: frozenset[str] = frozenset()
     absent: frozenset[int] = frozenset()
     answered: frozenset[int] = frozenset()
-    unread: tuple[tuple[int, frozenset[int]], ...] = ()
     wants_repeat: bool = False
     n_offers: int = 0
     n_failures: int = 0
@@ -118,7 +117,7 @@ class State:
             tuple(sorted(self.store.items())),
             tuple(sorted(self.ran.items())),
             (self.leader.plan.epoch, self.leader.offered and self.leader.offered.epoch, self.leader.is_adopted),
-            (self.leader.highest.epoch, self.left_alone, self.absent, self.answered, self.unread, self.wants_repeat),
+            (self.leader.highest.epoch, self.left_alone, self.absent, self.answered, self.wants_repeat),
             (self.n_offers, self.n_failures, self.n_repeats),
         )
 
@@ -413,14 +412,10 @@ class Model:
         its = state.ranks[0]
         assert its.change is not None
         number = its.change.number
-        answered = state.answered
-        for rank in answered:
+        for rank in state.answered:
             state.store.pop(f"answer/{number}/{rank}", None)
-        waiting = [(old, readers - answered) for old, readers in state.unread]
-        for old, readers in waiting:
-            if not readers:
-                state.store.pop(f"outcome/{old}", None)
-        state.unread = (*(each for each in waiting if each[1]), (number, answered))
+        for old in range(1, number) if len(state.answered) == self.n_ranks - 1 else ():
+            state.store.pop(f"outcome/{old}", None)
         its.doing = "rest"
 
     # ---- what must hold ----------------------------------------------------------------------

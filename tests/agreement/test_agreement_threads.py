@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -33,6 +35,33 @@ class Rank:
             self.ran[comm_id].append(self.sides[comm_id].call())
 
 
+class UnsteadyStore(dist.PrefixStore):
+    """Calls `fail` before each request."""
+
+    def __init__(self, store: dist.Store, fail: Callable[[], None]) -> None:
+        super().__init__("", store)
+        self.fail = fail
+
+    def clone(self) -> UnsteadyStore:
+        return self
+
+    def compare_set(self, *args):
+        self.fail()
+        return super().compare_set(*args)
+
+    def set(self, *args):
+        self.fail()
+        super().set(*args)
+
+    def append(self, *args):
+        self.fail()
+        super().append(*args)
+
+    def add(self, *args):
+        self.fail()
+        return super().add(*args)
+
+
 class Job:
     """Ranks of one process. `bells`: whether a bell reaches the other ranks."""
 
@@ -44,15 +73,18 @@ class Job:
         for rank in range(n_ranks):
             plugin = own_plugin(folder, f"rank{rank}")
             self.went[rank].set()
-            agreement = Agreement(
-                self.store, rank, n_ranks, plugin, self.ring,
-                before_request=lambda rank=rank: self.fails.get(rank, lambda: None)(),
-                before_change=lambda rank=rank: self.went[rank].wait(30),
-            )  # fmt: skip
+            store = UnsteadyStore(self.store, lambda rank=rank: self.fails.get(rank, lambda: None)())
+            agreement = Agreement(store, rank, n_ranks, plugin, self.ring)
+            name = "prepare" if rank else "communicators"  # rank 0 prepares before it writes the change, too
+            setattr(plugin, name, functools.partial(self.when_it_may, rank, getattr(plugin, name)))
             self.ranks.append(Rank(plugin, agreement))
         for each in self.ranks:
             each.join(WORLD, n_ranks)
         wait_for(lambda: all(each.agreement.state == "agreeing" for each in self.ranks))
+
+    def when_it_may(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+        self.went[rank].wait(30)
+        return function(*args)
 
     def ring(self, number: int) -> None:
         for each in self.ranks[1:] if self.bells else ():
@@ -60,6 +92,17 @@ class Job:
 
     def offer(self, wanted: Plan) -> None:
         self.ranks[0].agreement.offer(wanted)
+
+    def call_until(self, wanted: int, comm_id: int = WORLD) -> None:
+        """All members of a communicator call it until it runs `wanted`: how soon depends on the machine's pace."""
+        members = [each for each in self.ranks if comm_id in each.sides]
+        for _ in range(200):
+            for each in members:
+                each.call(500, comm_id)
+            if all(each.ran[comm_id][-1] == wanted for each in members):
+                break
+        assert [each.ran[comm_id][-1] for each in members] == [wanted] * len(members)
+        assert all(each.ran[comm_id] == members[0].ran[comm_id] for each in members)
 
     def n_changes(self) -> list[int]:
         return [each.agreement.counters().n_changes for each in self.ranks]
@@ -175,9 +218,8 @@ def test_who_waits_is_brought_on_by_background_threads_alone(make_job) -> None:
     # What was given up is asked for again, and comes.
     wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
     for each in job.ranks:
-        each.call(4_000 - len(each.ran[WORLD]))
-    assert job.ranks[0].ran == job.ranks[1].ran == job.ranks[2].ran
-    assert job.ranks[0].ran[WORLD][-1] == channels(1)
+        each.call(1_000 - len(each.ran[WORLD]))
+    job.call_until(channels(1))
 
 
 def test_a_paused_background_thread_costs_its_communicators_one_change(make_job) -> None:
@@ -190,18 +232,16 @@ def test_a_paused_background_thread_costs_its_communicators_one_change(make_job)
     job.went[2].clear()
     job.offer(plan(1, 2, 3))
     wait_for(lambda: job.n_changes()[0] == 1)
+    job.call_until(channels(1), 7)
     for each in job.ranks[:2]:
-        each.call(500, 7)
-        assert each.ran[7][-1] == channels(1)
         each.call(500)
         assert each.ran[WORLD][-1] == NO_PLAN
     assert dict(job.ranks[0].agreement.counters().left_out) == {f"{WORLD:016x}": "ranks_missing"}
     job.went[2].set()
     wait_for(lambda: job.ranks[2].agreement.counters().n_adopted == 1)
     for each in job.ranks:
-        each.call(2000 - len(each.ran[WORLD]))
-    assert job.ranks[0].ran[WORLD] == job.ranks[1].ran[WORLD] == job.ranks[2].ran[WORLD]
-    assert job.ranks[0].ran[WORLD][-1] == channels(1)
+        each.call(600 - len(each.ran[WORLD]))
+    job.call_until(channels(1))
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -221,10 +261,7 @@ def test_a_store_that_fails_for_a_while_costs_nothing_but_time(make_job, failing
     job.fails[failing] = fail
     job.offer(plan(1, 3))
     wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
-    for each in job.ranks:
-        each.call(2000)
-    assert job.ranks[0].ran == job.ranks[1].ran == job.ranks[2].ran
-    assert job.ranks[0].ran[WORLD][-1] == channels(1)
+    job.call_until(channels(1))
     assert [each.agreement.counters().state for each in job.ranks] == ["agreeing"] * 3
 
 
@@ -238,7 +275,7 @@ def test_closing_while_a_change_is_under_way_lets_calls_pass(make_job) -> None:
     job.ranks[1].agreement.close()
     began_s = time.monotonic()
     job.ranks[1].call(10_000)
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 20.0
     job.went[0].set()
     wait_for(lambda: job.n_changes()[0] == 1)
     job.ranks[0].call(10_000)
@@ -253,10 +290,7 @@ def test_communicators_that_rank_0_is_not_in_are_tuned_like_any_other(make_job) 
         each.call(16, 9)
     job.offer(plan(1, 3))
     wait_for(lambda: min(job.n_changes()) == 1)
-    for each in job.ranks[1:]:
-        each.call(500, 9)
-    assert job.ranks[1].ran[9] == job.ranks[2].ran[9] == job.ranks[3].ran[9]
-    assert job.ranks[1].ran[9][-1] == channels(1)
+    job.call_until(channels(1), 9)
 
 
 def test_ranks_whose_histories_differ_are_left_alone_for_good(make_job) -> None:
@@ -265,9 +299,7 @@ def test_ranks_whose_histories_differ_are_left_alone_for_good(make_job) -> None:
         each.call(16)
     job.offer(plan(1, 2))
     wait_for(lambda: min(job.n_changes()) == 1)
-    for each in job.ranks:
-        each.call(9000)
-        assert each.ran[WORLD][-1] == channels(1)
+    job.call_until(channels(1))
     job.ranks[1].sides[WORLD].call(4096)
     job.ranks[0].sides[WORLD].call(8192)
     for each in job.ranks:
@@ -275,10 +307,7 @@ def test_ranks_whose_histories_differ_are_left_alone_for_good(make_job) -> None:
     for epoch in (2, 3):
         job.offer(plan(epoch, 2))
         wait_for(lambda: min(job.n_changes()) == epoch)  # noqa: B023
-        for each in job.ranks:
-            each.call(9000)
-        assert [each.ran[WORLD][-1] for each in job.ranks] == [NO_PLAN, NO_PLAN]
-    assert job.ranks[0].ran[WORLD] == job.ranks[1].ran[WORLD]
+        job.call_until(NO_PLAN)
 
 
 def test_stages_follow_by_themselves_and_phases_by_the_history_of_calls(make_job) -> None:
@@ -307,10 +336,7 @@ def test_stages_follow_by_themselves_and_phases_by_the_history_of_calls(make_job
     assert set(ran[at + 9 :]) == {9}
     job.ranks[0].agreement.withdraw()
     wait_for(lambda: min(job.n_changes()) == 2)
-    for each in job.ranks:
-        each.call(9000)
-    assert job.ranks[0].ran[WORLD] == job.ranks[1].ran[WORLD]
-    assert job.ranks[0].ran[WORLD][-1] == NO_PLAN
+    job.call_until(NO_PLAN)
 
 
 def test_without_bells_ranks_find_a_change_soon_after_the_start(make_job) -> None:
@@ -321,10 +347,7 @@ def test_without_bells_ranks_find_a_change_soon_after_the_start(make_job) -> Non
     job.ranks[1].agreement.look(10.0)
     job.offer(plan(1, 2))
     wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
-    for each in job.ranks:
-        each.call(500)
-    assert job.ranks[0].ran == job.ranks[1].ran
-    assert job.ranks[0].ran[WORLD][-1] == channels(1)
+    job.call_until(channels(1))
 
 
 def test_a_plan_that_cannot_be_loaded_reaches_nobody(make_job) -> None:
@@ -336,7 +359,5 @@ def test_a_plan_that_cannot_be_loaded_reaches_nobody(make_job) -> None:
     job.offer(plan(2, 2))
     wait_for(lambda: min(job.n_changes()) == 1)
     job.ranks[0].agreement.communicator_came()  # asks for the plan in force, not for the refused one
-    for each in job.ranks:
-        each.call(500)
-        assert each.ran[WORLD][-1] == channels(2)
+    job.call_until(channels(2))
     assert job.ranks[0].agreement.n_refused_plans == 1

@@ -1,20 +1,59 @@
-"""What the agent tells of one rank's agreement, and the faults that it can be asked for."""
+"""What the agent tells of one rank's agreement, and the faults that befall it."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
 from dataclasses import asdict
 from typing import Any, Final
 
-from zerotune.agent import activate
+import torch.distributed as dist
 
-FAULT: Final = "ZEROTUNE_FAULT_AGREEMENT"
+from zerotune.agent import activate, membership
+from zerotune.agent.agreement.members import Members
+from zerotune.agent.agreement.protocol import Member, PlanChange
+from zerotune.agent.job_store import open_job_store
+
+FAULT: Final = "BENCHMARK_FAULT"
 """Environment variable: what befalls the agreement."""
+PAUSED: Final = "paused"
+"""The agreement's own thread stands still at its first change."""
 PAUSE_S: Final = 5
 """How long a thread or a rank stands still."""
-PAUSED: Final = f"pause:{PAUSE_S}@1"
-"""The agreement's own thread stands still at its first change."""
-FAILING: Final = "fail:2"
-"""Its second request to the job's store fails, once."""
+FAILING: Final = "failing"
+"""A request to the job's store fails, once."""
+FAILING_REQUEST: Final = 2
+
+
+def befall() -> None:
+    """Let happen to this rank what the environment says; before the agent joins a job."""
+    if os.environ.get(FAULT) == PAUSED:
+        _pause_at_first_change()
+    elif os.environ.get(FAULT) == FAILING:
+        _fail_one_request()
+
+
+def _pause_at_first_change() -> None:
+    answer, pauses_s = Members.answer, itertools.chain([PAUSE_S], itertools.repeat(0))
+
+    def paused(members: Members, change: PlanChange) -> tuple[Member, ...]:
+        time.sleep(next(pauses_s))
+        return answer(members, change)
+
+    setattr(Members, "answer", paused)  # noqa: B010 - for this process alone
+
+
+def _fail_one_request() -> None:
+    numbers = itertools.count(1)
+
+    class Store(dist.PrefixStore):
+        def compare_set(self, *args: Any) -> Any:
+            if next(numbers) == FAILING_REQUEST:
+                raise RuntimeError("a fault that was asked for")
+            return super().compare_set(*args)
+
+    setattr(membership, "open_job_store", lambda store: Store("", open_job_store(store)))  # noqa: B010 - as above
 
 
 def counters() -> dict[str, Any] | None:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from benchmarks.agent.job_shapes.agent_counters import counters
+from benchmarks.agent.job_shapes.agent_counters import befall, counters
 from benchmarks.agent.job_shapes.job import Job, Shape
 from zerotune.agent.activate import activate
 
@@ -219,6 +219,7 @@ def _fork(shape: Shape, rank: int, attempt: int, folder: Path, environment: dict
 def _train(shape: Shape, rank: int, attempt: int, folder: Path) -> int:
     """What a rank's script does; its exit code."""
     try:
+        befall()
         activate()
         with open(folder / f"losses.{rank}.{attempt}", "w") as log:
             if shape.makes_group:
