@@ -8,11 +8,10 @@
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
 #define CHECKPOINT_EVERY 64u
 
-/* splitmix64's finaliser (Steele, Lea and Flood 2014) */
-static uint64_t mixed(uint64_t word) {
-  word = (word ^ word >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
-  word = (word ^ word >> 27) * UINT64_C(0x94D049BB133111EB);
-  return word ^ word >> 31;
+/* The order of calls counts, and every bit of a call reaches the upper half, which is folded back. */
+static uint64_t hashed(uint64_t hash, uint32_t collective, uint64_t message_bytes) {
+  const uint64_t product = (hash ^ message_bytes ^ (uint64_t)collective << 56) * UINT64_C(0x9E3779B97F4A7C15);
+  return (product ^ product >> 32) + 1;
 }
 
 static void count_step(zt_history *history, uint64_t call) {
@@ -37,7 +36,7 @@ uint64_t zt_history_add(zt_history *history, uint32_t collective, uint64_t messa
   WRITE(logged->message_bytes, message_bytes);
   WRITE(logged->collective, collective);
   WRITE(logged->phase_or_region, zt_read(&zt_shared.phase_or_region));
-  const uint64_t hash = mixed(READ(history->hash) + mixed(message_bytes + 1) + collective);
+  const uint64_t hash = hashed(READ(history->hash), collective, message_bytes);
   WRITE(history->hash, hash);
   if (call % CHECKPOINT_EVERY == 0 || (call < CHECKPOINT_EVERY && (call & (call - 1)) == 0)) {
     const uint32_t at = history->n_checkpoints++ % ZT_N_CHECKPOINTS;
