@@ -75,7 +75,7 @@ class RecentSteps:
         own = np.array(_copied(self._own_us))
         if min(len(planned), len(own)) < N_LEAST or not np.median(own):
             return None
-        found = change(own, planned)
+        found = change("step time", own, planned)
         return Saved(-found.percent / 100, (found.high_percent - found.low_percent) / 200)
 
 

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console
 
@@ -76,27 +75,6 @@ def test_what_each_gained(path: Path) -> None:
     assert gains["faster"].low_percent <= gains["faster"].saved_percent <= gains["faster"].high_percent
     assert gains["short"].saved_us is None
     assert gains["short"].why
-
-
-def test_steps_that_seldom_communicate_are_compared_by_all_their_time(tmp_path: Path) -> None:
-    """Local SGD exchanges at every tenth step: nothing else can be gained, and the median step has nothing of it."""
-    with Store.open(tmp_path / "s.db") as store:
-        for job_id, exchange_us in (("job-faster", 500.0), ("job-same", 1000.0)):
-            ten = [(0, 9, 100.0), (0, 1, 1000.0)] * 10 + [(1, 9, 100.0), (1, 1, exchange_us)] * 40
-            store.record_job(job_id, "fabric", {}, 2)
-            store.record_steps(job_id, [msgspec.structs.replace(one, duration_us=us) for one, us in exact(ten)])
-    with Store.open(tmp_path / "s.db", read_only=True) as store:
-        jobs = JobsRead(store)
-        faster, same = (gain_of(jobs, job_of(store, job_id)) for job_id in ("job-faster", "job-same"))
-    assert faster.kind is GainKind.measured
-    assert faster.saved_us == pytest.approx(50, rel=0.15)
-    assert same.kind is GainKind.within_noise
-
-
-def exact(groups: list[tuple[int, int, float]]) -> list[tuple[StepRecord, float]]:
-    """The steps of `groups`, each with its duration to the last bit but rounding."""
-    found = steps(*groups)
-    return [(one, us) for one, us in zip(found, (us for _, n, us in groups for _ in range(n)), strict=True)]
 
 
 def test_rounding_is_no_gain(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -32,13 +33,12 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls
 from zerotune.store.sqlite.rows.decided import decisions_that_ran, settled_decisions, since_takeover
-from zerotune.store.step_times import UNEVEN_RATIO, typical
 from zerotune.tuner.client.beside import baseline
 from zerotune.tuner.fingerprint.missing import missing_after, missing_of_keys
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of, compare
-from zerotune.tuner.offline.jobs.before_after import JobsRead, MedianChange, of_job
+from zerotune.tuner.offline.jobs.before_after import JobsRead, of_job
 from zerotune.tuner.offline.jobs.finding import job_of
 from zerotune.tuner.offline.jobs.listing import Gain, gain_of
 
@@ -178,26 +178,12 @@ def explain(
     found = explained(by_key, here, everywhere, guesses, news_of(decisions), current, highest_epoch)
     ran = decisions_that_ran(decisions, highest_epoch)
     in_force = settled_decisions(one for one in ran if one in current)
-    step_us, own_us = _step_us(steps, calls, changes)
+    step_us = median(step.duration_us for step in steps) if steps else 0.0
+    own = [step.duration_us for step in steps if step.epoch == 0]  # before the first plan
+    own_us = changes[0].before_us if changes else median(own) if own else step_us
     shared = [_with_share(one, in_force.get(one.key), here, everywhere, calls, step_us, own_us) for one in found]
     in_order = sorted(shared, key=lambda one: -(one.step_percent or 0.0))
     return [msgspec.structs.replace(one, job=head) for one in in_order]
-
-
-def _step_us(
-    steps: Sequence[StepRecord], calls: MeasuredCalls, changes: Sequence[MedianChange]
-) -> tuple[float, float]:
-    """What a step takes that calls and savings are a share of, and what it took under NCCL's own choice."""
-    if not steps:
-        return 0.0, 0.0
-    own = [step.duration_us for step in steps if step.epoch == 0]  # before the first plan
-    all_us = typical([step.duration_us for step in steps])
-    with_calls = [step for step in steps if step.step in calls.steps] or steps
-    step_us = typical([step.duration_us for step in with_calls])
-    if step_us > UNEVEN_RATIO * all_us:  # most steps have no calls, and nothing to gain
-        own = [step.duration_us for step in with_calls if step.epoch == 0]
-        return step_us, typical(own) if own else step_us
-    return all_us, changes[0].before_us if changes else typical(own) if own else all_us
 
 
 def _with_share(
@@ -212,14 +198,14 @@ def _with_share(
     """What the key's calls take of a step, and what its setting saves of one under NCCL's own choice."""
     one = msgspec.structs.replace(one, is_quiet=one.setting == str(BASELINE))
     known = here.get(one.key, {})
-    if not (known and calls.steps and step_us):
+    if not (known and calls.n_steps and step_us):
         return one
     own = known.get(BASELINE)
     own_us = us = None if own is None else own.median_us
     if in_force is not None and not in_force.candidate.is_baseline:
         compared = compare(in_force, here, everywhere)
         own_us, us = (compared.own_us, compared.us) if compared.is_measured else (None, None)
-    n_calls = calls.of_keys[one.key] / len(calls.steps)
+    n_calls = calls.of_keys[one.key] / calls.n_steps
     saved_us = None if own_us is None or us is None else n_calls * (own_us - us)
     return msgspec.structs.replace(
         one,
@@ -243,9 +229,7 @@ def head_of(store_path: Path, job_id: str | None) -> Head:
         return _head(store, JobsRead(store), job, store.decisions(job_id=job.job_id), here)
 
 
-def _head(
-    store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Decision], here: Medians
-) -> Head:
+def _head(store: Store, jobs: JobsRead, job: JobRecord, decisions: Sequence[Decision], here: Medians) -> Head:
     keys = [*here, *(decision.key for decision in decisions if not decision.is_of_job)]
     emulated = str(store.fabrics().get(job.fabric_id, {}).get("emulated", ""))
     return Head(

@@ -16,8 +16,8 @@ class MeasuredCalls(NamedTuple):
     """Successful ones, by key, those among them whose row is damaged."""
     n_damaged: int
     """Rows that are used for nothing else, as one of their cells is impossible or their checksum is wrong."""
-    steps: frozenset[int]
-    """Those in which something was measured."""
+    n_steps: int
+    """Steps in which something was measured."""
 
 
 def measured_calls(connection: sqlite3.Connection, job_id: str) -> MeasuredCalls:
@@ -44,8 +44,8 @@ def measured_calls(connection: sqlite3.Connection, job_id: str) -> MeasuredCalls
             communicator = CommunicatorClass(n_ranks, n_nodes)
             key = DecisionKey(communicator, Collective(collective), Phase(phase), size_class(message_bytes))
             of_keys[key] = of_keys.get(key, 0) + n_calls
-    steps = connection.execute(
-        "SELECT DISTINCT step FROM main.measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?)",
+    ((n_steps,),) = connection.execute(
+        "SELECT count(DISTINCT step) FROM main.measurements WHERE job = (SELECT id FROM jobs WHERE job_id = ?)",
         (job_id,),
     )
-    return MeasuredCalls(of_keys, sum(row[-2] - row[-1] for row in rows), frozenset(step for (step,) in steps))
+    return MeasuredCalls(of_keys, sum(row[-2] - row[-1] for row in rows), n_steps)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from zerotune.store.counted import counted
 from zerotune.store.records import Decision, JobRecord, StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.store.step_times import change, typical
+from zerotune.store.step_times import MedianChange, change
 from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
 
 Array = NDArray[Any]
@@ -36,8 +36,6 @@ NOTICED_WITHIN_STEPS: Final = 10
 SAME_PACE: Final = 0.04
 """Medians (log) that differ by less than this, or by less than noise explains, are of the same pace."""
 WORTH_TELLING_PERCENT: Final = 2.0
-ROUNDING_PERCENT: Final = 1e-6
-"""A change this small is rounding: two sums of the same times."""
 MAX_EARLIER_JOBS: Final = 20
 """At most this many earlier jobs are searched for one to compare with."""
 HOW_TO_COMPARE: Final = (
@@ -46,23 +44,6 @@ HOW_TO_COMPARE: Final = (
 )
 TOO_FEW: Final = "too few steps"
 STARTS_DIFFER: Final = f"First steps may be slow for other reasons, too. {HOW_TO_COMPARE}"
-
-
-@dataclass(frozen=True)
-class MedianChange:
-    """Typical times before and after (`typical`), and the 95 % interval of the change in percent."""
-
-    name: str
-    before_us: float
-    after_us: float
-    percent: float
-    low_percent: float
-    high_percent: float
-
-    @property
-    def is_beyond_noise(self) -> bool:
-        """Whether the interval excludes no change at all, and what floats make of it."""
-        return self.low_percent > ROUNDING_PERCENT or self.high_percent < -ROUNDING_PERCENT
 
 
 @dataclass(frozen=True)
@@ -115,9 +96,7 @@ def of_summaries(before: RunSummary, after: RunSummary, job_id: str = "") -> Bef
     first, last = settled_of(before.steps), settled_of(after.steps)
     if min(len(first), len(last)) < MIN_STEPS:
         counts = f"{before.label} has {len(before.steps)} steps, {after.label} {len(after.steps)}"
-        return BeforeAfter(
-            [], f"{TOO_FEW}: {counts}, and the last quarter has to be {MIN_STEPS} or more"
-        )
+        return BeforeAfter([], f"{TOO_FEW}: {counts}, and the last quarter has to be {MIN_STEPS} or more")
     found = _compared(first, last, f"the last quarter of two runs, {before.label} and {after.label}")
     return replace(found, warnings=tuple(_warnings(before, after, job_id)))
 
@@ -292,15 +271,15 @@ def _compared(
     last: Sequence[SummaryStep] | Sequence[StepRecord],
     explanation: str,
 ) -> BeforeAfter:
-    if not all(typical(_column(some, "duration_us")) > 0 for some in (first, last)):
+    if not all(float(np.median(_column(some, "duration_us"))) > 0 for some in (first, last)):
         return BeforeAfter([], "nothing to compare: most steps took no time")
-    changes = [_change("step time", _column(first, "duration_us"), _column(last, "duration_us"))]
+    changes = [change("step time", _column(first, "duration_us"), _column(last, "duration_us"))]
     exposed = _column(first, "exposed_us"), _column(last, "exposed_us")
     if np.isfinite(exposed[0]).all() and np.isfinite(exposed[1]).all() and float(np.median(exposed[0])) > 0:
-        changes.append(_change("exposed communication", *exposed))
+        changes.append(change("exposed communication", *exposed))
         rest = _computation(first), _computation(last)
         if min(float(np.median(some)) for some in rest) > 0:
-            computation = _change("all but exposed communication", *rest)
+            computation = change("all but exposed communication", *rest)
             # Fewer channels may leave it more of the device; another batch size would, too, be seen here.
             if computation.is_beyond_noise and abs(computation.percent) > WORTH_TELLING_PERCENT:
                 changes.append(computation)
@@ -315,10 +294,3 @@ def _computation(steps: Sequence[SummaryStep] | Sequence[StepRecord]) -> Array:
 def _column(steps: Sequence[SummaryStep] | Sequence[StepRecord], name: str) -> Array:
     values = [getattr(step, name) for step in steps]
     return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def _change(name: str, before: Array, after: Array) -> MedianChange:
-    found = change(before, after)
-    return MedianChange(
-        name, found.before_us, found.after_us, found.percent, found.low_percent, found.high_percent
-    )
