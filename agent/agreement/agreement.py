@@ -53,7 +53,7 @@ LOOK_S_PER_RANK: Final = 25e-6
 """Least time between two looks, by the ranks of the job: the store answers some 50,000 requests a second."""
 LEAST_PAUSE_S: Final = 0.002
 LONGEST_PAUSE_S: Final = 0.25
-"""Between two looks of rank 0 for answers."""
+"""Between two looks of rank 0 for answers; others look so late for an outcome that no bell rings for."""
 FOREVER_S: Final = 3600.0
 """How long the thread sleeps at once when only a bell or an offer can wake it."""
 REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
@@ -364,7 +364,7 @@ class Agreement:
         """The outcome that was written, or else that nothing changes, once patience is over."""
         key = _outcome_key(number)
         began_s = time.monotonic()
-        pause_s = max(FIRST_LOOK_S, 10.0 * LOOK_S_PER_RANK * self._world_size)
+        pause_s = max(LONGEST_PAUSE_S, 10.0 * LOOK_S_PER_RANK * self._world_size)  # a bell comes sooner
         while True:
             self._pause(pause_s)
             pause_s = max(pause_s, min(2.0 * pause_s, LONGEST_LOOK_S))
