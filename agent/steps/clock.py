@@ -85,7 +85,7 @@ class VirtualClock:
         return Reading(device.now_us(), exposed_us, lambda: self._n_noted >= comes_at)
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """The part of `torch.cuda.Event` that is needed."""
 
     def record(self) -> None:
@@ -107,7 +107,7 @@ class Cuda(Protocol):
     def current_device(self) -> int:
         """Index of the device."""
 
-    def Event(self, *, enable_timing: bool) -> Event:
+    def Event(self, *, enable_timing: bool) -> DeviceEvent:
         """A new event."""
 
 
@@ -116,7 +116,7 @@ class EventInstant(NamedTuple):
 
     cuda: Cuda
     device: int
-    event: Event
+    event: DeviceEvent
 
     def has_come(self) -> bool:
         """The device has reached it; never, if the device has failed. Not asked while a graph is captured."""

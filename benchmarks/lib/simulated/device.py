@@ -23,7 +23,7 @@ class Device:
         """Events."""
         self.n_touched_in_capture = 0
         """Calls that would have broken the graph."""
-        self._queue: deque[float | Event] = deque()
+        self._queue: deque[float | DeviceEvent] = deque()
         self._n_steps = 0
 
     def enqueue(self, work_us: float) -> None:
@@ -33,9 +33,9 @@ class Device:
 
     def run(self, n_left: int = 0) -> None:
         """Run what is enqueued, but for the last steps."""
-        while self._queue and (self._n_steps > n_left or isinstance(self._queue[0], Event)):
+        while self._queue and (self._n_steps > n_left or isinstance(self._queue[0], DeviceEvent)):
             one = self._queue.popleft()
-            if isinstance(one, Event):
+            if isinstance(one, DeviceEvent):
                 one.at_us = self.now_us
             else:
                 self.now_us += one
@@ -47,18 +47,18 @@ class Device:
     def current_device(self) -> int:
         return self.index
 
-    def Event(self, *, enable_timing: bool) -> Event:
+    def Event(self, *, enable_timing: bool) -> DeviceEvent:
         assert enable_timing
         self.n_made += 1
-        return Event(self)
+        return DeviceEvent(self)
 
-    def recorded(self, event: Event) -> None:
+    def recorded(self, event: DeviceEvent) -> None:
         """It comes when all that is enqueued has run."""
         self._queue.append(event)
         self.run(self._n_steps)
 
 
-class Event:
+class DeviceEvent:
     """What `torch.cuda.Event` has."""
 
     def __init__(self, device: Device) -> None:
@@ -79,7 +79,7 @@ class Event:
         self._touch()
         return not math.isnan(self.at_us)
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: DeviceEvent) -> float:
         self._touch()
         assert self.query()
         assert end_event.query()
