@@ -116,7 +116,7 @@ class Session:
     def on_boundary(self) -> None:
         """An optimizer step ended."""
         try:
-            if not self._has_stepped:  # only now, as events belong to this thread
+            if not self._has_stepped and not isinstance(self._timer.clock, VirtualClock):  # events are this thread's
                 self._timer.clock = device_clock()
             if not self._is_described and dist.is_available() and dist.is_initialized():
                 self._describe(World.now())

@@ -61,6 +61,8 @@ class StepTimer:
         """NCCL is asked at each call. It is not if a graph is replayed."""
         self.pressure: float | None = None
         self._began: Instant | None = None
+        self._come: Instant | None = None
+        """The newest one that is known to have come."""
         self._underway: deque[_Enqueued] = deque()
         self._epoch = 0
         self._n_observed = 0
@@ -83,7 +85,8 @@ class StepTimer:
             self._plugin.set_step(self.step)
             return
         self._has_called |= has_called
-        self.settle()
+        if len(self._underway) >= MAX_UNDERWAY:
+            self.settle()
         has_room = len(self._underway) < MAX_UNDERWAY  # else an event that is not read yet would be taken again
         now = self.clock.note() if has_room else None
         is_mixed = has_called and ran_under >= MIXED_EPOCHS
@@ -112,11 +115,11 @@ class StepTimer:
             step, epoch, began, ended, pressure, is_whole = self._underway[0]
             duration_us, exposed_us = math.nan, None
             if began is not None and ended is not None and type(began) is type(ended):
-                if not (began.has_come() and ended.has_come()):
-                    if not is_last:
-                        return
-                else:
+                if ended.has_come() and (began is self._come or began.has_come()):
+                    self._come = ended
                     duration_us, exposed_us = ended.us_since(began), ended.exposed_since(began)
+                elif not is_last:
+                    return
             self._underway.popleft()
             if math.isnan(duration_us):
                 self._on_lost()

@@ -145,7 +145,13 @@ class World:
         """What is told of a step's calls when they are enqueued."""
 
     def tell(self, brain: Brain, block: np.ndarray, record: StepRecord) -> None:
-        """What is told once a step is enqueued: of its calls, of calls that have run, and of a step that has ended."""
+        """What is told once a step is enqueued: of its calls, of calls that have run, and of a step that has ended.
+
+        Args:
+            brain: is told.
+            block: measurements of the step's calls, as they will run.
+            record: of the step.
+        """
         self.enqueue(brain, block)
         ran, ended = self.underway.enqueued(block, record)
         if ran is not None:
