@@ -26,7 +26,7 @@ from zerotune.agent.nccl import other_plugins
 from zerotune.agent.nccl.library import Counters, Plugin
 from zerotune.agent.observing import memory
 from zerotune.agent.settings import AgentSettings, is_first_of_node
-from zerotune.agent.steps.clock import training_clock
+from zerotune.agent.steps.clock import VirtualClock, device_clock
 from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.step_timer import StepTimer
@@ -60,7 +60,8 @@ class Session:
         self._queue = StepQueue()
         self._costs = CostBook()
         sinks = [self.recent_steps.add, self._queue.add]
-        self._timer = StepTimer(plugin, *sinks, *([self._summary.add] if self._summary else []))
+        summary = [self._summary.add] if self._summary else []
+        self._timer = StepTimer(plugin, *sinks, *summary, on_lost=self._queue.lose)
         self._world: World | None = None
         """The one that this rank has looked at last."""
         self._n_worlds = 0
@@ -115,6 +116,8 @@ class Session:
     def on_boundary(self) -> None:
         """An optimizer step ended."""
         try:
+            if not self._has_stepped and not isinstance(self._timer.clock, VirtualClock):  # events are this thread's
+                self._timer.clock = device_clock()
             if not self._is_described and dist.is_available() and dist.is_initialized():
                 self._describe(World.now())
             self._has_stepped = True
@@ -126,10 +129,11 @@ class Session:
             self._fail(error)
 
     def _describe(self, world: World) -> None:
-        """Say what the run uses, and take its clock."""
+        """Say what the run uses, and take the emulation's clock."""
         self._is_described = True
         emulated = world.backend == BACKEND
-        self._timer.clock = training_clock(emulated)
+        if emulated:
+            self._timer.clock = VirtualClock()
         if self._summary is not None:
             self._summary.describe(self._settings.fabric if emulated else None, world.n_ranks, world.rank)
 
@@ -225,6 +229,7 @@ class Session:
         try:
             if self._thread.is_alive():
                 self._thread.join(CLOSE_TIMEOUT_S)
+            self._timer.settle(is_last=True)
             if self._membership is not None:
                 self._membership.close(_failure())
             elif self._settings.trace_dir is not None and os.environ.get("RANK", "0") == "0":

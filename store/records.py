@@ -120,6 +120,17 @@ class Stage(IntEnum):
     """Gradients leave once per gather of parameters, as in both."""
 
 
+class HowKnown(str, Enum):
+    """What it is based on that a share of communication is exposed."""
+
+    unknown = "unknown"
+    """It may be any share."""
+    estimated = "estimated"
+    """From how steps get longer where calls do."""
+    measured = "measured"
+    """From what computation waited for."""
+
+
 class MissingEvidence(str, Enum):
     """Why the collectives of a job do not show its stage."""
 
@@ -361,6 +372,14 @@ class Observation(msgspec.Struct, frozen=True):
     memory_pressure: float | None = None
     epoch: int = 0
     step: int | None = None
+
+
+class Exposure(msgspec.Struct, frozen=True):
+    """The share of communication that computation waits for: the least and the most that it may be (90 %)."""
+
+    how: HowKnown = HowKnown.unknown
+    least: float = 0.0
+    most: float = 1.0
 
 
 class StepRecord(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from zerotune.store.errors import WireError, printable
 from zerotune.store.lateness import Lateness
 from zerotune.store.misaligned import Misaligned
 from zerotune.store.passages import Passages
-from zerotune.store.records import U32, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
+from zerotune.store.records import U32, Exposure, MissingEvidence, Ordinal, Plan, Stage, StepRecord, Text
 
 WIRE_VERSION: Final = 2
 HEADER: Final = struct.pack("<2sH", b"ZT", WIRE_VERSION)
@@ -266,7 +266,9 @@ class JobStatus(msgspec.Struct, frozen=True):
     misaligned: tuple[Misaligned, ...] = ()
     """Sizes that NCCL would run faster if they were padded, the largest first."""
     exposed_us: float | None = None
-    """Of a step of late, the communication that computation waited for; None: not known."""
+    """Of a step of late, the communication that computation waited for; None: not measured."""
+    exposure: Exposure = Exposure()
+    """The share of communication that computation waits for; unknown from an older daemon."""
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):

@@ -21,10 +21,12 @@ from zerotune.agent.nccl.release import release
 from zerotune.store.errors import PluginError, UserError
 from zerotune.store.records import Collective
 
+STEPS_AHEAD: Final = ("0", "1", "2", "3", "4")
+
 
 @dataclass(frozen=True)
 class EmulationSettings:
-    """ZEROTUNE_SEED, _COMPUTE, _DEVICE_MB and _BACKEND_NAME; the emulation's other variables are only checked here."""
+    """ZEROTUNE_SEED, _COMPUTE, _DEVICE_MB, _BACKEND_NAME, _HOST_AHEAD and _EXPOSURE; others are only checked here."""
 
     seed: int
     compute: str
@@ -34,6 +36,10 @@ class EmulationSettings:
     """Memory of a device, 10^6 bytes; None: as the fabric says."""
     answers_to_nccl: bool
     """Whether scripts hear that the backend is `nccl`."""
+    host_ahead: int = 0
+    """Steps by which the host runs ahead of the device."""
+    is_exposure_known: bool = True
+    """False: as on a GPU, nobody is told what computation waited for."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> EmulationSettings:
@@ -64,7 +70,14 @@ class EmulationSettings:
         name = environment.get("ZEROTUNE_BACKEND_NAME", "")
         if name not in ("", "emulated_nccl", "nccl"):
             raise UserError(f"ZEROTUNE_BACKEND_NAME={name!r} is no name of the backend", "say nccl, or unset it")
-        return cls(seed, compute, scale, device_mb, name == "nccl")
+        ahead = environment.get("ZEROTUNE_HOST_AHEAD", "0")
+        if ahead not in STEPS_AHEAD:
+            raise UserError(f"ZEROTUNE_HOST_AHEAD={ahead!r} is no number of steps from 0 to 4", "say 0, or unset it")
+        exposure = environment.get("ZEROTUNE_EXPOSURE", "known")
+        if exposure not in ("known", "hidden"):
+            raise UserError(f"ZEROTUNE_EXPOSURE={exposure!r} is unknown", "say known or hidden")
+        is_nccl, is_known = name == "nccl", exposure == "known"
+        return cls(seed, compute, scale, device_mb, is_nccl, int(ahead), is_known)
 
 
 def _check_pinning(environment: Mapping[str, str]) -> None:

@@ -23,13 +23,17 @@ class StepQueue:
         self._steps: deque[StepRecord] = deque(maxlen=MAX_QUEUED)
         self._adopted: deque[tuple[int, int]] = deque(maxlen=MAX_QUEUED)
         self.n_lost = 0
-        """Steps that were dropped."""
+        """Steps that were dropped, or whose time is not known."""
 
     def add(self, step: StepRecord) -> None:
         """A step has ended."""
         if len(self._steps) == MAX_QUEUED:
-            self.n_lost += 1
+            self.lose()
         self._steps.append(step)
+
+    def lose(self) -> None:
+        """A step has ended, and nobody can say how long it took."""
+        self.n_lost += 1
 
     def adopt(self, epoch: int, step: int) -> None:
         """`epoch` is in force from `step` on."""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.simulated import host_view
 from benchmarks.lib.simulated.brain_world import (
     ALONE,
     NINE,
@@ -312,8 +313,7 @@ def _play_and_record(world: World, brain: Brain, store: Store, job: str, n_steps
             attainable += world.truth(call, BASELINE)[0] - world.best(call, options)
         block, record = world.run_step()
         store.record_measurements(world.fabric.fabric_id, job, block)
-        brain.observe(block)
-        brain.step_finished(record)
+        world.tell(brain, block, record)
         world.follow(brain.propose(), brain)
     store.flush()
     return 100 * saved / attainable
@@ -323,18 +323,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="fewer runs; ends within 60 s")
+    host_view.add_arguments(parser)
     arguments = parser.parse_args()
-    n_runs = 5 if arguments.quick else 30
-    results = [
+    with host_view.seen_as(host_view.view_of(arguments)):
+        report("brain_safety", _results(arguments.quick), as_json=arguments.json)
+
+
+def _results(quick: bool) -> list[Result]:
+    n_runs = 5 if quick else 30
+    return [
         *guard_in_a_job(3 * n_runs, 0.005),
         *guard_in_a_job(3 * n_runs, 0.01),
-        *regimes(n_runs, 200_000 if arguments.quick else 3_000_000),
-        *shared_noise(2 if arguments.quick else 10, 200 if arguments.quick else 600),
-        *in_training(150 if arguments.quick else 300),
-        *(secretly_slow(1, 1) if arguments.quick else secretly_slow(3, 30)),
+        *regimes(n_runs, 200_000 if quick else 3_000_000),
+        *shared_noise(2 if quick else 10, 200 if quick else 600),
+        *in_training(150 if quick else 300),
+        *(secretly_slow(1, 1) if quick else secretly_slow(3, 30)),
         *warm_start(),
     ]
-    report("brain_safety", results, as_json=arguments.json)
 
 
 if __name__ == "__main__":

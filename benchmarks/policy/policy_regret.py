@@ -138,7 +138,7 @@ class Ours(Default):
         self.brain.observe(block)
         total_us = float(block["duration_us"].sum())
         compute_us = self._compute_us * math.exp(COMPUTE_NOISE * self._rng.standard_normal())
-        self.brain.step_finished(StepRecord(self._step, self._plan.epoch, compute_us + total_us))
+        self.brain.step_finished(StepRecord(self._step, self._plan.epoch, compute_us + total_us, total_us))
         self._step += 1
         proposed = self.brain.propose() if self._step % self._looks_every == 0 else None
         plan = proposed or self._plan.at(self._step - self._adopted_at)

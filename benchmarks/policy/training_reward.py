@@ -20,6 +20,7 @@ from benchmarks.lib.argument_types import natural, positive
 from benchmarks.lib.data.data_sets import GENERATED_BASES
 from benchmarks.lib.data.generated_fabrics import generate
 from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.simulated import host_view
 from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, decided, make_brain, play
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--generated", type=natural, default=0, metavar="N", help="N random fabrics besides")
     parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans")
     parser.add_argument("--steps", type=positive, metavar="N", help="of each job (1,000; with --quick 300)")
+    host_view.add_arguments(parser)
     arguments = parser.parse_args()
     machines = {name: name for name in fabric.names() if arguments.only in name}
     for seed in range(FIRST_SEED, FIRST_SEED + arguments.generated):
@@ -172,8 +174,9 @@ def main() -> None:
     n_seeds, n_steps = (1, 300) if arguments.quick else (5, 1000)
     n_steps = arguments.steps or n_steps
     results: list[Result] = []
-    for name, path in track(machines.items(), "fabrics", transient=True):
-        results += judged(name, path, n_seeds, n_steps, arguments.looks_every)
+    with host_view.seen_as(host_view.view_of(arguments)):
+        for name, path in track(machines.items(), "fabrics", transient=True):
+            results += judged(name, path, n_seeds, n_steps, arguments.looks_every)
     report("training_reward", results, as_json=arguments.json)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.lib.argument_types import natural
 from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.simulated import host_view
 from benchmarks.lib.simulated.brain_world import Call, Varying, make_brain, play
 from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric
@@ -92,15 +93,17 @@ def main() -> None:
     parser.add_argument("--fabrics", nargs="+", default=["h100_ib_2", "ethernet_boxes", "as_believed"])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--runs", type=natural, default=3, help="seeds of each case")
+    host_view.add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.fabrics, arguments.kinds, arguments.runs = ["h100_ib_2"], ["steady", "two_lengths"], 1
-    results = [
-        result
-        for name in arguments.fabrics
-        for kind in arguments.kinds
-        for result in played(name, kind, arguments.runs)
-    ]
+    with host_view.seen_as(host_view.view_of(arguments)):
+        results = [
+            result
+            for name in arguments.fabrics
+            for kind in arguments.kinds
+            for result in played(name, kind, arguments.runs)
+        ]
     report("varying_steps", results, as_json=arguments.json)
 
 

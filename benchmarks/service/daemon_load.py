@@ -38,7 +38,7 @@ import zmq
 
 from benchmarks.lib.reporting import Result, report
 from zerotune.store import wire
-from zerotune.store.records import MissingEvidence, Plan, Stage, StepRecord
+from zerotune.store.records import Exposure, MissingEvidence, Plan, Stage, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.client.status import fetch_status
@@ -60,6 +60,7 @@ class EagerBrain:
     knowledge: object = None
     stage = Stage.unknown
     missing_evidence = MissingEvidence.nothing
+    exposure = Exposure()
     n_explored = 0
     spent_percent = 0.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zerotune.agent.nccl.library import MIXED_EPOCHS, NO_CALLS
+from zerotune.agent.steps.clock import Reading
 from zerotune.agent.steps.step_timer import StepTimer
 from zerotune.store.records import StepRecord
 
@@ -32,11 +33,8 @@ class Job:
         self.timer.clock = self
         self.n_steps = 0
 
-    def now_us(self) -> float:
-        return float(self.n_steps)
-
-    def exposed_us(self) -> None:
-        return None
+    def note(self) -> Reading:
+        return Reading(float(self.n_steps))
 
     def step(self, epoch: int = NO_CALLS) -> None:
         self.counter.ran_under = epoch

@@ -51,7 +51,7 @@ MISTAKES = {
     ],
     "stage_recordings": [["--only", "ddp,nope"], ["--out", "{empty}"], ["--out", "{junk}"]],
     "sweep_speed": [["--data", "{none}"], ["--data", "{empty}"], ["--data", "{junk}"]],
-    "training_reward": [["--generated", "-1"], ["--only", "nope"]],
+    "training_reward": [["--generated", "-1"], ["--only", "nope"], ["--host-ahead", "5"], ["--exposure", "half"]],
     "zero_vs_peers": [
         ["--keep", "{junk}"],
         ["--keep", "{list}"],

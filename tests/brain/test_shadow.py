@@ -55,8 +55,7 @@ def knowledge(tmp_path_factory: pytest.TempPathFactory) -> Knowledge:
         for _ in range(150):
             block, record = world.run_step()
             store.record_measurements("fabric", "earlier", block)
-            world.tell(brain, block)
-            brain.step_finished(record)
+            world.tell(brain, block, record)
             world.follow(brain.propose(), brain)
         store.flush()
         return Knowledge.from_store(store, "fabric")

@@ -15,6 +15,7 @@ from zerotune.store.records import (
     CommunicatorClass,
     Decision,
     DecisionKey,
+    Exposure,
     MissingEvidence,
     Phase,
     Plan,
@@ -64,6 +65,7 @@ class ScriptedBrain:
         self.stage = Stage.unknown
         self.missing_evidence = MissingEvidence.no_collectives
         self.n_explored = 0
+        self.exposure = Exposure()
         self.spent_percent = 0.0
         self.told: list[tuple[str, object]] = []
         self.plans: list[Plan] = []

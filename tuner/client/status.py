@@ -12,7 +12,7 @@ from zerotune.store import wire
 from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
 from zerotune.store.job_names import titled
-from zerotune.store.records import MissingEvidence, Stage
+from zerotune.store.records import Exposure, HowKnown, MissingEvidence, Stage
 from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.holders import Holder
 from zerotune.tuner.client.late import late
@@ -52,6 +52,13 @@ _MISSING: Final = {
     MissingEvidence.ambiguous: "several kinds of training, or none that is known, send what was seen",
     MissingEvidence.incomplete: "the trace does not tell the size of some collectives, which may be those that matter",
 }
+
+
+def exposure_text(exposure: Exposure) -> str:
+    """Which share of communication computation waits for, and how that is known."""
+    if exposure.how is HowKnown.unknown:
+        return "unknown"
+    return f"{100 * exposure.least:.0f} to {100 * exposure.most:.0f} % ({exposure.how.value})"
 
 
 def workload(stage: Stage, missing: MissingEvidence = MissingEvidence.nothing) -> str:
@@ -160,7 +167,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         show(f"{titled(ended.job_id, ended.name)}: {ended.describe()}", "yellow" if ended.failure else "dim")
     for job in reply.jobs:
         is_well = job.health == "ok" or job.health.startswith("forwards to ")
-        exposed = "" if job.exposed_us is None else f", communication exposed {job.exposed_us / 1000:.2f} ms"
+        exposed = f"{job.exposed_us / 1000:.2f} ms" if job.exposed_us is not None else exposure_text(job.exposure)
         show(
             f"\n{titled(job.job_id, job.name)}: {job.health}, heard {job.heard_s_ago:.1f} s ago",
             "bold green" if is_well else "bold red",
@@ -168,7 +175,7 @@ def render_status(reply: wire.StatusReply, console: Console) -> None:
         show(
             f"  {job.n_ranks_seen} of {job.n_ranks} ranks, {workload(job.stage, job.missing_evidence)},"
             f" fabric {job.fabric_id}\n"
-            f"  step {job.step:,} ({job.step_us / 1000:.2f} ms{exposed}), epoch {job.epoch},"
+            f"  step {job.step:,} ({job.step_us / 1000:.2f} ms, communication exposed {exposed}), epoch {job.epoch},"
             f" {job.observations_per_s:.0f} observations/s, {job.n_dropped:,} dropped\n"
             f"  {job.n_explored:,} calls ran settings still on trial,"
             f" which cost {job.exploration_spent_percent:.2f} % of step time"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from zerotune.store.job_names import is_job_name
 from zerotune.store.lateness import Lateness
 from zerotune.store.passages import Passages, summed
-from zerotune.store.records import Decision, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
+from zerotune.store.records import Decision, Exposure, MissingEvidence, Plan, Stage, StepRecord, size_class_floor
 from zerotune.store.wire import Hello, JobStatus
 from zerotune.tuner.fingerprint.missing import missing_after
 from zerotune.tuner.join import OBSERVATION, Joiner
@@ -57,6 +57,10 @@ class BrainLike(Protocol):
     @property
     def stage(self) -> Stage:
         """The kind of workload recognised so far."""
+
+    @property
+    def exposure(self) -> Exposure:
+        """The share of communication that computation waits for."""
 
     @property
     def missing_evidence(self) -> MissingEvidence:
@@ -153,6 +157,7 @@ class Job:
         self._last_decisions: deque[str] = deque(maxlen=5)
         self._n_explored = 0
         self._spent_percent = 0.0
+        self._exposure = Exposure()
         self._rate_at_s, self._n_at_rate, self._rate = now_s, 0, 0.0
 
     @property
@@ -210,6 +215,7 @@ class Job:
                 proposed.append(plan)
             decided.extend(brain.decisions())
             self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
+            self._exposure = brain.exposure
             self._missing_evidence = missing_after(self.step, brain.missing_evidence)
 
         if self._brain is not None:
@@ -359,6 +365,7 @@ class Job:
             observations_per_s=self._rate,
             step_us=float(median(self._step_us)) if self._step_us else 0.0,
             exposed_us=float(median(self._exposed_us)) if self._exposed_us else None,
+            exposure=self._exposure,
             exploration_spent_percent=self._spent_percent,
             last_decisions=tuple(self._last_decisions),
             health=health,

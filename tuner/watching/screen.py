@@ -75,6 +75,8 @@ def _job(job: JobView, snapshot: Snapshot, width: int) -> Iterator[Text]:
     if job.exposed_us is not None:
         share = f" ({100 * job.exposed_us / job.step_us:.0f} %)" if job.step_us else ""
         facts.append(f"  exposed {_time(job.exposed_us)}{share}")
+    else:
+        facts.append(f"  exposed {job.exposure}")
     budget = "" if snapshot.budget_percent is None else f" of {snapshot.budget_percent:g}"
     facts.append(f"  exploring {job.spent_percent:.2f}{budget} %  epoch {job.epoch}")
     facts.append(f"  {job.observations_per_s:,.0f} observations/s")

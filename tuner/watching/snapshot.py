@@ -14,7 +14,7 @@ from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.late import late, who
 from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.passed_by import passed_by
-from zerotune.tuner.client.status import fleet_text, may_try, store_text, workload
+from zerotune.tuner.client.status import exposure_text, fleet_text, may_try, store_text, workload
 from zerotune.tuner.offline.size_ranges import rounded_range
 from zerotune.tuner.offline.winners import WinnerTable
 from zerotune.tuner.watching.history import JobHistory
@@ -75,7 +75,7 @@ class JobView(msgspec.Struct, frozen=True, omit_defaults=True):
     step_us: float
     """Median of the latest steps."""
     exposed_us: float | None
-    """Median of the latest steps; None: not known."""
+    """Median of the latest steps; None: not measured."""
     heard_s_ago: float
     observations_per_s: float
     n_dropped: int
@@ -93,6 +93,8 @@ class JobView(msgspec.Struct, frozen=True, omit_defaults=True):
     """The newest first; None: as before."""
     winners: WinnerTable | None = None
     """None: as before, or nothing is decided yet."""
+    exposure: str = "unknown"
+    """The share of communication that is exposed, in words."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -189,6 +191,7 @@ def _job(job: wire.JobStatus, history: JobHistory | None) -> JobView:
         step=job.step,
         step_us=job.step_us,
         exposed_us=job.exposed_us,
+        exposure=exposure_text(job.exposure),
         heard_s_ago=job.heard_s_ago,
         observations_per_s=job.observations_per_s,
         n_dropped=job.n_dropped,

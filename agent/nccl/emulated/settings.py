@@ -36,7 +36,7 @@ class Emulation:
 
 @lru_cache(maxsize=1)
 def emulation() -> Emulation:
-    """Read ZEROTUNE_FABRIC, _SEED, _COMPUTE, _DEVICE_MB and _BACKEND_NAME, and set the clock going.
+    """Read ZEROTUNE_FABRIC and what `EmulationSettings` says, and set the clock going.
 
     Raises:
         FabricError, UserError: a value makes no sense.
@@ -49,6 +49,7 @@ def emulation() -> Emulation:
         answer_to_nccl()
     current = clock.current()
     current.sms_slowdown = fabric.sms_slowdown
+    current.host_ahead, current.is_exposure_known = said.host_ahead, said.is_exposure_known
     if said.compute == "measured":
         current.measured_scale = said.measured_scale
         current.skip_cpu()

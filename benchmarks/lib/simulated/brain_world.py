@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
+from benchmarks.lib.simulated.host_view import HostView, Underway, usual_view
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.records import (
     BASELINE,
@@ -82,8 +83,10 @@ class World:
     """Runs these settings instead of the plan's."""
     factors: dict[tuple[Call, Candidate], float] = field(default_factory=dict)
     """By call and what is asked for: how many times as long as on the fabric it takes."""
+    view: HostView = field(default_factory=usual_view)
 
     def __post_init__(self) -> None:
+        self.underway = Underway(self.view)
         self.fabric = fabric.load(self.fabric_name)
         self.topology = self.fabric.topology(self.communicator)
         self.rng = np.random.default_rng(self.seed)
@@ -138,8 +141,26 @@ class World:
             self.plan, self.adopted_at = later, self.step
             brain.adopted(later.epoch, self.step)
 
-    def tell(self, brain: Brain, block: np.ndarray) -> None:
-        """What the ranks report of a step before its end is told."""
+    def enqueue(self, brain: Brain, block: np.ndarray) -> None:
+        """What is told of a step's calls when they are enqueued."""
+
+    def tell(self, brain: Brain, block: np.ndarray, record: StepRecord) -> None:
+        """What is told once a step is enqueued: of its calls, of calls that have run, and of a step that has ended.
+
+        Args:
+            brain: is told.
+            block: measurements of the step's calls, as they will run.
+            record: of the step.
+        """
+        self.enqueue(brain, block)
+        ran, ended = self.underway.enqueued(block, record)
+        if ran is not None:
+            self.measured(brain, ran)
+        if ended is not None:
+            brain.step_finished(ended)
+
+    def measured(self, brain: Brain, block: np.ndarray) -> None:
+        """What the ranks report of calls that have run."""
         brain.observe(block)
 
     def run_step(self) -> tuple[np.ndarray, StepRecord]:
@@ -235,12 +256,7 @@ class Varying(World):
         }
         return self.whole, computes.get(self.kind, 1.0)
 
-    def tell(self, brain: Brain, block: np.ndarray) -> None:
-        self.enqueue(brain, block)
-        brain.observe(block)
-
     def enqueue(self, brain: Brain, block: np.ndarray) -> None:
-        """Rank 0's decisions."""
         decisions = np.zeros(len(block), OBSERVATION)
         for name in ("collective", "message_bytes", "n_ranks", "step"):
             decisions[name] = block[name]
@@ -431,8 +447,7 @@ def play(world: World, brain: Brain, n_steps: int, *, latency_steps: int = 1, lo
     on_its_way = world.on_its_way
     for _ in range(n_steps):
         block, record = world.run_step()
-        world.tell(brain, block)
-        brain.step_finished(record)
+        world.tell(brain, block, record)
         plan = brain.propose() if world.step % looks_every == 0 else None
         if plan is not None:
             plans.append(plan)

@@ -102,11 +102,10 @@ class Late(Varying):
         super().__post_init__()
         self.later: list[tuple[int, np.ndarray]] = []
 
-    def tell(self, brain: Brain, block: np.ndarray) -> None:
+    def measured(self, brain: Brain, block: np.ndarray) -> None:
         chance = np.random.default_rng((self.seed, self.step, 1))
         n_now = chance.integers(0, len(block))
         self.later.append((self.step + chance.integers(0, 9), block[n_now:]))
-        self.enqueue(brain, block)
         brain.observe(block[:n_now])
         due = [late for at, late in self.later if at <= self.step]
         self.later = [(at, late) for at, late in self.later if at > self.step]

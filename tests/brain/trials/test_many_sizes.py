@@ -56,7 +56,7 @@ def test_a_new_size_in_every_step_costs_no_more_than_the_budget(
 def test_the_share_that_is_exposed_is_right_where_steps_differ() -> None:
     exposed = ExposedShare()
     rng = np.random.default_rng(0)
-    assert exposed.share == 1.0
+    assert exposed.bounds == (0.0, 1.0)
     for step in range(200):
         calls_us = np.exp(rng.uniform(2.0, 8.0, 3))
         at = [exposed.measured, exposed.finished]
@@ -66,6 +66,7 @@ def test_the_share_that_is_exposed_is_right_where_steps_differ() -> None:
             else:
                 exposed.finished(step, 0.9 * float(calls_us.sum()))
     assert exposed.share == pytest.approx(0.9, abs=0.005)
+    assert exposed.bounds == (exposed.share, exposed.share)
 
 
 def test_steps_of_which_only_half_is_told_teach_nothing_and_are_forgotten() -> None:
@@ -75,12 +76,12 @@ def test_steps_of_which_only_half_is_told_teach_nothing_and_are_forgotten() -> N
             exposed.measured(np.array([step]), np.array([10.0]))
         else:
             exposed.finished(step, 1.0)
-    assert exposed.share == 1.0
+    assert not exposed.is_measured
     for step in range(0, 2500, 2):  # what is missing of them comes when they are forgotten
         exposed.measured(np.array([step]), np.array([10.0]))
-    assert exposed.share == 1.0
+    assert not exposed.is_measured
     exposed.measured(np.array([4998]), np.array([10.0]))
-    assert exposed.share < 1.0
+    assert exposed.is_measured
 
 
 def _block(step: int, message_bytes: int, n_calls: int) -> np.ndarray:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import Candidate, Decision, DecisionKey, MissingEvidence, Plan, Stage
+from zerotune.store.records import Candidate, Decision, DecisionKey, Exposure, HowKnown, MissingEvidence, Plan, Stage
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.learning.explaining import decision_records
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.choice import Event
+from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyStatus
 from zerotune.tuner.learning.policy.plans import Plans
 from zerotune.tuner.learning.policy.risk import Budget
@@ -113,6 +113,7 @@ class Inspection:
     _costs: CostPrior
     _regimes: Regimes
     _plans: Plans
+    _policy: Policy
     _states: list[KeyState]
     _step_feedback: StepFeedback
     _surrogate: Surrogate
@@ -154,6 +155,15 @@ class Inspection:
     def spent_percent(self) -> float:
         """Exploration's cost so far in percent of training time."""
         return 100.0 * self.budget.spent_us / self.budget.training_us if self.budget.training_us > 0 else 0.0
+
+    @property
+    def exposure(self) -> Exposure:
+        """The share of communication that computation waits for, as far as it is known."""
+        exposed = self._policy.price.exposed
+        if exposed.is_measured:
+            return Exposure(HowKnown.measured, *exposed.bounds)
+        how = HowKnown.unknown if exposed.bounds == (0.0, 1.0) else HowKnown.estimated
+        return Exposure(how, *exposed.bounds)
 
     @property
     def regime(self) -> int:

@@ -61,12 +61,14 @@ class ShadowBrain(Brain):
         for state in self._states[: len(price.traffic.per_step)]:
             found = self._predicted_us(state)
             if found is not None:
-                rate = float(price.traffic.per_step[state.index]) * price.exposed.share
+                rate = float(price.traffic.per_step[state.index])
                 n_settings += 1
                 saved_us += rate * found[0]
-                variance += (rate * found[1]) ** 2
-        step_us = budget.training_us / budget.n_steps
-        return PredictedGain(n_settings, saved_us / step_us, math.sqrt(variance) / step_us)
+                variance += (price.exposed.share * rate * found[1]) ** 2
+        step_us, (least, most) = budget.training_us / budget.n_steps, price.exposed.bounds
+        variance += (saved_us * (most - least) / (2.0 * Z_90)) ** 2
+        share = price.exposed.share
+        return PredictedGain(n_settings, share * saved_us / step_us, math.sqrt(variance) / step_us)
 
     def _predicted_us(self, state: KeyState) -> tuple[float, float] | None:
         """What a call at one key should take less, and its standard deviation; None where NCCL's choice stays."""

@@ -59,3 +59,30 @@ def slower_steps(percent: float, n_others: int, n_with: int, n_without: int) -> 
     others = f" and {n_others} more that ran at the same time" if n_others else ""
     counts = f"({n_with} steps against {n_without}, compared in turns)"
     return f"steps were {percent:.1f} % slower with it{others} than without {counts}"
+
+
+def variant_ended(found: tuple[float, float] | None, cost_us: float, *, is_better: bool) -> str:
+    """What became of a variant of the plan.
+
+    Args:
+        found: by how much (log) steps were faster with it, and the standard deviation of that; None: no verdict.
+        cost_us: what trying it cost.
+        is_better: it runs from now on.
+
+    Returns:
+        A clause for the reason.
+    """
+    if found is None:
+        return f"given up without a verdict: it cost more than was expected; that cost {cost_us:,.0f} us"
+    gain, doubt = found
+    runs = "runs now" if is_better else "does not run"
+    doubt_percent = 100.0 * Z_90 * doubt
+    return (
+        f"steps were {comparison(gain)} with it (90 %: give or take {doubt_percent:.1f}), so it {runs};"
+        f" that cost {cost_us:,.0f} us"
+    )
+
+
+def pace(shift: float) -> str:
+    """Why steps of before are no yardstick any more: training has another pace, by `shift` (log)."""
+    return f"training's own pace changed: steps take {math.exp(shift):.2f} times as long with the same settings"

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from zerotune.store.records import BASELINE
+from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.keys import KeyState, Traffic
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns, StepSums
 from zerotune.tuner.modeling.features import Floats, Ints
@@ -66,11 +67,14 @@ class Budget:
 
 LEARNED: Final = 0.1
 """Weight of a step against those before it."""
+ANY_SHARE: Final = (0.5, 0.5)
+"""Mean and standard deviation of a share of which nothing is known."""
 
 
 class ExposedShare:
-    """Ratio of what steps exposed to what their calls took; a step of large messages weighs more than one of small.
+    """Which share of what calls take computation waits for: measured, else estimated from steps' times, else unknown.
 
+    Measured is what steps exposed to what their calls took; a step of large messages weighs more than one of small.
     Calls and the record of a step may come in either order. A step of which calls were lost seems more exposed than
     it was: exploration is then charged too much, never too little.
     """
@@ -81,13 +85,25 @@ class ExposedShare:
         self._newest_step = -1
         self._sums_us: Floats | None = None
         """Of what was exposed, and of what calls took."""
+        self.estimate = ANY_SHARE
+        """By how much steps get longer where calls do: mean and standard deviation, which may lie beyond 0 and 1."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Some steps have told."""
+        return self._sums_us is not None
 
     @property
     def share(self) -> float:
-        """Share of communication time that computation waits for; all of it until a step has said otherwise."""
-        if self._sums_us is None:
-            return 1.0
-        return min(1.0, float(self._sums_us[0] / self._sums_us[1]))
+        """What it is taken for: where it is not measured, what is likely."""
+        measured = self._sums_us
+        return _in_0_to_1(self.estimate[0] if measured is None else float(measured[0] / measured[1]))
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the most that it may be, by its 90 % bounds: 0 and 1 if nothing is known of it."""
+        mean, std = self.estimate if self._sums_us is None else (self.share, 0.0)
+        return _in_0_to_1(mean - Z_90 * std), _in_0_to_1(mean + Z_90 * std)
 
     def measured(self, steps: Ints, duration_us: Floats) -> None:
         """Take in calls: step and duration of each, shape [n]."""
@@ -109,6 +125,10 @@ class ExposedShare:
                 self._sums_us = before + LEARNED * (now - before)
 
 
+def _in_0_to_1(share: float) -> float:
+    return min(max(share, 0.0), 1.0)
+
+
 class Price(Columns):
     """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
 
@@ -125,8 +145,8 @@ class Price(Columns):
 
     @property
     def charged_share(self) -> float:
-        """Share of a collective's extra time that the budget pays for: what is waited for, and a little more."""
-        return min(1.0, self.exposed.share + 0.1)
+        """Share of a collective's extra time that the budget pays for: what may be waited for, and a little more."""
+        return min(1.0, self.exposed.bounds[1] + 0.1)
 
     @property
     def calls_us(self) -> float:

@@ -21,6 +21,7 @@ from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, StepSums
 from zerotune.tuner.learning.policy.risk import LEARNED
 from zerotune.tuner.modeling.features import Floats
+from zerotune.tuner.modeling.kalman_filter import KalmanFilter
 
 RECENT_STEPS: Final = 32
 """Newest steps, which say how long one takes now; an experiment lasts no longer. Twice as many compare what was
@@ -66,53 +67,14 @@ def in_pairs(chance: random.Random) -> Iterator[bool]:
         yield not first
 
 
-class KalmanFilter:
-    """Means and covariance of quantities by place, in the order in which they were added; independent at first."""
-
-    def __init__(self) -> None:
-        self.mean = np.zeros(0)
-        self.covariance = np.zeros((0, 0))
-
-    def add(self, *variances: float) -> int:
-        """Quantities of mean 0 and these variances; where the first of them stands."""
-        place = len(self.mean)
-        self.mean = np.append(self.mean, np.zeros(len(variances)))
-        grown = np.diag([*np.zeros(place), *variances])
-        grown[:place, :place] = self.covariance
-        self.covariance = grown
-        return place
-
-    def expected(self, design: np.ndarray) -> tuple[float, float]:
-        """Mean and variance of `design @ quantities`."""
-        return float(design @ self.mean), max(0.0, float(design @ self.covariance @ design))
-
-    def observe(self, design: np.ndarray, value: float, noise: float, *, clip: float = math.inf) -> tuple[float, float]:
-        """Take in an observation: `design @ quantities` was `value`, give or take `noise`.
-
-        Args:
-            design: weights of the quantities, shape [n].
-            value: observed.
-            noise: standard deviation of the observation, positive.
-            clip: a value further off than this many standard deviations is pulled in.
-
-        Returns:
-            By how much the value, as pulled in, differed from what was expected, and the variance of that.
-        """
-        along = self.covariance @ design
-        variance = float(design @ along) + noise**2
-        limit = clip * math.sqrt(variance)
-        surprise = min(max(value - float(design @ self.mean), -limit), limit)
-        self.mean += along * (surprise / variance)
-        self.covariance -= np.outer(along, along) / variance
-        return surprise, variance
-
-
 LEAST_DRIFT: Final = 0.0003
 """The level moves by no less (log) from one step to the next, and by no more than the noise."""
 IN_COMMON: Final = 0.05
 """So much correlation of neighbouring surprises is left to chance."""
 MOST_EFFECTS: Final = 128
 """With more, settings that come new share what is known of their key: work per step is bounded."""
+EXPOSED: Final = -MOST_EFFECTS
+"""Name of the share of calls' time that steps wait for: it is in a step as often as its calls take longer (log)."""
 
 
 class StepEffects:
@@ -148,19 +110,19 @@ class StepEffects:
         mean, variance = self._state.expected(design)
         return mean, math.sqrt(variance)
 
-    def alone(self, pairs: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of what steps take longer with each of these pairs of names, shape [n] each."""
-        at = np.array([[self._places.get(name, 0) for name in pair] for pair in pairs]).T
-        first, second = at
-        is_known, covariance = at > 0, self._state.covariance  # at place 0 is the level
-        variance = (np.diag(covariance)[at] * is_known).sum(axis=0)
-        variance += 2.0 * covariance[first, second] * is_known.all(axis=0)
-        return (self._state.mean[at] * is_known).sum(axis=0), np.sqrt(np.maximum(variance, 0.0))
+    def alone(self, several: Sequence[Mapping[int, float]]) -> tuple[Floats, Floats]:
+        """`effect` of each of several, which have as many names: means and standard deviations, shape [n] each."""
+        at = np.array([[self._places.get(name, 0) for name in shares] for shares in several])
+        shares = np.array([[*one.values()] for one in several]) * (at > 0)  # at place 0 is the level
+        covariance = self._state.covariance[at[:, :, None], at[:, None, :]]
+        variance = np.einsum("ni,nij,nj->n", shares, covariance, shares)
+        return (self._state.mean[at] * shares).sum(axis=1), np.sqrt(np.maximum(variance, 0.0))
 
-    def know(self, name: int, std: float) -> None:
-        """What this adds to a step is asked anew: it may be as large as `std` (log)."""
+    def know(self, name: int, found: tuple[float, float]) -> None:
+        """What this adds to a step (log) is asked anew: its mean and standard deviation as far as it is known."""
         self.forget([name])
-        self._places[name] = self._state.add(std**2)
+        self._places[name] = self._state.add(found[1] ** 2)
+        self._state.mean[-1] = found[0]
         self._ran_at[name] = self._n_steps
 
     def expected(self, shares: Mapping[int, float]) -> float:
@@ -180,10 +142,11 @@ class StepEffects:
         drift = min(math.exp(self._log_drift), self.noise)
         state.covariance[0, 0] += drift**2
         design = self._design(shares)
-        # What is known of faster settings counts; how slow a step may seem is measured without the slower ones.
+        # What is known of faster settings counts; of slower ones only what their calls explain.
         fast = float(np.minimum(design[1:] * state.mean[1:], 0.0).sum())
         most = state.mean[0] + fast + CLIP * math.sqrt(self.noise**2 + state.covariance[0, 0])
-        value = min(log_us, max(most, state.expected(design)[0]))
+        explained = state.mean[0] + shares.get(EXPOSED, 0.0)
+        value = min(log_us, max(most, explained, state.expected(design)[0]))
         surprise, variance = state.observe(design, value, self.noise, clip=CLIP)
         self._squares += surprise**2 * self.noise**2 / variance
         self._weight += 1.0
@@ -196,15 +159,13 @@ class StepEffects:
             self.forget([name for name, ran_at in self._ran_at.items() if name >= 0 and ran_at < since])
 
     def became_usual(self, shares: Mapping[int, float], others: Collection[int]) -> None:
-        """What runs as `shares` is an incumbent from now on; what is known of these and of `others` is asked anew."""
-        state = self._state
-        known = [self._places[name] for name in shares if name in self._places]
-        if len(known) < len(shares):
+        """What runs as `shares` is an incumbent from now on; what is known of `others` is asked anew."""
+        state, adds = self._state, np.eye(len(self._state.mean))
+        adds[0] = self._design(shares)
+        state.mean, state.covariance = adds @ state.mean, adds @ state.covariance @ adds.T
+        if not self._places.keys() >= shares.keys():
             state.covariance[0, 0] += MIN_SHIFT**2
-        state.mean[0] += state.mean[known].sum()
-        state.covariance[0] += state.covariance[known].sum(axis=0)
-        state.covariance[:, 0] += state.covariance[:, known].sum(axis=1)
-        self.forget({*shares, *others})
+        self.forget(others)
 
     def level_moved(self, shift: float) -> None:
         """Training has another pace: what steps take without anything on trial is asked anew."""

@@ -19,13 +19,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from zerotune.store.records import StepRecord
-from zerotune.tuner.learning.explaining.words import slower_steps
+from zerotune.tuner.learning.explaining.words import pace, slower_steps
 from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
+from zerotune.tuner.learning.policy.risk import ANY_SHARE
 from zerotune.tuner.learning.policy.step_effects import (
+    EXPOSED,
     LEAST_DRIFT,
     LEAST_EFFECT,
     MOST_EFFECTS,
@@ -83,12 +85,15 @@ class StepGuard:
     def reset(self) -> None:
         """All is asked anew."""
         self.effects.reset()
+        self.effects.know(EXPOSED, ANY_SHARE)
         self._n_steps = 0
         self._n_with: Counter[int] = Counter()
         self._odd: list[tuple[float, frozenset[int]]] = []
         """The newest steps, as long as all are off to one side: by how much (log), and what was tried."""
         self.keys: dict[int, int] = {}
         """Of every setting that was tried."""
+        self.longer: dict[int, float] = {}
+        """By name, how much longer (log) steps would be if all calls were waited for; empty if exposure is measured."""
         self._experiment: _Experiment | None = None
         self.shown: dict[int, int | None] = {}
         """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
@@ -117,7 +122,7 @@ class StepGuard:
             if self._experiment is None:
                 names = sorted(set().union(*why))
                 for name in names:  # what earlier steps say of these is over
-                    self.effects.know(name, found)
+                    self.effects.know(name, (0.0, found))
                 self._experiment = _Experiment(names) if found > 0.0 else None
             return None
         self._odd.clear()
@@ -181,7 +186,7 @@ class StepGuard:
         for name in [*shares]:
             place = _of_key(self.keys[name])
             shares[place] = shares.get(place, 0.0) + 1.0
-        return shares
+        return shares | {EXPOSED: sum(self.longer.get(name, 0.0) for name in shares)}
 
     def _effect(self, names: Iterable[int]) -> tuple[float, float]:
         return self.effects.effect(self._shares(names))
@@ -195,7 +200,7 @@ class StepGuard:
         asked = [name for name in explored if self._n_with[name] >= CONFIRMED]
         if not asked:
             return
-        means, doubts = self.effects.alone([(name, _of_key(self.keys[name])) for name in asked])
+        means, doubts = self.effects.alone([self._shares([name]) for name in asked])
         ratios = np.where(means > LEAST_EFFECT, means / np.maximum(doubts, LEAST_DRIFT), 0.0)
         most = int(np.argmax(ratios))
         together, doubt = self._effect(asked)
@@ -347,7 +352,7 @@ class StepFeedback:
 
     def _judge(self, step: StepRecord) -> bool:
         """One step of which all is known that will be; true when a new plan is due at once."""
-        states, evidence = self._policy.states, self._policy.evidence
+        states = self._policy.states
         guard, extra_us = self._guard, self._attribution.extra_us.pop(step.step, 0.0)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
@@ -365,23 +370,24 @@ class StepFeedback:
             self.variants.charge_late()
             return False
         log_us, shown = math.log(step.duration_us * duration_us / without_extra_us), guard.shown
-        explored = self._explored(in_force)
+        explored, exposed = self._explored(in_force), self._policy.price.exposed
+        level_us = math.exp(guard.effects.expected({})) if math.isfinite(usual_us) else math.inf
+        longer = self._longer(explored, level_us)
+        guard.longer = {} if exposed.is_measured else guard.longer | longer
+        exposed.estimate = guard.effects.effect({EXPOSED: 1.0})
         if in_force.variant is not None:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
             guard.step(log_us, explored, arms=() if in_force.variant is None else [ARM])
             return self.variants.judge(in_force, step.step, duration_us)
         shift = guard.paced(log_us, explored)
-        usual = {name: evidence.log_us(int(self._usual[key])) for name, key in explored.items()}
-        slow = guard.step(log_us, explored, {name for name in explored if evidence.log_us(name) > usual[name]})
+        slow = guard.step(log_us, explored, {name for name in explored if longer.get(name, 0.0) > 0.0})
         if slow is not None:
             self._withdraw(slow, step.step)
         if shift is not None and states:  # steps of before are no yardstick any more
             self.variants.reset()
             self._recent = deque([*self._recent][-ENOUGH:], HORIZON_STEPS)
-            words = f"steps take {math.exp(shift):.2f} times as long with the same settings"
-            words = f"training's own pace changed: {words}"
-            self._report(Event(states[0], states[0].incumbent, "pace", words, step.step))
+            self._report(Event(states[0], states[0].incumbent, "pace", pace(shift), step.step))
         return shown != guard.shown
 
     def _explored(self, in_force: PlanInForce) -> dict[int, int]:
@@ -409,6 +415,15 @@ class StepFeedback:
                 self._usual[key], differs[key] = slot, slot != slots[key]
         tried = np.flatnonzero(differs)
         return dict(zip(slots[tried].tolist(), tried.tolist(), strict=True))
+
+    def _longer(self, explored: Mapping[int, int], level_us: float) -> dict[int, float]:
+        """How much longer (log) steps of `level_us` would be with each setting, if all of its calls were waited for."""
+        evidence, rates, found = self._policy.evidence, self._policy.price.traffic.per_step, {}
+        for name, key in explored.items():
+            us, usual_us = (math.exp(evidence.log_us(slot)) for slot in (name, int(self._usual[key])))
+            if key < len(rates) and math.isfinite(us - usual_us):
+                found[name] = math.log(max(0.01, 1.0 + float(rates[key]) * (us - usual_us) / level_us))
+        return found
 
     def _withdraw(self, slow: Slow, step: int) -> None:
         states, evidence = self._policy.states, self._policy.evidence

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from zerotune.store.records import Candidate
-from zerotune.tuner.learning.explaining.words import Z_90, comparison, saved
+from zerotune.tuner.learning.explaining.words import saved, variant_ended
 from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import Column, KeyState
@@ -127,7 +127,7 @@ class Variants:
         self.on_trial, self._usual_us, self._charged_us = variant, step_us, 0.0
         self._on_us, self._n_off = [], 0
         self.cooldown.begin(variant.name, step)
-        self._effects.know(ARM, MOST_LOST / ONE_IN_TEN)
+        self._effects.know(ARM, (0.0, MOST_LOST / ONE_IN_TEN))
         self._is_on, self._steps_in_window = next(self._pairs), 0
 
     def judge(self, in_force: PlanInForce, step: int, duration_us: float) -> bool:
@@ -160,11 +160,8 @@ class Variants:
         has_verdict = min(len(self._on_us), self._n_off) >= FIRST_LOOK_STEPS and (is_better or is_over)
         if not (has_verdict and self._policy.may_promote) and self._policy.budget.remaining_us >= 0:
             return False  # where the network changes just now, what steps take by that is no variant's doing
-        words = "given up without a verdict: it cost more than was expected"
-        if has_verdict:
-            words = f"steps were {comparison(gain)} with it (90 %: give or take {100.0 * Z_90 * doubt:.1f}), so it "
-            words += "runs now" if is_better else "does not run"
-        self._tell(variant, f"{words}; that cost {self._charged_us:,.0f} us", step)
+        words = variant_ended((gain, doubt) if has_verdict else None, self._charged_us, is_better=is_better)
+        self._tell(variant, words, step)
         if not has_verdict or gain + 2.0 * ONE_IN_TEN * doubt < LEAST_EFFECT:
             self.cooldown.begin(variant.name, NEVER_STEP)
         self._end(step)

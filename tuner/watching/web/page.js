@@ -161,8 +161,8 @@ function cards(job, snapshot) {
   const budget = snapshot.budget_percent;
   job.parts.cards.replaceChildren(
     card("Step time", view.step_us ? time(view.step_us) : "–", against),
-    card("Exposed communication", known ? time(view.exposed_us) : "not known",
-      known ? `${percent(100 * share)} of a step` : "no time of it was told", ...(known ? [meter([share, "exposed"])] : [])),
+    card("Exposed communication", known ? time(view.exposed_us) : view.exposure,
+      known ? `${percent(100 * share)} of a step` : "of communication; its time is not measured", ...(known ? [meter([share, "exposed"])] : [])),
     card("Exploring cost", percent(view.spent_percent, 2),
       budget ? `of step time; the budget is ${budget} %` : "of step time", ...(budget ? [meter([view.spent_percent / budget, ""])] : [])),
     card("Plan", `epoch ${count(view.epoch)}`, view.epoch ? `in force at step ${count(view.step)}` : `NCCL's own choice, step ${count(view.step)}`),

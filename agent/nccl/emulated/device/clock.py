@@ -35,6 +35,10 @@ class Clock:
         """Virtual microseconds per microsecond of this thread's CPU time; None: hooks say what work costs."""
         self.recorder: Callable[[float], object] | None = None
         """Under graph capture: takes computation in place of the timeline."""
+        self.host_ahead = 0
+        """Steps by which the host is said to run ahead of this device: their ends are told so much later."""
+        self.is_exposure_known = True
+        """False: as on a GPU, nobody is told what computation waited for."""
         self._now_us = 0.0
         self._exposed_us = 0.0
         self._holds: list[_Hold] = []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotune.tuner.learning.policy.step_effects import KalmanFilter
+from zerotune.tuner.modeling.kalman_filter import KalmanFilter
 
 FIGURES = st.floats(-3.0, 3.0)
 OBSERVATIONS = st.lists(st.tuples(FIGURES, FIGURES, FIGURES, FIGURES, st.floats(0.1, 2.0)), max_size=8)

@@ -1,0 +1,104 @@
+"""A job as its host sees it: how far the device is behind, whether exposure is known, and which clock times steps.
+
+While calls of step k are enqueued, the device is at step k - `host_ahead`. So what was measured of a step arrives that
+many steps later. Where the host's clock times steps, step k gets the duration of step k - `host_ahead`, which is what
+the host waits for: a full launch queue lets it go on whenever a step of the device ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from benchmarks.lib.argument_types import whole
+from zerotune.store.records import StepRecord
+
+MOST_AHEAD: Final = 4
+"""Steps: launch queues hold about a thousand kernels, and graphs make a step few of them."""
+LAUNCH_SHARE: Final = 0.1
+"""What enqueuing a step takes as long as nothing holds the host up, as a share of the device's time for it."""
+
+
+class HostView(NamedTuple):
+    """How a job looks to the agent."""
+
+    host_ahead: int = 0
+    """Steps."""
+    is_exposure_known: bool = True
+    has_events: bool = True
+    """Steps are timed by events on the device; else by the host's clock."""
+
+
+IN_LOCKSTEP: Final = HostView()
+_usual: ContextVar[HostView] = ContextVar("view", default=IN_LOCKSTEP)
+
+
+def usual_view() -> HostView:
+    """How jobs are seen unless something else is said of them."""
+    return _usual.get()
+
+
+@contextmanager
+def seen_as(view: HostView) -> Iterator[None]:
+    """Jobs that are made inside are seen like that.
+
+    Args:
+        view: how.
+
+    Yields:
+        Nothing.
+    """
+    token = _usual.set(view)
+    try:
+        yield
+    finally:
+        _usual.reset(token)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let the command line say how jobs are seen."""
+    parser.add_argument(
+        "--host-ahead", type=whole(0, MOST_AHEAD), default=0, metavar="N", help="steps the device is behind"
+    )
+    parser.add_argument("--exposure", choices=("known", "hidden"), default="known", help="as a GPU tells it: hidden")
+    parser.add_argument("--timed-by", choices=("events", "host"), default="events", help="what times steps")
+
+
+def view_of(arguments: argparse.Namespace) -> HostView:
+    """What the command line says."""
+    return HostView(arguments.host_ahead, arguments.exposure == "known", arguments.timed_by == "events")
+
+
+class Underway:
+    """Steps that were enqueued and have not run yet."""
+
+    def __init__(self, view: HostView) -> None:
+        self._view = view
+        self._steps: deque[tuple[np.ndarray, StepRecord]] = deque()
+
+    def enqueued(self, block: np.ndarray, record: StepRecord) -> tuple[np.ndarray | None, StepRecord | None]:
+        """The host has enqueued a step.
+
+        Args:
+            block: measurements of its calls.
+            record: of the step, as it will run.
+
+        Returns:
+            Measurements of the calls that have run by now, and the step that is told of now; None: none yet.
+        """
+        view = self._view
+        if not view.is_exposure_known:
+            record = msgspec.structs.replace(record, exposed_us=None)
+        self._steps.append((block, record))
+        ran, ended = self._steps.popleft() if len(self._steps) > view.host_ahead else (None, None)
+        if view.has_events:
+            return ran, ended
+        host_us = LAUNCH_SHARE * record.duration_us if ended is None else ended.duration_us
+        return ran, msgspec.structs.replace(record, duration_us=host_us)
