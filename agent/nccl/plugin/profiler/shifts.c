@@ -21,6 +21,8 @@ static struct {
   _Atomic uint64_t n_launched, n_told; /* channels */
 } watched[N_WATCHED];
 
+static _Atomic bool is_silent; /* a communicator was waited for in vain, and nothing was told of any since */
+
 #define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
 
@@ -58,6 +60,7 @@ static int64_t lead_at(int i, uint64_t cpu_ns) {
 
 void zt_shifts_heard(const void *communicator, uint64_t gpu_ns) {
   const int i = entry_of(communicator);
+  if (READ(is_silent)) WRITE(is_silent, false);
   if (i < 0) return;
   atomic_fetch_add_explicit(&watched[i].n_told, 1, memory_order_relaxed);
   if (gpu_ns == 0) return;
@@ -76,26 +79,28 @@ void zt_shifts_wait(const void *communicator) {
   const int i = entry_of(communicator);
   const struct timespec moment = {0, MOMENT_NS};
   uint64_t n_known = 0;
-  for (int n_idle = 0; i >= 0 && n_idle < MOST_IDLE_MOMENTS; n_idle++) {
+  for (int n_idle = 0; i >= 0 && !READ(is_silent); n_idle++) {
     const uint64_t n_told = READ(watched[i].n_told);
     if (n_told >= READ(watched[i].n_launched)) return;
     if (n_told != n_known) n_idle = 0;
     n_known = n_told;
+    if (n_idle == MOST_IDLE_MOMENTS) WRITE(is_silent, true);
     nanosleep(&moment, NULL);
   }
 }
 
-bool zt_shifts_are_impossible(const void *communicator, const zt_channel_times *times, uint64_t called_us) {
+bool zt_shifts_is_anothers(const void *communicator, uint64_t start_ns, uint64_t called_us) {
   const int i = entry_of(communicator);
   if (i < 0) return false;
   const int64_t lead_ns = lead_at(i, zt_cpu_ns());
   if (called_us != 0 && lead_ns != NOT_HEARD) {
-    const uint64_t at_latest_ns = times->first_start_ns + (uint64_t)lead_ns + SLACK_NS;
+    const uint64_t at_latest_ns = start_ns + (uint64_t)lead_ns + SLACK_NS;
     if ((int64_t)(at_latest_ns - called_us * 1000u) < 0) WRITE(watched[i].is_shifted, true);
   }
-  return READ(watched[i].is_shifted) || times->last_start_ns > times->first_stop_ns;
+  return READ(watched[i].is_shifted);
 }
 
 void zt_shifts_reset(void) {
+  WRITE(is_silent, false);
   for (int i = 0; i < (int)N_WATCHED; i++) forget_history(i);
 }

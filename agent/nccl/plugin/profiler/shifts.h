@@ -21,18 +21,14 @@ void zt_shifts_launched(const void *communicator, uint32_t n_channels);
 /* NCCL tells now that a channel started at `gpu_ns`; 0 = not known. */
 void zt_shifts_heard(const void *communicator, uint64_t gpu_ns);
 
-/* Before a communicator ends: until NCCL has told of all its works, or of none for 0.2 s. 2.31 and 2.32 free the counters that
- * their thread reads before they take the communicator's works from it, and crash where it still has some. */
+/* Before a communicator ends: until NCCL has told of all its works, or of none for 0.2 s; not once more, on any communicator,
+ * until NCCL tells of something: after an abort it never does. 2.31 and 2.32 free the counters that their thread reads before
+ * they take the communicator's works from it, and crash where it still has some. */
 void zt_shifts_wait(const void *communicator);
 
-/* Over the channels of one collective, by the GPU's clock. */
-typedef struct {
-  uint64_t first_start_ns, last_start_ns, first_stop_ns, last_stop_ns;
-} zt_channel_times;
-
-/* Whether they cannot be those of a call made at `called_us` (the CPU's clock; 0 = not known): not all channels ran at one
- * time, or one started before the call, now or in an earlier call. */
-bool zt_shifts_are_impossible(const void *communicator, const zt_channel_times *times, uint64_t called_us);
+/* Whether a start cannot be that of a call made at `called_us` (the CPU's clock; 0 = not known): it is before the call, now
+ * or in an earlier call. */
+bool zt_shifts_is_anothers(const void *communicator, uint64_t start_ns, uint64_t called_us);
 
 void zt_shifts_reset(void);
 
