@@ -12,9 +12,9 @@ def mistimed(passages: Passages) -> Iterator[str]:
     """A sentence with the remedy; none where no times were left out."""
     if n := passages.n_impossible_times:
         yield (
-            f"NCCL told {counted(n, 'collective')} the times of other calls, which are left out: it reads those of"
-            " later calls where its thread comes late, and from 2.31 on counts wrongly behind calls that it tells no profiler"
-            " of, such as broadcasts (NCCL 2.30 and older do not)"
+            f"NCCL told {counted(n, 'collective')} the times of other calls, which are left out: those of later calls,"
+            " where its thread came late, or, from 2.31 on, behind calls that it tells no profiler of, such as"
+            " broadcasts (NCCL 2.30 and older do not)"
         )
     if n := passages.n_inseparable:
         yield f"{counted(n, 'decision')} not timed: the kernel carried collectives of others, too, or of half a group"
