@@ -46,7 +46,7 @@ typedef struct {
   _Atomic uint64_t group;
   _Atomic uint32_t n_expected; /* channels */
   _Atomic bool is_certain;     /* of that */
-  _Atomic bool is_mixed, is_late, is_followed; /* by a kernel of another group */
+  _Atomic bool is_mixed, is_told, is_late, is_followed; /* by a kernel of another group */
   _Atomic uint64_t earlier;                    /* the event before it on the communicator */
   fused_run run;
   _Atomic uint32_t next_free; /* 1 + index */
@@ -160,7 +160,12 @@ static bool is_impossible(const event *its, const zt_channel_times *times, uint8
       !(its->start.record.flags & ZT_FLAG_FUSED) && times->last_start_ns > times->first_stop_ns;
   const void *judged = its->start.judged;
   const bool is_anothers = judged != NULL && zt_shifts_is_anothers(judged, times->first_start_ns, its->start.called_us);
-  if (!never_ran_together && !is_anothers && !READ(its->is_late)) return false;
+  const uint64_t number = its->start.number;
+  const bool is_late = READ(its->is_late) || (number != 0 && zt_shifts_are_late(judged, number));
+  if (!never_ran_together && !is_anothers && !is_late) {
+    if (number != 0) zt_shifts_took(judged, times->last_stop_ns - times->first_start_ns);
+    return false;
+  }
   atomic_fetch_add_explicit(&n_impossible, 1, memory_order_relaxed);
   return true;
 }
@@ -284,6 +289,7 @@ zt_handle zt_event_begin(const zt_event_start *start, _Atomic uint64_t *latest) 
   WRITE(its->n_expected, start->n_channels);
   WRITE(its->is_certain, start->channels_are_certain);
   WRITE(its->is_mixed, start->is_mixed);
+  WRITE(its->is_told, false);
   WRITE(its->is_late, false);
   WRITE(its->is_followed, false);
   WRITE(its->earlier, 0);
@@ -315,16 +321,11 @@ static void settle(event *its, uint32_t generation) {
   if (may_be_over && (uint32_t)stopped > 0 && stopped == READ(its->n_started)) part_is_over(its, &its->kernel_part, generation);
 }
 
-static void settle_earlier(event *running, uint32_t channel, uint64_t gpu_ns) {
+static void settle_earlier(event *running) {
   for (zt_handle handle = READ(running->earlier); event_of(handle) != NULL;) {
     event *its = event_of(handle);
     const zt_handle next = READ(its->earlier);
     if (READ(its->group) != READ(running->group)) {
-      const channel_slot *slot = &its->channels[channel];
-      /* A graph's works are told of when they run, others when they are enqueued. */
-      const bool is_in_order = !((its->start.record.flags | running->start.record.flags) & ZT_FLAG_CAPTURED);
-      const bool has_started = READ(slot->tag) >> 8 == generation_of(handle);
-      if (is_in_order && has_started && READ(slot->start_ns) > gpu_ns) WRITE(its->is_late, true);
       WRITE(its->is_followed, true);
       settle(its, generation_of(handle));
     }
@@ -343,7 +344,12 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
   WRITE(slot->start_ns, has_gpu_time ? gpu_ns : zt_cpu_ns());
   WRITE(slot->stop_ns, NO_TIME);
   if (!READ(its->is_certain)) count_up(&its->n_started, generation);
-  settle_earlier(its, channel, has_gpu_time ? gpu_ns : NO_TIME);
+  if (!atomic_exchange(&its->is_told, true)) {
+    const uint64_t number = its->start.number; /* set where `judged` is */
+    if (number != 0 && has_gpu_time) zt_shifts_started(its->start.judged, number, gpu_ns);
+    if (number != 0 && zt_shifts_are_late(its->start.judged, number)) WRITE(its->is_late, true);
+    settle_earlier(its);
+  }
   return handle_of(its, generation, channel + 1);
 }
 

@@ -34,6 +34,7 @@ typedef struct {
   bool channels_are_certain; /* false: fewer than n_channels may come (profiler v3) */
   enum zt_passage passage;
   const void *judged; /* communicator whose GPU's times may be those of other works: shifts.h; NULL = they are not */
+  uint64_t number;    /* of the work, where NCCL's thread may be late; else 0 */
   uint64_t called_us; /* when the call was made, by the CPU's clock; 0 = not known */
 } zt_event_start;
 
@@ -45,8 +46,7 @@ void zt_event_stop(zt_handle handle);                  /* an event's or a channe
  * Returns the channel's handle, 0 when the event is over or the channel has started before.
  *
  * Kernels of one communicator run one after another. So those of earlier groups are over once all channels that started
- * have stopped: all that can be known where NCCL does not say how many there are. And a start that was told of an earlier
- * one, but lies later, was that of a later work: NCCL's ring has 64 entries, and a slow reader finds newer ones there. */
+ * have stopped: all that can be known where NCCL does not say how many there are. */
 zt_handle zt_channel_begin(zt_handle event, uint32_t channel, bool has_gpu_time, uint64_t gpu_ns);
 void zt_channel_gpu_stop(zt_handle channel, uint64_t gpu_ns);
 

@@ -38,7 +38,7 @@ typedef struct {
   uint64_t group;
   bool tells_capture; /* v5 and newer: then `flags` has ZT_FLAG_CAPTURED where it is one */
   bool is_symmetric;
-  bool is_judged;
+  int abi;
   uint64_t called_us; /* 0 = not known */
   uint8_t flags;
 } seen;
@@ -126,7 +126,8 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
       .n_channels = channels_to_expect(coll),
       .channels_are_certain = coll->channels_are_certain && coll->n_channels != 0,
       .passage = passage,
-      .judged = coll->is_judged ? communicator : NULL,
+      .judged = coll->abi >= 4 ? communicator : NULL,
+      .number = coll->abi >= 4 && !(coll->flags & ZT_FLAG_CAPTURED) ? zt_shifts_enqueued(communicator) : 0,
       .called_us = coll->called_us,
   };
   const zt_handle handle = zt_event_begin(&start, &communicator->latest_event);
@@ -220,7 +221,7 @@ static bool is_call(zt_handle handle) { return (handle & 0xFFFFu) == CALL_MARK; 
 
 /* v4 and newer: one collective, timed by the GPU; `parent` NULL = v4 */
 static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *coll, int rank, const void *parent,
-                          zt_handle group, bool tells_capture, bool is_judged, bool is_symmetric) {
+                          zt_handle group, int abi, bool is_symmetric) {
   const zt_handle call = handle_in(parent);
   return begin(communicator, &(seen){.sequence = coll->sequence,
                                      .count = coll->count,
@@ -233,15 +234,16 @@ static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *col
                                      .has_kernel_events = true,
                                      .channels_are_certain = true,
                                      .group = group,
-                                     .tells_capture = tells_capture,
+                                     .tells_capture = abi >= 5,
                                      .is_symmetric = is_symmetric,
-                                     .is_judged = is_judged,
+                                     .abi = abi,
                                      .called_us = is_call(call) ? call >> 16 : 0,
                                      .flags = call == CAPTURED ? ZT_FLAG_CAPTURED : 0});
 }
 
 /* What a rank sends is counted: what it receives another has sent. */
-static void count_send(const nccl_p2p_v4 *p2p) {
+static void count_message(const zt_communicator *communicator, const nccl_p2p_v4 *p2p) {
+  (void)zt_shifts_enqueued(communicator);
   if (p2p->function != NULL && p2p->function[0] == 'S')
     zt_passage_add(ZT_POINT_TO_POINT, p2p->count * zt_datatype_bytes(zt_datatype_named(p2p->datatype)));
 }
@@ -263,9 +265,9 @@ static zt_handle begin_channel_v4(const void *parent, const nccl_kernel_channel_
 static nccl_result start_v4(void *context, void **handle, nccl_event_v4 *event) {
   zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
   if (context != NULL && event->type == NCCL_PROFILE_COLL)
-    made = begin_v4(context, &event->coll, event->rank, NULL, handle_in(event->parent), false, false, false);
+    made = begin_v4(context, &event->coll, event->rank, NULL, handle_in(event->parent), 4, false);
   else if (event->type == NCCL_PROFILE_P2P)
-    count_send(&event->p2p);
+    count_message(context, &event->p2p);
   else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
     made = begin_channel_v4(event->parent, &event->kernel_channel);
   *handle = pointer(made);
@@ -281,9 +283,9 @@ static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) 
   if (event->type == NCCL_PROFILE_COLL_API && event->coll_api.graph_captured)
     made = CAPTURED;
   else if (context != NULL && event->type == NCCL_PROFILE_COLL)
-    made = begin_v4(context, &event->coll.coll, event->rank, event->parent, group_of(&event->coll), true, false, false);
+    made = begin_v4(context, &event->coll.coll, event->rank, event->parent, group_of(&event->coll), 5, false);
   else if (event->type == NCCL_PROFILE_P2P)
-    count_send(&event->p2p);
+    count_message(context, &event->p2p);
   else if (context != NULL && event->type == NCCL_PROFILE_CE_COLL)
     count_copy(context, &event->ce_coll);
   else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
@@ -315,8 +317,8 @@ static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) 
   if (context == NULL || event->type != NCCL_PROFILE_COLL)
     return start_v5(context, handle, event);
   const nccl_coll_v7 *coll = &event->coll_v7;
-  *handle = pointer(begin_v4(context, &coll->coll.coll, event->rank, event->parent, group_of(&coll->coll), true,
-                             true, coll->is_symmetric));
+  *handle = pointer(begin_v4(context, &coll->coll.coll, event->rank, event->parent, group_of(&coll->coll), 7,
+                             coll->is_symmetric));
   return NCCL_SUCCESS;
 }
 
@@ -411,7 +413,7 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   *context = communicator;
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = start->mask;
-  if (start->abi >= 7) zt_shifts_watch(communicator);
+  if (start->abi >= 4) zt_shifts_watch(communicator);
   /* From 2.31 on NCCL's host counts only the calls whose kernel channels are asked for, and its kernels count all:
    * after one call that was not asked for, each channel's times would be those of some earlier call. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | (start->abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |

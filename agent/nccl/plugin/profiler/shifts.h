@@ -12,6 +12,19 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* NCCL's ring of times has 64 entries for each channel, which its thread reads without a look at whose they are by then: one
+ * that is late by 64 works takes a later work's times for those that it looks for. While fewer were enqueued behind the work
+ * that is told of, that cannot be. Otherwise a thread that did not run for a quarter of the time that 64 works take, or tells
+ * of a start so much later than usual, is not believed, until fewer than 64 are enqueued behind again. */
+
+/* One more work is enqueued: its number, from 1; 0 where the communicator is not judged. */
+uint64_t zt_shifts_enqueued(const void *communicator);
+/* NCCL's thread, which calls this, tells of the first start of this work. */
+void zt_shifts_started(const void *communicator, uint64_t number, uint64_t gpu_ns);
+/* Whether what is told of this work now may be of a later one. */
+bool zt_shifts_are_late(const void *communicator, uint64_t number);
+void zt_shifts_took(const void *communicator, uint64_t duration_ns);
+
 /* From now on the times of this communicator are judged. Its address is a name here, and never followed. */
 void zt_shifts_watch(const void *communicator);
 void zt_shifts_forget(const void *communicator);
