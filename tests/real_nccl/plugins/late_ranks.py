@@ -1,4 +1,4 @@
-"""Two ranks whose NCCL is descheduled while they call, on a GPU whose timer ticks in microseconds. Prints what was recorded.
+"""Two ranks whose NCCL is descheduled while they call, on a GPU whose timer ticks. Prints what was recorded.
 
 late_ranks.py LIBNCCL FOLDER
 """
