@@ -58,7 +58,9 @@ class Passages(msgspec.Struct, frozen=True):
     """What these run is a copy that NCCL tells no plugin of."""
     others: Annotated[tuple[OtherPlugin, ...], msgspec.Meta(max_length=MAX_OTHERS)] = ()
     n_impossible_times: Count = 0
-    """Kernels' times that NCCL 2.31 or newer told, and that cannot be those of the collective: left out."""
+    """Kernels' times that NCCL told, and that cannot be those of the collective: left out."""
+    n_inseparable: Count = 0
+    """Decisions whose kernel carried those of others, too, or not all of whose collectives were seen: not timed."""
 
 
 def summed(ranks: Iterable[Passages]) -> Passages:
@@ -76,7 +78,7 @@ def summed(ranks: Iterable[Passages]) -> Passages:
     others = tuple(OtherPlugin(role, name, n) for (role, name), n in faults.items())[:MAX_OTHERS]
     counts = (
         min(sum(getattr(rank, name) for rank in ranks), MOST)
-        for name in ("n_one_rank_communicators", "n_impossible_times")
+        for name in ("n_one_rank_communicators", "n_impossible_times", "n_inseparable")
     )
-    n_one_rank_communicators, n_impossible_times = counts
-    return Passages(tuple(kinds), n_one_rank_communicators, others, n_impossible_times)
+    n_one_rank_communicators, n_impossible_times, n_inseparable = counts
+    return Passages(tuple(kinds), n_one_rank_communicators, others, n_impossible_times, n_inseparable)

@@ -100,6 +100,7 @@ class Counters:
     n_next_tuner_faults: int
     n_next_profiler_faults: int
     n_impossible_times: int
+    n_inseparable: int
 
 
 class _CounterFields(ctypes.Structure):
@@ -361,7 +362,7 @@ class Plugin:
                 kinds.append(Passage(kind, n_calls, message_bytes, n_timed, kernel_ns / 1e3))
         counts = self.counters()
         n_one_rank = int(self._one_rank_communicators())
-        return Passages(tuple(kinds), n_one_rank, self._others(counts), counts.n_impossible_times)
+        return Passages(tuple(kinds), n_one_rank, self._others(counts), counts.n_impossible_times, counts.n_inseparable)
 
     def _others(self, counts: Counters) -> tuple[OtherPlugin, ...]:
         tuner = OtherPlugin("tuner", _printable(self.next_tuner()), counts.n_next_tuner_faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -52,7 +53,7 @@ class RecordDrain:
 
     Rank 0 sends every record, since the daemon reads the stage fingerprint off its sequence of
     decisions; the others send timed records only. `log`, if given, sees every record and step.
-    The first collection includes what was in rings and queue before.
+    The first collection includes what was in rings and queue before. Of two threads that collect at once one gets all.
     """
 
     def __init__(
@@ -72,10 +73,19 @@ class RecordDrain:
         # One for all blocks: numpy keeps a freed array of each size below 1 KiB, and blocks have all of these sizes.
         self._mask = np.empty(RING_RECORDS, np.bool_)
         self._passages = Passages()
+        self._collecting = threading.Lock()
         self.costs = costs or CostBook()
 
     def collect(self) -> list[Message]:
-        """Everything new since the last call, oldest first."""
+        """Everything new since the last call, oldest first; nothing while another thread collects."""
+        if not self._collecting.acquire(blocking=False):  # the channel's thread may outlive what is waited for it
+            return []
+        try:
+            return self._collect()
+        finally:
+            self._collecting.release()
+
+    def _collect(self) -> list[Message]:
         messages: list[Message] = []
         block = self._rings.drain(RING_RECORDS)
         n_dropped = self._rings.n_dropped() + self._queue.n_lost

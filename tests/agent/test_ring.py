@@ -1,4 +1,5 @@
 import ctypes
+import threading
 
 import numpy as np
 import pytest
@@ -70,6 +71,26 @@ def test_adoptions_go_before_steps_and_cost_tables_from_rank_0_only():
     assert messages == [wire.Adopted("job", 5, 1), wire.Steps("job", 0, (StepRecord(1, 5, 10.0),))]
     assert drain.collect() == []
     assert RecordDrain(FakeRings(block([]), costs=[1]), "job", 1, StepQueue()).collect() == []
+
+
+def test_of_two_threads_that_collect_at_once_one_gets_all():
+    class SlowRings(FakeRings):
+        def drain(self, max_records):
+            if not inside.is_set():
+                inside.set()
+                assert goes_on.wait(60)
+            return super().drain(max_records)
+
+    inside, goes_on, got = threading.Event(), threading.Event(), []
+    drain = RecordDrain(SlowRings(block([0, 2])), "job", 0, StepQueue())
+    thread = threading.Thread(target=lambda: got.append(drain.collect()))
+    thread.start()
+    assert inside.wait(60)
+    assert drain.collect() == []
+    goes_on.set()
+    thread.join()
+    (((head, _),),) = got
+    assert head.n_records == 2
 
 
 class Log:

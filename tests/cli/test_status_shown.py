@@ -131,3 +131,9 @@ def test_times_that_were_of_other_calls_are_counted(n_impossible):
     job = JobStatus("job", "fabric", Stage.zero3, 1, 1, 0, 10, 0, 0, 0, 0.0, 0.0, 0.0, passages=seen)
     words = shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, (job,)))
     assert ("1,234" in words, "2.31" in words) == 2 * (n_impossible > 0,)
+
+
+def test_decisions_that_shared_a_kernel_are_counted():
+    seen = Passages(n_inseparable=1234)
+    job = JobStatus("job", "fabric", Stage.zero3, 1, 1, 0, 10, 0, 0, 0, 0.0, 0.0, 0.0, passages=seen)
+    assert "1,234 decisions" in shown(StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, (job,)))

@@ -19,7 +19,7 @@ MODES = {
     "asan_ubsan": ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     "tsan": ["-g", "-fsanitize=thread"],
 }
-TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "passages", "shifts"]
+TESTS = ["tuner", "costs_and_records", "profiler", "lifetimes", "groups", "kernels", "passages", "shifts"]
 TESTS += ["impossible_numbers", "next_tuner", "next_profiler", "threads", "agreed"]
 
 

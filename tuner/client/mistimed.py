@@ -1,4 +1,4 @@
-"""Which collectives could not be timed since NCCL told times of others, in words."""
+"""Which collectives have no times of their own, in words."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ def mistimed(passages: Passages) -> Iterator[str]:
     """A sentence with the remedy; none where no times were left out."""
     if n := passages.n_impossible_times:
         yield (
-            f"NCCL told {counted(n, 'collective')} the times of other calls, which are left out: from 2.31 on it"
-            " counts wrongly behind calls that it tells no profiler of, such as broadcasts; take NCCL 2.30 or older"
+            f"NCCL told {counted(n, 'collective')} the times of other calls, which are left out: those of later calls,"
+            " where its thread came late, or, from 2.31 on, behind calls that it tells no profiler of, such as"
+            " broadcasts (NCCL 2.30 and older do not)"
         )
+    if n := passages.n_inseparable:
+        yield f"{counted(n, 'decision')} not timed: the kernel carried collectives of others, too, or of half a group"

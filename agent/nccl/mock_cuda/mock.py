@@ -125,6 +125,8 @@ class MockCuda:
         self._set_device = self._bind("set_device", None, ctypes.c_int)
         self._malloc = self._bind("malloc", ctypes.c_int, ctypes.POINTER(pointer), count)
         self._set_duration_us = self._bind("set_duration_us", None, ctypes.c_double)
+        self._set_timer_step_ns = self._bind("set_timer_step_ns", None, ctypes.c_uint64)
+        self._set_away_ms = self._bind("set_away_ms", None, ctypes.c_double)
         self._set_recording = self._bind("set_recording", None, ctypes.c_int)
         self._drain = self._bind("drain", count, pointer, count)
         self._drained = np.empty(RING_WORKS, WORK)
@@ -294,6 +296,14 @@ class MockCuda:
     def set_duration_us(self, duration_us: float) -> None:
         """How long kernels take."""
         self._set_duration_us(duration_us)
+
+    def set_timer_step_ns(self, step_ns: int) -> None:
+        """The GPU's timer ticks; 1000 on some machines."""
+        self._set_timer_step_ns(step_ns)
+
+    def set_away_ms(self, away_ms: float) -> None:
+        """How long NCCL's threads are descheduled whenever they find nothing to do."""
+        self._set_away_ms(away_ms)
 
     def set_recording(self, on: bool) -> None:
         """Turn on or off that launches are kept for `drain`."""

@@ -36,7 +36,7 @@ enum zt_record_flags {
   ZT_FLAG_TIMED = 2,     /* completed by the profiler; without it the record is the decision alone */
   ZT_FLAG_REGISTERED = 4, /* NCCL said that buffers are registered (also: under CUDA-graph capture) */
   ZT_FLAG_CAPTURED = 8,   /* ran from a CUDA graph: its setting dates from the capture, not this epoch */
-  ZT_FLAG_FUSED = 16,     /* timed member of a fused run: the decision was taken for more bytes */
+  ZT_FLAG_FUSED = 16,     /* a run of collectives that were decided on, and timed, together: the bytes are their sum */
   ZT_FLAG_PASSED_BY = 32, /* ran without a decision: no tuner was asked, or what ran is not in its table */
   ZT_FLAG_OFF_CYCLE = 64  /* the plan tells phases apart, and the communicator's history did not say this call's */
 };
@@ -151,7 +151,8 @@ typedef struct {
   uint64_t n_estimates;        /* getCollInfo calls that settle nothing: left untouched */
   uint64_t n_next_tuner_faults; /* errors and unusable answers of the tuner that is asked before ours */
   uint64_t n_next_profiler_faults; /* errors of the profiler beside ours */
-  uint64_t n_impossible_times; /* by the GPU's clock, and not the collective's own: profiler/shifts.h */
+  uint64_t n_impossible_times; /* by the GPU's clock, and not the collective's own: profiler/events.h, shifts.h */
+  uint64_t n_inseparable; /* decisions whose kernel carried others', too, or not all of whose collectives were seen */
 } zt_counters;
 
 /* A decision record (recording on) says what was asked: `sequence` counts decisions of its

@@ -136,7 +136,7 @@ def test_windows_are_refused_where_there_are_none_and_must_be_alike(pair: Pair) 
 # ---- groups that are fused into one decision ----
 
 
-def test_a_fused_group_is_decided_once_and_its_members_say_so(pair: Pair) -> None:
+def test_a_fused_group_is_decided_once_and_its_record_says_so(pair: Pair) -> None:
     with plugin_with({GATHER: LL, REDUCE: TREE}, BOXES) as plugin:
         plugin.set_observing(True)
         plugin.set_recording(True)
@@ -158,12 +158,24 @@ def test_a_fused_group_is_decided_once_and_its_members_say_so(pair: Pair) -> Non
     }  # fmt: skip
     ring, tree = int(Algorithm.ring), int(Algorithm.tree)
     assert found == {
-        (GATHER, MIB): (FLAG_FUSED, ring, 1),
-        (GATHER, 2 * MIB): (FLAG_FUSED, ring, 1),
+        (GATHER, 3 * MIB): (FLAG_FUSED, ring, 1),
         (GATHER, 8 * MIB): (0, ring, 1),
         (REDUCE, MIB): (0, tree, 1),
     }
-    assert len(timed(records)) == 8
+    sources = set(timed(records)["timing_source"].tolist())
+    assert sources == {TimingSource.cpu_collective}, "one kernel had all three: the time of none is known"
+    assert len(timed(records)) == 6
+
+
+def test_a_fused_run_is_timed_as_one_collective_of_its_sum(pair: Pair) -> None:
+    with plugin_with({GATHER: LL}, BOXES) as plugin:
+        plugin.set_observing(True)
+        (call,) = group(pair(**BOTH), [(GATHER, MIB), (GATHER, 2 * MIB)])
+        records = timed(plugin.drain())
+        assert plugin.counters().n_inseparable == 0
+    assert records["message_bytes"].tolist() == [3 * MIB] * 2
+    assert set(records["timing_source"].tolist()) == {TimingSource.emulated}
+    assert set(records["n_channels"].tolist()) == {call.candidate.n_channels}
 
 
 # ---- the user's own NCCL_ALGO and NCCL_PROTO ----

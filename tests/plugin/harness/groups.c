@@ -16,13 +16,14 @@ static void decide(tuned tuner, size_t n_bytes) {
   tuner_ask(tuner, &asked);
 }
 
-static void check_one(uint64_t comm_id, uint64_t bytes, int flags, uint32_t epoch) {
+static zt_record check_one(uint64_t comm_id, uint64_t bytes, int flags, uint32_t epoch) {
   zt_record record;
   CHECK_EQUAL(drained(&record, 1), 1);
   CHECK_EQUAL(record.comm_id, comm_id);
   CHECK_EQUAL(record.message_bytes, bytes);
   CHECK_EQUAL(record.flags, flags);
   CHECK_EQUAL(record.epoch, epoch);
+  return record;
 }
 
 /* One group over two communicators: ncclGroupEnd prepares all of them before it launches any. */

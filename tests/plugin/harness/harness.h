@@ -118,6 +118,7 @@ void test_passages(void);
 void test_shifts(void);
 void test_lifetimes(void);
 void test_groups(void);
+void test_kernels(void);
 void test_impossible_numbers(void);
 void test_next_tuner(void);
 void test_next_profiler(void);

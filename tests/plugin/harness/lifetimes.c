@@ -1,6 +1,7 @@
 /* Communicators and events that come and go in any order. */
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "nccl_profiling.h"
 
@@ -89,6 +90,70 @@ static void equal_ids_pair_in_turn(void) {
 static void *init_elsewhere(void *made) {
   *(tuned *)made = tuner_init(4, 0, 8, 1);
   return NULL;
+}
+
+typedef struct {
+  profiled profiler;
+  tuned tuner;
+  pthread_t thread;
+} half;
+
+static void *init_tuner_alone(void *argument) {
+  half *its = argument;
+  its->thread = pthread_self();
+  its->tuner = tuner_init(4, 0, 8, 1);
+  return NULL;
+}
+
+static void *init_profiler_alone(void *argument) {
+  half *its = argument;
+  its->thread = pthread_self();
+  its->profiler = profiler_init(4, 5, 8, 1, 0);
+  return NULL;
+}
+
+/* A thread that is gone leaves its pthread_self() to the next one: that is another's communicator all the same. */
+static void a_later_thread_of_the_same_id_does_not_pair(void) {
+  half first = {0}, second = {0};
+  int n_tries = 0;
+  do {
+    if (n_tries > 0) {
+      tuner_finalize(first.tuner);
+      profiler_finalize(second.profiler);
+    }
+    pthread_t thread;
+    pthread_create(&thread, NULL, init_tuner_alone, &first);
+    pthread_join(thread, NULL);
+    pthread_create(&thread, NULL, init_profiler_alone, &second);
+    pthread_join(thread, NULL);
+    CHECK(first.tuner.context != second.profiler.context);
+  } while (!pthread_equal(first.thread, second.thread) && ++n_tries < 1000);
+  tuner_finalize(first.tuner);
+  profiler_finalize(second.profiler);
+}
+
+/* Abort: no kernel will ever report its end, on any of the job's communicators. */
+static void ends_without_a_word_are_waited_for_once(void) {
+  enum { N_COMMUNICATORS = 32 };
+  profiled profilers[N_COMMUNICATORS];
+  tuned tuners[N_COMMUNICATORS];
+  the.set_observing(1);
+  for (int i = 0; i < N_COMMUNICATORS; i++) {
+    profilers[i] = profiler_init(7, 80 + (uint64_t)i, 8, 1, 0);
+    tuners[i] = tuner_init(7, 80 + (uint64_t)i, 8, 1);
+    stop_event(profilers[i], start_coll(profilers[i], NULL, &reduce));
+  }
+  struct timespec begin, end;
+  clock_gettime(CLOCK_MONOTONIC, &begin);
+  for (int i = 0; i < N_COMMUNICATORS; i++) {
+    tuner_finalize(tuners[i]);
+    profiler_finalize(profilers[i]);
+  }
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  CHECK(end.tv_sec - begin.tv_sec < 5); /* 0.2 s each, and more on a busy machine */
+  the.set_observing(0);
+  zt_record record;
+  while (drained(&record, 1) > 0) continue;
 }
 
 static void other_shapes_and_ids_do_not_pair(void) {
@@ -207,7 +272,9 @@ static void masks_end_while_observing_is_switched(void) {
 void test_lifetimes(void) {
   static void (*const each[])(void) = {any_order_of_ends,  equal_ids_pair_in_turn,    other_shapes_and_ids_do_not_pair,
                                        ends_with_events_in_flight, kernel_first,      exhausted_pool_is_counted,
-                                       no_context_does_no_harm,    masks_end_while_observing_is_switched};
+                                       no_context_does_no_harm,    masks_end_while_observing_is_switched,
+                                       a_later_thread_of_the_same_id_does_not_pair,
+                                       ends_without_a_word_are_waited_for_once};
   for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
     the.reset();
     each[i]();

@@ -225,6 +225,7 @@ int main(int argc, char **argv) {
                {"profiler", test_profiler},
                {"lifetimes", test_lifetimes},
                {"groups", test_groups},
+               {"kernels", test_kernels},
                {"passages", test_passages},
                {"shifts", test_shifts},
                {"impossible_numbers", test_impossible_numbers},

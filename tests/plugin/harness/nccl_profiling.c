@@ -6,6 +6,14 @@
 int event_mask;
 other_profiler beside;
 
+#define BEHIND_NS UINT64_C(5000000000)
+
+uint64_t gpu_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec - BEHIND_NS;
+}
+
 static const char *const collectives[] = {"Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"};
 static const char *const algorithms[] = {"TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"};
 static const char *const protocols[] = {"LL", "LL128", "SIMPLE"};
@@ -114,7 +122,7 @@ static void fill_v4(nccl_coll_v4 *to, const launched *coll) {
   to->datatype = coll->collective == NCCL_ALL_GATHER ? "ncclInt8" : "ncclBfloat16";
   to->n_channels = (uint8_t)coll->n_channels;
   to->n_warps = 16;
-  to->algorithm = algorithms[coll->algorithm];
+  to->algorithm = coll->is_symmetric ? "Unknown" : algorithms[coll->algorithm];
   to->protocol = protocols[coll->protocol];
 }
 

@@ -18,8 +18,10 @@ typedef struct {
   int n_channels;
   int algorithm, protocol;
   int graph_captured;
-  int is_symmetric; /* v7 says so */
+  int is_symmetric; /* v7 says so; older ones know no name of its algorithm */
 } launched;
+
+uint64_t gpu_now(void); /* by a clock that is behind the CPU's */
 
 extern int event_mask; /* NCCL has one for all communicators */
 

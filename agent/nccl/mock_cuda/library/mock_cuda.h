@@ -83,6 +83,9 @@ MOCK_API int mock_cuda_take_calls(const void *within);
 MOCK_API void *mock_cuda_function(const char *name); /* of the CUDA runtime, by name; NULL = the mock has none */
 MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);
 MOCK_API void mock_cuda_set_duration_us(double duration_us); /* kernels end at once, and say that they took so long */
+MOCK_API void mock_cuda_set_timer_step_ns(uint64_t step_ns); /* the GPU's timer ticks; 1 = every nanosecond */
+MOCK_API void mock_cuda_set_away_ms(double away_ms); /* how long NCCL's threads are descheduled when they find nothing */
+MOCK_API void mock_cuda_set_queue(uint32_t n_kernels); /* that a stream takes before its host waits; at most 1024 */
 MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties; a full one drops */
 MOCK_API size_t mock_cuda_drain(mock_work *out, size_t max_works);
 /* Kernels wait until mock_cuda_finish ends them; their works are for the thread that launched them to take. */

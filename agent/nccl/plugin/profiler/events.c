@@ -18,20 +18,37 @@ enum { TIMING_NONE = 0, TIMING_GPU_KERNEL = 1, TIMING_CPU_KERNEL = 2, TIMING_CPU
 enum { IDLE = 0, STARTED_BY_CPU, STARTED_BY_GPU, STOPPED_BY_CPU, STOPPED_BY_GPU, NOT_TIMED };
 #define NO_TIME UINT64_MAX
 
+/* Over the channels of one collective */
+typedef struct {
+  uint64_t first_start_ns, last_start_ns, first_stop_ns, last_stop_ns;
+} zt_channel_times;
+
 typedef struct {
   _Atomic uint64_t tag; /* generation << 8 | one of the above */
   _Atomic uint64_t start_ns;
   _Atomic uint64_t stop_ns; /* NO_TIME until told */
 } channel_slot;
 
+/* Of those members of a run that are over; an event alone is a run of one */
 typedef struct {
-  _Alignas(64) _Atomic uint64_t pending;   /* generation << 32 | parts not over yet: host, kernel; 0 parts = free */
+  _Atomic uint64_t bytes;
+  _Atomic uint64_t first_start_ns, last_stop_ns;
+  _Atomic uint64_t channels[N_CHANNELS / 64]; /* a bit each */
+  _Atomic uint32_t sources; /* a bit for each TimingSource; TIMING_NONE: times were not all told, or impossible */
+} fused_run;
+
+typedef struct {
+  /* generation << 32 | parts not over yet: host, kernel, later members of its run; 0 parts = free */
+  _Alignas(64) _Atomic uint64_t pending;
   _Atomic uint64_t host_part; /* generation << 8 | 1 when over */
   _Atomic uint64_t kernel_part;
   _Atomic uint64_t n_started, n_stopped; /* generation << 32 | channels; started: where it is not certain how many */
   _Atomic uint64_t group;
   _Atomic uint32_t n_expected; /* channels */
   _Atomic bool is_certain;     /* of that */
+  _Atomic bool is_mixed, is_told, is_late, is_followed; /* by a kernel of another group */
+  _Atomic uint64_t earlier;                    /* the event before it on the communicator */
+  fused_run run;
   _Atomic uint32_t next_free; /* 1 + index */
   _Atomic uint64_t owner;
   uint64_t host_start_ns, host_stop_ns;
@@ -42,7 +59,7 @@ typedef struct {
 static event pool[N_EVENTS];
 static _Atomic uint64_t free_list;   /* uses << 32 | 1 + index of the first free event that was used before */
 static _Atomic uint32_t n_ever_used; /* events beyond were never used */
-static _Atomic uint64_t n_timed, n_lost, n_abandoned, n_impossible;
+static _Atomic uint64_t n_timed, n_lost, n_abandoned, n_impossible, n_inseparable;
 
 #define READ(word) atomic_load_explicit(&(word), memory_order_acquire)
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_release)
@@ -109,7 +126,7 @@ static void give_back(event *its) {
 /* ---- the end of an event ---- */
 
 /* True where all channels are timed, and by one clock. */
-static bool kernel_times(event *its, uint32_t generation, zt_channel_times *times, uint8_t *source) {
+static bool kernel_times(event *its, uint32_t generation, zt_channel_times *times, uint64_t *channels, uint8_t *source) {
   *times = (zt_channel_times){.first_start_ns = UINT64_MAX, .first_stop_ns = UINT64_MAX};
   const bool is_certain = its->start.channels_are_certain;
   const uint32_t n_over = (uint32_t)READ(its->n_stopped);
@@ -121,6 +138,7 @@ static bool kernel_times(event *its, uint32_t generation, zt_channel_times *time
     const uint64_t tag = READ(slot->tag);
     if (tag >> 8 != generation) continue;
     const uint32_t state = tag & 0xFFu;
+    channels[i / 64] |= UINT64_C(1) << i % 64;
     n_gpu += state == STOPPED_BY_GPU;
     n_cpu += state == STOPPED_BY_CPU;
     n_untimed += state != STOPPED_BY_GPU && state != STOPPED_BY_CPU;
@@ -135,24 +153,67 @@ static bool kernel_times(event *its, uint32_t generation, zt_channel_times *time
   return n_untimed == 0 && (n_gpu == 0) != (n_cpu == 0) && times->last_stop_ns >= times->first_start_ns;
 }
 
+/* Works of a fused run may follow each other on one channel while others are done. */
 static bool is_impossible(const event *its, const zt_channel_times *times, uint8_t source) {
-  if (its->start.judged == NULL || source != TIMING_GPU_KERNEL) return false;
-  if (!zt_shifts_are_impossible(its->start.judged, times, its->start.called_us)) return false;
+  if (source != TIMING_GPU_KERNEL) return false;
+  const bool never_ran_together =
+      !(its->start.record.flags & ZT_FLAG_FUSED) && times->last_start_ns > times->first_stop_ns;
+  const void *judged = its->start.judged;
+  const bool is_anothers = judged != NULL && zt_shifts_is_anothers(judged, times->first_start_ns, its->start.called_us);
+  const uint64_t number = its->start.number;
+  const bool is_late = READ(its->is_late) || (number != 0 && zt_shifts_are_late(judged, number));
+  if (!never_ran_together && !is_anothers && !is_late) {
+    if (number != 0) zt_shifts_took(judged, times->last_stop_ns - times->first_start_ns);
+    return false;
+  }
   atomic_fetch_add_explicit(&n_impossible, 1, memory_order_relaxed);
   return true;
 }
 
-/* Both parts are over, or the communicator is gone: the caller alone owns the event. */
-static void finish(event *its, uint32_t generation) {
-  zt_record *record = &its->start.record;
+static void at_most(_Atomic uint64_t *least, uint64_t value) {
+  uint64_t now = READ(*least);
+  while (value < now && !atomic_compare_exchange_weak(least, &now, value)) continue;
+}
+
+static void at_least(_Atomic uint64_t *most, uint64_t value) {
+  uint64_t now = READ(*most);
+  while (value > now && !atomic_compare_exchange_weak(most, &now, value)) continue;
+}
+
+/* Add the kernel's times to those of the run. */
+static void add_times(event *its, uint32_t generation, event *whole) {
   zt_channel_times times;
-  const bool host_is_over = READ(its->host_part) == ((uint64_t)generation << 8 | 1);
-  const bool has_kernel_times = kernel_times(its, generation, &times, &record->timing_source) &&
-                                !is_impossible(its, &times, record->timing_source);
-  const uint64_t start_ns = has_kernel_times ? times.first_start_ns : its->host_start_ns;
-  const uint64_t stop_ns = has_kernel_times ? times.last_stop_ns : its->host_stop_ns;
+  uint64_t channels[N_CHANNELS / 64] = {0};
+  uint8_t *source = &its->start.record.timing_source;
+  const bool is_timed = kernel_times(its, generation, &times, channels, source) && !is_impossible(its, &times, *source);
+  atomic_fetch_or(&whole->run.sources, 1u << (is_timed ? *source : TIMING_NONE));
+  atomic_fetch_add(&whole->run.bytes, its->start.member_bytes);
+  if (!is_timed) return;
+  at_most(&whole->run.first_start_ns, times.first_start_ns);
+  at_least(&whole->run.last_stop_ns, times.last_stop_ns);
+  for (uint32_t i = 0; i < N_CHANNELS / 64; i++) atomic_fetch_or(&whole->run.channels[i], channels[i]);
+}
+
+static bool is_timed_by_one_clock(event *its) {
+  const uint32_t sources = READ(its->run.sources);
+  return !(sources & 1u << TIMING_NONE) && (sources & (sources - 1)) == 0;
+}
+
+static bool is_separable(event *its) {
+  if (!READ(its->is_mixed) && READ(its->run.bytes) == its->start.record.message_bytes) return true;
+  atomic_fetch_add_explicit(&n_inseparable, 1, memory_order_relaxed);
+  return false;
+}
+
+static void report(event *its, bool host_is_over) {
+  zt_record *record = &its->start.record;
+  const bool has_kernel_times = is_timed_by_one_clock(its) && is_separable(its);
+  const uint64_t start_ns = has_kernel_times ? READ(its->run.first_start_ns) : its->host_start_ns;
+  const uint64_t stop_ns = has_kernel_times ? READ(its->run.last_stop_ns) : its->host_stop_ns;
   if (has_kernel_times) {
-    if (!its->start.channels_are_certain) record->n_channels = (uint8_t)READ(its->n_stopped);
+    uint32_t n_channels = 0;
+    for (uint32_t i = 0; i < N_CHANNELS / 64; i++) n_channels += (uint32_t)__builtin_popcountll(READ(its->run.channels[i]));
+    record->n_channels = (uint8_t)n_channels;
     if (its->start.its_class != NULL) zt_class_saw_channels(its->start.its_class, record->n_channels);
     if (host_is_over) zt_passage_timed(its->start.passage, stop_ns - start_ns);
   } else {
@@ -167,14 +228,22 @@ static void finish(event *its, uint32_t generation) {
   } else {
     atomic_fetch_add_explicit(&n_abandoned, 1, memory_order_relaxed);
   }
-  WRITE(its->owner, 0);
-  give_back(its);
 }
 
-/* One part is over: by the first caller that says so for this generation. */
-static void part_is_over(event *its, _Atomic uint64_t *part, uint32_t generation) {
-  uint64_t open = (uint64_t)generation << 8;
-  if (!atomic_compare_exchange_strong(part, &open, open | 1)) return;
+static void part_is_gone(event *its, uint32_t generation);
+
+/* All parts are over, or the communicator is gone: the caller alone owns the event. */
+static void finish(event *its, uint32_t generation) {
+  const zt_handle run = its->start.run;
+  event *whole = run != 0 ? event_of(run) : its; /* NULL: abandoned */
+  if (whole != NULL) add_times(its, generation, whole);
+  if (whole == its) report(its, READ(its->host_part) == ((uint64_t)generation << 8 | 1));
+  WRITE(its->owner, 0);
+  give_back(its);
+  if (whole != NULL && whole != its) part_is_gone(whole, generation_of(run));
+}
+
+static void part_is_gone(event *its, uint32_t generation) {
   uint64_t pending = READ(its->pending);
   do {
     if (pending >> 32 != generation || parts(pending) == 0) return;
@@ -182,10 +251,31 @@ static void part_is_over(event *its, _Atomic uint64_t *part, uint32_t generation
   if (parts(pending) == 1) finish(its, generation);
 }
 
+/* One part is over: by the first caller that says so for this generation. */
+static void part_is_over(event *its, _Atomic uint64_t *part, uint32_t generation) {
+  uint64_t open = (uint64_t)generation << 8;
+  if (atomic_compare_exchange_strong(part, &open, open | 1)) part_is_gone(its, generation);
+}
+
 /* ---- events ---- */
 
-zt_handle zt_event_begin(const zt_event_start *start) {
+/* One more member, as long as the run's first one is still there. */
+static bool join(zt_handle run) {
+  event *whole = event_of(run);
+  if (whole == NULL) return false;
+  uint64_t pending = READ(whole->pending);
+  do {
+    if (pending >> 32 != generation_of(run) || parts(pending) == 0) return false;
+  } while (!atomic_compare_exchange_weak(&whole->pending, &pending, pending + 1));
+  return true;
+}
+
+zt_handle zt_event_begin(const zt_event_start *start, _Atomic uint64_t *latest) {
   event *its = take();
+  if (its != NULL && start->run != 0 && !join(start->run)) {
+    give_back(its);
+    its = NULL;
+  }
   if (its == NULL) {
     atomic_fetch_add_explicit(&n_lost, 1, memory_order_relaxed);
     return 0;
@@ -198,11 +288,23 @@ zt_handle zt_event_begin(const zt_event_start *start) {
   WRITE(its->group, start->group);
   WRITE(its->n_expected, start->n_channels);
   WRITE(its->is_certain, start->channels_are_certain);
+  WRITE(its->is_mixed, start->is_mixed);
+  WRITE(its->is_told, false);
+  WRITE(its->is_late, false);
+  WRITE(its->is_followed, false);
+  WRITE(its->earlier, 0);
+  WRITE(its->run.bytes, 0);
+  WRITE(its->run.first_start_ns, NO_TIME);
+  WRITE(its->run.last_stop_ns, 0);
+  for (uint32_t i = 0; i < N_CHANNELS / 64; i++) WRITE(its->run.channels[i], 0);
+  WRITE(its->run.sources, 0);
   WRITE(its->host_part, (uint64_t)generation << 8);
   WRITE(its->kernel_part, (uint64_t)generation << 8);
   WRITE(its->owner, start->owner);
   WRITE(its->pending, (uint64_t)generation << 32 | (start->n_channels > 0 ? 2 : 1));
-  return handle_of(its, generation, 0);
+  const zt_handle handle = handle_of(its, generation, 0);
+  if (start->n_channels > 0) WRITE(its->earlier, atomic_exchange(latest, handle));
+  return handle;
 }
 
 static void host_stop(zt_handle handle) {
@@ -210,6 +312,25 @@ static void host_stop(zt_handle handle) {
   if (its == NULL || READ(its->host_part) != (uint64_t)generation_of(handle) << 8) return;
   its->host_stop_ns = zt_cpu_ns();
   part_is_over(its, &its->host_part, generation_of(handle));
+}
+
+/* Where the number of its channels is not known. */
+static void settle(event *its, uint32_t generation) {
+  const uint64_t stopped = READ(its->n_stopped);
+  const bool may_be_over = READ(its->is_followed) && !READ(its->is_certain);
+  if (may_be_over && (uint32_t)stopped > 0 && stopped == READ(its->n_started)) part_is_over(its, &its->kernel_part, generation);
+}
+
+static void settle_earlier(event *running) {
+  for (zt_handle handle = READ(running->earlier); event_of(handle) != NULL;) {
+    event *its = event_of(handle);
+    const zt_handle next = READ(its->earlier);
+    if (READ(its->group) != READ(running->group)) {
+      WRITE(its->is_followed, true);
+      settle(its, generation_of(handle));
+    }
+    handle = next;
+  }
 }
 
 zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time, uint64_t gpu_ns) {
@@ -223,6 +344,12 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
   WRITE(slot->start_ns, has_gpu_time ? gpu_ns : zt_cpu_ns());
   WRITE(slot->stop_ns, NO_TIME);
   if (!READ(its->is_certain)) count_up(&its->n_started, generation);
+  if (!atomic_exchange(&its->is_told, true)) {
+    const uint64_t number = its->start.number; /* set where `judged` is */
+    if (number != 0 && has_gpu_time) zt_shifts_started(its->start.judged, number, gpu_ns);
+    if (number != 0 && zt_shifts_are_late(its->start.judged, number)) WRITE(its->is_late, true);
+    settle_earlier(its);
+  }
   return handle_of(its, generation, channel + 1);
 }
 
@@ -247,6 +374,7 @@ static void channel_stop(zt_handle handle) {
                                                              : NOT_TIMED;
   if (!atomic_compare_exchange_strong(&slot->tag, &tag, (uint64_t)generation << 8 | stopped)) return;
   if (count_up(&its->n_stopped, generation) == READ(its->n_expected)) part_is_over(its, &its->kernel_part, generation);
+  settle(its, generation);
 }
 
 void zt_event_stop(zt_handle handle) {
@@ -256,14 +384,9 @@ void zt_event_stop(zt_handle handle) {
     host_stop(handle);
 }
 
-bool zt_event_settle(zt_handle handle, zt_handle running) {
-  event *its = event_of(handle), *other = event_of(running);
-  if (its == NULL) return true;
-  if (other == NULL || READ(its->group) == READ(other->group)) return false;
-  const uint64_t stopped = READ(its->n_stopped);
-  if ((uint32_t)stopped == 0 || stopped != READ(its->n_started)) return false;
-  part_is_over(its, &its->kernel_part, generation_of(handle));
-  return true;
+void zt_event_mix(zt_handle handle) {
+  event *its = event_of(handle);
+  if (its != NULL) WRITE(its->is_mixed, true);
 }
 
 void zt_events_end(uint64_t owner) {
@@ -286,6 +409,7 @@ void zt_events_count(zt_counters *out) {
   out->n_lost_events = READ(n_lost);
   out->n_abandoned_events = READ(n_abandoned);
   out->n_impossible_times = READ(n_impossible);
+  out->n_inseparable = READ(n_inseparable);
 }
 
 void zt_events_reset(void) {
@@ -293,4 +417,5 @@ void zt_events_reset(void) {
   WRITE(n_lost, 0);
   WRITE(n_abandoned, 0);
   WRITE(n_impossible, 0);
+  WRITE(n_inseparable, 0);
 }

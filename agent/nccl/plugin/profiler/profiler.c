@@ -38,7 +38,7 @@ typedef struct {
   uint64_t group;
   bool tells_capture; /* v5 and newer: then `flags` has ZT_FLAG_CAPTURED where it is one */
   bool is_symmetric;
-  bool is_judged;
+  int abi;
   uint64_t called_us; /* 0 = not known */
   uint8_t flags;
 } seen;
@@ -66,36 +66,45 @@ static enum zt_passage passage_of(const seen *coll, bool has_decision) {
   return coll->tells_capture && zt_read(&zt_shared.observing) ? ZT_UNKNOWN_PASSAGE : ZT_DECIDED;
 }
 
+/* NCCL does not say how many CollNet uses, nor multi-node NVLS, which runs as it: it says 0. Symmetric kernels have none. */
+static uint32_t channels_to_expect(const seen *coll) {
+  if (!coll->has_kernel_events) return 0;
+  const bool is_untold = coll->n_channels == 0 && coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric;
+  return is_untold ? NCCL_MAX_CHANNELS : coll->n_channels;
+}
+
 static zt_handle begin(zt_communicator *communicator, const seen *coll) {
   zt_class *its_class = atomic_load_explicit(&communicator->its_class, memory_order_relaxed);
   if (its_class == NULL || coll->collective >= NCCL_N_COLLECTIVES) return UNTRACKED;
   const uint64_t bytes = total_bytes(coll, zt_class_n_ranks(its_class));
   if (bytes == 0) return UNTRACKED;
 
-  uint32_t epoch;
-  uint8_t phase, flags;
   /* The tuner was not asked where no algorithm of its table runs (symmetric kernels), nor for a graph's
    * replay. That must not use a decision up either: a callback thread tells of it while the training thread
    * may be deciding. */
   const bool was_asked =
       coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric && !(coll->flags & ZT_FLAG_CAPTURED);
-  const bool has_decision =
-      was_asked && zt_decision_find(communicator, coll->collective, bytes, &epoch, &phase, &flags);
-  if (!has_decision) {
+  zt_decided decided = {0};
+  if (was_asked) decided = zt_decision_find(communicator, coll->collective, bytes);
+  if (decided.number == 0) {
     const zt_choice here = zt_plan_lookup(ZT_MAX_CLASSES, coll->collective, bytes, zt_read(&zt_shared.phase_or_region));
     const uint32_t agreed = atomic_load_explicit(&communicator->agreed.epoch, memory_order_relaxed);
-    epoch = agreed > here.epoch ? agreed : here.epoch;
-    phase = here.phase;
-    flags = 0; /* a capture's or NCCL's own choice */
+    decided.epoch = agreed > here.epoch ? agreed : here.epoch;
+    decided.phase = here.phase;
+    decided.message_bytes = bytes; /* flags stay 0: a capture's or NCCL's own choice */
   }
-  const enum zt_passage passage = passage_of(coll, has_decision);
-  if (passage != ZT_DECIDED) flags |= ZT_FLAG_PASSED_BY;
+  const enum zt_passage passage = passage_of(coll, decided.number != 0);
+  if (passage != ZT_DECIDED) decided.flags |= ZT_FLAG_PASSED_BY;
   zt_passage_add(passage, bytes);
+  zt_told_kernel *kernel = coll->flags & ZT_FLAG_CAPTURED ? &communicator->replayed : &communicator->enqueued;
+  const bool is_of_kernel = coll->group != 0 && coll->group == kernel->group;
+  const bool is_of_run = is_of_kernel && decided.number != 0 && decided.number == kernel->decision;
+  if (is_of_kernel && !is_of_run) zt_event_mix(kernel->event);
   const zt_event_start start = {
       .record = {.comm_id = atomic_load_explicit(&communicator->comm_id, memory_order_relaxed),
-                 .message_bytes = bytes,
+                 .message_bytes = decided.message_bytes,
                  .sequence = (uint32_t)coll->sequence,
-                 .epoch = epoch,
+                 .epoch = decided.epoch,
                  .n_ranks = zt_class_n_ranks(its_class),
                  .n_nodes = zt_class_n_nodes(its_class),
                  .rank = coll->rank,
@@ -103,21 +112,26 @@ static zt_handle begin(zt_communicator *communicator, const seen *coll) {
                  .algorithm = coll->algorithm,
                  .protocol = coll->protocol,
                  .n_channels = (uint8_t)coll->n_channels,
-                 .phase = phase,
+                 .phase = decided.phase,
                  .datatype = coll->datatype,
-                 .flags = (uint8_t)(flags | coll->flags),
+                 .flags = (uint8_t)(decided.flags | coll->flags),
                  .memory_pressure = zt_memory_pressure(),
                  .step = zt_read(&zt_shared.step)},
       .its_class = coll->is_symmetric ? NULL : its_class, /* their channels are no measure of the others' */
       .owner = communicator->owner,
       .group = coll->group,
-      .n_channels = coll->has_kernel_events ? coll->n_channels : 0,
-      .channels_are_certain = coll->channels_are_certain,
+      .run = is_of_run ? kernel->event : 0,
+      .member_bytes = bytes,
+      .is_mixed = is_of_kernel && !is_of_run,
+      .n_channels = channels_to_expect(coll),
+      .channels_are_certain = coll->channels_are_certain && coll->n_channels != 0,
       .passage = passage,
-      .judged = coll->is_judged ? communicator : NULL,
+      .judged = coll->abi >= 4 ? communicator : NULL,
+      .number = coll->abi >= 4 && !(coll->flags & ZT_FLAG_CAPTURED) ? zt_shifts_enqueued(communicator) : 0,
       .called_us = coll->called_us,
   };
-  const zt_handle handle = zt_event_begin(&start);
+  const zt_handle handle = zt_event_begin(&start, &communicator->latest_event);
+  if (!is_of_run) *kernel = (zt_told_kernel){coll->group, handle, decided.number};
   return handle != 0 ? handle : UNTRACKED;
 }
 
@@ -135,21 +149,6 @@ static zt_handle next_group(void) {
 static zt_handle begin_channel(const void *parent, uint32_t channel, bool has_gpu_time, uint64_t gpu_ns) {
   const zt_handle handle = zt_channel_begin(handle_in(parent), channel, has_gpu_time, gpu_ns);
   return handle != 0 ? handle : UNTRACKED;
-}
-
-/* v3 announces the most channels a collective could use, not how many it does. Kernels of one
- * communicator run one after another, so when one starts, those of earlier groups are over. */
-static void settle_earlier(zt_communicator *communicator, const void *running) {
-  for (uint32_t i = 0; i < ZT_N_RECENT_EVENTS; i++) {
-    uint64_t handle = atomic_load(&communicator->recent_events[i]);
-    if (handle != 0 && zt_event_settle(handle, handle_in(running)))
-      atomic_compare_exchange_strong(&communicator->recent_events[i], &handle, 0);
-  }
-}
-
-static void remember_event(zt_communicator *communicator, zt_handle handle) {
-  const uint32_t index = atomic_fetch_add(&communicator->n_events, 1) % ZT_N_RECENT_EVENTS;
-  atomic_store(&communicator->recent_events[index], handle);
 }
 
 /* ---- startEvent by version ---- */
@@ -209,10 +208,8 @@ static nccl_result start_v3(void *context, void **handle, nccl_event_v3 *event) 
                                   .rank = (uint32_t)event->rank,
                                   .has_kernel_events = true,
                                   .group = handle_in(event->parent)});
-    if (made != UNTRACKED) remember_event(context, made);
   } else if (context != NULL && event->type == NCCL_PROFILE_KERNEL_CHANNEL) {
     made = begin_channel(event->parent, event->kernel_channel, false, 0);
-    settle_earlier(context, event->parent);
   }
   *handle = pointer(made);
   return NCCL_SUCCESS;
@@ -222,9 +219,9 @@ static zt_handle call_now(void) { return zt_cpu_ns() / 1000u << 16 | CALL_MARK; 
 
 static bool is_call(zt_handle handle) { return (handle & 0xFFFFu) == CALL_MARK; }
 
-/* v4 and newer: one collective, its channel count certain, timed by the GPU; `parent` NULL = v4 */
+/* v4 and newer: one collective, timed by the GPU; `parent` NULL = v4 */
 static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *coll, int rank, const void *parent,
-                          bool tells_capture, bool is_judged, bool is_symmetric) {
+                          zt_handle group, int abi, bool is_symmetric) {
   const zt_handle call = handle_in(parent);
   return begin(communicator, &(seen){.sequence = coll->sequence,
                                      .count = coll->count,
@@ -236,15 +233,17 @@ static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *col
                                      .rank = (uint32_t)rank,
                                      .has_kernel_events = true,
                                      .channels_are_certain = true,
-                                     .tells_capture = tells_capture,
+                                     .group = group,
+                                     .tells_capture = abi >= 5,
                                      .is_symmetric = is_symmetric,
-                                     .is_judged = is_judged,
+                                     .abi = abi,
                                      .called_us = is_call(call) ? call >> 16 : 0,
                                      .flags = call == CAPTURED ? ZT_FLAG_CAPTURED : 0});
 }
 
 /* What a rank sends is counted: what it receives another has sent. */
-static void count_send(const nccl_p2p_v4 *p2p) {
+static void count_message(const zt_communicator *communicator, const nccl_p2p_v4 *p2p) {
+  (void)zt_shifts_enqueued(communicator);
   if (p2p->function != NULL && p2p->function[0] == 'S')
     zt_passage_add(ZT_POINT_TO_POINT, p2p->count * zt_datatype_bytes(zt_datatype_named(p2p->datatype)));
 }
@@ -264,25 +263,29 @@ static zt_handle begin_channel_v4(const void *parent, const nccl_kernel_channel_
 }
 
 static nccl_result start_v4(void *context, void **handle, nccl_event_v4 *event) {
-  zt_handle made = UNTRACKED;
+  zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
   if (context != NULL && event->type == NCCL_PROFILE_COLL)
-    made = begin_v4(context, &event->coll, event->rank, NULL, false, false, false);
+    made = begin_v4(context, &event->coll, event->rank, NULL, handle_in(event->parent), 4, false);
   else if (event->type == NCCL_PROFILE_P2P)
-    count_send(&event->p2p);
+    count_message(context, &event->p2p);
   else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
     made = begin_channel_v4(event->parent, &event->kernel_channel);
   *handle = pointer(made);
   return NCCL_SUCCESS;
 }
 
+static zt_handle group_of(const nccl_coll_v5 *coll) {
+  return zt_has_next_profiler() ? zt_pair_of_handle(coll->parent_group).ours : handle_in(coll->parent_group);
+}
+
 static nccl_result start_v5(void *context, void **handle, nccl_event_v5 *event) {
-  zt_handle made = UNTRACKED;
+  zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
   if (event->type == NCCL_PROFILE_COLL_API && event->coll_api.graph_captured)
     made = CAPTURED;
   else if (context != NULL && event->type == NCCL_PROFILE_COLL)
-    made = begin_v4(context, &event->coll.coll, event->rank, event->parent, true, false, false);
+    made = begin_v4(context, &event->coll.coll, event->rank, event->parent, group_of(&event->coll), 5, false);
   else if (event->type == NCCL_PROFILE_P2P)
-    count_send(&event->p2p);
+    count_message(context, &event->p2p);
   else if (context != NULL && event->type == NCCL_PROFILE_CE_COLL)
     count_copy(context, &event->ce_coll);
   else if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
@@ -314,7 +317,8 @@ static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) 
   if (context == NULL || event->type != NCCL_PROFILE_COLL)
     return start_v5(context, handle, event);
   const nccl_coll_v7 *coll = &event->coll_v7;
-  *handle = pointer(begin_v4(context, &coll->coll.coll, event->rank, event->parent, true, true, coll->is_symmetric));
+  *handle = pointer(begin_v4(context, &coll->coll.coll, event->rank, event->parent, group_of(&coll->coll), 7,
+                             coll->is_symmetric));
   return NCCL_SUCCESS;
 }
 
@@ -409,7 +413,7 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   *context = communicator;
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = start->mask;
-  if (start->abi >= 7) zt_shifts_watch(communicator);
+  if (start->abi >= 4) zt_shifts_watch(communicator);
   /* From 2.31 on NCCL's host counts only the calls whose kernel channels are asked for, and its kernels count all:
    * after one call that was not asked for, each channel's times would be those of some earlier call. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | (start->abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |

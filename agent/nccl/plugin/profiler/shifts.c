@@ -10,6 +10,7 @@
 #define DRIFT_SHIFT 10u       /* clocks drift apart by less than 2^-10, slewed by NTP */
 #define SLACK_NS 100000       /* far above the steps of the GPU's clock */
 #define NOT_HEARD INT64_MAX
+#define RING_WORKS 64u
 #define MOMENT_NS 100000 /* NCCL's thread looks more often */
 #define MOST_IDLE_MOMENTS 2000 /* in which nothing is told; counted, since a busy machine makes each longer */
 
@@ -19,7 +20,12 @@ static struct {
   _Atomic uint64_t heard_ns;          /* when that was known */
   _Atomic bool is_shifted;
   _Atomic uint64_t n_launched, n_told; /* channels */
+  _Atomic uint64_t n_works;
+  _Atomic uint64_t usual_ns; /* that a work takes */
+  _Atomic bool is_behind;    /* NCCL's thread */
 } watched[N_WATCHED];
+
+static _Atomic bool is_silent; /* a communicator was waited for in vain, and nothing was told of any since */
 
 #define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
@@ -35,6 +41,9 @@ static void forget_history(int i) {
   WRITE(watched[i].is_shifted, false);
   WRITE(watched[i].n_launched, 0);
   WRITE(watched[i].n_told, 0);
+  WRITE(watched[i].n_works, 0);
+  WRITE(watched[i].usual_ns, 0);
+  WRITE(watched[i].is_behind, false);
 }
 
 void zt_shifts_watch(const void *communicator) {
@@ -58,6 +67,7 @@ static int64_t lead_at(int i, uint64_t cpu_ns) {
 
 void zt_shifts_heard(const void *communicator, uint64_t gpu_ns) {
   const int i = entry_of(communicator);
+  if (READ(is_silent)) WRITE(is_silent, false);
   if (i < 0) return;
   atomic_fetch_add_explicit(&watched[i].n_told, 1, memory_order_relaxed);
   if (gpu_ns == 0) return;
@@ -72,30 +82,84 @@ void zt_shifts_launched(const void *communicator, uint32_t n_channels) {
   if (i >= 0) atomic_fetch_add_explicit(&watched[i].n_launched, n_channels, memory_order_relaxed);
 }
 
+uint64_t zt_shifts_enqueued(const void *communicator) {
+  const int i = entry_of(communicator);
+  return i < 0 ? 0 : atomic_fetch_add_explicit(&watched[i].n_works, 1, memory_order_relaxed) + 1;
+}
+
+void zt_shifts_took(const void *communicator, uint64_t duration_ns) {
+  const int i = entry_of(communicator);
+  if (i < 0) return;
+  const uint64_t usual_ns = READ(watched[i].usual_ns);
+  WRITE(watched[i].usual_ns, usual_ns == 0 ? duration_ns : usual_ns - usual_ns / RING_WORKS + duration_ns / RING_WORKS);
+}
+
+/* How long the calling thread did not run since it last asked; it looks for works all the time. */
+static uint64_t away_ns(void) {
+  static _Thread_local uint64_t asked_ns, ran_ns;
+  struct timespec ran;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+  const uint64_t now_ns = zt_cpu_ns(), now_ran_ns = (uint64_t)ran.tv_sec * 1000000000u + (uint64_t)ran.tv_nsec;
+  const uint64_t passed_ns = now_ns - asked_ns, its_ns = now_ran_ns - ran_ns;
+  asked_ns = now_ns;
+  ran_ns = now_ran_ns;
+  return passed_ns > its_ns ? passed_ns - its_ns : 0;
+}
+
+/* How much later than the least that was seen NCCL tells now of a start at `gpu_ns`. */
+static uint64_t lag_ns(int i, uint64_t gpu_ns) {
+  const uint64_t now_ns = zt_cpu_ns();
+  const int64_t told_ns = (int64_t)(now_ns - gpu_ns), known_ns = lead_at(i, now_ns);
+  if (told_ns < known_ns) {
+    WRITE(watched[i].lead_ns, told_ns);
+    WRITE(watched[i].heard_ns, now_ns);
+    return 0;
+  }
+  return (uint64_t)(told_ns - known_ns);
+}
+
+void zt_shifts_started(const void *communicator, uint64_t number, uint64_t gpu_ns) {
+  const uint64_t missed_ns = away_ns();
+  const int i = entry_of(communicator);
+  if (i < 0) return;
+  const uint64_t lagging_ns = lag_ns(i, gpu_ns), works_ns = RING_WORKS / 4 * READ(watched[i].usual_ns);
+  const uint64_t limit_ns = works_ns > SLACK_NS ? works_ns : SLACK_NS;
+  const bool is_its_own = READ(watched[i].n_works) - number < RING_WORKS;
+  if (is_its_own || lagging_ns > limit_ns || missed_ns > limit_ns)
+    WRITE(watched[i].is_behind, lagging_ns > limit_ns || (!is_its_own && missed_ns > limit_ns));
+}
+
+bool zt_shifts_are_late(const void *communicator, uint64_t number) {
+  const int i = entry_of(communicator);
+  return i >= 0 && READ(watched[i].n_works) - number >= RING_WORKS && READ(watched[i].is_behind);
+}
+
 void zt_shifts_wait(const void *communicator) {
   const int i = entry_of(communicator);
   const struct timespec moment = {0, MOMENT_NS};
   uint64_t n_known = 0;
-  for (int n_idle = 0; i >= 0 && n_idle < MOST_IDLE_MOMENTS; n_idle++) {
+  for (int n_idle = 0; i >= 0 && !READ(is_silent); n_idle++) {
     const uint64_t n_told = READ(watched[i].n_told);
     if (n_told >= READ(watched[i].n_launched)) return;
     if (n_told != n_known) n_idle = 0;
     n_known = n_told;
+    if (n_idle == MOST_IDLE_MOMENTS) WRITE(is_silent, true);
     nanosleep(&moment, NULL);
   }
 }
 
-bool zt_shifts_are_impossible(const void *communicator, const zt_channel_times *times, uint64_t called_us) {
+bool zt_shifts_is_anothers(const void *communicator, uint64_t start_ns, uint64_t called_us) {
   const int i = entry_of(communicator);
   if (i < 0) return false;
   const int64_t lead_ns = lead_at(i, zt_cpu_ns());
   if (called_us != 0 && lead_ns != NOT_HEARD) {
-    const uint64_t at_latest_ns = times->first_start_ns + (uint64_t)lead_ns + SLACK_NS;
+    const uint64_t at_latest_ns = start_ns + (uint64_t)lead_ns + SLACK_NS;
     if ((int64_t)(at_latest_ns - called_us * 1000u) < 0) WRITE(watched[i].is_shifted, true);
   }
-  return READ(watched[i].is_shifted) || times->last_start_ns > times->first_stop_ns;
+  return READ(watched[i].is_shifted);
 }
 
 void zt_shifts_reset(void) {
+  WRITE(is_silent, false);
   for (int i = 0; i < (int)N_WATCHED; i++) forget_history(i);
 }

@@ -16,8 +16,16 @@ static zt_counters of_the_dead;
 #define READ(word) atomic_load_explicit(&(word), memory_order_relaxed)
 #define WRITE(word, value) atomic_store_explicit(&(word), (value), memory_order_relaxed)
 
+/* What pthread_self() gives is given again once its thread is gone. */
+static uint64_t this_thread(void) {
+  static _Atomic uint64_t n_threads;
+  static _Thread_local uint64_t number;
+  if (number == 0) number = atomic_fetch_add(&n_threads, 1) + 1;
+  return number;
+}
+
 static bool fits(const zt_communicator *communicator, enum zt_role role, uint64_t comm_id, const zt_class *its_class) {
-  if (communicator->roles_had & role || !pthread_equal(communicator->creator, pthread_self())) return false;
+  if (communicator->roles_had & role || communicator->creator != this_thread()) return false;
   const uint64_t known_id = READ(communicator->comm_id);
   const zt_class *known_class = READ(communicator->its_class);
   return (comm_id == 0 || known_id == 0 || comm_id == known_id) &&
@@ -27,7 +35,7 @@ static bool fits(const zt_communicator *communicator, enum zt_role role, uint64_
 static zt_communicator *create(void) {
   zt_communicator *communicator = calloc(1, sizeof *communicator);
   if (communicator == NULL) return NULL;
-  communicator->creator = pthread_self();
+  communicator->creator = this_thread();
   communicator->owner = next_owner++;
   zt_agreed_init(&communicator->agreed);
   WRITE(communicator->rank, ZT_RANK_UNKNOWN);
@@ -196,30 +204,34 @@ void zt_decision_note(zt_communicator *communicator, uint32_t collective, uint64
   }
   zt_decision *decision = &communicator->decisions[index % ZT_N_DECISIONS];
   WRITE(decision->message_bytes, message_bytes);
+  WRITE(decision->bytes_left, message_bytes);
   WRITE(decision->epoch, epoch);
   WRITE(decision->what, collective | (uint32_t)phase << 8 | (uint32_t)flags << 16);
   WRITE(communicator->n_decisions, index + 1);
 }
 
-bool zt_decision_find(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes,
-                      uint32_t *epoch, uint8_t *phase, uint8_t *flags) {
+zt_decided zt_decision_find(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes) {
   const uint32_t end = READ(communicator->n_decisions), begin = READ(communicator->group_begin);
   const uint32_t n_kept = end - begin < ZT_N_DECISIONS ? end - begin : ZT_N_DECISIONS;
   WRITE(communicator->group_consumed, 1);
-  const zt_decision *best = NULL;
-  uint64_t best_bytes = UINT64_MAX;
-  for (uint32_t back = 1; back <= n_kept && best_bytes != message_bytes; back++) {
-    const zt_decision *decision = &communicator->decisions[(end - back) % ZT_N_DECISIONS];
-    const uint64_t bytes = READ(decision->message_bytes);
-    if ((READ(decision->what) & 0xFFu) != collective || bytes < message_bytes) continue;
-    if (best != NULL && bytes >= best_bytes) continue;
+  zt_decision *best = NULL;
+  uint64_t least_left = UINT64_MAX;
+  uint32_t number = 0;
+  for (uint32_t back = 1; back <= n_kept && least_left != message_bytes; back++) {
+    zt_decision *decision = &communicator->decisions[(end - back) % ZT_N_DECISIONS];
+    const uint64_t left = READ(decision->bytes_left);
+    if ((READ(decision->what) & 0xFFu) != collective || left < message_bytes || left >= least_left) continue;
     best = decision;
-    best_bytes = bytes;
+    least_left = left;
+    number = end - back + 1;
   }
-  if (best == NULL) return false;
+  if (best == NULL) return (zt_decided){0};
+  WRITE(best->bytes_left, least_left - message_bytes);
   const uint32_t what = READ(best->what);
-  *epoch = READ(best->epoch);
-  *phase = (uint8_t)(what >> 8);
-  *flags = (uint8_t)(what >> 16 | (best_bytes > message_bytes ? ZT_FLAG_FUSED : 0));
-  return true;
+  const uint64_t decided_bytes = READ(best->message_bytes);
+  return (zt_decided){.number = number,
+                      .epoch = READ(best->epoch),
+                      .message_bytes = decided_bytes,
+                      .phase = (uint8_t)(what >> 8),
+                      .flags = (uint8_t)(what >> 16 | (decided_bytes > message_bytes ? ZT_FLAG_FUSED : 0))};
 }

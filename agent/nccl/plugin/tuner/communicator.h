@@ -19,7 +19,6 @@
 
 #define ZT_N_COLLECTIVE_CODES 5u /* NCCL_N_COLLECTIVES */
 #define ZT_N_DECISIONS 64u
-#define ZT_N_RECENT_EVENTS 64u
 #define ZT_RANK_UNKNOWN UINT32_MAX
 
 enum zt_role { ZT_TUNER = 1, ZT_PROFILER = 2 };
@@ -27,9 +26,24 @@ enum zt_role { ZT_TUNER = 1, ZT_PROFILER = 2 };
 /* What getCollInfo answered, kept for the profiler's events of the same group. */
 typedef struct {
   _Atomic uint64_t message_bytes;
+  _Atomic uint64_t bytes_left; /* of which no event was seen yet */
   _Atomic uint32_t epoch;
   _Atomic uint32_t what; /* collective | phase << 8 | flags << 16 */
 } zt_decision;
+
+/* A decision as an event of the same group finds it. */
+typedef struct {
+  uint32_t number; /* from 1; 0 = none fits */
+  uint32_t epoch;
+  uint64_t message_bytes;
+  uint8_t phase, flags;
+} zt_decided;
+
+/* The kernel whose collectives are being told of: the latest decision in it, and the first event under that. */
+typedef struct {
+  uint64_t group, event;
+  uint32_t decision;
+} zt_told_kernel;
 
 /* NCCL 2.21: calls decided together, whose channels it asks for one by one. */
 typedef struct {
@@ -42,7 +56,7 @@ typedef struct zt_next_tuner zt_next_tuner; /* next/tuner.h */
 
 typedef struct zt_communicator {
   struct zt_communicator *next;
-  pthread_t creator;
+  uint64_t creator;   /* the number of its thread */
   unsigned roles;     /* attached now */
   unsigned roles_had; /* ever attached */
   uint64_t owner;     /* unique in this process, never used again */
@@ -68,9 +82,9 @@ typedef struct zt_communicator {
   _Atomic uint32_t group_begin;    /* first decision of the group now being enqueued */
   _Atomic uint32_t group_consumed; /* the profiler has seen an event of it */
 
-  int *mask;                 /* the profiler's: NCCL's event mask */
-  _Atomic uint32_t n_events; /* and the latest events, for v3, which does not say when one is over */
-  _Atomic uint64_t recent_events[ZT_N_RECENT_EVENTS];
+  int *mask; /* the profiler's: NCCL's event mask */
+  zt_told_kernel enqueued, replayed; /* by the training thread, and by the one that tells of graphs */
+  _Atomic uint64_t latest_event;
 } zt_communicator;
 
 /* comm_id 0, n_ranks 0 and rank ZT_RANK_UNKNOWN = this ABI does not say; impossible ranks or nodes count as that.
@@ -92,12 +106,11 @@ void zt_communicators_reset(void);
   atomic_store_explicit(&(counter), atomic_load_explicit(&(counter), memory_order_relaxed) + 1,       \
                         memory_order_relaxed)
 
-/* Remember a decision; and, for a member of `message_bytes`, find the one it came under: of the group
- * now being enqueued the newest for exactly so many bytes, else the smallest larger one (a fused run
- * is decided for its sum). Returns false when none fits. */
+/* Remember a decision; and, for a collective of `message_bytes`, find the one it came under: of the group now being
+ * enqueued the one that has the least left that holds it (a fused run is decided on for its sum), the newest of like
+ * ones. */
 void zt_decision_note(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes,
                       uint32_t epoch, uint8_t phase, uint8_t flags);
-bool zt_decision_find(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes,
-                      uint32_t *epoch, uint8_t *phase, uint8_t *flags);
+zt_decided zt_decision_find(zt_communicator *communicator, uint32_t collective, uint64_t message_bytes);
 
 #endif

@@ -17,6 +17,7 @@ __asm__(".symver pthread_detach,pthread_detach@GLIBC_2.2.5");
 #define MOMENT_NS 100000 /* between looks of a thread of the program that waits */
 #define SELDOM_NS 400000 /* of the worker: what it finds late has its times all the same */
 #define N_DEFAULTS MOCK_MAX_DEVICES
+#define NON_BLOCKING 1u /* cudaStreamNonBlocking */
 
 struct stream {
   operation *first, *last;
@@ -24,7 +25,10 @@ struct stream {
   uint64_t ends_ns[N_AHEAD];  /* of the kernels carried out last */
   uint64_t n_kernels, n_ended; /* that the program launched, and that were carried out */
   uint64_t id;
-  int priority;
+  int priority, device;
+  unsigned flags;
+  bool is_legacy; /* the default stream, which orders those that do not say that they are apart */
+  bool is_gone;   /* destroyed: what is in it is carried out all the same */
   bool running; /* its first operation is a host function that runs */
   capture *captures;
   stream *next; /* of all streams */
@@ -34,7 +38,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t something_to_do = PTHREAD_COND_INITIALIZER;
 static stream defaults[N_DEFAULTS];
 static stream *streams;
-static uint64_t n_streams;
+static uint64_t n_streams, n_issued;
+static uint32_t n_ahead = N_AHEAD;
 static uint32_t n_waiting; /* streams with operations that could not be carried out yet */
 static pid_t worker_of;
 
@@ -65,6 +70,8 @@ static stream *stream_of(void *handle) {
   stream *const one = &defaults[mock_current_device() % N_DEFAULTS];
   if (one->id == 0) {
     one->id = ++n_streams;
+    one->device = mock_current_device();
+    one->is_legacy = true;
     one->next = streams;
     streams = one;
   }
@@ -86,8 +93,21 @@ static void remove_first(stream *one) {
   free(gone);
 }
 
+/* An operation of the legacy default stream begins when all that other streams of the device were given before is over, and
+ * theirs when it is; streams that were made as non-blocking are apart. */
+static bool is_its_turn(const stream *one, const operation *next, uint64_t *ready_ns) {
+  if (one->flags & NON_BLOCKING) return true;
+  for (const stream *other = streams; other != NULL; other = other->next) {
+    if (other->is_legacy == one->is_legacy || other->flags & NON_BLOCKING || other->device != one->device) continue;
+    if (other->first != NULL && other->first->number < next->number) return false;
+    if (other->ready_ns > *ready_ns) *ready_ns = other->ready_ns;
+  }
+  return true;
+}
+
 static bool run_one(stream *one, operation *next) {
   uint64_t ready_ns = one->ready_ns > next->issued_ns ? one->ready_ns : next->issued_ns;
+  if (!is_its_turn(one, next, &ready_ns)) return false;
   if (!next->kind->run(next, &ready_ns)) return false;
   one->ready_ns = ready_ns;
   if (next->kind == &KERNEL) one->ends_ns[one->n_ended++ % N_AHEAD] = ready_ns;
@@ -125,18 +145,36 @@ static operation *copy_host(const operation *self) {
 
 static const operation_kind HOST = {run_host, NULL, copy_host, NULL};
 
+/* Its first operation, one of these; without the lock meanwhile. */
+static void call_first(stream *one) {
+  const host_operation called = *(host_operation *)one->first;
+  one->running = true;
+  pthread_mutex_unlock(&lock);
+  called.function(called.argument);
+  pthread_mutex_lock(&lock);
+  one->running = false;
+  remove_first(one);
+  mock_streams_advance();
+}
+
 static void call_host_functions(void) {
   for (stream *one = streams; one != NULL; one = one->next)
-    while (one->first != NULL && !one->running && one->first->kind == &HOST) {
-      const host_operation called = *(host_operation *)one->first;
-      one->running = true;
-      pthread_mutex_unlock(&lock);
-      called.function(called.argument);
-      pthread_mutex_lock(&lock);
-      one->running = false;
-      remove_first(one);
-      mock_streams_advance();
+    while (one->first != NULL && !one->running && one->first->kind == &HOST &&
+           is_its_turn(one, one->first, &(uint64_t){0}))
+      call_first(one);
+}
+
+/* Destroyed streams that are done; nobody may be walking along the streams. */
+static void free_gone(void) {
+  for (stream **at = &streams; *at != NULL;) {
+    stream *const one = *at;
+    if (one->is_gone && one->first == NULL) {
+      *at = one->next;
+      free(one);
+    } else {
+      at = &one->next;
     }
+  }
 }
 
 /* Carries out what waits for other processes, when no thread of the program asks. */
@@ -146,6 +184,7 @@ static void *work(void *nothing) {
     while (n_waiting == 0) pthread_cond_wait(&something_to_do, &lock);
     mock_streams_advance();
     call_host_functions();
+    free_gone();
     pthread_mutex_unlock(&lock);
     sleep_for(SELDOM_NS);
     pthread_mutex_lock(&lock);
@@ -167,17 +206,18 @@ cuda_error mock_enqueue(void *handle, operation *one) {
   pthread_mutex_lock(&lock);
   stream *const to = stream_of(handle);
   one->issued_ns = mock_now_ns();
+  one->number = ++n_issued;
   one->next = NULL;
   if (to->captures != NULL) {
     mock_capture_add(to->captures, one);
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
   }
-  if (one->kind == &HOST && to->first == NULL) { /* nothing is before it, and its end is reckoned */
+  if (one->kind == &HOST && to->first == NULL && is_its_turn(to, one, &(uint64_t){0})) { /* its end is reckoned */
+    to->first = to->last = one;
+    n_waiting++;
+    call_first(to);
     pthread_mutex_unlock(&lock);
-    const host_operation *const called = (host_operation *)one;
-    called->function(called->argument);
-    free(one);
     return CUDA_SUCCESS;
   }
   if (one->kind->issue != NULL) one->kind->issue(one);
@@ -217,20 +257,27 @@ static operation *copy_kernel(const operation *self) {
 
 static const operation_kind KERNEL = {run_kernel, NULL, copy_kernel, NULL};
 
-/* A full launch queue makes the host wait: for the kernel that was launched N_AHEAD before. */
+void mock_cuda_set_queue(uint32_t n_kernels) {
+  pthread_mutex_lock(&lock);
+  n_ahead = n_kernels < N_AHEAD ? n_kernels : N_AHEAD;
+  pthread_mutex_unlock(&lock);
+}
+
+/* A full launch queue makes the host wait: for the kernel that was launched n_ahead before. */
 static void keep_within_queue(void *handle) {
   pthread_mutex_lock(&lock);
   stream *const one = stream_of(handle);
   uint64_t end_ns = 0;
   if (one->captures == NULL) {
     const uint64_t number = one->n_kernels++;
-    while (number >= N_AHEAD && one->n_ended <= number - N_AHEAD) {
+    while (number >= n_ahead && one->n_ended <= number - n_ahead) {
       pthread_mutex_unlock(&lock);
       mock_sleep_a_moment();
       pthread_mutex_lock(&lock);
       mock_streams_advance();
     }
-    if (number >= N_AHEAD && one->n_ended - (number - N_AHEAD) <= N_AHEAD) end_ns = one->ends_ns[number % N_AHEAD];
+    if (number >= n_ahead && one->n_ended - (number - n_ahead) <= N_AHEAD)
+      end_ns = one->ends_ns[(number - n_ahead) % N_AHEAD];
   }
   pthread_mutex_unlock(&lock);
   mock_sleep_until(end_ns);
@@ -247,10 +294,12 @@ cuda_error mock_enqueue_kernel(void *handle, uint64_t duration_ns) {
 
 /* ---- streams ---- */
 
-static cuda_error cudaStreamCreateWithPriority(void **out, UNUSED unsigned flags, int priority) {
+static cuda_error cudaStreamCreateWithPriority(void **out, unsigned flags, int priority) {
   stream *const made = calloc(1, sizeof *made);
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   made->priority = priority;
+  made->flags = flags;
+  made->device = mock_current_device();
   pthread_mutex_lock(&lock);
   made->id = ++n_streams;
   made->next = streams;
@@ -266,21 +315,19 @@ static cuda_error cudaStreamCreateWithFlags(void **out, unsigned flags) {
 
 static cuda_error cudaStreamCreate(void **out) { return cudaStreamCreateWithPriority(out, 0, 0); }
 
+/* At once, and what is in it goes on. */
 static cuda_error cudaStreamDestroy(void *handle) {
   if ((uintptr_t)handle <= MOCK_THREAD_STREAM) return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&lock);
   stream *const gone = handle;
-  while (gone->first != NULL && gone->running) { /* a host function is using it */
-    pthread_mutex_unlock(&lock);
-    mock_sleep_a_moment();
-    pthread_mutex_lock(&lock);
+  gone->is_gone = true;
+  if (gone->first == NULL) { /* nobody walks along the streams: that takes the lock, but for functions that run */
+    stream **at = &streams;
+    while (*at != NULL && *at != gone) at = &(*at)->next;
+    if (*at != NULL) *at = gone->next;
+    free(gone);
   }
-  while (gone->first != NULL) remove_first(gone);
-  stream **at = &streams;
-  while (*at != NULL && *at != gone) at = &(*at)->next;
-  if (*at != NULL) *at = gone->next;
   pthread_mutex_unlock(&lock);
-  free(gone);
   return CUDA_SUCCESS;
 }
 
@@ -298,8 +345,10 @@ static cuda_error cudaStreamGetPriority(void *handle, int *priority) {
   return CUDA_SUCCESS;
 }
 
-static cuda_error cudaStreamGetFlags(UNUSED void *handle, unsigned *flags) {
-  *flags = 1; /* non-blocking */
+static cuda_error cudaStreamGetFlags(void *handle, unsigned *flags) {
+  pthread_mutex_lock(&lock);
+  *flags = stream_of(handle)->flags;
+  pthread_mutex_unlock(&lock);
   return CUDA_SUCCESS;
 }
 

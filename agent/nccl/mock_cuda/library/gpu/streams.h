@@ -28,6 +28,7 @@ typedef struct {
 struct operation {
   const operation_kind *kind;
   uint64_t issued_ns;
+  uint64_t number; /* of all that were issued */
   operation *next;
 };
 

@@ -50,6 +50,7 @@ static mock_work ring[RING_WORKS];
 static uint64_t n_written, n_read, n_launches;
 static bool recording, waiting;
 static double duration_us = 10.0;
+static _Atomic uint64_t timer_step_ns = 1;
 static kernel *kernels; /* that wait for their end, the newest first */
 /* Works that this thread launched, while kernels wait. */
 static _Thread_local mock_work own[OWN_WORKS];
@@ -60,6 +61,8 @@ void mock_cuda_set_duration_us(double us) {
   duration_us = us;
   pthread_mutex_unlock(&lock);
 }
+
+void mock_cuda_set_timer_step_ns(uint64_t step_ns) { atomic_store(&timer_step_ns, step_ns > 0 ? step_ns : 1); }
 
 void mock_cuda_set_recording(int on) {
   pthread_mutex_lock(&lock);
@@ -220,7 +223,7 @@ static void tell(char *counters, uint32_t channel, uint64_t number, uint64_t tim
     return;
   }
   _Atomic uint64_t *slot = (_Atomic uint64_t *)(void *)counters + 2 * (PROFILER_SLOTS * channel + number % PROFILER_SLOTS);
-  atomic_store(&slot[1], time_ns);
+  atomic_store(&slot[1], time_ns - time_ns % atomic_load(&timer_step_ns));
   atomic_store(&slot[0], number);
 }
 

@@ -21,6 +21,7 @@ int mock_munmap(void *base, size_t n_bytes);
 int mock_open(const char *path, int flags, ...);
 int mock_poll(struct pollfd *asked, nfds_t n_asked, int timeout_ms);
 ssize_t mock_recv(int socket, void *buffer, size_t n_bytes, int flags);
+int mock_sched_yield(void);
 int mock_unlink(const char *path);
 
 static const struct {
@@ -29,7 +30,7 @@ static const struct {
 } CALLS[] = {
     {"accept", (void *)mock_accept}, {"mkstemp", (void *)mock_mkstemp}, {"munmap", (void *)mock_munmap},
     {"open", (void *)mock_open},     {"poll", (void *)mock_poll},       {"recv", (void *)mock_recv},
-    {"unlink", (void *)mock_unlink},
+    {"unlink", (void *)mock_unlink}, {"sched_yield", (void *)mock_sched_yield},
 };
 
 static int replace(void **slot, void *function) {
