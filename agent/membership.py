@@ -46,6 +46,8 @@ QUIET_TICKS: Final = 4
 """Ticks between reports when nothing changes: each costs the step some microseconds."""
 UNWATCHED_LOOK_S: Final = 60.0
 """How long a rank looks for a plan that comes from a file, after its start and after each new communicator."""
+LAST_PATIENCE_S: Final = 3.0
+"""How long the end of a traced job waits for the channel's thread to have written what it collects."""
 WITHDRAW_AFTER_S: Final = 60.0
 """A plan that no daemon has watched for this long gives way to NCCL's own choice."""
 
@@ -141,7 +143,7 @@ class Membership:
         counters = self.agreement.counters()
         if counters.state == "off":
             return [(Reason.frozen, "ranks differ in versions")]
-        if counters.state == "starting" and self._world_size > 1:
+        if counters.state == "starting" and self._world_size > 1 and time.monotonic() > self._busy_until:
             return [(Reason.frozen, "not all ranks of the job have the agent")]
         alone = [key for key, why in counters.left_out if why == Why.histories_differ.name]
         return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in alone]
@@ -291,7 +293,7 @@ class Membership:
         if self._settings.trace_dir is not None:
             if self._drain is None:  # the job was over before its ranks had met
                 self._drain = self._open_drain(self._agreed_id.likely())
-            self._drain.collect()
+            self._drain.collect(LAST_PATIENCE_S)
         if self._trace_log is not None:
             self._trace_log.close()
 

@@ -143,6 +143,8 @@ class Agreement:
         self.epoch_elsewhere = 0
         """Epoch of the latest plan that only communicators without this rank have adopted."""
         self._left_out: dict[str, str] = {}
+        self.plan = BASELINE_PLAN
+        """As rank 0 knows: what rests in force on the communicators that switched last."""
         self.state = "starting"
         self.n_refused_plans = 0
         self.incarnation: int | None = None
@@ -195,12 +197,6 @@ class Agreement:
             self._n_repeats = 0
             self._repeat_at_s = time.monotonic() + REPEAT_AFTER_S[0]
             self._wake.set()
-
-    @property
-    def plan(self) -> Plan:
-        """As rank 0 knows: what rests in force, once a communicator has it; else NCCL's own choice."""
-        leader = self._leader
-        return leader.plan.at_last() if leader is not None and leader.is_adopted else BASELINE_PLAN
 
     def counters(self) -> AgreementCounters:
         """Counts so far, as a snapshot."""
@@ -304,6 +300,8 @@ class Agreement:
         outcome = self._take_part(change)
         self._ring(change.number)
         leader.learn(outcome)
+        if outcome.switches:
+            self.plan = change.plan.at_last()
         self._remember(outcome)
         if self._have_all_answered:
             for number in range(self._n_deleted + 1, change.number):

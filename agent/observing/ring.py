@@ -76,9 +76,9 @@ class RecordDrain:
         self._collecting = threading.Lock()
         self.costs = costs or CostBook()
 
-    def collect(self) -> list[Message]:
-        """Everything new since the last call, oldest first; nothing while another thread collects."""
-        if not self._collecting.acquire(blocking=False):  # the channel's thread may outlive what is waited for it
+    def collect(self, patience_s: float = 0.0) -> list[Message]:
+        """Everything new since the last call, oldest first; nothing if another thread collects for so long."""
+        if not self._collecting.acquire(timeout=patience_s):  # the channel's thread may outlive what is waited for it
             return []
         try:
             return self._collect()

@@ -172,20 +172,6 @@ def test_where_nccls_own_choice_runs_there_is_no_row(tmp_path: Path, decision: D
     assert row in explained(monkeypatch, capsys, "--store", str(path), "--all")
 
 
-def test_of_steps_most_of_which_communicate_nothing_only_the_others_count(tmp_path: Path, monkeypatch, capsys):
-    path = tmp_path / "s.db"
-    exchanged = range(10, 110, 10)
-    ran = measured(20, 1 << 20, BASELINE_RAN, step=[at for at in exchanged for _ in (0, 1)], duration_us=300.0,
-                   is_default=True)  # fmt: skip
-    with Store.open(path) as opened:
-        opened.record_job("job", "fabric", {}, 2)
-        opened.record_measurements("fabric", "job", ran)
-        opened.record_steps("job", [StepRecord(at, 0, 1000.0 if at in exchanged else 50.0) for at in range(1, 111)])
-        opened.flush()
-    (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
-    assert (told["calls_per_step"], told["step_percent"]) == (2.0, pytest.approx(60.0))
-
-
 def test_damaged_measurements_count_as_calls_and_are_named(tmp_path: Path, monkeypatch, capsys):
     ran = measured(40, 1 << 20, BASELINE_RAN, step=np.arange(40) // 4, is_default=True)
     path = written(tmp_path / "s.db", block=ran)

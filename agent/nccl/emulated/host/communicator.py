@@ -54,8 +54,8 @@ class Communicator:
         self._emulation = emulation
         self._fabric = fabric
         self._shape = fabric.communicator(ranks)
-        incarnation = incarnations[name]
-        incarnations[name] += 1
+        incarnation = incarnations[(name, *ranks)]  # a rank may have had no part in other groups of this name
+        incarnations[(name, *ranks)] += 1
         label = f"{name}/{incarnation}/{','.join(map(str, ranks))}"
         self.comm_id = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little") or 1
         self.rendezvous = Rendezvous(store, f"emulated_nccl/{incarnation}", rank, self.n_ranks, timeout)
@@ -341,4 +341,4 @@ def _describe_setting(header: Header) -> str:
 
 _EMPTY: Final = torch.empty(0, dtype=torch.uint8)
 _communicators: list[Communicator] = []
-incarnations: Counter[str] = Counter()
+incarnations: Counter[tuple[object, ...]] = Counter()

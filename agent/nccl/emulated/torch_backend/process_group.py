@@ -54,7 +54,7 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
             close_all()
             if rank == 0:
                 announce()
-        store = dist.PrefixStore(name_start(store, name, ranks, rank, timeout), store)
+        store = dist.PrefixStore(name_start(store, name, ranks, rank, n_ranks, timeout), store)
         self._store, self._rank, self._n_ranks = store, rank, n_ranks
         self._timeout, self._name = timeout, name
         self._ranks = list(ranks) or list(range(n_ranks))

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import torch.distributed as dist
@@ -25,10 +25,10 @@ STALE_NAME_S: Final = 30.0
 """How long the first rank of a restarted group may take to replace the name of its dead predecessor."""
 POLL_S: Final = 0.01
 
-n_started: Counter[tuple[str, tuple[int, ...]]] = Counter()
+n_started: Counter[tuple[object, ...]] = Counter()
 
 
-def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, timeout: timedelta) -> str:
+def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, n_ranks: int, timeout: timedelta) -> str:
     """The name of this start of a group, the same on all its ranks.
 
     Args:
@@ -36,6 +36,7 @@ def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, t
         group: the group's own name; it may be made several times in a process, also of other ranks.
         ranks: of the group, in the job; none for the default group.
         rank: of this process in the group; 0 makes up the name.
+        n_ranks: in the group.
         timeout: how long the others wait for rank 0.
 
     Returns:
@@ -45,10 +46,11 @@ def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, t
         EmulatedNcclError: the first rank's process cannot be seen from here.
     """
     # A process may destroy a group and make it again: then its first rank lives, and has said something before. Once
-    # the default group is made again, too, torch gives its names to groups of other ranks.
-    group_of_ranks = (group, tuple(ranks))
-    key = f"emulated_nccl/start/{'.'.join(map(str, ranks))}/{n_started[group_of_ranks]}"
-    n_started[group_of_ranks] += 1
+    # the default group is made again, too, torch gives its names to groups of other ranks. A rank may have had no part
+    # in some of these starts: what it must have in common with the others is the store, and how large the group is.
+    this = (*_place(store), group, *ranks, n_ranks)
+    key = f"emulated_nccl/start/{'.'.join(map(str, ranks))}/{n_ranks}/{n_started[this]}"
+    n_started[this] += 1
     if rank == 0:
         name = secrets.token_hex(8)
         store.set(key, f"{name} {os.getpid()} {psutil.Process().create_time()}")
@@ -65,6 +67,13 @@ def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, t
                 "machine and in one container"
             )
         time.sleep(POLL_S)
+
+
+def _place(store: Any) -> tuple[object, ...]:
+    """Where a store is, which the same one has in common with itself."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return tuple(getattr(store, name, None) for name in ("host", "port", "path"))
 
 
 def lives(pid: int, began_s: float) -> bool:
