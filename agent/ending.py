@@ -50,6 +50,8 @@ class Facts:
     has_plan_file: bool = False
     has_heard: bool = True
     """A daemon has answered."""
+    is_silent: bool = False
+    """One that has answered does not any more."""
     listened_s: float = 0.0
     """How long this rank listened for one."""
     endpoint: str = ""
@@ -90,6 +92,8 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
         return Reason.no_daemon, facts.endpoint
     if facts.n_steps < LEAST_STEPS and not facts.n_matched:
         return Reason.no_repetition, counted(facts.n_steps, "step")
+    if facts.is_silent:
+        return Reason.silent_daemon, facts.endpoint
     return Reason.nothing_better, f"{collectives} in {counted(facts.n_steps, 'step')}"
 
 
@@ -99,7 +103,8 @@ def _gain(saved: Saved | None) -> str:
     percent, uncertain = 100 * saved.share, 100 * saved.uncertain_share
     if abs(percent) <= uncertain:
         return f"steps neither faster nor slower beyond noise (± {uncertain:.1f} %)"
-    return f"steps {abs(percent):.1f} % ± {uncertain:.1f} {'faster' if percent > 0 else 'slower'}"
+    change = "faster" if percent > 0 else "slower"
+    return f"steps {abs(percent):.1f} % ± {uncertain:.1f} {change} than before the first plan"
 
 
 def _kind(question: Question) -> Question:
@@ -125,6 +130,7 @@ def tell(
     questions: Sequence[Question],
     rows: Sequence[PlanRow],
     has_heard: bool,
+    is_silent: bool,
     listened_s: float,
     reasons: Sequence[tuple[Reason, str]] = (),
 ) -> None:
@@ -137,6 +143,7 @@ def tell(
         questions: what NCCL has asked for.
         rows: of the plan in force.
         has_heard: a daemon has answered at some time.
+        is_silent: one that has answered does not any more.
         listened_s: how long this rank listened for one.
         reasons: what the agreement knows, the most important first.
     """
@@ -161,6 +168,7 @@ def tell(
         saved=steps.saved(),
         has_plan_file=settings.plan_path is not None,
         has_heard=has_heard,
+        is_silent=is_silent,
         listened_s=listened_s,
         endpoint=settings.endpoint,
         reasons=reasons,

@@ -134,6 +134,11 @@ class Membership:
         return self._agreed_id.likely()
 
     @property
+    def is_silent(self) -> bool:
+        """Whether a daemon has answered, and does not any more."""
+        return self.has_heard and not self._channel.alive
+
+    @property
     def questions(self) -> Sequence[tuple[int, ...]]:
         """(ranks, nodes, collective, bytes) that NCCL has asked for."""
         return self._costs.questions
@@ -144,7 +149,7 @@ class Membership:
         if counters.state == "off":
             return [(Reason.frozen, "ranks differ in versions")]
         if counters.state == "starting" and self._world_size > 1 and time.monotonic() > self._busy_until:
-            return [(Reason.frozen, "not all ranks of the job have the agent")]
+            return [(Reason.frozen, "not all ranks of the job had met; do all have the agent?")]
         alone = [key for key, why in counters.left_out if why == Why.histories_differ.name]
         return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in alone]
 

@@ -30,7 +30,8 @@ class Reason(Enum):
     no_steps = "no training step was seen to end; let all ranks call `zerotune.step_ended()` where one does"
     frozen = "settings stay as NCCL chooses: {detail}"
     no_repetition = "the job ended after {detail}, too few to learn from"
-    nothing_better = "nothing better than NCCL's own choice was found for {detail}"
+    silent_daemon = "the daemon at {detail} was silent at the end, and tuning had paused"
+    nothing_better = "nothing better than NCCL's own choice had been proven for {detail}"
 
 
 class Mark(Enum):

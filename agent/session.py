@@ -253,6 +253,7 @@ class Session:
             questions=one.questions if one is not None else (),
             rows=one.agreement.plan.rows if one is not None else (),
             has_heard=one is not None and one.has_heard,
+            is_silent=one is not None and one.is_silent,
             listened_s=time.monotonic() - self._joined_at_s,
             reasons=one.reasons() if one is not None else (),
         )

@@ -54,6 +54,7 @@ FACTS = {
     Reason.no_steps: Facts(**(CALLED | {"n_steps": 0})),
     Reason.no_daemon: Facts(**CALLED, has_heard=False, listened_s=60.0, endpoint="ipc:///d.sock"),
     Reason.no_repetition: Facts(**(CALLED | {"n_steps": LEAST_STEPS - 1})),
+    Reason.silent_daemon: Facts(**CALLED, n_matched=100, is_silent=True, endpoint="ipc:///d.sock"),
     Reason.nothing_better: Facts(**CALLED, n_matched=100, rows=(row(BASELINE),)),
 }
 
