@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import math
 import os
 import random
@@ -35,6 +36,8 @@ REFERENCE_S: Final = 120.0
 """What happens without the agent is watched for so long at least, or for as long as with it."""
 PAUSE_S: Final = (0.2, 1.0)
 """Between two events."""
+PLAN_WITHIN_S: Final = 15.0
+"""Of the jobs' first steps: so long chaos waits for a plan in force."""
 RECORDS_WITHIN_S: Final = 10.0
 """Of a daemon's start."""
 DIES_YOUNG: Final = 0.6
@@ -200,15 +203,21 @@ class Chaos:
             n_steps: enough of them in one start of each job, from REFERENCE_S on.
             by_s: when to end, after LEAST_S at least, by the monotonic clock.
         """
-        common = [getattr(self, name) for name in self.arguments.events if name != "kill_rank"]
+        common = [name for name in self.arguments.events if name != "kill_rank"]
+        to_come: list[str] = []
         wait_for(lambda: self.is_over.is_set() or all(job.steps() for job in self.jobs), 120.0)
+        if self.arguments.with_agent:  # what befalls a job under no plan proves nothing
+            has_plan = functools.partial(self.nodes[0].n_steps, under_a_plan=True)
+            wait_for(lambda: self.is_over.is_set() or bool(has_plan()), PLAN_WITHIN_S)
         until_s, next_rank_s = time.monotonic() + seconds, time.monotonic() + 0.2 * RANK_LIVES_S
         until_s = max(min(until_s, by_s), time.monotonic() + min(seconds, LEAST_S))
         enough_s, told_at_s = time.monotonic() + REFERENCE_S, 0.0
         while time.monotonic() < until_s and not self.n_hangs and all(job.runs for job in self.jobs):
             if self.n_deaths >= n_deaths or self.is_over.is_set():
                 break
-            event = self.chance.choice(common)
+            if not to_come:  # each kind once, in an order drawn by chance, before any comes again
+                to_come = self.chance.sample(common, len(common))
+            event = getattr(self, to_come.pop())
             is_long_enough = n_steps < math.inf and time.monotonic() > enough_s  # but for steps, which a death ends
             if "kill_rank" in self.arguments.events and time.monotonic() > next_rank_s and not is_long_enough:
                 event, next_rank_s = self.kill_rank, time.monotonic() + RANK_LIVES_S
