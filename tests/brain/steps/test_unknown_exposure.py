@@ -83,7 +83,7 @@ def test_what_is_measured_is_not_estimated() -> None:
 @pytest.mark.parametrize("make", [_exposed_job, lambda _, view: _hidden_job(view)])
 def test_what_exploring_really_costs_is_within_the_budget(make: object, is_exposure_known: bool) -> None:
     """What steps take longer than with NCCL's own choice, as the truth tells."""
-    world = make("h100_node", HostView(is_exposure_known=is_exposure_known))  # type: ignore[operator]
+    world = make("h100_node", HostView(is_exposure_known=is_exposure_known))  # type: ignore[operator] # the fixture is untyped
     brain = make_brain(world)
     usual_us, longer_us, n_steps = np.median([world.run_step()[1].duration_us for _ in range(20)]), 0.0, 300
     for _ in range(n_steps):
