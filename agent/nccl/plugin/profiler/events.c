@@ -48,6 +48,8 @@ typedef struct {
   _Atomic bool is_certain;     /* of that */
   _Atomic bool is_mixed, is_told, is_late, is_followed; /* by a kernel of another group */
   _Atomic uint64_t earlier;                    /* the event before it on the communicator */
+  _Atomic(const void *) judged;                /* as in `start`, for NCCL's thread: it may read while the event is taken anew */
+  _Atomic uint64_t number;
   fused_run run;
   _Atomic uint32_t next_free; /* 1 + index */
   _Atomic uint64_t owner;
@@ -158,9 +160,9 @@ static bool is_impossible(const event *its, const zt_channel_times *times, uint8
   if (source != TIMING_GPU_KERNEL) return false;
   const bool never_ran_together =
       !(its->start.record.flags & ZT_FLAG_FUSED) && times->last_start_ns > times->first_stop_ns;
-  const void *judged = its->start.judged;
+  const void *judged = READ(its->judged);
   const bool is_anothers = judged != NULL && zt_shifts_is_anothers(judged, times->first_start_ns, its->start.called_us);
-  const uint64_t number = its->start.number;
+  const uint64_t number = READ(its->number);
   const bool is_late = READ(its->is_late) || (number != 0 && zt_shifts_are_late(judged, number));
   if (!never_ran_together && !is_anothers && !is_late) {
     if (number != 0) zt_shifts_took(judged, times->last_stop_ns - times->first_start_ns);
@@ -293,6 +295,8 @@ zt_handle zt_event_begin(const zt_event_start *start, _Atomic uint64_t *latest) 
   WRITE(its->is_late, false);
   WRITE(its->is_followed, false);
   WRITE(its->earlier, 0);
+  WRITE(its->judged, start->judged);
+  WRITE(its->number, start->number);
   WRITE(its->run.bytes, 0);
   WRITE(its->run.first_start_ns, NO_TIME);
   WRITE(its->run.last_stop_ns, 0);
@@ -345,9 +349,11 @@ zt_handle zt_channel_begin(zt_handle handle, uint32_t channel, bool has_gpu_time
   WRITE(slot->stop_ns, NO_TIME);
   if (!READ(its->is_certain)) count_up(&its->n_started, generation);
   if (!atomic_exchange(&its->is_told, true)) {
-    const uint64_t number = its->start.number; /* set where `judged` is */
-    if (number != 0 && has_gpu_time) zt_shifts_started(its->start.judged, number, gpu_ns);
-    if (number != 0 && zt_shifts_are_late(its->start.judged, number)) WRITE(its->is_late, true);
+    const void *judged = READ(its->judged);
+    const uint64_t number = READ(its->number); /* set where `judged` is */
+    if (event_of(handle) == NULL) return 0;    /* those may be of the event's next use */
+    if (number != 0 && has_gpu_time) zt_shifts_started(judged, number, gpu_ns);
+    if (number != 0 && zt_shifts_are_late(judged, number)) WRITE(its->is_late, true);
     settle_earlier(its);
   }
   return handle_of(its, generation, channel + 1);
