@@ -197,6 +197,7 @@ class Membership:
         if self._rank == 0 and self.agreement.epoch_elsewhere > self._epoch_elsewhere:
             self._epoch_elsewhere = self.agreement.epoch_elsewhere
             self._queue.adopt(self._epoch_elsewhere, self._timer.step)
+        self._timer.tell()
         return [*rung, *self._drain.collect()]
 
     def _hello(self) -> wire.Hello | None:

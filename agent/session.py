@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-import torch.distributed as dist
-
 from zerotune.agent import ending, fabric_identity
 from zerotune.agent.agreement import AgreementCounters
 from zerotune.agent.daemon_link.cost_book import CostBook
@@ -31,7 +29,7 @@ from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.step_timer import StepTimer
 from zerotune.agent.steps.summary import SummaryWriter
-from zerotune.agent.world import World
+from zerotune.agent.world import World, current_group
 from zerotune.store.records import Phase
 
 logger = logging.getLogger("zerotune.agent")
@@ -56,24 +54,22 @@ class Session:
         self._settings = settings
         self._plugin = plugin
         self._summary = SummaryWriter(settings.summary_path) if settings.summary_path else None
-        self.recent_steps = RecentSteps()
+        self._recent_steps = RecentSteps()
         self._queue = StepQueue()
         self._costs = CostBook()
-        sinks = [self.recent_steps.add, self._queue.add]
+        sinks = [self._recent_steps.add, self._queue.add]
         summary = [self._summary.add] if self._summary else []
         self._timer = StepTimer(plugin, *sinks, *summary, on_lost=self._queue.lose)
         self._world: World | None = None
         """The one that this rank has looked at last."""
         self._n_worlds = 0
         self._membership: Membership | None = None
-        self._joined_at_s = 0.0
+        self._joined_at_s = self._interval_began_s = 0.0
         self._why_untraced = ""
         self._has_stepped = False
         self._is_described = False
         self._is_closing = False
         self._wake = threading.Event()
-        self._new_world: World | None = None
-        """A world that the training thread has seen, for the session's thread to join."""
         self.n_errors = 0
         self._thread = threading.Thread(target=self._watch, args=(plugin,), name="zerotune-session", daemon=True)
         if plugin is not None:
@@ -93,6 +89,12 @@ class Session:
     def endpoint(self) -> str:
         """Where this rank's daemon is."""
         return self._settings.endpoint
+
+    @property
+    def recent_steps(self) -> RecentSteps:
+        """The latest steps, up to now."""
+        self._timer.tell()
+        return self._recent_steps
 
     def counters(self) -> Counters | None:
         """What the plugin has counted; None where there is none."""
@@ -114,17 +116,16 @@ class Session:
         self._timer.sees_all_calls = False
 
     def on_boundary(self) -> None:
-        """An optimizer step ended."""
+        """An optimizer step ended. Caches are cold here: each line costs microseconds."""
         try:
-            if not self._has_stepped and not isinstance(self._timer.clock, VirtualClock):  # events are this thread's
-                self._timer.clock = device_clock()
-            if not self._is_described and dist.is_available() and dist.is_initialized():
-                self._describe(World.now())
-            self._has_stepped = True
-            self._timer.finish()
-            if self._plugin is not None and self._new_world is None and self._is_communicating_anew(self._plugin):
-                self._new_world = World.now()
+            if not self._has_stepped:
+                self._has_stepped = True
                 self._wake.set()
+                if not isinstance(self._timer.clock, VirtualClock):  # events are this thread's
+                    self._timer.clock = device_clock()
+            if not self._is_described and current_group() is not None:
+                self._describe(World.now())
+            self._timer.finish()
         except Exception as error:
             self._fail(error)
 
@@ -141,21 +142,19 @@ class Session:
 
     def _is_communicating_anew(self, plugin: Plugin) -> bool:
         """Whether there is another world than this rank has looked at last, and a communicator."""
-        has_world = dist.is_available() and dist.is_initialized()
-        return has_world and (self._world is None or self._world.is_past()) and plugin.counters().n_communicators > 0
+        is_new = current_group() is not None and (self._world is None or self._world.is_past())
+        return is_new and plugin.counters().n_communicators > 0
 
     def _watch(self, plugin: Plugin) -> None:
         """Join each world that the script makes, once it communicates."""
         is_last = False
         while not is_last:
-            self._wake.wait(LOOK_EVERY_S if self._world is None else INTERVAL_S)
+            self._wake.wait(LOOK_EVERY_S)
             self._wake.clear()
-            is_last = self._is_closing
-            world, self._new_world = self._new_world, None
+            is_last, world = self._is_closing, None
             try:
-                if world is None and not is_last and self._is_communicating_anew(plugin):
+                if not is_last and self._is_communicating_anew(plugin):
                     world = World.now()
-                if world is not None and (self._world is None or world.group is not self._world.group):
                     self._leave()
                     self._world = world
                     self._n_worlds += 1
@@ -165,6 +164,7 @@ class Session:
                     self._fail(error)
             if self._membership is not None and not self._has_stepped:
                 self._count_interval()
+            self._timer.tell()
 
     def _join(self, plugin: Plugin, world: World) -> None:
         rank, world_size = world.rank, world.n_ranks
@@ -212,7 +212,9 @@ class Session:
 
     def _count_interval(self) -> None:
         """In a job whose steps are not seen, an interval stands for one: calls are tuned by their own times."""
-        if time.monotonic() - self._joined_at_s > STEPLESS_AFTER_S:
+        now_s = time.monotonic()
+        if now_s - self._joined_at_s > STEPLESS_AFTER_S and now_s - self._interval_began_s >= INTERVAL_S:
+            self._interval_began_s = now_s
             self._timer.finish(is_step=False)
 
     def _leave(self) -> None:

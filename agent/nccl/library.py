@@ -189,7 +189,8 @@ class Plugin:
             The epoch that the ended step's calls ran under, | MIXED_EPOCHS if there were several; 0: they ran under
             none; NO_CALLS: there was no call.
         """
-        return int(self._set_step(step))
+        epoch: int = self._set_step(step)
+        return epoch
 
     def set_memory_pressure(self, pressure: float) -> None:
         """Device memory used over total, 0 to 1; negative = unknown."""

@@ -33,6 +33,9 @@ class Instant(Protocol):
 class TrainingClock(Protocol):
     """Tells the time of this rank's training."""
 
+    is_trainings: bool
+    """Only the thread that trains may read what it has noted."""
+
     def note(self) -> Instant | None:
         """The end of all that is enqueued now, by the thread that trains; None if that cannot be told."""
 
@@ -63,6 +66,8 @@ class Reading(NamedTuple):
 class WallClock:
     """The machine's monotonic clock; it cannot tell exposed communication."""
 
+    is_trainings = False
+
     def note(self) -> Reading:
         """Now."""
         return Reading(time.perf_counter_ns() / 1000)
@@ -70,6 +75,8 @@ class WallClock:
 
 class VirtualClock:
     """The emulated device's clock, as far behind the host as the emulation was told to be."""
+
+    is_trainings = False
 
     def __init__(self) -> None:
         from zerotune.agent.nccl.emulated.device import clock
@@ -80,9 +87,12 @@ class VirtualClock:
     def note(self) -> Reading:
         """What the compute stream shows; it has come so many steps later."""
         device, self._n_noted = self._device.current(), self._n_noted + 1
+        now_us, exposed_us = device.reading()
+        known_us = exposed_us if device.is_exposure_known else None
+        if not device.host_ahead:
+            return Reading(now_us, known_us)
         comes_at = self._n_noted + device.host_ahead
-        exposed_us = device.exposed_us() if device.is_exposure_known else None
-        return Reading(device.now_us(), exposed_us, lambda: self._n_noted >= comes_at)
+        return Reading(now_us, known_us, lambda: self._n_noted >= comes_at)
 
 
 class DeviceEvent(Protocol):
@@ -145,6 +155,8 @@ class EventClock:
     that this one captures. Nothing here ever waits for the device.
     """
 
+    is_trainings = True
+
     def __init__(self, cuda: Cuda) -> None:
         self._cuda = cuda
         self._events: dict[int, list[EventInstant]] = {}
@@ -157,7 +169,7 @@ class EventClock:
                 return None
             device = self._cuda.current_device()
             events = self._events.get(device)
-            if events is None:  # two more than wait to be read: the one that they began with, and the next one
+            if events is None:  # two more than wait to be read: what the oldest began with, and the next one
                 made = [self._cuda.Event(enable_timing=True) for _ in range(MAX_UNDERWAY + 2)]
                 events = self._events[device] = [EventInstant(self._cuda, device, event) for event in made]
             instant = events[self._n_noted % len(events)]

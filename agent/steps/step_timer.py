@@ -1,13 +1,14 @@
-"""Times this rank's steps and says which plan their calls ran under. Its methods run where a step ends.
+"""Times this rank's steps and says which plan their calls ran under.
 
-A step is told once the device has reached its end, which may be some steps later, with the plan under which its own
-calls were enqueued. Optimizer steps that exchange nothing (local SGD, DiLoCo) are part of the next one that does: the
-round is what repeats.
+Where a step ends the training thread only notes it. A step is told once the device has reached its end, which may be
+some steps later, with the plan under which its own calls were enqueued. Optimizer steps that exchange nothing (local
+SGD, DiLoCo) are part of the next one that does: the round is what repeats.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -27,19 +28,18 @@ class StepCounter(Protocol):
         """Turn timed records on or off."""
 
 
-class _Enqueued(NamedTuple):
-    """A step that the host has enqueued."""
+class _End(NamedTuple):
+    """Where the host has ended a step."""
 
     step: int
     epoch: int
-    began: Instant | None
-    ended: Instant | None
+    instant: Instant | None
     pressure: float | None
     is_whole: bool
 
 
 class StepTimer:
-    """Used by the thread on which steps end: training's, or the session's own in a job whose steps nobody sees.
+    """`finish` belongs to the thread on which steps end: training's, or the session's own if nobody sees steps.
 
     Args:
         plugin: counts steps; None: they are only timed.
@@ -60,10 +60,10 @@ class StepTimer:
         self.sees_all_calls = True
         """NCCL is asked at each call. It is not if a graph is replayed."""
         self.pressure: float | None = None
-        self._began: Instant | None = None
-        self._come: Instant | None = None
+        self._noted: deque[_End] = deque()
+        self._telling = threading.Lock()
+        self._last: _End | None = None
         """The newest one that is known to have come."""
-        self._underway: deque[_Enqueued] = deque()
         self._epoch = 0
         self._n_observed = 0
         self._has_called = False
@@ -78,52 +78,62 @@ class StepTimer:
 
     def finish(self, *, is_step: bool = True) -> None:
         """A step has been enqueued, or an interval has ended in a job whose steps are not seen."""
-        ran_under = self._plugin.set_step(self.step + 1) if self._plugin is not None else NO_CALLS
-        has_called = ran_under != NO_CALLS
-        is_local = is_step and not has_called and self.sees_all_calls and self._plugin is not None
-        if is_local and self._has_called and self._plugin is not None:
-            self._plugin.set_step(self.step)
-            return
-        self._has_called |= has_called
-        if len(self._underway) >= MAX_UNDERWAY:
+        ran_under = NO_CALLS if self._plugin is None else self._plugin.set_step(self.step + 1)
+        is_mixed = False
+        if ran_under != NO_CALLS:
+            self._has_called, is_mixed = True, ran_under >= MIXED_EPOCHS
+            self._epoch = ran_under % MIXED_EPOCHS or self._epoch
+        elif is_step and self.sees_all_calls and self._plugin is not None:  # it exchanged nothing
+            if self._has_called:
+                self._plugin.set_step(self.step)
+                return
+            is_step = False
+        if len(self._noted) >= MAX_UNDERWAY:
             self.settle()
-        has_room = len(self._underway) < MAX_UNDERWAY  # else an event that is not read yet would be taken again
-        now = self.clock.note() if has_room else None
-        is_mixed = has_called and ran_under >= MIXED_EPOCHS
-        if has_called and ran_under:
-            self._epoch = ran_under % MIXED_EPOCHS
-        if self.step and not has_room:
+        if len(self._noted) < MAX_UNDERWAY:  # else an event that is not read yet would be taken again
+            whole = is_step and not is_mixed
+            self._noted.append(_End(self.step, self._epoch, self.clock.note(), self.pressure, whole))
+        else:
             self._on_lost()
-        elif self.step:
-            whole = is_step and not is_local and not is_mixed
-            self._underway.append(_Enqueued(self.step, self._epoch, self._began, now, self.pressure, whole))
-        self._began = now
         self.step += 1
-        self.settle()
+        if self.clock.is_trainings:
+            self.settle()
         if self._n_observed:
             self._n_observed -= 1
             if self._n_observed == 0 and self._plugin is not None:
                 self._plugin.set_observing(False)
 
+    def tell(self) -> None:
+        """`settle` for any other thread; if only training's may read the clock, that one does it."""
+        if not self.clock.is_trainings:
+            self.settle()
+
     def settle(self, *, is_last: bool = False) -> None:
-        """Tell the steps whose ends the device has reached by now; never waits.
+        """Tell the steps whose ends the device has reached by now; never waits for it.
 
         Args:
             is_last: those that it has not reached are given up.
         """
-        while self._underway:
-            step, epoch, began, ended, pressure, is_whole = self._underway[0]
-            duration_us, exposed_us = math.nan, None
-            if began is not None and ended is not None and type(began) is type(ended):
-                if ended.has_come() and (began is self._come or began.has_come()):
-                    self._come = ended
-                    duration_us, exposed_us = ended.us_since(began), ended.exposed_since(began)
-                elif not is_last:
+        with self._telling:
+            while self._noted:
+                end = self._noted[0]
+                has_come = end.instant is None or end.instant.has_come()
+                if not (has_come or is_last):
                     return
-            self._underway.popleft()
-            if math.isnan(duration_us):
-                self._on_lost()
-                continue
-            record = StepRecord(step, epoch, duration_us, exposed_us, pressure, is_whole)
-            for sink in self.sinks:
-                sink(record)
+                self._noted.popleft()
+                began, self._last = self._last, end if has_come else None
+                if end.step:
+                    self._tell_step(began, end)
+
+    def _tell_step(self, began: _End | None, end: _End) -> None:
+        duration_us, exposed_us = math.nan, None
+        if began is not None and began.step == end.step - 1 and self._last is end:
+            since, now = began.instant, end.instant
+            if since is not None and now is not None and type(since) is type(now):
+                duration_us, exposed_us = now.us_since(since), now.exposed_since(since)
+        if math.isnan(duration_us):
+            self._on_lost()
+            return
+        record = StepRecord(end.step, end.epoch, duration_us, exposed_us, end.pressure, end.is_whole)
+        for sink in self.sinks:
+            sink(record)

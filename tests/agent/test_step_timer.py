@@ -26,6 +26,8 @@ class Counter:
 class Job:
     """A timer whose clock says how many optimizer steps there were."""
 
+    is_trainings = True
+
     def __init__(self) -> None:
         self.told: list[StepRecord] = []
         self.counter = Counter()

@@ -46,17 +46,19 @@ class Clock:
         self._lock = threading.RLock()
         self._cpu = threading.local()
 
-    def now_us(self) -> float:
-        """The compute stream's time, after everything it has been told to wait for."""
+    def reading(self) -> tuple[float, float]:
+        """`now_us` and `exposed_us` of one moment."""
         self.settle()
         with self._lock:
-            return self._now_us
+            return self._now_us, self._exposed_us
+
+    def now_us(self) -> float:
+        """The compute stream's time, after everything it has been told to wait for."""
+        return self.reading()[0]
 
     def exposed_us(self) -> float:
         """Communication that computation had to wait for, cumulated."""
-        self.settle()
-        with self._lock:
-            return self._exposed_us
+        return self.reading()[1]
 
     def advance(self, work_us: float) -> None:
         """Compute for `work_us`, as it would take with no collective on the device."""
