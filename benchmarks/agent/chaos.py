@@ -18,6 +18,7 @@ interrupted goes on with the next (--afresh starts over). Figures:
     acknowledged_rows_lost    measurements that were in the store when a daemon died, and are not at the end
     worst_stall_ms            the longest that the agent's code held a training thread at once, in a hook or at a
                               boundary, whatever it waited for there, a processor too: on a busy machine, most of it
+    worst_wait_ms             the longest that a call waited for the outcome of a change
     worst_step_ms             beside the worst without the agent; `..._beyond_twin_ms` by how much it took longer
 
 Run it with a priority above what else runs (`nice -n -15`, as root), or on a machine that nothing else uses.
@@ -53,6 +54,7 @@ from benchmarks.lib.argument_types import positive
 from benchmarks.lib.faults.two_namespaces import two_namespaces
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.recording.record import commit_now
+from zerotune.agent.agreement.agreement import DECIDE_S
 from zerotune.store.errors import UserError
 
 RUNTIMES: Final = ("fsdp2", "zero_runtime")
@@ -212,6 +214,7 @@ def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict
             "worst_step_ms": worst_ms(tuned, "wall"),
             "worst_untuned_step_ms": worst_ms(untuned, "wall"),
             "worst_stall_ms": worst_ms(tuned, "ours"),
+            "worst_wait_ms": worst_ms(tuned, "waited"),
         }
 
 
@@ -247,6 +250,7 @@ def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
         Result("worst_step_ms", worst, "ms", peer="untuned", ratio=worst / twin if twin else None),
         Result("worst_step_beyond_twin_ms", max(0.0, worst - twin), "ms"),
         Result("worst_stall_ms", figures["worst_stall_ms"], "ms", "<= 50"),
+        Result("worst_wait_ms", figures["worst_wait_ms"], "ms", f"<= {1000 * (DECIDE_S + 0.5):.0f}"),
     ]
 
 

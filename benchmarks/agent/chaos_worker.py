@@ -1,7 +1,7 @@
 """One rank of a job in `chaos.py`: trains until a file asks it to stop, and logs each step.
 
-A step's line has its loss and its times in ms: `wall`, and `ours`, the longest passage of the training thread
-through the agent's code.
+A step's line has its loss and its times in ms: `wall`, `ours`, the longest passage of the training thread through the
+agent's code, and `waited`, the longest so far that a call waited for an outcome.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Passages:
 
     def __init__(self) -> None:
         self._ms = 0.0
+        self._session = activate.installed.session if activate.installed is not None else None
         installed = activate.installed
         if installed is not None:
             hooks = installed.hooks
@@ -48,6 +49,11 @@ class Passages:
         """Its longest passage."""
         found, self._ms = self._ms, 0.0
         return found
+
+    def waited_ms(self) -> float:
+        """The longest so far that a call waited for the outcome of a change."""
+        counters = self._session.agreement_counters() if self._session is not None else None
+        return 0.0 if counters is None else counters.longest_wait_us / 1e3
 
 
 def sharded(runtime: str, model: Any) -> tuple[Any, Any]:
@@ -83,7 +89,7 @@ def main() -> None:
             told = torch.tensor([loss.item(), float(is_first and (folder / "stop").exists())])
             dist.all_reduce(told)
             now_s = time.perf_counter()
-            times_ms = {"wall": 1e3 * (now_s - began_s), "ours": passages.longest_ms()}
+            times_ms = {"wall": 1e3 * (now_s - began_s), "ours": passages.longest_ms(), "waited": passages.waited_ms()}
             print(json.dumps({"loss": float(told[0]).hex(), **times_ms}), file=log)
             began_s = now_s
             if told[1]:

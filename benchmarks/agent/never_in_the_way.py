@@ -46,7 +46,7 @@ from benchmarks.agent.job_shapes import (  # noqa: F401 - registers the shapes
     unequal_steps,
     worlds,
 )
-from benchmarks.agent.job_shapes.agent_counters import FAILING, FAULT, PAUSE_S, PAUSED
+from benchmarks.agent.job_shapes.agent_counters import FAILING, FAULT, PAUSE_S, PAUSED, PROMISED
 from benchmarks.agent.job_shapes.job import SHAPES, Shape
 from benchmarks.agent.job_shapes.running import Event, Outcome, run
 from benchmarks.lib.reporting import Result, report, say
@@ -124,6 +124,7 @@ FAULTS: Final = {
     "daemon_killed": Fault(_kill),
     "store_failing": Fault(environment={FAULT: FAILING}),
     "thread_paused": Fault(environment={FAULT: PAUSED}),
+    "thread_paused_after_promise": Fault(environment={FAULT: PROMISED}),
     "rank_stopped": Fault(_stop, befalls_all=True),
 }
 

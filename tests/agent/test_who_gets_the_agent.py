@@ -71,7 +71,13 @@ PROBES = {
 }
 
 
-@pytest.mark.parametrize("probe", PROBES.values(), ids=PROBES)
+@pytest.mark.parametrize(
+    "probe",
+    [
+        pytest.param(probe, id=name, marks=() if name == "find_spec" else pytest.mark.slow)
+        for name, probe in PROBES.items()
+    ],
+)
 def test_whoever_looked_for_torch_before(probe: str, tmp_path: Path) -> None:
     script = textwrap.dedent(probe) + "\nimport torch\n" + SHOW
     assert shown(script, tmp_path)[-1] == "True"

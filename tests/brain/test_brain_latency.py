@@ -81,6 +81,7 @@ def _play(
     return spent
 
 
+@pytest.mark.slow
 def test_short_steps_are_tuned_at_next_to_no_cost() -> None:
     for seed in range(3):
         world = _world(seed=seed)

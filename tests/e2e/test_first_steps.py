@@ -73,10 +73,11 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("n_ranks", "steps", "why"),
-    [pytest.param(1, True, "one rank", marks=pytest.mark.slow), (2, False, "over before")],
+    [(1, True, "one rank"), (2, False, "over before")],
 )
 def test_a_trace_that_is_missing_is_one_line(world, n_ranks, steps, why):
     script, folder = world.folder / "script.py", world.folder / "trace"
@@ -110,6 +111,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_spawned_ranks_leave_whole_traces_and_one_summary(world):
     script, summary = world.folder / "script.py", world.folder / "summary.json"

@@ -130,6 +130,7 @@ def test_a_plan_without_rows_is_told(world):
     assert str(plan) in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_a_plan_of_which_no_row_ever_applied_is_told_at_the_end(world):
     plan = world.folder / "plan.json"

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from benchmarks.lib.nccl.other_plugins import other_profiler, other_tuner
 from zerotune.store.passages import OtherPlugin
 
 
+@pytest.mark.slow
 def test_a_job_beside_others_plugins(world):
     world.start_daemon()
     world.environment |= {

@@ -14,7 +14,7 @@ from make_corpus import seeds
 from mutations import mutations
 
 CORPUS = HERE / "corpus"
-N_CHANGED = 120
+N_CHANGED = 40
 LONGEST_S = 5.0
 
 

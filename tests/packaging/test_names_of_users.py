@@ -61,15 +61,9 @@ def test_a_project_keeps_its_modules_after_the_install(environment, tmp_path, ki
     run(environment(kind).python, project(tmp_path, packages=packages) / "train.py")
 
 
-@pytest.mark.parametrize(
-    ("kind", "packages"),
-    [
-        ("wheel", False),
-        pytest.param("wheel", True, marks=pytest.mark.slow),
-        pytest.param("editable", False, marks=pytest.mark.slow),
-        pytest.param("editable", True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+@pytest.mark.parametrize("packages", [False, True])
 def test_and_under_launch_which_refuses_none_for_its_name(environment, tmp_path, kind, packages):
     python, summary = environment(kind).python, tmp_path / "summary.json"
     folder = project(tmp_path / "project", packages=packages, script=SCRIPT + TRAINING)

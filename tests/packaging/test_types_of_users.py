@@ -24,7 +24,8 @@ MISTAKES = ["arg-type", "call-arg", "operator", "arg-type"]
 """Of the script's last lines, as mypy calls them."""
 
 
-@pytest.mark.parametrize("kind", ["wheel", pytest.param("editable", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_mypy_sees_mistakes_in_calls_of_ours_and_nothing_else(built, tmp_path, kind):
     environment = Environment(tmp_path / "e")
     environment.install(built(kind))

@@ -5,10 +5,9 @@ import os
 import pytest
 from builds import Environment, run
 
-OPT_IN = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("wheel", "pure")]
 
-
-@pytest.mark.parametrize("kind", [*OPT_IN, "editable"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wheel", "pure", "editable"])
 def test_uninstalling_leaves_nothing(built, tmp_path, kind):
     environment = Environment(tmp_path / "e")
     before = environment.files()

@@ -93,11 +93,15 @@ def check(ranks: list[dict], scenario: str, shape: tuple) -> None:
             assert resident[-1] - resident[len(resident) // 2] < RESIDENT_KIB
 
 
-@pytest.mark.parametrize("scenario", ROUNDS)
+@pytest.mark.parametrize(
+    "scenario",
+    [name if name in ("again", "abort", "threads") else pytest.param(name, marks=pytest.mark.slow) for name in ROUNDS],
+)
 def test_nothing_grows_and_each_collective_is_decided_once(newest, scenario):
     check(told(newest, scenario, ROUNDS[scenario], PLUGIN.build()), scenario, ROUNDS[scenario])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["abort", "graphs"])
 def test_nor_beside_others_plugins(newest, scenario, tmp_path):
     release = Release(newest[0])
@@ -110,6 +114,7 @@ def test_nor_beside_others_plugins(newest, scenario, tmp_path):
     check(told(newest, scenario, ROUNDS[scenario], PLUGIN.build(), **others), scenario, ROUNDS[scenario])
 
 
+@pytest.mark.slow
 def test_a_communicator_ends_once_nccls_thread_has_read_all_of_it(newest, tmp_path):
     # 2.31 and 2.32 free the counters that their thread still reads; another profiler keeps it.
     slow = other_profiler(

@@ -90,6 +90,7 @@ def test_a_fabric_is_exact_and_does_not_need_the_dump_any_more(user, added, newe
     user.dump.write_text(MACHINES["dgx_h100"].topology())
 
 
+@pytest.mark.slow
 def test_a_rehearsal_decides_as_on_the_machine(user, added):
     torchrun = ("torch.distributed.run", f"--nproc-per-node={RANKS}", f"--master-port={free_port()}")
     command = (sys.executable, "-m", *torchrun, JOB)

@@ -94,6 +94,7 @@ def test_an_active_sweep_goes_beyond_what_a_full_one_measured(tmp_path: Path):
     assert run_sweep(wider, tmp_path / "s.db", quiet).n_samples == 0
 
 
+@pytest.mark.slow
 def test_fresh_starts_from_nothing_and_a_spent_budget_says_so(first: tuple[Path, SweepResult]):
     path, _ = first
     fields = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}
@@ -104,6 +105,7 @@ def test_fresh_starts_from_nothing_and_a_spent_budget_says_so(first: tuple[Path,
         run_sweep(SweepRequest(**{**fields, "fresh": True, "budget": 1e-9}), path, quiet)
 
 
+@pytest.mark.slow
 def test_workers_report_what_the_fabric_file_says():
     """Three ranks: no power of two divides evenly."""
     with WorkerGroup(3, "ethernet_boxes", (Collective.all_gather, Collective.all_reduce)) as group:
@@ -202,6 +204,7 @@ def wait_for_visits(process: subprocess.Popen[str], n_visits: int) -> None:
         assert process.stdout.readline() != ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path):
     process = sweep_process(tmp_path / "s.db")
     wait_for_visits(process, 8)

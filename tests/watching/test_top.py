@@ -99,7 +99,7 @@ def test_it_ends_in_good_order_and_leaves_the_terminal_as_it_was(way, tmp_path):
     os.close(its)
 
 
-@pytest.mark.parametrize("question", [("top", "--once"), ("status",)])
+@pytest.mark.parametrize("question", [pytest.param(("top", "--once"), marks=pytest.mark.slow), ("status",)])
 def test_of_a_stopped_daemon_is_said_what_lets_it_go_on(question, tmp_path):
     with daemon(tmp_path) as (process, endpoint):
         process.send_signal(signal.SIGSTOP)

@@ -18,7 +18,9 @@ from zerotune.agent.job_store import open_job_store
 FAULT: Final = "BENCHMARK_FAULT"
 """Environment variable: what befalls the agreement."""
 PAUSED: Final = "paused"
-"""The agreement's own thread stands still at its first change."""
+"""The agreement's own thread stands still at its first change, before it promises anything."""
+PROMISED: Final = "promised"
+"""It stands still when it has promised."""
 PAUSE_S: Final = 5
 """How long a thread or a rank stands still."""
 FAILING: Final = "failing"
@@ -28,18 +30,22 @@ FAILING_REQUEST: Final = 2
 
 def befall() -> None:
     """Let happen to this rank what the environment says; before the agent joins a job."""
-    if os.environ.get(FAULT) == PAUSED:
-        _pause_at_first_change()
+    if os.environ.get(FAULT) in (PAUSED, PROMISED):
+        _pause_at_first_change(has_promised=os.environ[FAULT] == PROMISED)
     elif os.environ.get(FAULT) == FAILING:
         _fail_one_request()
 
 
-def _pause_at_first_change() -> None:
+def _pause_at_first_change(*, has_promised: bool) -> None:
     answer, pauses_s = Members.answer, itertools.chain([PAUSE_S], itertools.repeat(0))
 
     def paused(members: Members, change: PlanChange) -> tuple[Member, ...]:
-        time.sleep(next(pauses_s))
-        return answer(members, change)
+        if not has_promised:
+            time.sleep(next(pauses_s))
+        answered = answer(members, change)
+        if has_promised and any(member.promise for member in answered):
+            time.sleep(next(pauses_s))
+        return answered
 
     setattr(Members, "answer", paused)  # noqa: B010 - for this process alone
 

@@ -176,6 +176,7 @@ def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> N
     assert [state.incumbent for state in brain.keys] == before
 
 
+@pytest.mark.slow
 def test_one_step_does_not_bring_an_old_regime_back() -> None:
     """Calls of one step share what it suffers: a change by 5 % that was noticed stays noticed."""
     n_back = 0

@@ -113,6 +113,7 @@ class Late(Varying):
             brain.observe(late)
 
 
+@pytest.mark.slow
 def test_measurements_that_come_late_make_no_kinds() -> None:
     """What a step moves is told by what rank 0 enqueued; a job whose steps are all alike is judged by all of them."""
     gains = []
