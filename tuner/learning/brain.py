@@ -306,6 +306,8 @@ class Brain(Inspection):
             return
         keys, logs, slots = keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
         steps, connects = steps[is_obeyed], connects[is_obeyed]
+        for state, candidate, n_channels in self._attribution.lowered(block[is_obeyed], slots):
+            self._policy.rename(state, candidate, f"NCCL runs it on {n_channels} channels")
         is_trial = np.pad(in_force.is_trial, (0, len(self._states) - len(in_force.is_trial)))
         self._attribution.forget_slow_firsts(slots, logs)
         calls = evidence.calls(slots, logs)
