@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from zerotune.agent.daemon_link.door import knock
 from zerotune.agent.first_group import before_first_group
 from zerotune.agent.reasons import Mark, leave
-from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, take_over
+from zerotune.agent.settings import ENV_FABRIC, ENV_LAUNCH, AgentSettings, is_first_of_node, take_over
 from zerotune.store.errors import PluginError
 from zerotune.store.paths import check_endpoint
 
@@ -107,7 +107,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             plugin = library.load()
         except PluginError as error:
             # Where `launch` has said so, or another rank of this node does, once is enough.
-            said = os.environ.get(ENV_LAUNCH) == "1" or os.environ.get("LOCAL_RANK", "0") != "0"
+            said = os.environ.get(ENV_LAUNCH) == "1" or not is_first_of_node()
             level = logging.INFO if said else logging.WARNING
             logger.log(level, "zerotune: %s; training runs at NCCL's own choice", error)
             other_plugins.give_back(os.environ)

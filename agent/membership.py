@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import msgspec
 
-from zerotune.agent import fabric_identity
 from zerotune.agent.agreement import Agreement
 from zerotune.agent.agreement.protocol import Why
 from zerotune.agent.daemon_link.channel import Channel
@@ -24,6 +23,8 @@ from zerotune.agent.daemon_link.cost_book import CostBook
 from zerotune.agent.daemon_link.job_id import AgreedJobId
 from zerotune.agent.daemon_link.leader import LeaderAddress
 from zerotune.agent.job_store import open_job_store
+from zerotune.agent.machine import identity
+from zerotune.agent.machine.launchers import local_rank
 from zerotune.agent.nccl.library import Plugin
 from zerotune.agent.observing.ring import RecordDrain
 from zerotune.agent.observing.trace_log import TraceLog
@@ -75,7 +76,7 @@ class Membership:
         costs: CostBook,
         world: World,
         fabric_id: str,
-        fabric: fabric_identity.Description,
+        fabric: identity.Description,
         sample_pressure: Callable[[], float | None],
     ) -> None:
         self._settings = settings
@@ -217,12 +218,12 @@ class Membership:
                 job_id=self._job_id,
                 rank=self._rank,
                 n_ranks=self._world_size,
-                local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+                local_rank=local_rank(os.environ),
                 node=socket.gethostname(),
                 pid=os.getpid(),
                 fabric_id=self._fabric_id,
                 fabric=self._fabric,
-                nccl_version=fabric_identity.nccl_version(),
+                nccl_version=identity.nccl_version(),
                 tuner_abi=plugin.tuner_abi(),
                 epoch=epoch,
                 leader=leader,
@@ -307,4 +308,4 @@ class Membership:
 def _fingerprint(plugin: Plugin) -> str:
     """What must be equal on all ranks."""
     ours = f"{plugin.layout_version()}/{plugin.tuner_abi()}"
-    return f"nccl={fabric_identity.nccl_version()} plugin={ours} next={plugin.next_tuner()}"
+    return f"nccl={identity.nccl_version()} plugin={ours} next={plugin.next_tuner()}"

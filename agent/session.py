@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from zerotune.agent import ending, fabric_identity
+from zerotune.agent import ending
 from zerotune.agent.agreement import AgreementCounters
 from zerotune.agent.daemon_link.cost_book import CostBook
 from zerotune.agent.emulation import BACKEND, uses_nccl
+from zerotune.agent.machine import identity
 from zerotune.agent.membership import Membership
 from zerotune.agent.nccl import other_plugins
 from zerotune.agent.nccl.library import Counters, Plugin
@@ -181,7 +182,7 @@ class Session:
         if not self._is_described:
             self._describe(world)
         _follow_runtime_phases(plugin)
-        fabric_id, fabric = fabric_identity.describe(self._settings.fabric if emulated else None)
+        fabric_id, fabric = identity.describe(self._settings.fabric if emulated else None)
         sample_pressure: Callable[[], float | None]
         if emulated:
             from zerotune.agent.nccl.emulated import memory_pressure

@@ -9,6 +9,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerotune.agent.machine.launchers import local_rank
 from zerotune.store.job_names import is_job_name
 from zerotune.store.paths import default_endpoint
 
@@ -93,7 +94,7 @@ def new_job_id() -> str:
 
 def is_first_of_node() -> bool:
     """Whether this rank speaks for its node in messages that the user should read only once."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    return local_rank(os.environ) == 0
 
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:

@@ -32,8 +32,9 @@ RECORDED: Final = {"store", "store/sqlite"}
 ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "store": ("what all share: records, errors, wire format, paths", set()),
     "store/sqlite": ("records at rest: SQLite, one writer; `rows`, `damage`, `writing` and `reading`", CONTRACTS),
-    "agent base": ("`launch`, settings, the job's c10d store, the fabric's identity", CONTRACTS | {"agent/nccl"}),
+    "agent base": ("`launch`, settings, the job's c10d store", CONTRACTS | {"agent/nccl", "agent/machine"}),
     "agent/nccl": ("what NCCL is, as far as we touch it: catalog, cost model, plugin", CONTRACTS),
+    "agent/machine": ("this rank's place on its node; the hardware's identity", CONTRACTS | {"agent/nccl"}),
     "agent/nccl/emulated": ("an NCCL for machines without GPUs", CONTRACTS | {"agent/nccl"}),
     "agent/agreement": (
         "all ranks of a communicator adopt the same plan at the same call",
@@ -51,7 +52,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "agent": (
         "activation, and the session that puts the rooms together",
         CONTRACTS
-        | {"agent base", "agent/agreement", "agent/daemon_link", "agent/nccl", "agent/nccl/emulated"}
+        | {"agent base", "agent/agreement", "agent/daemon_link", "agent/machine", "agent/nccl", "agent/nccl/emulated"}
         | {"agent/observing", "agent/steps"},
     ),
     "agent/callbacks": (
@@ -101,7 +102,10 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         | {"tuner/learning", "tuner/modeling"},
     ),
     "tuner/all_users": ("root's service: a daemon for each user of the node", CONTRACTS),
-    "tuner/inductor": ("what torch inductor is told of collectives' durations", RECORDED | {"agent base"}),
+    "tuner/inductor": (
+        "what torch inductor is told of collectives' durations",
+        RECORDED | {"agent base", "agent/machine"},
+    ),
     "tuner/metrics": ("Prometheus", RECORDED | {"tuner/client"}),
     "tuner/offline": (
         "sweep, replay, report, import, export",
@@ -144,7 +148,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
 EXCEPTIONS: Final = {
     "tuner/offline/memory_report.py": {"zero_runtime base"},  # the runtime's analysis, as a table
     # Runs inside a training process of its own making, like a user's script.
-    "tuner/offline/sweep/worker.py": {"agent", "agent base", "agent/nccl/emulated"},
+    "tuner/offline/sweep/worker.py": {"agent", "agent base", "agent/machine", "agent/nccl/emulated"},
 }
 
 
@@ -202,7 +206,7 @@ def room(file: str) -> str:
     while pending:
         for one in imports(pending.pop()):
             if one.startswith(package + "/") and one not in seen:
-                if room_of_folder(one) not in (package, "agent/nccl"):
+                if room_of_folder(one) not in (package, "agent/nccl", "agent/machine"):
                     return package  # its front
                 seen.add(one)
                 pending.append(one)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zerotune.agent import fabric_identity
+from zerotune.agent.machine import identity
 from zerotune.agent.nccl import library
 from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
 from zerotune.store.records import (
@@ -188,7 +188,7 @@ def load(rank: Rank, _options: argparse.Namespace) -> None:
         offered[collective.name] = [str(cell) for cell in cells]
         rank.synchronize()
         sources |= {int(source) for source in rank.timed(collective, PROBE_BYTES, 1)["timing_source"]}
-    version = fabric_identity.nccl_version()
+    version = identity.nccl_version()
     if rank.fabric:
         from zerotune.agent.nccl.release import release
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import zerotune.inductor
-from zerotune.agent import fabric_identity
+from zerotune.agent.machine import identity
 from zerotune.store.records import Collective
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
@@ -21,7 +21,7 @@ dist.init_process_group(
     "gloo", init_method=f"file://{os.environ['RENDEZVOUS']}", rank=int(os.environ["RANK"]), world_size=2
 )
 if dist.get_rank() == 0:
-    fabric_id, _ = fabric_identity.describe(None)
+    fabric_id, _ = identity.describe(None)
     us = 1.05 ** round(math.log(750.0, 1.05))
     where = 2, 1, 2 * 64 * 64 * 4, us, 0, 0, math.nan
     what = int(Collective.all_gather), 0, 255, 255, 0, 1, 0, 0, 4

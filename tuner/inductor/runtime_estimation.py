@@ -102,11 +102,11 @@ def _read(store: Path | str | None, fabric_id: str | None) -> tuple[MeasuredTime
     try:
         import torch.distributed as dist
 
-        from zerotune.agent import fabric_identity
+        from zerotune.agent.machine import identity
         from zerotune.agent.settings import AgentSettings
 
         is_emulated = dist.get_backend() == "emulated_nccl"
-        found, facts = fabric_identity.describe(AgentSettings.from_environment().fabric if is_emulated else None)
+        found, facts = identity.describe(AgentSettings.from_environment().fabric if is_emulated else None)
         ranks_per_node = int(facts.get("ranks_per_node") or facts.get("n_ranks_per_node") or 0)
         times = MeasuredTimes.of_store(store or default_store_path(), fabric_id or found)
         if not times.curves:

@@ -255,7 +255,13 @@ class Policy:
             self._report(Event(state, state.usual, kind, words))
 
     def rename(self, state: KeyState, candidate: Candidate, reason: str) -> None:
-        """A setting turns out to be another one under its name: that one will be tried, or was."""
+        """A setting turns out to be another one under its name: that one will be tried, or was.
+
+        Args:
+            state: the key.
+            candidate: the setting.
+            reason: why, for the decision.
+        """
         if candidate in (state.trial, state.lead):
             self.drop(state, candidate, reason, ban=True)
         else:

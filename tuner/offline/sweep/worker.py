@@ -70,7 +70,7 @@ class Worker:
 
     def probe(self, collectives: tuple[Collective, ...]) -> Ready:
         """See what NCCL offers for `collectives`: run each once under its own choice."""
-        from zerotune.agent import fabric_identity
+        from zerotune.agent.machine import identity
 
         cells: dict[str, tuple[tuple[int, int], ...]] = {}
         costs: dict[str, dict[int, tuple[tuple[float, ...], ...]]] = {}
@@ -95,7 +95,7 @@ class Worker:
                 costs[collective.name] = {size: tuple(map(tuple, one.tolist())) for size, one in found.items()}
         self._plugin.drain()
         fabric = os.environ.get("ZEROTUNE_FABRIC") if self._device.type == "cpu" else None
-        fabric_id, description = fabric_identity.describe(fabric)
+        fabric_id, description = identity.describe(fabric)
         return Ready(
             n_nodes=self._communicator.n_nodes,
             max_channels=self._max_channels(fabric),

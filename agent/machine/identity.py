@@ -1,7 +1,8 @@
 """What hardware and NCCL this job runs on, as one identity: knowledge is shared under it.
 
-Two jobs share a fabric_id when GPU model, GPUs per node, node count, link type, driver, NCCL version
-and every NCCL_* setting are equal: anything that could change what a setting costs.
+Two jobs share a fabric_id if all is equal that changes what a setting costs: GPUs and their links, network adapters,
+NCCL's version and those of its variables that count. What differs from node to node or from job to job on one machine
+has no part in it; how many ranks and nodes there are is told with each measurement.
 """
 
 from __future__ import annotations
@@ -13,18 +14,9 @@ import os
 import torch
 import torch.distributed as dist
 
-Description = dict[str, str | int | float | bool]
+from zerotune.agent.machine import adapters, launchers, nccl_variables
 
-# These vary from run to run without changing what a collective costs.
-NEUTRAL_SETTINGS = (
-    "NCCL_DEBUG",
-    "NCCL_TUNER_",
-    "NCCL_PROFILER_",
-    "NCCL_COMM_ID",
-    "NCCL_HOSTID",
-    "NCCL_INSPECTOR",
-    "NCCL_ZEROTUNE",
-)
+Description = dict[str, str | int | float | bool]
 
 
 def describe(fabric: str | None) -> tuple[str, Description]:
@@ -35,9 +27,11 @@ def describe(fabric: str | None) -> tuple[str, Description]:
         emulated = load(fabric)
         limit_mb = os.environ.get("ZEROTUNE_DEVICE_MB")  # checked where the emulation reads it
         return emulated.fabric_id, emulated.describe() | ({"device_mb": float(limit_mb)} if limit_mb else {})
-    description = _hardware()
-    canonical = json.dumps(description, sort_keys=True).encode()
-    return hashlib.sha256(canonical).hexdigest()[:16], description
+    hardware, world_size = _hardware(), dist.get_world_size()
+    canonical = json.dumps(hardware, sort_keys=True).encode()
+    local_size = launchers.local_size(os.environ, world_size)
+    job: Description = {"n_ranks_per_node": local_size, "n_nodes": max(1, world_size // max(1, local_size))}
+    return hashlib.sha256(canonical).hexdigest()[:16], hardware | job
 
 
 def nccl_version() -> int:
@@ -49,16 +43,12 @@ def nccl_version() -> int:
 
 
 def _hardware() -> Description:
-    world_size = dist.get_world_size()
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    variables = nccl_variables.in_effect(os.environ)
     description: Description = {
-        "n_ranks_per_node": local_size,
-        "n_nodes": max(1, world_size // max(1, local_size)),
         "nccl_version": nccl_version(),
+        "adapters": adapters.described(variables),
+        **nccl_variables.that_count(variables),
     }
-    for name, value in sorted(os.environ.items()):
-        if name.startswith("NCCL_") and not name.startswith(NEUTRAL_SETTINGS):
-            description[name] = value
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         description["gpu"] = properties.name
@@ -80,6 +70,7 @@ def _nvml_description() -> Description:
                 n_links += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
             except pynvml.NVMLError:
                 break
-        return {"driver": str(pynvml.nvmlSystemGetDriverVersion()), "n_nvlinks": n_links}
+        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+        return {"n_nvlinks": n_links, "pcie": f"{generation}.0 x{pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)}"}
     except Exception:  # without it the identity tells fewer machines apart, but is never wrong
         return {}

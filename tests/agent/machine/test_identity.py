@@ -1,0 +1,112 @@
+"""Two nodes of a cluster and two jobs of a user have one identity; what changes what a collective costs has another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerotune.agent.machine import adapters, identity, nccl_variables
+
+
+class Node:
+    """Files as Linux has them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def port(self, device: str, *, rate: str = "400 Gb/sec (4X NDR)", state: str = "4: ACTIVE") -> None:
+        port = self.root / "infiniband" / device / "ports" / "1"
+        port.mkdir(parents=True)
+        for name, text in (("rate", rate), ("state", state), ("link_layer", "InfiniBand")):
+            (port / name).write_text(text + "\n")
+
+    def interface(self, name: str, *, speed: str = "100000", is_hardware: bool = True) -> None:
+        folder = self.root / "net" / name
+        folder.mkdir(parents=True)
+        (folder / "operstate").write_text("up\n")
+        (folder / "speed").write_text(speed + "\n")
+        if is_hardware:
+            (folder / "device").mkdir()
+
+    def adapters(self, **variables: str) -> str:
+        return adapters.described({f"NCCL_{name}": value for name, value in variables.items()}, self.root)
+
+
+def test_adapters_count_by_kind_and_not_by_name(tmp_path: Path) -> None:
+    first, second = Node(tmp_path / "first"), Node(tmp_path / "second")
+    for node, names in ((first, ("mlx5_0", "mlx5_1")), (second, ("ibp3", "ibp9"))):
+        node.interface("eth0")
+        for name in names:
+            node.port(name)
+    second.port("ibp10", state="1: DOWN")
+    assert first.adapters() == second.adapters() == "2 x InfiniBand 400 Gb/sec (4X NDR)"
+    assert first.adapters(IB_HCA="mlx5_0") == second.adapters(IB_HCA="^=ibp3") != first.adapters()
+    assert first.adapters(IB_DISABLE="1") == first.adapters(NET="Socket") == "1 x Ethernet 100000 Mb/s"
+
+
+def test_interfaces_that_are_no_hardware_are_not_counted(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.interface("docker0", is_hardware=False)
+    assert node.adapters() == ""
+    node.interface("eth0")
+    node.interface("eth1", speed="-1")
+    assert node.adapters() == "1 x Ethernet, 1 x Ethernet 100000 Mb/s"
+    assert node.adapters(SOCKET_IFNAME="=eth0") == "1 x Ethernet 100000 Mb/s"
+
+
+@pytest.mark.parametrize(
+    ("name", "choice", "is_chosen"),
+    [
+        ("mlx5_0:1", "", True),
+        ("mlx5_10:1", "mlx5_1", True),
+        ("mlx5_10:1", "=mlx5_1", False),
+        ("mlx5_1:2", "=mlx5_1:1,mlx5_2", False),
+        ("mlx5_1:1", "mlx5_1:1", True),
+        ("mlx5_1:1", "^mlx5_1", False),
+        ("eth0", "^docker,lo", True),
+    ],
+)
+def test_lists_of_prefixes_are_read_as_nccl_reads_them(name: str, choice: str, is_chosen: bool) -> None:
+    assert adapters.is_chosen(name, choice) == is_chosen
+
+
+def counted(environment: dict[str, str], system_file: Path = Path("/nowhere")) -> dict[str, str]:
+    return nccl_variables.that_count(nccl_variables.in_effect(environment | {"HOME": "/nowhere"}, system_file))
+
+
+def test_only_variables_that_change_costs_count() -> None:
+    own = {"NCCL_SOCKET_IFNAME": "eth7", "NCCL_IB_HCA": "mlx5_3", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/tmp/job-7"}
+    assert counted(own) == {}
+    assert counted(own | {"NCCL_ALGO": "Ring"}) == counted({"NCCL_ALGO": "ring "}) == {"NCCL_ALGO": "ring"}
+
+
+def test_variables_in_files_count_and_the_environment_comes_first(tmp_path: Path) -> None:
+    system, own = tmp_path / "nccl.conf", tmp_path / "mine.conf"
+    system.write_text("NCCL_BUFFSIZE=1048576\nNCCL_NTHREADS=256\n# NCCL_ALGO=Tree\nno variable\n")
+    own.write_text("NCCL_NTHREADS = 512  # mine\nNCCL_CROSS_NIC=1\n")
+    found = counted({"NCCL_CONF_FILE": str(own), "NCCL_CROSS_NIC": "0"}, system)
+    assert found == {"NCCL_BUFFSIZE": "1048576", "NCCL_NTHREADS": "512", "NCCL_CROSS_NIC": "0"}
+
+
+def test_of_a_topology_file_the_content_counts(tmp_path: Path) -> None:
+    here, there, other = (tmp_path / name for name in ("here.xml", "there.xml", "other.xml"))
+    for path, text in ((here, "<system/>"), (there, "<system/>"), (other, "<system version='1'/>")):
+        path.write_text(text)
+    ids = [counted({"NCCL_TOPO_FILE": str(path)}) for path in (here, there, other)]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_jobs_of_other_sizes_and_nodes_of_other_names_share_one_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(world_size: int, **environment: str) -> tuple[str, identity.Description]:
+        monkeypatch.setattr(identity.dist, "get_world_size", lambda: world_size)
+        monkeypatch.setattr(identity.adapters, "described", lambda variables: "8 x InfiniBand")
+        with monkeypatch.context() as context:
+            for name, value in environment.items():
+                context.setenv(name, value)
+            return identity.describe(None)
+
+    usual, facts = found(16, LOCAL_WORLD_SIZE="8", NCCL_SOCKET_IFNAME="eth0")
+    assert (facts["n_nodes"], facts["n_ranks_per_node"]) == (2, 8)
+    assert usual == found(8, LOCAL_WORLD_SIZE="4", NCCL_SOCKET_IFNAME="ens3", NCCL_COMM_ID="10.0.0.1:99")[0]
+    assert usual != found(16, LOCAL_WORLD_SIZE="8", NCCL_IB_QPS_PER_CONNECTION="4")[0]
