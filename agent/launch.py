@@ -62,6 +62,8 @@ class LaunchRequest:
     """What people call the job."""
     is_quiet: bool = False
     """The job ends without the line that says what was tuned."""
+    is_exact: bool = False
+    """Only what cannot change a bit of the results is tuned."""
     marks_dir: Path | None = None
     """Where processes of the job leave marks of how far they came."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -145,6 +147,7 @@ def environment(request: LaunchRequest) -> dict[str, str]:
         settings.ENV_TRACE_DIR: request.trace_dir and request.trace_dir.absolute(),
         settings.ENV_SUMMARY: request.summary_path and request.summary_path.absolute(),
         settings.ENV_PLAN: request.plan_path and request.plan_path.absolute(),
+        settings.ENV_NUMERICS: settings.EXACT if request.is_exact else None,
         reasons.QUIET: "1" if request.is_quiet else None,
         reasons.MARKS: request.marks_dir,
         settings.ENV_CURVE_KEYS: request.keys_dir and request.keys_dir.absolute(),

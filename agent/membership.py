@@ -25,6 +25,7 @@ from zerotune.agent.daemon_link.leader import LeaderAddress
 from zerotune.agent.job_store import open_job_store
 from zerotune.agent.machine import identity
 from zerotune.agent.machine.launchers import local_rank
+from zerotune.agent.nccl.catalog import COMPUTING
 from zerotune.agent.nccl.library import Plugin
 from zerotune.agent.observing.ring import RecordDrain
 from zerotune.agent.observing.trace_log import TraceLog
@@ -35,6 +36,7 @@ from zerotune.agent.steps.step_timer import StepTimer
 from zerotune.agent.world import World
 from zerotune.store import wire
 from zerotune.store.plan_file import read_plan
+from zerotune.store.records import Plan
 
 logger = logging.getLogger("zerotune.agent")
 
@@ -125,7 +127,7 @@ class Membership:
         if settings.plan_path is not None:
             self.agreement.look(UNWATCHED_LOOK_S)
             if rank == 0:
-                self.agreement.offer(read_plan(settings.plan_path).plan)
+                self._offer(read_plan(settings.plan_path).plan)
         self._busy_until = time.monotonic() + BUSY_S
         self._channel.start()
 
@@ -153,6 +155,10 @@ class Membership:
             return [(Reason.frozen, "not all ranks of the job had met; do all have the agent?")]
         alone = [key for key, why in counters.left_out if why == Why.histories_differ.name]
         return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in alone]
+
+    def _offer(self, plan: Plan) -> None:
+        """Whoever made the plan: what may change a bit is not in it if nothing may."""
+        self.agreement.offer(plan.without(COMPUTING) if self._settings.is_exact else plan)
 
     # ---- agreement's thread ------------------------------------------------------------------
 
@@ -264,7 +270,7 @@ class Membership:
                 if message.plan.last_epoch > self._highest_epoch:
                     self._highest_epoch = message.plan.last_epoch
                     self._busy_until = time.monotonic() + BUSY_S
-                self.agreement.offer(message.plan)
+                self._offer(message.plan)
         elif isinstance(message, wire.Bell):
             if message.job_id == self._job_id:
                 self.agreement.rung(message.number)

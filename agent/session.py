@@ -24,7 +24,7 @@ from zerotune.agent.membership import Membership
 from zerotune.agent.nccl import other_plugins
 from zerotune.agent.nccl.library import Counters, Plugin
 from zerotune.agent.observing import memory
-from zerotune.agent.settings import AgentSettings, is_first_of_node
+from zerotune.agent.settings import EXACT, AgentSettings, is_first_of_node
 from zerotune.agent.steps.clock import VirtualClock, device_clock
 from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.agent.steps.step_queue import StepQueue
@@ -183,6 +183,8 @@ class Session:
             self._describe(world)
         _follow_runtime_phases(plugin)
         fabric_id, fabric = identity.describe(self._settings.fabric if emulated else None)
+        if self._settings.is_exact:
+            fabric["numerics"] = EXACT
         sample_pressure: Callable[[], float | None]
         if emulated:
             from zerotune.agent.nccl.emulated import memory_pressure

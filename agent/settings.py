@@ -25,6 +25,9 @@ ENV_JOB_NAME = "ZEROTUNE_JOB_NAME"
 ENV_TRACE_DIR = "ZEROTUNE_TRACE_DIR"
 ENV_SUMMARY = "ZEROTUNE_SUMMARY"
 ENV_PLAN = "ZEROTUNE_PLAN"
+ENV_NUMERICS = "ZEROTUNE_NUMERICS"
+"""`exact`: only what cannot change a bit is tuned."""
+EXACT = "exact"
 ENV_TICK_MS = "ZEROTUNE_TICK_MS"
 ENV_CURVE_KEYS = "ZEROTUNE_CURVE_KEYS"
 """Folder with the keys for a daemon at tcp://."""
@@ -49,6 +52,8 @@ class AgentSettings:
     plan_path: Path | None = None
     tick_ms: int = DEFAULT_TICK_MS
     job_name: str = ""
+    is_exact: bool = False
+    """Only collectives that compute nothing are tuned."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> AgentSettings:
@@ -65,6 +70,7 @@ class AgentSettings:
             plan_path=_path(env, ENV_PLAN),
             tick_ms=tick_of(env.get(ENV_TICK_MS, "")) or DEFAULT_TICK_MS,
             job_name=name if is_job_name(name) else "",
+            is_exact=env.get(ENV_NUMERICS) == EXACT,
         )
 
 

@@ -8,6 +8,7 @@ they pass through the plugin, the wire and the store without translation. Units 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from enum import Enum, IntEnum
 from functools import cache
 from typing import Annotated, Final
@@ -345,6 +346,17 @@ class Plan(msgspec.Struct, frozen=True):
             return self
         rows = (*self.then[0].rows, *self.rows[self.then[0].n_rows :])
         return Plan(self.epoch + 1, rows, self.gathers_after_step, self.then[1:])
+
+    def without(self, collectives: Container[Collective]) -> Plan:
+        """This plan with no row of these."""
+        rows, then = self.rows, []
+        for stage in self.then:
+            n_left = sum(row.collective not in collectives for row in rows[: stage.n_rows])
+            left = tuple(row for row in stage.rows if row.collective not in collectives)
+            then.append(NextStage(stage.n_steps, n_left, left))
+            rows = (*stage.rows, *rows[stage.n_rows :])
+        left = tuple(row for row in self.rows if row.collective not in collectives)
+        return Plan(self.epoch, left, self.gathers_after_step, tuple(then))
 
     def at_last(self) -> Plan:
         """The stage that stays in force if no other plan comes."""

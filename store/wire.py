@@ -279,6 +279,8 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     explore: bool
     shadow: bool = False
     """Nothing that it decides is carried out."""
+    exact: bool = False
+    """Nothing is tuned that could change a bit of the results."""
 
 
 class StoreState(msgspec.Struct, frozen=True):

@@ -28,6 +28,8 @@ _RING: Final = tuple((Algorithm.ring, protocol) for protocol in Protocol)
 _TREE: Final = tuple((Algorithm.tree, protocol) for protocol in Protocol)
 TUNABLE: Final = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 RING_ONLY: Final = (Collective.broadcast, Collective.reduce)
+COMPUTING: Final = frozenset((Collective.reduce_scatter, Collective.all_reduce, Collective.reduce))
+"""Another setting may add in another order, and so round otherwise; all others only carry bytes."""
 
 
 def legal_cells(

@@ -26,7 +26,7 @@ STEPS_AHEAD: Final = ("0", "1", "2", "3", "4")
 
 @dataclass(frozen=True)
 class EmulationSettings:
-    """ZEROTUNE_SEED, _COMPUTE, _DEVICE_MB, _BACKEND_NAME, _HOST_AHEAD and _EXPOSURE; others are only checked here."""
+    """ZEROTUNE_SEED, _COMPUTE, _DEVICE_MB, _BACKEND_NAME, _HOST_AHEAD, _EXPOSURE and _SUMS; others are only checked."""
 
     seed: int
     compute: str
@@ -40,6 +40,8 @@ class EmulationSettings:
     """Steps by which the host runs ahead of the device."""
     is_exposure_known: bool = True
     """False: as on a GPU, nobody is told what computation waited for."""
+    adds_by_setting: bool = False
+    """Sums are added up in an order that goes with the setting, as NCCL may; else always in the order of ranks."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> EmulationSettings:
@@ -76,8 +78,11 @@ class EmulationSettings:
         exposure = environment.get("ZEROTUNE_EXPOSURE", "known")
         if exposure not in ("known", "hidden"):
             raise UserError(f"ZEROTUNE_EXPOSURE={exposure!r} is unknown", "say known or hidden")
+        sums = environment.get("ZEROTUNE_SUMS", "by_rank")
+        if sums not in ("by_rank", "by_setting"):
+            raise UserError(f"ZEROTUNE_SUMS={sums!r} is no order", "say by_rank or by_setting")
         is_nccl, is_known = name == "nccl", exposure == "known"
-        return cls(seed, compute, scale, device_mb, is_nccl, int(ahead), is_known)
+        return cls(seed, compute, scale, device_mb, is_nccl, int(ahead), is_known, sums == "by_setting")
 
 
 def _check_pinning(environment: Mapping[str, str]) -> None:

@@ -2,24 +2,28 @@
 
     python -m benchmarks first_contact [--json] [--quick]
 
-Three questions. A simulated device runs steps under plans that change all the time: is each step told with its own time
+Four questions. A simulated device runs steps under plans that change all the time: is each step told with its own time
 and plan, at every lag? Peer: the host's clock at the optimizer's step. Whole jobs of the policy, whose communication
 mostly hides (training_reward): do variants with fewer channels begin, and how much of what is gained in lockstep with
 all known is gained? Is more withdrawn for nothing then, or more lost where nothing is to be gained (guarded_jobs.py,
-brain_safety.py)? Simulated, no GPU.
+brain_safety.py)? Do results keep their bits under `--numerics exact`, if the order of sums goes with the
+setting (rounding.py)? Simulated, no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 from rich.progress import track
 
+from benchmarks.agent.rounding import bits_changed
 from benchmarks.lib.reporting import Result, report
 from benchmarks.lib.simulated.brain_world import Call, NothingToGain, OverlappedWorld, decided, make_brain, play
 from benchmarks.lib.simulated.device import Device
@@ -214,12 +218,20 @@ def policy(lags: Sequence[int], *, quick: bool) -> Iterator[Result]:
             yield Result(f"guard_false_withdrawals@lag_{lag}", alarms, "% of jobs")
 
 
+def rounded() -> Iterator[Result]:
+    """Do results keep their bits if only what computes nothing is tuned? Otherwise bits must change."""
+    with tempfile.TemporaryDirectory() as folder:
+        exact, usual = bits_changed(Path(folder))
+    yield Result("exact_mode_bits_changed", exact, "bits of results", "0")
+    yield Result("bits_changed_without_exact_mode", usual, "bits of results", "> 0")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one job, and lag 3 of the policy's; ends within 60 s")
     arguments = parser.parse_args()
-    results = [*timed(LAGS), *policy([3] if arguments.quick else [0, 1, 3], quick=arguments.quick)]
+    results = [*timed(LAGS), *policy([3] if arguments.quick else [0, 1, 3], quick=arguments.quick), *rounded()]
     report("first_contact", results, as_json=arguments.json)
 
 

@@ -159,7 +159,9 @@ def test_the_emulated_device_is_as_far_behind_as_it_is_told_to_be(host_ahead: in
     assert all(one.exposed_us == (None if host_ahead else pytest.approx(1.0)) for one in job.told)
 
 
-@pytest.mark.parametrize(("name", "value"), [("HOST_AHEAD", "5"), ("HOST_AHEAD", "-1"), ("EXPOSURE", "half")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("HOST_AHEAD", "5"), ("HOST_AHEAD", "-1"), ("EXPOSURE", "half"), ("SUMS", "sorted")]
+)
 def test_what_the_emulation_is_told_of_it_must_make_sense(name: str, value: str) -> None:
     with pytest.raises(UserError) as error:
         EmulationSettings.from_environment({f"ZEROTUNE_{name}": value})

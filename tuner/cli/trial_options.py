@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,8 +37,29 @@ Shadow = Annotated[
 ]
 
 
+class NumericsChoice(str, Enum):
+    """Values of --numerics."""
+
+    any = "any"
+    exact = "exact"
+
+
+Numerics = Annotated[
+    NumericsChoice,
+    typer.Option(
+        "--numerics",
+        help="exact: tune only collectives that compute nothing, so that no bit of the results can change.",
+        envvar="ZEROTUNE_NUMERICS",
+    ),
+]
+
+
 def brain_settings(
-    budget_percent: float | None, memory_threshold: float | None, no_explore: bool, shadow: bool
+    budget_percent: float | None,
+    memory_threshold: float | None,
+    no_explore: bool,
+    shadow: bool,
+    numerics: NumericsChoice = NumericsChoice.any,
 ) -> BrainSettings:
     """The settings that these options stand for; what is not given has the default of `BrainSettings`.
 
@@ -46,6 +68,7 @@ def brain_settings(
         memory_threshold: share of device memory above which nothing is added, above 0 and up to 1.
         no_explore: try nothing out.
         shadow: carry nothing out.
+        numerics: what may change.
 
     Returns:
         The settings for a daemon's brains.
@@ -76,11 +99,16 @@ def brain_settings(
         memory_threshold=usual.memory_threshold if memory_threshold is None else memory_threshold,
         explore=not no_explore,
         shadow=shadow,
+        is_exact=numerics is NumericsChoice.exact,
     )
 
 
 def given_arguments(
-    budget_percent: float | None, memory_threshold: float | None, no_explore: bool, shadow: bool
+    budget_percent: float | None,
+    memory_threshold: float | None,
+    no_explore: bool,
+    shadow: bool,
+    numerics: NumericsChoice = NumericsChoice.any,
 ) -> list[str]:
     """These options as arguments of a command line; those that were not given are left out.
 
@@ -89,10 +117,13 @@ def given_arguments(
         memory_threshold: as for `brain_settings`; None: not given.
         no_explore: whether it was given.
         shadow: whether it was given.
+        numerics: as for `brain_settings`.
 
     Returns:
         Words of the command line.
     """
     words = [] if budget_percent is None else ["--budget-percent", str(budget_percent)]
     words += [] if memory_threshold is None else ["--memory-threshold", str(memory_threshold)]
-    return [*words, *(["--no-explore"] if no_explore else []), *(["--shadow"] if shadow else [])]
+    words += ["--no-explore"] if no_explore else []
+    words += ["--shadow"] if shadow else []
+    return [*words, *(["--numerics", numerics.value] if numerics is not NumericsChoice.any else [])]

@@ -86,7 +86,8 @@ def may_try(options: wire.DaemonOptions) -> str:
     """What a daemon may try, as the options of `zerotune daemon` that say so."""
     budget = f"--budget-percent {options.budget_percent:g}" if options.explore else "--no-explore"
     shadow = " --shadow (nothing that is decided is carried out)" if options.shadow else ""
-    return f"options {budget} --memory-threshold {options.memory_threshold:g}{shadow}"
+    exact = " --numerics exact" if options.exact else ""
+    return f"options {budget} --memory-threshold {options.memory_threshold:g}{exact}{shadow}"
 
 
 def store_text(reply: wire.StatusReply) -> Iterator[tuple[str, str]]:

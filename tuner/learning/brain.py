@@ -59,10 +59,13 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """False: nothing is tried out; what earlier jobs proved is used, and verified."""
     shadow: bool = False
     """Decide and explain, but carry nothing out (`ShadowBrain`)."""
+    is_exact: bool = False
+    """Try and use nothing that could change a bit of the results."""
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
-        return DaemonOptions(round(100.0 * self.budget_fraction, 9), self.memory_threshold, self.explore, self.shadow)
+        budget_percent = round(100.0 * self.budget_fraction, 9)
+        return DaemonOptions(budget_percent, self.memory_threshold, self.explore, self.shadow, self.is_exact)
 
 
 class Brain(Inspection):
@@ -82,7 +85,7 @@ class Brain(Inspection):
         self.fabric_id = fabric_id
         self.settings = settings
         self._clock = clock
-        self._costs = CostPrior(fabric)
+        self._costs = CostPrior(fabric, is_exact=settings.is_exact or fabric.get("numerics") == "exact")
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
         self.memory = MemoryGate(settings.memory_threshold, fabric)
         self._regimes = Regimes()

@@ -15,6 +15,7 @@ from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.compute import ComputeModel
 from zerotune.agent.nccl.emulated.device.memory import device
+from zerotune.agent.nccl.emulated.torch_backend import reduction
 from zerotune.agent.nccl.emulated.torch_backend.alias import answer_to_nccl
 from zerotune.agent.nccl.emulation_settings import EmulationSettings, choose_host
 from zerotune.agent.nccl.fabric import Fabric
@@ -49,6 +50,7 @@ def emulation() -> Emulation:
         answer_to_nccl()
     current = clock.current()
     current.sms_slowdown = fabric.sms_slowdown
+    reduction.order.goes_with_setting = said.adds_by_setting
     current.host_ahead, current.is_exposure_known = said.host_ahead, said.is_exposure_known
     if said.compute == "measured":
         current.measured_scale = said.measured_scale

@@ -25,6 +25,8 @@ from zerotune.tuner.cli.trial_options import (
     BudgetPercent,
     MemoryThreshold,
     NoExplore,
+    Numerics,
+    NumericsChoice,
     Shadow,
     brain_settings,
     given_arguments,
@@ -53,6 +55,7 @@ def daemon(
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
     shadow: Shadow = False,
+    numerics: Numerics = NumericsChoice.any,
     knowledge_pool: Annotated[
         Path | None,
         typer.Option(help="Folder in which users share what they measured; each needs a folder in it, named by uid."),
@@ -111,18 +114,19 @@ def daemon(
     if all_users:
         refuse_useless({"--metrics": metrics, "--knowledge-pool": knowledge_pool})
         options = [
-            *given_arguments(budget_percent, memory_threshold, no_explore, shadow),
+            *given_arguments(budget_percent, memory_threshold, no_explore, shadow, numerics),
             *("--retention-days", str(retention_days), "--retention-rows", str(retention_rows)),
             *("--idle-exit", str(IDLE_EXIT_S if idle_exit is None else idle_exit)),
             *shared,
             *(["--verbose"] if verbose else []),
         ]
-        brain_settings(budget_percent, memory_threshold, no_explore, shadow)  # what is wrong with them belongs here
+        # What is wrong with them belongs here.
+        brain_settings(budget_percent, memory_threshold, no_explore, shadow, numerics)
         serve(socket_group, share or Share.private, options, listen, curve_keys)
         return
     refuse_useless({"--socket-group": socket_group, "--share": share}, without="--all-users")
     where, path = endpoint_or_default(endpoint), store_path(store)
-    settings = brain_settings(budget_percent, memory_threshold, no_explore, shadow)
+    settings = brain_settings(budget_percent, memory_threshold, no_explore, shadow, numerics)
 
     def announce(opened: Path, addresses: list[str]) -> None:
         tell_ready(ready_fd)

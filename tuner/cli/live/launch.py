@@ -30,6 +30,8 @@ from zerotune.tuner.cli.trial_options import (
     BudgetPercent,
     MemoryThreshold,
     NoExplore,
+    Numerics,
+    NumericsChoice,
     Shadow,
     brain_settings,
     given_arguments,
@@ -92,6 +94,7 @@ def launch(
     memory_threshold: MemoryThreshold = None,
     no_explore: NoExplore = False,
     shadow: Shadow = False,
+    numerics: Numerics = NumericsChoice.any,
     listen: Listen = None,
     fleet: Fleet = None,
     contributor: Contributor = None,
@@ -118,7 +121,7 @@ def launch(
         command, fabric, endpoint, agent,
         trace_dir=log_trace, summary_path=summary, plan_path=plan, keys_dir=curve_keys,
         nccl_memory_mb=None if nccl_memory is None else nccl_memory / 1e6, name=name,
-        is_quiet=quiet,
+        is_quiet=quiet, is_exact=numerics is NumericsChoice.exact,
     )  # fmt: skip
     # As the shell does: a word with a slash is a path, all others are looked up in PATH.
     if command and os.sep in command[0] and Path(command[0]).is_dir():

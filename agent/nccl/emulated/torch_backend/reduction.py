@@ -1,8 +1,8 @@
-"""Reductions over all ranks' payloads, in rank order, so that every rank computes the same bits."""
+"""Reductions over all ranks' payloads, in one order, so that every rank computes the same bits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
 from zerotune.agent.nccl.emulated.transport.rendezvous import Rendezvous
+from zerotune.store.records import Candidate
 
 _Accumulate = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -37,6 +38,23 @@ class Operator(NamedTuple):
         return self.code in (AVERAGE, PREMULTIPLIED_SUM)
 
 
+class Order:
+    """In which order ranks' payloads are added up."""
+
+    def __init__(self) -> None:
+        self.goes_with_setting = False
+        """Another setting begins at another rank, as another ring or tree of NCCL's would; else all begin at rank 0."""
+
+    def of(self, setting: Candidate, n_ranks: int) -> Sequence[int]:
+        """The ranks in this order, alike on all ranks."""
+        if not self.goes_with_setting or setting.algorithm is None or setting.protocol is None:
+            return range(n_ranks)
+        first = (int(setting.algorithm) + int(setting.protocol) + setting.n_channels) % n_ranks
+        return [*range(first, n_ranks), *range(first)]
+
+
+order: Final = Order()
+"""This process's."""
 SUM: Final = Operator(0)
 _PLAIN: Final = {code: Operator(code) for code in _OPERATORS}
 
@@ -51,9 +69,15 @@ def operator(redop: dist.ReduceOp) -> Operator:
 
 
 def reduce_into(
-    out: torch.Tensor, rendezvous: Rendezvous, index: int, piece: int, op: Operator, first_element: int = 0
+    out: torch.Tensor,
+    rendezvous: Rendezvous,
+    index: int,
+    piece: int,
+    op: Operator,
+    setting: Candidate,
+    first_element: int = 0,
 ) -> None:
-    """Reduce what all ranks sent, in the order of ranks.
+    """Reduce what all ranks sent.
 
     Args:
         out: is filled; of any layout.
@@ -61,21 +85,22 @@ def reduce_into(
         index: of the call.
         piece: of the call's payload, the same on all ranks.
         op: how to reduce.
+        setting: that the call runs with.
         first_element: of each rank's piece; `out.numel()` elements from there on count.
 
     Raises:
         EmulatedNcclError: a rank sent too little.
     """
-    accumulate = _OPERATORS[op.code]
+    accumulate, ranks = _OPERATORS[op.code], order.of(setting, rendezvous.n_ranks)
     n_elements = out.numel()
     total = out.view(-1) if out.is_contiguous() else torch.empty(n_elements, dtype=out.dtype)
-    for rank in range(rendezvous.n_ranks):
+    for rank in ranks:
         view = rendezvous.view(index, rank, piece, out.dtype)
         if first_element or view.numel() != n_elements:
             view = view[first_element : first_element + n_elements]
         if view.numel() != n_elements:
             raise EmulatedNcclError(f"rank {rank} sent {view.numel()} elements, not {n_elements}")
-        if rank == 0:
+        if rank == ranks[0]:
             total.copy_(view)
         else:
             accumulate(total, view)

@@ -22,7 +22,7 @@ def all_reduce(tensor: torch.Tensor, op: Operator) -> Task:
     """Reduce `tensor` in place."""
 
     def finish(call: IssuedCall, piece: int) -> None:
-        reduce_into(tensor, call.rendezvous, call.index, piece, op)
+        reduce_into(tensor, call.rendezvous, call.index, piece, op, call.candidate)
 
     return Task(_contiguous(tensor), _bytes(tensor), tensor.numel(), finish, tensor)
 
@@ -67,7 +67,7 @@ def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: tor
 
     def finish(call: IssuedCall, piece: int) -> None:
         if rank == root:
-            reduce_into(target, call.rendezvous, call.index, piece, op)
+            reduce_into(target, call.rendezvous, call.index, piece, op, call.candidate)
 
     return Task(_contiguous(source), _bytes(source), source.numel(), finish, target, root)
 
@@ -128,7 +128,7 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, op: Operator, ran
         raise ValueError(f"input holds {source.numel()} elements, not {n_ranks} times {n_elements}")
 
     def finish(call: IssuedCall, piece: int) -> None:
-        reduce_into(output, call.rendezvous, call.index, piece, op, rank * n_elements)
+        reduce_into(output, call.rendezvous, call.index, piece, op, call.candidate, rank * n_elements)
 
     return Task(_contiguous(source), _bytes(source), n_elements, finish, output)
 
