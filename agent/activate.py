@@ -117,7 +117,7 @@ def _activate(fabric: str | None, endpoint: str | None) -> None:
             name, searches = plugin.path.name, settings.fabric is None
             before_first_group(lambda: other_plugins.take_places(os.environ, name, searches=searches))
     session = Session(settings, plugin)
-    hooks = StepHooks(session.on_region, session.on_boundary, session.on_replay)
+    hooks = StepHooks(session.on_region, session.on_boundary, session.on_replay, session.on_capture)
     hooks.install()
     atexit.register(session.close)
 

@@ -28,7 +28,7 @@ from zerotune.agent.settings import EXACT, AgentSettings, is_first_of_node
 from zerotune.agent.steps.clock import VirtualClock, device_clock
 from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.agent.steps.step_queue import StepQueue
-from zerotune.agent.steps.step_timer import StepTimer
+from zerotune.agent.steps.step_timer import ALWAYS, StepTimer
 from zerotune.agent.steps.summary import SummaryWriter
 from zerotune.agent.world import World, current_group
 from zerotune.store.records import Phase
@@ -76,7 +76,7 @@ class Session:
         if plugin is not None:
             if settings.trace_dir is not None:  # from the first call on, on all ranks alike
                 plugin.set_recording(True)
-                plugin.set_observing(True)
+                self._timer.observe(ALWAYS)
             self._thread.start()
 
     # ---- any thread --------------------------------------------------------------------------
@@ -115,6 +115,10 @@ class Session:
     def on_replay(self) -> None:
         """A graph was replayed: NCCL is not asked for its collectives."""
         self._timer.sees_all_calls = False
+
+    def on_capture(self, is_capturing: bool) -> None:
+        """A graph's capture begins or has ended."""
+        self._timer.capture(is_capturing)
 
     def on_boundary(self) -> None:
         """An optimizer step ended. Caches are cold here: each line costs microseconds."""

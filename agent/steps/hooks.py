@@ -36,17 +36,22 @@ class Region(IntEnum):
 
 
 class StepHooks:
-    """Calls `on_region` when the region changes, `on_boundary` at each step boundary, and `on_replay` of graphs.
+    """Calls `on_region` when the region changes, `on_boundary` at each step boundary, and of graphs `on_replay`.
 
-    All run on the training thread and must not raise.
+    `on_capture` is told whether one is being captured. All run on the training thread and must not raise.
     """
 
     def __init__(
-        self, on_region: Callable[[int], None], on_boundary: Callable[[], None], on_replay: Callable[[], None]
+        self,
+        on_region: Callable[[int], None],
+        on_boundary: Callable[[], None],
+        on_replay: Callable[[], None],
+        on_capture: Callable[[bool], None],
     ) -> None:
         self._on_region = on_region
         self._on_boundary = on_boundary
         self._on_replay = on_replay
+        self._on_capture = on_capture
         self._backward_depth = 0
         self._has_stepped_inside = False
         self._gradients_ever = False
@@ -143,13 +148,17 @@ class StepHooks:
 
         @functools.wraps(begin)
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+            self._on_capture(True)
             begin(graph, *args, **kwargs)
             self._captured = graph
 
         @functools.wraps(end)
         def capture_end(graph: Any) -> None:
             self._captured = None
-            end(graph)
+            try:
+                end(graph)
+            finally:
+                self._on_capture(False)
 
         @functools.wraps(run)
         def replay(graph: Any) -> None:

@@ -8,14 +8,18 @@ SGD, DiLoCo) are part of the next one that does: the round is what repeats.
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from zerotune.agent.nccl.library import MIXED_EPOCHS, NO_CALLS
 from zerotune.agent.steps.clock import MAX_UNDERWAY, Instant, TrainingClock, WallClock
 from zerotune.store.records import StepRecord
+
+ALWAYS: Final = sys.maxsize
+"""Steps in which calls are timed if they always are."""
 
 
 class StepCounter(Protocol):
@@ -66,6 +70,7 @@ class StepTimer:
         """The newest one that is known to have come."""
         self._epoch = 0
         self._n_observed = 0
+        self._is_capturing = False
         self._has_called = False
         self.step = 0
         """Number of the step under way; 0 before the first end of a step."""
@@ -73,8 +78,16 @@ class StepTimer:
     def observe(self, n_steps: int) -> None:
         """Turn timed records on for `n_steps` steps; 0: off."""
         self._n_observed = n_steps
+        self._set_observing()
+
+    def capture(self, is_on: bool) -> None:
+        """While a graph is captured no call is timed: for that NCCL would put work into the graph for good."""
+        self._is_capturing = is_on
+        self._set_observing()
+
+    def _set_observing(self) -> None:
         if self._plugin is not None:
-            self._plugin.set_observing(n_steps > 0)
+            self._plugin.set_observing(self._n_observed > 0 and not self._is_capturing)
 
     def finish(self, *, is_step: bool = True) -> None:
         """A step has been enqueued, or an interval has ended in a job whose steps are not seen."""
@@ -100,8 +113,8 @@ class StepTimer:
             self.settle()
         if self._n_observed:
             self._n_observed -= 1
-            if self._n_observed == 0 and self._plugin is not None:
-                self._plugin.set_observing(False)
+            if self._n_observed == 0:
+                self._set_observing()
 
     def tell(self) -> None:
         """`settle` for any other thread; if only training's may read the clock, that one does it."""

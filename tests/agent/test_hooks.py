@@ -12,7 +12,10 @@ from zerotune.agent.steps.hooks import Region, StepHooks
 class Recorder:
     def __init__(self):
         self.events = []
-        self.hooks = StepHooks(self.events.append, lambda: self.events.append("boundary"), lambda: None)
+        self.captures = []
+        self.hooks = StepHooks(
+            self.events.append, lambda: self.events.append("boundary"), lambda: None, self.captures.append
+        )
 
     def __enter__(self):
         self.hooks.install()
@@ -234,6 +237,7 @@ def test_replays_of_a_graph_are_steps_once_an_optimizer_steps(monkeypatch, holds
             graph.replay()
             if not holds_step:
                 optimizer.step()
+    assert seen.captures == [True, False]
     assert seen.events.count("boundary") == 5
     graph.replay()
     assert seen.events.count("boundary") == 5

@@ -13,7 +13,7 @@ def test_cuda_is_not_touched_before_the_rank_joins(monkeypatch, name):
     """It would open the first GPU in every process, and spoil CUDA for forked children."""
     monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: pytest.fail(f"asked torch.cuda.{name}"))
     session = Session(AgentSettings("ipc:///nowhere", "job"), None)
-    hooks = StepHooks(session.on_region, session.on_boundary, session.on_replay)
+    hooks = StepHooks(session.on_region, session.on_boundary, session.on_replay, session.on_capture)
     hooks.install()
     try:
         parameter = torch.nn.Parameter(torch.ones(1))
