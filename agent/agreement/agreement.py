@@ -51,9 +51,11 @@ BLOCKED_LOOK_S: Final = 0.01
 """Between two looks while a call waits."""
 LOOK_S_PER_RANK: Final = 25e-6
 """Least time between two looks, by the ranks of the job: the store answers some 50,000 requests a second."""
-LEAST_PAUSE_S: Final = 0.002
+LEAST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.25
 """Between two looks of rank 0 for answers; others look so late for an outcome that no bell rings for."""
+KEPT: Final = 0.9
+"""Of how long answers took, from one change to the next, if they came sooner: a look too early is a request too many."""
 FOREVER_S: Final = 3600.0
 """How long the thread sleeps at once when only a bell or an offer can wake it."""
 REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
@@ -123,7 +125,7 @@ class Agreement:
         self._n_deleted = 0
         """The outcomes of so many changes are deleted. Rank 0's."""
         self._answers_take_s = LEAST_PAUSE_S
-        """How long all answers took the last time: rank 0 does not look for them sooner."""
+        """How long all answers took lately: rank 0 does not look for them sooner."""
         self._blocked_look_s = max(BLOCKED_LOOK_S, LOOK_S_PER_RANK * world_size)
         self._next = 1
         """Number of the next change, as far as this rank has seen."""
@@ -394,7 +396,8 @@ class Agreement:
         """Write the outcome, once all answers are here or time is up; returns what was written by anybody."""
         if self._absent:  # who came late last time will be waited for
             self._absent -= self._answers(change.number - 1).keys()
-        self._exchange.delete(_answers_key(change.number - 1))
+        if change.number > 1:
+            self._exchange.delete(_answers_key(change.number - 1))
         n_expected = self._world_size - 1 - len(self._absent)
         began_s, pause_s = time.monotonic(), self._answers_take_s
         while True:
@@ -402,8 +405,8 @@ class Agreement:
             known, took_s = self._answers(change.number), time.monotonic() - began_s
             if len(known) >= n_expected or took_s > DECIDE_S or self._is_closing:
                 break
-            pause_s = min(max(LEAST_PAUSE_S, took_s / 2), LONGEST_PAUSE_S)
-        self._answers_take_s = min(took_s, LONGEST_PAUSE_S)
+            pause_s = min(max(LEAST_PAUSE_S, took_s), LONGEST_PAUSE_S)
+        self._answers_take_s = min(max(took_s, KEPT * self._answers_take_s), LONGEST_PAUSE_S)
         self._absent = {rank for rank in range(1, self._world_size) if rank not in known}
         self._have_all_answered = not self._absent
         answers = [own, *(_answer_in(data, change.number, rank) for rank, data in known.items())]

@@ -47,10 +47,9 @@ class Clock:
         self._cpu = threading.local()
 
     def reading(self) -> tuple[float, float]:
-        """`now_us` and `exposed_us` of one moment."""
+        """`now_us` and `exposed_us` of one moment, if this thread is the one that computes."""
         self.settle()
-        with self._lock:
-            return self._now_us, self._exposed_us
+        return self._now_us, self._exposed_us
 
     def now_us(self) -> float:
         """The compute stream's time, after everything it has been told to wait for."""
