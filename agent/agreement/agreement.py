@@ -55,7 +55,7 @@ LEAST_PAUSE_S: Final = 0.02
 LONGEST_PAUSE_S: Final = 0.25
 """Between two looks of rank 0 for answers; others look so late for an outcome that no bell rings for."""
 KEPT: Final = 0.9
-"""Of how long answers took, from one change to the next, if they came sooner: a look too early is a request too many."""
+"""Of how long answers took, from one change to the next, if they came sooner: a look too early is one too many."""
 FOREVER_S: Final = 3600.0
 """How long the thread sleeps at once when only a bell or an offer can wake it."""
 REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
