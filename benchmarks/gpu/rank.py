@@ -55,7 +55,7 @@ class Rank:
         self.fabric = os.environ.get("ZEROTUNE_FABRIC")
         self.plugin = library.load()
         self.plugin.set_recording(True)
-        self.device = torch.device("cpu" if self.fabric else "cuda:0")
+        self.device = torch.device("cpu" if self.fabric else f"cuda:{os.environ['LOCAL_RANK']}")
         if self.fabric:
             import zerotune.agent.nccl.emulated  # noqa: F401 - registers the backend
         else:

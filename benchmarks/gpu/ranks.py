@@ -1,8 +1,8 @@
-"""Ranks as processes: on a GPU that all of them share, or on the emulated NCCL.
+"""Ranks as processes: each on a GPU of its own, on one that all of them share, or on the emulated NCCL.
 
-NCCL refuses two ranks with one host and one GPU. Each rank therefore claims to be a host of its own (NCCL_HOSTID),
-and all traffic goes over sockets on the loopback interface: the algorithms, protocols, plugins and plans are the
-real ones, the links are not.
+NCCL refuses two ranks with one host and one GPU. Ranks that share one therefore claim to be hosts of their own
+(NCCL_HOSTID), and all traffic goes over sockets on the loopback interface: the algorithms, protocols, plugins and plans
+are the real ones, the links are not.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ TAIL_BYTES = 30_000
 
 @dataclass(frozen=True)
 class Machine:
-    """Where ranks run: `fabric` None means the first GPU and the real NCCL."""
+    """Where ranks run: `fabric` None means the real NCCL, and the first GPU unless there is one for each rank."""
 
     fabric: str | None
     n_ranks: int
     mps_folder: Path | None = None
+    n_gpus: int = 1
 
     def environment(self, rank: int, n_ranks: int, port: int) -> dict[str, str]:
         """Variables that one rank needs beyond our own environment.
@@ -60,6 +61,8 @@ class Machine:
         }  # fmt: skip
         if self.fabric is not None:
             return {**named, "ZEROTUNE_FABRIC": self.fabric, "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
+        if self.n_gpus >= self.n_ranks:
+            return {**named, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(n_ranks)}
         gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         mps = {"CUDA_MPS_PIPE_DIRECTORY": str(self.mps_folder)} if self.mps_folder else {}
         return {**named, **SHARED_GPU, **mps, "CUDA_VISIBLE_DEVICES": gpu, "NCCL_HOSTID": f"zerotune-r{rank}"}

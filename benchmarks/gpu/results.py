@@ -6,9 +6,13 @@ import datetime
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from benchmarks.gpu.answers import answers
+from benchmarks.gpu.outcome import Outcome
+from benchmarks.gpu.page import page
 
 STEPS = "steps.jsonl"
 SWEEP = "sweep.jsonl"
@@ -21,6 +25,9 @@ in the place of NVLink or InfiniBand. Durations are recorded with NCCL's own cho
 settings under these conditions only. Overhead is that of the agent's code on the host, which is real; its share
 of a step is not that of a real job.
 """
+OWN_GPUS = """\
+Each rank had a GPU of its own, on one node. Durations are those of its links; nothing is known of a network.
+"""
 EMULATED = """\
 **No GPU took part**: this is a dry run of the same scripts on the emulated NCCL. It shows that the scripts work;
 no figure in it is about NCCL.
@@ -29,18 +36,6 @@ REHEARSED = """\
 **No GPU took part**: this is a rehearsal. NCCL's own library and torch's CUDA build ran on a mock whose kernels compute
 nothing: no value was looked at, and no time is a GPU's.
 """
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one step ended: `ok`, `failed` (it ran and something is not as it must be), `error`, `skipped`."""
-
-    step: str
-    outcome: str
-    seconds: float
-    timeout_s: float
-    results: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""
 
 
 class Record:
@@ -79,7 +74,7 @@ class Record:
         return _lines(self.folder / SWEEP)
 
     def summarise(self) -> str:
-        """Write summary.json and summary.md; returns the latter."""
+        """Write summary.json, summary.md and summary.html; returns the second."""
         document = {
             "environment": self.environment,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -88,8 +83,11 @@ class Record:
             "n_swept": len(self.swept()),
         }
         (self.folder / "summary.json").write_text(json.dumps(document, indent=1) + "\n")
-        text = _markdown(document)
+        told = answers(self.outcomes)
+        text = _markdown(document, told)
         (self.folder / "summary.md").write_text(text)
+        about = {**self.environment["identity"], "date": document["date"], "command": document["command"]}
+        (self.folder / "summary.html").write_text(page(_title(document), _worth(document), about, told, self.outcomes))
         return text
 
     def _append(self, document: dict[str, Any]) -> None:
@@ -108,21 +106,38 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _markdown(document: dict[str, Any]) -> str:
+def _is_real(document: dict[str, Any]) -> bool:
+    identity = document["environment"]["identity"]
+    return not (identity.get("fabric") or identity.get("rehearsal"))
+
+
+def _title(document: dict[str, Any]) -> str:
+    return "zerotune on a GPU" if _is_real(document) else "Dry run, without a GPU"
+
+
+def _worth(document: dict[str, Any]) -> str:
+    """What the figures show, and what not."""
     environment = document["environment"]
-    identity = environment["identity"]
+    if environment["identity"].get("rehearsal"):
+        return REHEARSED
+    if not _is_real(document):
+        return EMULATED
     mps = "" if environment.get("mps") else " (no MPS)"
-    is_real = not (identity.get("fabric") or identity.get("rehearsal"))
-    lines = ["# zerotune on a GPU" if is_real else "# Dry run, without a GPU", ""]
-    lines.append(REHEARSED if identity.get("rehearsal") else SHARED_GPU.format(mps=mps) if is_real else EMULATED)
+    return OWN_GPUS if environment["identity"].get("n_gpus", 1) > 1 else SHARED_GPU.format(mps=mps)
+
+
+def _markdown(document: dict[str, Any], told: Sequence[tuple[str, str]]) -> str:
+    environment = document["environment"]
+    lines = [f"# {_title(document)}", "", _worth(document)]
+    lines += ["| question | answer |", "|---|---|", *(f"| {question} | {answer} |" for question, answer in told), ""]
     facts = {**environment["identity"], "MPS": environment.get("mps", False)}
     lines += [f"- {name}: {value}" for name, value in facts.items() if value is not None]
     lines += [f"- date: {document['date']}", f"- command: `{document['command']}`", ""]
     lines += ["| step | outcome | seconds | what was seen |", "|---|---|---|---|"]
     for step in document["steps"]:
         seen = "; ".join(f"{name} {_short(value)}" for name, value in step["results"].items())
-        told = "; ".join(filter(None, [step["reason"], seen])).replace("|", "/").replace("\n", " ")
-        lines.append(f"| {step['step']} | {step['outcome']} | {step['seconds']:.1f} | {told} |")
+        seen_there = "; ".join(filter(None, [step["reason"], seen])).replace("|", "/").replace("\n", " ")
+        lines.append(f"| {step['step']} | {step['outcome']} | {step['seconds']:.1f} | {seen_there} |")
     lines += ["", f"{document['n_swept']} settings measured, see {SWEEP}."]
     return "\n".join(lines) + "\n"
 

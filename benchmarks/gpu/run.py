@@ -1,12 +1,13 @@
-"""The real NCCL on a lent GPU, in under nine minutes; the most valuable steps come first.
+"""The first minutes of the real NCCL, on one GPU or several; what teaches most comes first.
 
-    python -m benchmarks run                          on a machine with an NVIDIA GPU
+    python -m benchmarks run [--minutes 14]           on a machine with NVIDIA GPUs
     python -m benchmarks run --fabric ethernet_boxes  the same scripts on the emulated NCCL, without a GPU
     make rehearse REHEARSE="--only gpu-run"           the same, and torch's CUDA build with NCCL's own library
 
-Several ranks share the first GPU, each as a host of its own; no setting of the card is touched. Each step has a
-time limit of its own and a line in steps.jsonl as soon as it ends, so that a run that is cut short keeps what it has;
-the same command goes on from there (--afresh starts over). summary.md says what was seen and what it is worth.
+On one GPU all ranks share it, each as a host of its own; on several each has its own. No setting of a card is touched.
+Each step has a time limit of its own and a line in steps.jsonl as soon as it ends. A run that is cut short keeps what
+it has; the same command goes on from there (--afresh starts over). summary.md and summary.html say what was seen and
+what it is worth: mail the latter.
 Exit codes: 0 all is as it must be, 1 something is not, 2 there is no GPU or an option makes no sense.
 """
 
@@ -25,8 +26,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.device_steps import ahead, beside, capture, observing, times
+from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.ranks import Machine, RanksFailed
-from benchmarks.gpu.results import Outcome, Record
+from benchmarks.gpu.results import Record
 from benchmarks.gpu.steps import Context, NotAsItMust, Step, forced, load, scratch_is_short, soak, sweep
 from benchmarks.gpu.training import kill_daemon, overhead, training, tuned
 from zerotune.agent.nccl import fabric as fabrics
@@ -36,25 +39,34 @@ from zerotune.store.errors import FabricError
 PROGRAMME = (
     Step("load", 60, load),
     Step("forced", 75, forced),
+    Step("times", 45, times),
+    Step("ahead", 40, ahead),
     Step("soak", 90, soak),
+    Step("observing", 60, observing),
     Step("training", 110, training),
+    Step("capture", 40, capture),
+    Step("beside", 60, beside),
     Step("kill-daemon", 70, kill_daemon),
     Step("sweep", 130, sweep),
     Step("overhead", 110, overhead),
     Step("tuned", 110, tuned),
 )
 """The most valuable first."""
-LITTLE = ("--ranks", "2", "--collectives", "3000", "--steps", "20", "--pairs", "1", "--budget-s", "3000")
+LITTLE = ("--ranks", "2", "--collectives", "3000", "--steps", "20", "--pairs", "1", "--minutes", "50")
 """Options for a host that is slow and has no GPU."""
 RESULTS = Path(__file__).parents[1] / "results"
-BUDGET_S = 530.0
+MINUTES = 14.0
+SHARING = 4
+"""Ranks that share one GPU."""
 LEAST_S = 10.0
 """With less time left than this, a step is not begun."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    environment = describe(options.fabric, options.ranks)
+    n_gpus = 0 if options.fabric else count_gpus()
+    n_ranks = options.ranks or (n_gpus if n_gpus > 1 else SHARING)
+    environment = describe(options.fabric, n_ranks, n_gpus)
     if environment is None:
         print(
             "benchmarks/gpu/run.py: needs an NVIDIA GPU and a torch built for CUDA; "
@@ -64,9 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     programme = [step for step in PROGRAMME if not options.only or step.name in options.only]
     name = f"dry-{Path(options.fabric).stem}" if options.fabric else "rehearsal" if REHEARSAL in os.environ else "gpu"
-    with scratch_folder() as scratch, multi_process_service(options, scratch) as mps_folder:
+    with scratch_folder() as scratch, multi_process_service(options, scratch, is_shared=n_gpus < n_ranks) as mps_folder:
         record = Record(options.out or RESULTS / name, {**environment, "mps": bool(mps_folder)}, afresh=options.afresh)
-        machine = Machine(options.fabric, options.ranks, mps_folder)
+        machine = Machine(options.fabric, n_ranks, mps_folder, n_gpus)
         carry_out(programme, machine, scratch, record, options)
         print(record.summarise())
     print(f"written to {record.folder}")
@@ -77,9 +89,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [step.name for step in PROGRAMME]
     parser.add_argument("--fabric", help="no GPU: the emulated NCCL on this fabric")
-    parser.add_argument("--ranks", type=int, default=4, help="processes that share the GPU (training uses 2)")
+    parser.add_argument("--ranks", type=int, help=f"default: one for each GPU; of one GPU, {SHARING}")
     parser.add_argument("--out", type=Path, help="folder for results; default: benchmarks/results/gpu or dry-NAME")
-    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds for all steps together")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for all steps together, default {MINUTES:g}")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help=f"of {', '.join(names)}")
     parser.add_argument("--afresh", action="store_true", help="forget what an earlier run has done")
     parser.add_argument("--no-mps", action="store_true", help="do not try the multi-process service")
@@ -89,8 +101,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if unknown := set(options.only) - set(names):
         parser.error(f"unknown step {sorted(unknown)[0]!r}: use some of {', '.join(names)}")
-    numbers = (options.budget_s, options.collectives, options.steps, options.pairs)
-    if options.ranks < 2 or not all(0 < number < math.inf for number in numbers):  # no NaN either
+    numbers = (options.minutes, options.collectives, options.steps, options.pairs)
+    too_few = options.ranks is not None and options.ranks < 2
+    if too_few or not all(0 < number < math.inf for number in numbers):  # no NaN either
         parser.error("--ranks must be 2 or more, all other numbers positive")
     if options.fabric is not None:
         try:
@@ -102,8 +115,24 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def describe(fabric: str | None, n_ranks: int) -> dict[str, Any] | None:
-    """What results depend on; None without a GPU. `identity` is what a resumed run must share."""
+def count_gpus() -> int:
+    """Those that this process may use."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def describe(fabric: str | None, n_ranks: int, n_gpus: int) -> dict[str, Any] | None:
+    """What results depend on.
+
+    Args:
+        fabric: emulated, if any.
+        n_ranks: of the job.
+        n_gpus: that there are.
+
+    Returns:
+        None without a GPU. `identity` is what a resumed run must share.
+    """
     import torch
 
     identity: dict[str, Any] = {"fabric": fabric, "torch": torch.__version__, "n_ranks": n_ranks}
@@ -116,6 +145,7 @@ def describe(fabric: str | None, n_ranks: int) -> dict[str, Any] | None:
     properties = torch.cuda.get_device_properties(0)
     identity |= {
         "gpu": properties.name,
+        "n_gpus": n_gpus if n_gpus >= n_ranks else 1,
         "memory_gib": round(properties.total_memory / 2**30, 1),
         # torch has no types for this function.
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
@@ -146,9 +176,18 @@ def scratch_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def multi_process_service(options: argparse.Namespace, scratch: Path) -> Iterator[Path | None]:
-    """A private MPS daemon if the machine has one; it needs no setting of the card. None = ranks take turns."""
-    control = shutil.which("nvidia-cuda-mps-control")
+def multi_process_service(options: argparse.Namespace, scratch: Path, *, is_shared: bool) -> Iterator[Path | None]:
+    """A private MPS daemon if the machine has one; it needs no setting of the card.
+
+    Args:
+        options: of the command line.
+        scratch: folder for its files.
+        is_shared: ranks share a GPU.
+
+    Yields:
+        Its folder; None: ranks that share take turns.
+    """
+    control = shutil.which("nvidia-cuda-mps-control") if is_shared else None
     if options.fabric is not None or options.no_mps or control is None:
         yield None
         return
@@ -187,8 +226,8 @@ def carry_out(
         record: what is done, and takes the outcomes.
         options: of the command line.
     """
-    ends_s = time.monotonic() + options.budget_s
-    scale = max(1.0, options.budget_s / BUDGET_S)  # a slow machine is given more time, for each step too
+    ends_s = time.monotonic() + 60.0 * options.minutes
+    scale = max(1.0, options.minutes / MINUTES)  # a slow machine is given more time, for each step too
     for step in programme:
         if record.is_done(step.name):
             continue

@@ -63,7 +63,7 @@ class Step:
 def _run_ranks(context: Context, mode: str, *words: str, **extra: str) -> list[list[dict[str, Any]]]:
     """What each rank wrote."""
     command = [sys.executable, str(HERE / "rank.py"), mode, "--out", str(context.folder), *words]
-    Ranks(context.machine, command, context.folder, extra=extra | _plugin()).wait(context.left_s)
+    Ranks(context.machine, command, context.folder, extra=extra | plugin_variables()).wait(context.left_s)
     return written(context)
 
 
@@ -73,7 +73,8 @@ def written(context: Context) -> list[list[dict[str, Any]]]:
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files if file.exists()]
 
 
-def _plugin() -> dict[str, str]:
+def plugin_variables() -> dict[str, str]:
+    """NCCL's variables that name our plugin."""
     from zerotune.agent.nccl import compiled
 
     path = str(compiled.PLUGIN.build())

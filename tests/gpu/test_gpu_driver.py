@@ -11,9 +11,11 @@ import psutil
 import pytest
 
 import benchmarks.gpu.run as driver
-from benchmarks.gpu import steps, training
+from benchmarks.gpu import device_steps, steps, training
+from benchmarks.gpu.answers import answers
+from benchmarks.gpu.outcome import Outcome
 from benchmarks.gpu.ranks import Machine, Ranks, RanksFailed
-from benchmarks.gpu.results import Outcome, Record
+from benchmarks.gpu.results import Record
 
 RUN = Path(driver.__file__)
 IDENTITY = {"identity": {"gpu": "H200", "nccl": "2.28.9", "driver": "570", "fabric": None}}
@@ -35,7 +37,7 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--only", "load,fly"], ["--ranks", "1"], ["--budget-s", "0"], ["--budget-s", "nan"], ["--steps", "-1"]),
+        *(["--only", "load,fly"], ["--ranks", "1"], ["--minutes", "0"], ["--minutes", "nan"], ["--steps", "-1"]),
         *(["--fabric", "nope"], ["--fabric", "h100_node", "--out", str(RUN)]),
     ],
 )
@@ -46,12 +48,21 @@ def test_options_that_make_no_sense(words, capsys):
     assert "error" in capsys.readouterr().err
 
 
-def test_the_programme_fits_into_nine_minutes():
-    assert driver.BUDGET_S + driver.LEAST_S <= 9 * 60
-    assert [step.name for step in driver.PROGRAMME][:3] == ["load", "forced", "soak"]
+def test_what_teaches_most_comes_first_and_fits():
+    names = [step.name for step in driver.PROGRAMME]
+    assert names[:3] == ["load", "forced", "times"]
+    longest_s = sum(step.timeout_s for step in driver.PROGRAMME[: names.index("sweep")])
+    assert longest_s <= 60 * driver.MINUTES
 
 
 # ---- ranks ----
+
+
+def test_ranks_with_gpus_of_their_own_are_one_host(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    environments = [Machine(None, 2, n_gpus=2).environment(rank, 2, 29500) for rank in range(2)]
+    assert [each["LOCAL_RANK"] for each in environments] == ["0", "1"]
+    assert not any(name.startswith(("NCCL_", "CUDA_")) for each in environments for name in each)
 
 
 def test_ranks_share_a_gpu_as_hosts_of_their_own(monkeypatch):
@@ -159,13 +170,13 @@ def test_each_step_has_its_own_time_and_none_begins_when_the_budget_is_spent(tmp
     seen = []
     programme = [steps.Step(name, limit, lambda context: seen.append(context.left_s) or {}) for name, limit in
                  (("short", 7), ("long", 900))]  # fmt: skip
-    carry_out(tmp_path, programme, None, "--budget-s", "30")
+    carry_out(tmp_path, programme, None, "--minutes", "0.5")
     assert 6 < seen[0] <= 7
     assert 25 < seen[1] <= 30
     slow = [steps.Step("slow", 7, lambda context: seen.append(context.left_s) or {})]
-    carry_out(tmp_path, slow, None, "--budget-s", str(10 * driver.BUDGET_S))
+    carry_out(tmp_path, slow, None, "--minutes", str(10 * driver.MINUTES))
     assert 60 < seen[2] <= 70
-    spent = carry_out(tmp_path, [steps.Step("late", 60, failing(AssertionError))], None, "--budget-s", "5")
+    spent = carry_out(tmp_path, [steps.Step("late", 60, failing(AssertionError))], None, "--minutes", "0.08")
     assert spent.outcomes["late"].outcome == "skipped"
 
 
@@ -189,14 +200,14 @@ def test_the_summary_says_what_it_is_worth(tmp_path):
 def test_mps_is_used_only_when_it_is_there_and_serves(tmp_path, monkeypatch):
     asked = driver.parse([])
     monkeypatch.setenv("PATH", str(tmp_path))
-    with driver.multi_process_service(asked, tmp_path) as folder:
+    with driver.multi_process_service(asked, tmp_path, is_shared=True) as folder:
         assert folder is None
     control = tmp_path / "nvidia-cuda-mps-control"
     control.write_text("#!/bin/sh\nexit 1\n")
     control.chmod(0o755)
-    with driver.multi_process_service(asked, tmp_path) as folder:
+    with driver.multi_process_service(asked, tmp_path, is_shared=True) as folder:
         assert folder is None
-    with driver.multi_process_service(driver.parse(["--no-mps"]), tmp_path) as folder:
+    with driver.multi_process_service(driver.parse(["--no-mps"]), tmp_path, is_shared=True) as folder:
         assert folder is None
 
 
@@ -279,7 +290,7 @@ def test_losses_are_compared_to_the_last_bit():
 @pytest.mark.timeout(1500)
 def test_the_whole_programme_on_the_emulated_nccl(tmp_path):
     """The very same scripts, so that a lent GPU's minutes are not spent on their mistakes."""
-    options = ["--fabric", "ethernet_boxes", "--out", str(tmp_path), *driver.LITTLE, "--budget-s", "1200"]
+    options = ["--fabric", "ethernet_boxes", "--out", str(tmp_path), *driver.LITTLE, "--minutes", "20"]
     command = [sys.executable, "-m", "benchmarks.gpu.run", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -296,3 +307,40 @@ def test_the_whole_programme_on_the_emulated_nccl(tmp_path):
     again = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
     assert again.returncode == 0
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == len(record)
+
+
+# ---- what a run answers ----
+
+TIMES = [
+    {"message_bytes": 4096, "profiler_us": 9.0, "event_us": 12.0, "timing_source": 1, "starts_ns": [1024, 3072, 8192]},
+    {"message_bytes": 65536, "profiler_us": 97.0, "event_us": 100.0, "timing_source": 1, "starts_ns": [10240]},
+]
+
+
+def test_times_are_judged_against_events():
+    found = device_steps.judge_times(TIMES)
+    assert found["profiler_over_event_at_largest"] == 0.97
+    assert found["timer_step_ns"] == 1024
+    for wrong in ({"profiler_us": None}, {"profiler_us": 150.0}):
+        with pytest.raises(steps.NotAsItMust):
+            device_steps.judge_times([TIMES[0], TIMES[1] | wrong])
+
+
+def test_each_question_is_answered_or_said_to_be_open(tmp_path):
+    record = Record(tmp_path, {"identity": {"fabric": "x<y"}})
+    record.add(Outcome("times", "ok", 1.0, 9.0, device_steps.judge_times(TIMES)))
+    record.add(Outcome("capture", "ok", 1.0, 9.0, {"skipped": "no graphs"}))
+    wrong = {"n_epochs": 2, "n_collectives": 90, "n_wrong": 1}
+    record.add(Outcome("soak", "failed", 1.0, 9.0, wrong, "sums are wrong"))
+    told = dict(answers(record.outcomes))
+    assert "97.0 %" in told["Are the profiler's times right?"]
+    assert told["What does observing leave in a captured graph?"] == "not here: no graphs"
+    assert "NOT AS IT MUST BE: sums are wrong" in told["Do all ranks change plans together?"]
+    assert told["Does NCCL load the plugin?"].startswith("not answered")
+    text = record.summarise()
+    assert all(question in text for question in told)
+    page = (tmp_path / "summary.html").read_text()
+    assert "<svg" in page
+    assert "x&lt;y" in page
+    assert 'src="' not in page
+    assert 'href="http' not in page

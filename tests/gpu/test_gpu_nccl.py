@@ -12,7 +12,7 @@ import torch
 import benchmarks.gpu.run as driver
 from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
 
-OPTIONS = driver.LITTLE if REHEARSAL in os.environ else ("--budget-s", "180")
+OPTIONS = driver.LITTLE if REHEARSAL in os.environ else ("--minutes", "3")
 
 pytestmark = [
     pytest.mark.gpu,
