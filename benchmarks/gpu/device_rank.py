@@ -45,7 +45,16 @@ def clock_of(rank: Rank) -> TrainingClock:
 
 
 def lasted_us(rank: Rank, clock: TrainingClock, work: Callable[[], object]) -> float:
-    """What the device takes for `work`, in microseconds."""
+    """Time some work on the device.
+
+    Args:
+        rank: this one.
+        clock: tells the device's time.
+        work: enqueues it.
+
+    Returns:
+        Microseconds.
+    """
     began = clock.note()
     work()
     ended = clock.note()

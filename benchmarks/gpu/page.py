@@ -30,6 +30,9 @@ def page(
         facts: what they depend on.
         told: questions and answers.
         outcomes: by step.
+
+    Returns:
+        HTML.
     """
     title, pictures = html.escape(title), "".join(f"<h2>{name}</h2>{svg}" for name, svg in _pictures(outcomes))
     steps = [(name, one.outcome, f"{one.seconds:.1f} s", one.reason) for name, one in outcomes.items()]
