@@ -48,6 +48,8 @@ class Facts:
     saved: Saved | None = None
     """None: too few steps to compare."""
     has_plan_file: bool = False
+    is_exact: bool = False
+    """Only what computes nothing may be tuned."""
     has_heard: bool = True
     """A daemon has answered."""
     is_silent: bool = False
@@ -65,8 +67,9 @@ def line(facts: Facts) -> str:
     n_tuned = len({_kind(question) for question in facts.questions if _is_tuned(question, facts.rows)})
     if n_tuned and facts.n_matched:
         also = "".join(f"; {reason.value.format(detail=detail)}" for reason, detail in facts.reasons)
-        tuned = f"{n_tuned} of {counted(n_all, 'collective')} tuned"
-        return f"zerotune: {tuned}, {_gain(facts.saved)}{also}; `zerotune explain`"
+        also += "; --numerics exact leaves what computes to NCCL" if facts.is_exact else ""
+        also += "" if facts.has_plan_file else "; `zerotune explain`"  # no daemon keeps anything of such a job
+        return f"zerotune: {n_tuned} of {counted(n_all, 'collective')} tuned, {_gain(facts.saved)}{also}"
     return untuned(*_why(facts, counted(n_all, "collective")))
 
 
@@ -81,7 +84,8 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
     if not facts.n_calls:
         return (Reason.not_loaded if facts.has_called and not facts.is_loaded else Reason.no_collectives), ""
     if facts.has_plan_file and not facts.n_matched:
-        return Reason.no_row, collectives
+        which = ", of those that compute nothing (--numerics exact)" if facts.is_exact else ""
+        return Reason.no_row, collectives + which
     if facts.reasons:
         return facts.reasons[0]
     if not facts.n_steps:
@@ -127,6 +131,7 @@ def tell(
     plugin: Plugin | None,
     steps: RecentSteps,
     *,
+    n_steps: int,
     questions: Sequence[Question],
     rows: Sequence[PlanRow],
     has_heard: bool,
@@ -139,7 +144,8 @@ def tell(
     Args:
         settings: of this process.
         plugin: None where it cannot be had.
-        steps: those that were seen to end.
+        steps: the latest.
+        n_steps: that were seen to end.
         questions: what NCCL has asked for.
         rows: of the plan in force.
         has_heard: a daemon has answered at some time.
@@ -164,9 +170,10 @@ def tell(
         n_matched=counts.n_matched if counts is not None else 0,
         questions=questions,
         rows=rows,
-        n_steps=steps.n_seen,
+        n_steps=n_steps,
         saved=steps.saved(),
         has_plan_file=settings.plan_path is not None,
+        is_exact=settings.is_exact,
         has_heard=has_heard,
         is_silent=is_silent,
         listened_s=listened_s,

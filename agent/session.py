@@ -140,6 +140,10 @@ class Session:
         emulated = world.backend == BACKEND
         if emulated:
             self._timer.clock = VirtualClock()
+            if self._plugin is None:
+                from zerotune.agent.steps.emulated_calls import EmulatedCalls
+
+                self._timer.count_by(EmulatedCalls())
         if self._summary is not None:
             self._summary.describe(self._settings.fabric if emulated else None, world.n_ranks, world.rank)
 
@@ -259,6 +263,7 @@ class Session:
             self._settings,
             self._plugin,
             self.recent_steps,
+            n_steps=self._timer.step if self._has_stepped else self._recent_steps.n_seen,
             questions=one.questions if one is not None else (),
             rows=one.agreement.plan.rows if one is not None else (),
             has_heard=one is not None and one.has_heard,

@@ -73,6 +73,12 @@ class WallClock:
         return Reading(time.perf_counter_ns() / 1000)
 
 
+class DeviceReading(Reading):
+    """What an emulated device's clock showed: never compared with the machine's."""
+
+    __slots__ = ()
+
+
 class VirtualClock:
     """The emulated device's clock, as far behind the host as the emulation was told to be."""
 
@@ -84,15 +90,15 @@ class VirtualClock:
         self._device = clock
         self._n_noted = 0
 
-    def note(self) -> Reading:
+    def note(self) -> DeviceReading:
         """What the compute stream shows; it has come so many steps later."""
         device, self._n_noted = self._device.current(), self._n_noted + 1
         now_us, exposed_us = device.reading()
         known_us = exposed_us if device.is_exposure_known else None
         if not device.host_ahead:
-            return Reading(now_us, known_us)
+            return DeviceReading(now_us, known_us)
         comes_at = self._n_noted + device.host_ahead
-        return Reading(now_us, known_us, lambda: self._n_noted >= comes_at)
+        return DeviceReading(now_us, known_us, lambda: self._n_noted >= comes_at)
 
 
 class DeviceEvent(Protocol):

@@ -75,6 +75,10 @@ class StepTimer:
         self.step = 0
         """Number of the step under way; 0 before the first end of a step."""
 
+    def count_by(self, counter: StepCounter) -> None:
+        """Say of a process without a plugin, too, which steps exchange something."""
+        self._plugin = counter
+
     def observe(self, n_steps: int) -> None:
         """Turn timed records on for `n_steps` steps; 0: off."""
         self._n_observed = n_steps
@@ -144,7 +148,7 @@ class StepTimer:
             since, now = began.instant, end.instant
             if since is not None and now is not None and type(since) is type(now):
                 duration_us, exposed_us = now.us_since(since), now.exposed_since(since)
-        if math.isnan(duration_us):
+        if not duration_us >= 0:
             self._on_lost()
             return
         record = StepRecord(end.step, end.epoch, duration_us, exposed_us, end.pressure, end.is_whole)

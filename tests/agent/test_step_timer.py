@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerotune.agent.nccl.library import MIXED_EPOCHS, NO_CALLS
-from zerotune.agent.steps.clock import Reading
+from zerotune.agent.steps.clock import Reading, VirtualClock
 from zerotune.agent.steps.step_timer import StepTimer
 from zerotune.store.records import StepRecord
 
@@ -98,3 +98,16 @@ def test_what_is_asked_for_while_a_graph_is_captured_begins_after_it():
     assert not any(job.counter.observed)
     job.timer.capture(False)
     assert job.counter.observed[-1]
+
+
+def test_a_step_whose_clock_went_back_or_was_replaced_has_no_time():
+    job = Job()
+    job.step(epoch=0)
+    job.n_steps = -7
+    job.step(epoch=0)
+    job.step(epoch=0)
+    assert [one.step for one in job.told] == [2]
+    job.timer.clock = VirtualClock()
+    job.step(epoch=0)
+    job.timer.settle()
+    assert [one.step for one in job.told] == [2]

@@ -43,6 +43,9 @@ class NumericsChoice(str, Enum):
     any = "any"
     exact = "exact"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 Numerics = Annotated[
     NumericsChoice,

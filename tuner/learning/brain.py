@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from zerotune.agent.nccl.catalog import COMPUTING
 from zerotune.store.records import (
     LEAST_US,
     Candidate,
@@ -274,6 +275,9 @@ class Brain(Inspection):
     def _new_key(self, state: KeyState) -> None:
         self._plans.meet(state)
         self._policy.register(state)
+        if self._costs.is_exact and state.key.collective in COMPUTING:
+            state.incumbent_reason = "--numerics exact leaves what computes to NCCL"
+            self._note(Event(state, state.incumbent, "keep", state.incumbent_reason))
         row = covering(self._ahead.rows, state.key)
         if row is not None and self.memory.is_short:
             if state.lead is not None:

@@ -401,6 +401,7 @@ class Service:
         return [(sender, bell) for sender in [*senders, *(job.nodes if rank == 0 else ())]]
 
     def _steps(self, job: Job, steps: Sequence[StepRecord]) -> list[Reply]:
+        steps = [step for step in steps if step.duration_us >= 0]
         for step in steps:
             job.finish_step(step)
         self._store.record_steps(job.job_id, [step for step in steps if step.is_whole])

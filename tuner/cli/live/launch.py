@@ -47,6 +47,7 @@ IDLE_EXIT_S = 1800.0
 EXCLUDING = (
     ("--no-agent", "--plan", "without the agent no plan comes into force"),
     ("--no-agent", "--log-trace", "without the agent no collective is logged"),
+    ("--no-agent", "--numerics", "without the agent nothing is tuned"),
     ("--no-agent", "--start-daemon", "without the agent nobody speaks to a daemon"),
     ("--plan", "--start-daemon", "under a plan file training runs without any daemon"),
 )
@@ -136,6 +137,7 @@ def launch(
         "--no-agent": not agent,
         "--plan": plan is not None,
         "--log-trace": log_trace is not None,
+        "--numerics": numerics is NumericsChoice.exact and os.environ.get("ZEROTUNE_NUMERICS") != numerics.value,
         "--start-daemon": start_daemon,
         "--store": names_store,
         "--budget-percent": budget_percent is not None,

@@ -311,9 +311,6 @@ class KeyTable(Columns):
     def _add(self, codes: list[int], rows: npt.NDArray[np.void]) -> None:
         start, nbytes = len(self.states), rows["message_bytes"].astype(np.float64)
         new = [KeyState(start + at, key_of(code), nbytes.item(at)) for at, code in enumerate(codes)]
-        for state in new if self._fields.costs.is_exact else ():
-            if state.key.collective in catalog.COMPUTING:
-                state.incumbent_reason = "--numerics exact leaves what computes to NCCL"
         self._index |= {code: start + at for at, code in enumerate(codes)}
         self.make_room(start + len(new))
         here = slice(start, start + len(new))

@@ -1,0 +1,21 @@
+"""Says where there is no plugin which steps exchanged something: of a job on the emulated NCCL alone."""
+
+from __future__ import annotations
+
+from zerotune.agent.nccl.emulated import journal
+from zerotune.agent.nccl.library import NO_CALLS
+
+
+class EmulatedCalls:
+    """Stands for the plugin, so that steps are cut as they are with the agent."""
+
+    def __init__(self) -> None:
+        self._n_calls = 0
+
+    def set_step(self, step: int) -> int:
+        """A step has ended: 0, NCCL's own choice, or NO_CALLS."""
+        n_before, self._n_calls = self._n_calls, journal().n_calls
+        return 0 if self._n_calls > n_before else NO_CALLS
+
+    def set_observing(self, on: bool) -> None:
+        """Nothing is observed."""
