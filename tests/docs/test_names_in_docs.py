@@ -63,7 +63,7 @@ def test_benchmarks(page: Path):
         if words[:2] == ["-m", "benchmarks"] and len(words) > 2:
             name, options = words[2], [word for word in words[3:] if word.startswith("--")]
             source = known[name].read_text() if name in known else ""
-            parts = source + "".join(path.read_text() for path in (ROOT / "benchmarks" / "lib").glob("*.py"))
+            parts = source + "".join(path.read_text() for path in (ROOT / "benchmarks" / "lib").rglob("*.py"))
             if not source or any(option not in parts for option in options):
                 wrong.append(words)
     assert wrong == []
