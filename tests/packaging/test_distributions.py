@@ -25,7 +25,7 @@ def names(wheel):
 def unpacked_sdist(built, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sdist")
     with tarfile.open(built("sdist")) as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (root,) = folder.iterdir()
     return root
 

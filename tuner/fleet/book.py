@@ -214,7 +214,7 @@ def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
             raise BookError(f"{name} was cut or changed since it was signed", "copy it again from where it was built")
         who = f"by {seal.key[:16]}" if seal.key else "by nobody"
         raise BookError(f"{name} is signed {who}, not by {verifier.public_hex[:16]}", "name its own --book-key")
-    return _opened(body, name, seal.key)
+    return _opened(body, name, seal.key.lower())  # a letter's case is no part of a key
 
 
 def _opened(body: bytes, name: str, signed_by: str) -> Book:

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl.catalog import COMPUTING
 from zerotune.store.records import (
     LEAST_US,
     Candidate,
@@ -45,6 +44,7 @@ from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
+from zerotune.tuner.modeling.equal_channels import RunsFewer
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
 MOST_CALL_US: Final = 1e10
@@ -65,8 +65,8 @@ class BrainSettings(msgspec.Struct, frozen=True):
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
-        budget_percent = round(100.0 * self.budget_fraction, 9)
-        return DaemonOptions(budget_percent, self.memory_threshold, self.explore, self.shadow, self.is_exact)
+        budget = round(100.0 * self.budget_fraction, 9)
+        return DaemonOptions(budget, self.memory_threshold, self.explore, self.shadow, self.is_exact)
 
 
 class Brain(Inspection):
@@ -101,6 +101,7 @@ class Brain(Inspection):
         self._states = self._keys.states
         self._plans = Plans(self._withdrawal, self._surrogate)
         self._attribution = Attribution(self.budget, self._surrogate, self._stop_catastrophe)
+        self._fewer = RunsFewer()
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
         self._step = 0
         self._urgent = True
@@ -275,7 +276,7 @@ class Brain(Inspection):
     def _new_key(self, state: KeyState) -> None:
         self._plans.meet(state)
         self._policy.register(state)
-        if self._costs.is_exact and state.key.collective in COMPUTING:
+        if self._costs.leaves_alone(Collective(state.key.collective)):
             state.incumbent_reason = "--numerics exact leaves what computes to NCCL"
             self._note(Event(state, state.incumbent, "keep", state.incumbent_reason))
         row = covering(self._ahead.rows, state.key)
@@ -313,8 +314,11 @@ class Brain(Inspection):
             return
         keys, logs, slots = keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
         steps, connects = steps[is_obeyed], connects[is_obeyed]
-        for state, candidate, n_channels in self._attribution.lowered(block[is_obeyed], slots):
-            self._policy.rename(state, candidate, f"NCCL runs it on {n_channels} channels")
+        for slot in np.unique(slots).tolist():
+            state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
+            n_channels = self._fewer.seen(state.key, candidate, block[is_obeyed][slots == slot])
+            if n_channels and candidate in (state.trial, state.lead):
+                self._policy.drop(state, candidate, f"NCCL runs it on {n_channels} channels", ban=True)
         is_trial = np.pad(in_force.is_trial, (0, len(self._states) - len(in_force.is_trial)))
         self._attribution.forget_slow_firsts(slots, logs)
         calls = evidence.calls(slots, logs)

@@ -6,14 +6,20 @@ setting, and is shown under one name: what was asked for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from zerotune.agent.nccl.cost_model import channels_used
 from zerotune.store.records import Candidate, DecisionKey, size_class_range
 from zerotune.tuner.modeling.medians import MeasuredSetting
 
 MAX_CHANNELS: Final = 64
+CONFIRMED: Final = 2
+"""Calls that ran fewer channels, after which it is no accident."""
 
 
 def as_offered(
@@ -58,3 +64,31 @@ def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Can
             if least <= ran.n_channels <= most:
                 return asked
     return ran
+
+
+class RunsFewer:
+    """Settings that NCCL runs on fewer channels than it is asked for: they are others under another name.
+
+    From 2.31 on it lets a tuner lower its own count, and never raise it.
+    """
+
+    def __init__(self) -> None:
+        self._n_calls: Counter[tuple[DecisionKey, Candidate]] = Counter()
+
+    def seen(self, key: DecisionKey, candidate: Candidate, calls: npt.NDArray[np.void]) -> int:
+        """Take in calls of a setting.
+
+        Args:
+            key: where they ran.
+            candidate: that was asked for, and ran but for its channels.
+            calls: MEASUREMENT_FIELDS, shape [n].
+
+        Returns:
+            The channels that ran, once more than an accident shows that they are fewer; else 0.
+        """
+        if candidate.protocol is None or not candidate.n_channels:
+            return 0
+        ran, least_bytes = calls["n_channels"][calls["n_channels"] > 0], int(np.min(calls["message_bytes"]))
+        used = channels_used(key.collective, candidate.protocol, least_bytes, candidate.n_channels)
+        self._n_calls[key, candidate] += 2 * int(np.count_nonzero(ran < used)) - len(ran)
+        return int(ran.max()) if len(ran) and self._n_calls[key, candidate] >= CONFIRMED else 0

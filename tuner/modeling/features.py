@@ -151,8 +151,7 @@ class CostPrior:
         *,
         is_exact: bool = False,
     ) -> None:
-        self.is_exact = is_exact
-        """Nothing is on offer that could change a bit of the results."""
+        self._is_exact = is_exact
         self._fabric = described  # by whoever asks what if; in place of the file that the facts name
         name = fabric_facts.get("emulated")
         if described is None and isinstance(name, str) and name:
@@ -220,9 +219,13 @@ class CostPrior:
         known = self._max_channels.get(communicator, 0) or self._stated_channels
         return min(known or _GENERIC_MAX_CHANNELS, catalog.CHANNEL_LADDER[-1])
 
+    def leaves_alone(self, collective: Collective) -> bool:
+        """Whether nothing may be asked for, since another setting could change a bit of the result."""
+        return self._is_exact and collective in catalog.COMPUTING
+
     def candidates(self, communicator: CommunicatorClass, collective: Collective) -> tuple[Candidate, ...]:
         """The baseline and every candidate that may be asked for; the baseline alone if untunable."""
-        if self.is_exact and collective in catalog.COMPUTING:
+        if self.leaves_alone(collective):
             return (BASELINE,)
         cells = self._offered_cells(communicator, collective)
         if cells is None and not catalog.legal_cells(collective, n_nodes=communicator.n_nodes):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl.cost_model import channels_used
 from zerotune.store.records import Candidate
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT, ChangeDetector, StepMeans
 from zerotune.tuner.learning.policy.keys import Family, KeyState
@@ -51,8 +50,6 @@ class Attribution:
         """What training waited for them, and how many they were."""
         self._n_refused: Counter[tuple[Family, tuple[int, int]]] = Counter()
         """Calls that ran another algorithm and protocol than these, which were asked for."""
-        self._n_lowered: Counter[int] = Counter()
-        """By slot, calls that ran fewer channels than were asked for; those that ran as many count against them."""
         self._n_usual, self._n_slow = 0, 0
         """Calls of settings that are not on trial, and how many of them were slow as a catastrophe."""
         self.doubted: set[int] = set()
@@ -69,7 +66,6 @@ class Attribution:
         self._changes.reset()
         self._means.reset()
         self._held_us.clear()
-        self._n_lowered.clear()
         self.doubted.clear()
         self.is_suspicious = False
 
@@ -97,35 +93,6 @@ class Attribution:
                 if not any(states[key].family == family for key in evidence.key[ran].tolist()):
                     self._surrogate.fields.costs.learn_refused(*family, cell)
         return differs
-
-    def lowered(self, block: npt.NDArray[np.void], slots: Ints) -> Iterator[tuple[KeyState, Candidate, int]]:
-        """Settings that NCCL runs on fewer channels than it is asked for: they are others under another name.
-
-        From 2.31 on NCCL lets a tuner lower its own count, and never raise it.
-
-        Args:
-            block: calls as MEASUREMENT_FIELDS that ran as asked but for channels, shape [n].
-            slots: of each call, shape [n].
-
-        Yields:
-            Key, setting and the channels that run, each once.
-        """
-        evidence, states = self._surrogate.evidence, self._surrogate.fields.states
-        for slot in np.unique(slots).tolist():
-            candidate, state = evidence.candidates[slot], states[int(evidence.key[slot])]
-            if candidate.protocol is None or not candidate.n_channels or self._n_lowered[slot] >= CONFIRMED:
-                continue
-            here = block[slots == slot]
-            ran = here["n_channels"][here["n_channels"] > 0]
-            sizes = np.broadcast_to(here["message_bytes"], len(here))[here["n_channels"] > 0]
-            used = [
-                channels_used(state.family[1], candidate.protocol, size, candidate.n_channels)
-                for size in sizes.tolist()
-            ]
-            n_lower = int(np.count_nonzero(ran < used))
-            self._n_lowered[slot] += 2 * n_lower - len(ran)
-            if self._n_lowered[slot] >= CONFIRMED:
-                yield state, candidate, int(ran.max())
 
     def forget_slow_firsts(self, slots: Ints, logs: Floats) -> None:
         """Forget the only call of a slot that took more than twice as long as these: it connected something."""

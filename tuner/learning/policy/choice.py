@@ -254,19 +254,6 @@ class Policy:
         else:
             self._report(Event(state, state.usual, kind, words))
 
-    def rename(self, state: KeyState, candidate: Candidate, reason: str) -> None:
-        """A setting turns out to be another one under its name: that one will be tried, or was.
-
-        Args:
-            state: the key.
-            candidate: the setting.
-            reason: why, for the decision.
-        """
-        if candidate in (state.trial, state.lead):
-            self.drop(state, candidate, reason, ban=True)
-        else:
-            state.banned.setdefault(candidate, reason)
-
     def withdraw_what_is_not_offered(self) -> None:
         """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
         for state in self.states:
