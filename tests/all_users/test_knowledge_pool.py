@@ -147,6 +147,7 @@ def test_numbers_that_cannot_be(folder, monkeypatch, change):
     assert known(folder, [], monkeypatch).decided(KEY) is None
 
 
+@pytest.mark.slow
 @as_root
 @given(st.binary(max_size=200), st.integers(0, 10_000))
 def test_bytes_of_any_kind_raise_nothing(tmp_path_factory, damage, at):

@@ -49,6 +49,7 @@ def test_the_steps_before_the_ranks_had_met_are_in_trace_and_store(world):
     assert steps == list(range(1, N_STEPS))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_device_that_is_behind_tells_the_same_steps_later_and_no_exposure(world):
     lag = 3

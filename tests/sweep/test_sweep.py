@@ -169,6 +169,7 @@ def test_a_setting_that_keeps_failing_is_not_tried_at_every_size(tmp_path: Path,
     assert (again.n_visited, again.n_broken, again.n_left_out) == (0, 1, 4)
 
 
+@pytest.mark.slow
 def test_too_many_failures_end_it_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ZEROTUNE_FAULTS", "fail:ring/ll/4")
     monkeypatch.setattr("zerotune.tuner.offline.sweep.run.MAX_STARTS", 1)

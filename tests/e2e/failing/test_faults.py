@@ -45,6 +45,7 @@ def test_kill_9_of_the_daemon_changes_nothing_and_a_new_one_is_found_and_ends_in
     assert losses_of(losses)[:n_steps] == reference
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_killed_rank_restarts_the_job_and_a_second_one_ends_it(world, kill9):
     """With a daemon at tcp://, which wants keys."""
