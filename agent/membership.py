@@ -157,7 +157,7 @@ class Membership:
         return [(Reason.frozen, f"communicator {key}: {Why.histories_differ.value}") for key in alone]
 
     def _offer(self, plan: Plan) -> None:
-        """Whoever made the plan: what may change a bit is not in it if nothing may."""
+        """Under --numerics exact rows of collectives that compute are dropped, whoever made the plan."""
         self.agreement.offer(plan.without(COMPUTING) if self._settings.is_exact else plan)
 
     # ---- agreement's thread ------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Where this process runs: its place in the job, and the hardware under whose name is learned."""
+"""Where this process runs: its place on the node, and the identity of the hardware."""

@@ -2,7 +2,7 @@
 
 Two jobs share a fabric_id if all is equal that changes what a setting costs: GPUs and their links, network adapters,
 NCCL's version and those of its variables that count. What differs from node to node or from job to job on one machine
-has no part in it; how many ranks and nodes there are is told with each measurement.
+has no part in it. Each measurement says by itself how many ranks and nodes it is of.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.rank import Rank
+from benchmarks.gpu.rank import Rank, carry_out
 from zerotune.agent.nccl.emulated.device.clock import mark_compute_us
 from zerotune.agent.steps.clock import EventClock, TrainingClock, VirtualClock
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
@@ -202,11 +202,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--absent", action="store_true", help="NCCL was told of no plugin")
     options = parser.parse_args()
-    rank = Rank(options.out)
-    MODES[options.mode](rank, options)
-    rank.synchronize()
-    dist.barrier()
-    dist.destroy_process_group()
+    carry_out(MODES[options.mode], options)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,20 @@ def _measure(
 MODES = {mode.__name__: mode for mode in (load, forced, soak, sweep)}
 
 
+def carry_out(mode: Callable[[Rank, argparse.Namespace], None], options: argparse.Namespace) -> None:
+    """Be a rank in one of the modes, from its process group's beginning to its end.
+
+    Args:
+        mode: what to do.
+        options: of the command line; `out` is the folder for what it sees.
+    """
+    rank = Rank(options.out)
+    mode(rank, options)
+    rank.synchronize()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mode", choices=MODES)
@@ -334,11 +349,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--done", type=Path)
     options = parser.parse_args()
-    rank = Rank(options.out)
-    MODES[options.mode](rank, options)
-    rank.synchronize()
-    dist.barrier()
-    dist.destroy_process_group()
+    carry_out(MODES[options.mode], options)
 
 
 if __name__ == "__main__":

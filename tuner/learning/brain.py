@@ -316,9 +316,9 @@ class Brain(Inspection):
         steps, connects = steps[is_obeyed], connects[is_obeyed]
         for slot in np.unique(slots).tolist():
             state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
-            n_channels = self._fewer.seen(state.key, candidate, block[is_obeyed][slots == slot])
-            if n_channels and candidate in (state.trial, state.lead):
-                self._policy.drop(state, candidate, f"NCCL runs it on {n_channels} channels", ban=True)
+            ran = block[is_obeyed][slots == slot]
+            if candidate in (state.trial, state.lead) and (n := self._fewer.seen(state.key, candidate, ran)):
+                self._policy.drop(state, candidate, f"NCCL runs it on {n} channels", ban=True)
         is_trial = np.pad(in_force.is_trial, (0, len(self._states) - len(in_force.is_trial)))
         self._attribution.forget_slow_firsts(slots, logs)
         calls = evidence.calls(slots, logs)
