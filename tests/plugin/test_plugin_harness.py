@@ -32,7 +32,7 @@ def compiled(folder: Path, mode: str) -> tuple[Path, Path]:
     optimised = "-O0" if flags else "-O1"  # compiling takes longer than running, but for the plain one's many calls
     cc = ["cc", "-std=c11", optimised, "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-pthread", *flags]
     sources = [str(file) for file in sorted(HARNESS.glob("*.c"))]
-    subprocess.run([*cc, f"-I{PLUGIN}", "-o", str(harness), *sources, "-ldl"], check=True)
+    subprocess.run([*cc, f"-I{PLUGIN}", "-o", str(harness), *sources, "-rdynamic", "-ldl"], check=True)
     return plugin, harness
 
 
