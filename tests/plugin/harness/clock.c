@@ -1,11 +1,11 @@
 /* The clocks that the plugin reads too: a test may stop them, and then they go on only when it says so. */
-#include "clock.h"
-
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "nccl_profiling.h"
 
 static _Atomic bool is_stopped;
 static _Atomic uint64_t stopped_at_ns; /* the thread's time stands still with it, and does not go on */

@@ -1,5 +1,4 @@
 /* What the times of a kernel are times of: several collectives, channels that NCCL does not count, works of another. */
-#include "clock.h"
 #include "nccl_profiling.h"
 
 enum { GPU_KERNEL = 1, CPU_KERNEL = 2, HOST_ONLY = 3 };

@@ -22,6 +22,9 @@ typedef struct {
 } launched;
 
 uint64_t gpu_now(void); /* by a clock that is behind the CPU's */
+void stop_clocks(void);
+void pass(uint64_t ns); /* while they stand still */
+void let_clocks_go(void);
 
 extern int event_mask; /* NCCL has one for all communicators */
 

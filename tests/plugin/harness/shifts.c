@@ -1,5 +1,4 @@
 /* Times of other works than the collective's, as NCCL 2.31 and newer may tell them. */
-#include "clock.h"
 #include "nccl_profiling.h"
 
 enum { GPU_KERNEL = 1, HOST_ONLY = 3 };
