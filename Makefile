@@ -15,22 +15,27 @@ TORCH ?= torch==2.13.0
 BIN := .venv/bin
 # Not bin/pip, which comes last: an environment whose making was interrupted has pip without it.
 PIP := $(BIN)/python -m pip
-# On a terminal pip shows what it does; in a log the command is line enough.
-PIP_INSTALL := $(PIP) install $(if $(MAKE_TERMOUT),,--quiet)
+# On a terminal pip shows what it does; in a log the command is line enough. Python compiles what it imports: a tenth.
+PIP_INSTALL := $(PIP) install --no-compile $(if $(MAKE_TERMOUT),,--quiet)
 # A file's tests stay together, since they share what is slow to make; in order, so that the many short ones come last.
 # Three on two cores: they keep both busy; four only take turns, and what has a timeout runs into it.
 AT_A_TIME := -n 3 --dist loadfile --no-loadscope-reorder
 # The suite starts hundreds of processes: without bytecode each would compile our sources again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-worked-example test-cluster fuzz rehearse docs wheel test-versions setup clean
+.PHONY: run test types suite test-worked-example test-cluster fuzz rehearse docs wheel test-versions setup clean
 
 run: .venv/.run-ready
 	$(BIN)/zerotune demo --out run
 
 test: .venv/.test-ready
 	$(BIN)/ruff check .
+	$(MAKE) --jobs 2 types suite
+
+types: .venv/.test-ready
 	$(BIN)/mypy
+
+suite: .venv/.test-ready
 	$(BIN)/python -m pytest $(AT_A_TIME)
 
 test-worked-example: .venv/.test-ready
