@@ -255,7 +255,7 @@ class Agreement:
             self.incarnation = job_start.found_incarnation(exchange)
             is_alike = job_start.compare(exchange, world_size, self.fingerprint)
         else:
-            self.incarnation, is_alike = job_start.join(exchange, world_size, self.fingerprint)
+            self.incarnation, is_alike = job_start.join(exchange, self._rank, world_size, self.fingerprint)
         if not is_alike:
             self.state = "off"
             if self._rank == 0:
@@ -355,7 +355,7 @@ class Agreement:
         try:
             if self._leader is not None:
                 return self._decide(change, answer)
-            self._exchange.append(_answers_key(change.number), framed(answer))
+            self._exchange.append(_answers_key(change.number), framed(self._rank, encode(answer)))
         except Exception as error:
             logger.warning("zerotune: change %d: %s", change.number, error)
         return self._await_outcome(change.number)

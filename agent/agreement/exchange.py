@@ -33,8 +33,8 @@ class Closed(Exception):
 class Exchange:
     """One rank's view of the store. Used by one thread; only `close` may come from another.
 
-    A request that fails is repeated over a fresh connection before RuntimeError is raised. Only `add` may count twice
-    so, which costs tuning at worst (`zerotune.agent.agreement.job_start`).
+    A request that fails is repeated over a fresh connection before RuntimeError is raised. The store may have carried
+    it out before, so all but `add` and `append` change nothing if they come twice.
     """
 
     def __init__(self, store: dist.Store) -> None:

@@ -4,22 +4,25 @@ A restarted job may find the store that its last start left behind, and launcher
 nodes. So rank 0 numbers them in the store: an *incarnation* is one start of rank 0, and all further keys lie below its
 number. A rank may read an old number first; it must find out, and never mistake the dead ranks' keys for its peers'.
 
-So each rank counts itself in the incarnation, under its fingerprint and in all. Only rank 0 says that all are here, and
-whether they are alike. In an old incarnation rank 0 is dead: either it never said so, or it did and the count is full,
-which a newcomer sees. It happens in the background: with a rank missing it never ends, and training runs untuned.
+So each process of a rank but 0 enters its rank in the incarnation: once, by compare-and-set, under a token of its own.
+If another process has entered that rank, the incarnation is an old one. Those who entered append their fingerprints.
+Only rank 0 says that all are here, and whether they are alike. In an old incarnation rank 0 is dead: either it never
+said so, or all ranks are entered, which a newcomer sees. Requests may be repeated. It happens in the background: with a
+rank missing it never ends, and training runs untuned.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
 
 from zerotune.agent.agreement.exchange import Exchange
+from zerotune.agent.agreement.protocol import framed, frames
 
 N_INCARNATIONS_KEY = "n_incarnations"
 INCARNATION_KEY = "incarnation"
 ALIKE = b"alike"
 DIFFERENT = b"different"
-# The keys below `muster/` keep that name, so that ranks of other versions are found to differ.
 
 
 def found_incarnation(exchange: Exchange) -> int:
@@ -44,21 +47,28 @@ def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
     Raises:
         Closed: the agreement was closed before all ranks came.
     """
-    exchange.add(member_key(fingerprint))
-    exchange.add(all_key(world_size))
-    exchange.wait_until(lambda: exchange.add(all_key(world_size), 0) >= world_size)
-    is_alike = exchange.add(member_key(fingerprint), 0) == world_size
+    exchange.append(fingerprints_key(world_size), fingerprint_frame(0, fingerprint))
+
+    def found() -> dict[int, bytes]:
+        return frames(exchange.read(fingerprints_key(world_size)) or b"")
+
+    exchange.wait_until(lambda: len(found()) >= world_size)
+    is_alike = len({*found().values()}) == 1
     exchange.set(answer_key(world_size), ALIKE if is_alike else DIFFERENT)
     return is_alike
 
 
-def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bool]:
-    """The others: find the current incarnation, and be counted in it.
+def join(
+    exchange: Exchange, rank: int, world_size: int, fingerprint: str, token: bytes | None = None
+) -> tuple[int, bool]:
+    """The others: find the current incarnation, and enter this rank in it.
 
     Args:
         exchange: at the top of the store; afterwards in the folder of the incarnation.
+        rank: of this process, not 0.
         world_size: ranks of the job.
         fingerprint: this rank's own; what must be equal on all ranks.
+        token: of this process; None: a random one.
 
     Returns:
         The incarnation, and whether all its ranks came with one fingerprint.
@@ -66,30 +76,36 @@ def join(exchange: Exchange, world_size: int, fingerprint: str) -> tuple[int, bo
     Raises:
         Closed: the agreement was closed before all ranks came.
     """
-    number = 0
+    token, number = token or secrets.token_bytes(16), 0
     while True:
         number = _newest(exchange, above=number)
         exchange.enter(str(number))
-        exchange.add(member_key(fingerprint))
-        is_full = exchange.add(all_key(world_size)) > world_size
-        answer = None if is_full else _await_answer(exchange, world_size, number)
+        if exchange.set_once(rank_key(world_size, rank), token) != token:
+            continue
+        exchange.append(fingerprints_key(world_size), fingerprint_frame(rank, fingerprint))
+        answer = _await_answer(exchange, world_size, number)
         if answer is not None:
             return number, answer == ALIKE
 
 
-def all_key(world_size: int) -> str:
-    """Where ranks are counted; a job that restarts with another number of ranks counts elsewhere."""
-    return f"muster/{world_size}/all"
+def rank_key(world_size: int, rank: int) -> str:
+    """Which process is this rank; a job that restarts with another number of ranks has other keys."""
+    return f"members/{world_size}/{rank}"
+
+
+def fingerprints_key(world_size: int) -> str:
+    """What all ranks have appended."""
+    return f"members/{world_size}/fingerprints"
 
 
 def answer_key(world_size: int) -> str:
     """Where rank 0 says whether all are alike."""
-    return f"muster/{world_size}/verdict"
+    return f"members/{world_size}/answer"
 
 
-def member_key(fingerprint: str) -> str:
-    """Where the ranks of one fingerprint are counted."""
-    return "muster/" + hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
+def fingerprint_frame(rank: int, fingerprint: str) -> bytes:
+    """What a rank appends."""
+    return framed(rank, hashlib.sha256(fingerprint.encode()).digest()[:8])
 
 
 def _incarnation(exchange: Exchange) -> int:

@@ -140,14 +140,13 @@ def decode(data: bytes, kind: type[Message]) -> Message:
         raise WireError(f"{kind.__name__.lower()} cannot be decoded: {error}") from error
 
 
-def framed(answer: Answer) -> bytes:
-    """`answer` as it stands among those of other ranks, under one key of the store."""
-    data = encode(answer)
-    return _FRAME.pack(answer.rank, len(data)) + data
+def framed(rank: int, data: bytes) -> bytes:
+    """What a rank adds to a key of the store that all ranks add to."""
+    return _FRAME.pack(rank, len(data)) + data
 
 
 def frames(data: bytes) -> dict[int, bytes]:
-    """Answers by rank, not decoded yet; one that is there twice counts once."""
+    """What ranks have added to a key, by rank; what is there twice counts once."""
     found, at = {}, 0
     while at + _FRAME.size <= len(data):
         rank, n_bytes = _FRAME.unpack_from(data, at)

@@ -245,8 +245,8 @@ def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
         fingerprint: of rank 0.
     """
     store = dist.PrefixStore(str(INCARNATION), client(port))
-    store.add(job_start.member_key(fingerprint), n_stubs)
-    store.add(job_start.all_key(1 + n_stubs), n_stubs)
+    for rank in range(1, 1 + n_stubs):
+        store.append(job_start.fingerprints_key(1 + n_stubs), job_start.fingerprint_frame(rank, fingerprint))
 
 
 def measure(world_size: int, n_changes: int) -> dict[str, float]:

@@ -35,45 +35,51 @@ class Rank:
             self.ran[comm_id].append(self.sides[comm_id].call())
 
 
-class UnsteadyStore(dist.PrefixStore):
-    """Calls `fail` before each request."""
+def _nothing() -> None:
+    """Neither fails nor loses anything."""
 
-    def __init__(self, store: dist.Store, fail: Callable[[], None]) -> None:
+
+class UnsteadyStore(dist.PrefixStore):
+    """Calls `fail` before each request, and `lose` before its answer is handed on."""
+
+    def __init__(self, store: dist.Store, fail: Callable[[], None], lose: Callable[[], None]) -> None:
         super().__init__("", store)
-        self.fail = fail
+        self.fail, self.lose = fail, lose
 
     def clone(self) -> UnsteadyStore:
         return self
 
-    def compare_set(self, *args):
+    def ask(self, request: Callable[..., Any], *args: Any) -> Any:
         self.fail()
-        return super().compare_set(*args)
+        answer = request(*args)
+        self.lose()
+        return answer
+
+    def compare_set(self, *args):
+        return self.ask(super().compare_set, *args)
 
     def set(self, *args):
-        self.fail()
-        super().set(*args)
+        self.ask(super().set, *args)
 
     def append(self, *args):
-        self.fail()
-        super().append(*args)
+        self.ask(super().append, *args)
 
     def add(self, *args):
-        self.fail()
-        return super().add(*args)
+        return self.ask(super().add, *args)
 
 
 class Job:
     """Ranks of one process. `bells`: whether a bell reaches the other ranks."""
 
-    def __init__(self, folder, n_ranks: int) -> None:
+    def __init__(self, folder, n_ranks: int, fail: Callable[[], None] = _nothing, lose: Callable[[], None] = _nothing):
         self.store, self.bells = dist.HashStore(), True
-        self.fails: dict[int, Callable[[], None]] = {}
+        self.fails: dict[int, Callable[[], None]] = dict.fromkeys(range(n_ranks), fail)
         self.ranks: list[Rank] = []
         self.went: dict[int, threading.Event] = {rank: threading.Event() for rank in range(n_ranks)}
         for rank in range(n_ranks):
             plugin = own_plugin(folder, f"rank{rank}")
             self.went[rank].set()
-            store = UnsteadyStore(self.store, lambda rank=rank: self.fails.get(rank, lambda: None)())
+            store = UnsteadyStore(self.store, lambda rank=rank: self.fails[rank](), lose)
             agreement = Agreement(store, rank, n_ranks, plugin, self.ring)
             name = "prepare" if rank else "communicators"  # rank 0 prepares before it writes the change, too
             setattr(plugin, name, functools.partial(self.when_it_may, rank, getattr(plugin, name)))
@@ -119,8 +125,8 @@ def wait_for(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
 def make_job(tmp_path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
-    def make(n_ranks: int) -> Job:
-        jobs.append(Job(tmp_path, n_ranks))
+    def make(n_ranks: int, **faults: Callable[[], None]) -> Job:
+        jobs.append(Job(tmp_path, n_ranks, **faults))
         return jobs[-1]
 
     yield make
@@ -263,6 +269,29 @@ def test_a_store_that_fails_for_a_while_costs_nothing_but_time(make_job, failing
     wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
     job.call_until(channels(1))
     assert [each.agreement.counters().state for each in job.ranks] == ["agreeing"] * 3
+
+
+class EverySecond:
+    """Raises at every second call of each thread."""
+
+    def __init__(self) -> None:
+        self.seen = threading.local()
+
+    def __call__(self) -> None:
+        self.seen.odd = not getattr(self.seen, "odd", False)
+        if self.seen.odd:
+            raise RuntimeError("connection reset by peer")
+
+
+@pytest.mark.parametrize("fault", ["fail", "lose"])
+def test_requests_that_have_to_be_repeated_cost_nothing_but_time_from_a_jobs_start_on(make_job, fault: str) -> None:
+    """If an answer is lost, the store has carried the request out twice."""
+    job = make_job(3, **{fault: EverySecond()})
+    for each in job.ranks:
+        each.call(16)
+    job.offer(plan(1, 3))
+    wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    job.call_until(channels(1))
 
 
 def test_closing_while_a_change_is_under_way_lets_calls_pass(make_job) -> None:

@@ -5,7 +5,7 @@ A function is run anew for each of its requests, with the answers that it had so
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -26,8 +26,8 @@ class Blocked(Exception):
 class ScriptedExchange:
     """Gives the answers so far, then takes one request to the store."""
 
-    def __init__(self, store: dict[str, Any], answers: Answers) -> None:
-        self.store, self.answers, self.at, self.folder = store, answers, 0, ""
+    def __init__(self, store: dict[str, Any], answers: Answers, *, sends_twice: bool = False) -> None:
+        self.store, self.answers, self.at, self.folder, self.sends_twice = store, answers, 0, "", sends_twice
         self.fresh: Any = None
 
     def enter(self, folder: str) -> None:
@@ -39,6 +39,8 @@ class ScriptedExchange:
             return self.answers[self.at - 1]
         if self.fresh is not None:
             raise NextRequest
+        if self.sends_twice:  # the first answer was lost
+            send()
         self.fresh = (send(),)
         return self.fresh[0]
 
@@ -51,6 +53,14 @@ class ScriptedExchange:
 
     def set(self, key: str, value: bytes) -> None:
         self.request(lambda: self.store.__setitem__(self.folder + key, value))
+
+    def set_once(self, key: str, value: bytes) -> bytes:
+        return self.request(lambda: self.store.setdefault(self.folder + key, value))
+
+    def append(self, key: str, value: bytes) -> None:
+        self.request(
+            lambda: self.store.__setitem__(self.folder + key, self.store.get(self.folder + key, b"") + value)
+        )
 
     def read(self, key: str, *, everywhere: bool = False) -> bytes | None:
         return self.request(lambda: self.store.get(key if everywhere else self.folder + key))
@@ -66,9 +76,9 @@ class ScriptedExchange:
         self.fresh = (None,)
         probe = ScriptedExchange(self.store, ())
         probe.folder, probe.request = self.folder, lambda send: send()  # type: ignore[method-assign]
-        self.read, self.add = probe.read, probe.add  # type: ignore[method-assign]
+        self.read = probe.read  # type: ignore[method-assign]
         found = is_so()
-        del self.read, self.add
+        del self.read
         if not found:
             raise Blocked
 
@@ -78,27 +88,28 @@ class Rank:
     rank: int
     world_size: int
     fingerprint: str
+    token: bytes
     answers: Answers = ()
     result: Any = None
 
 
-def advanced(rank: Rank, store: dict[str, Any], *, counts_all: bool) -> Rank | None:
+def advanced(rank: Rank, store: dict[str, Any], *, sends_twice: bool) -> Rank | None:
     """The rank after its next request; None: it can do nothing now."""
-    exchange: Any = ScriptedExchange(store, rank.answers)
+    exchange: Any = ScriptedExchange(store, rank.answers, sends_twice=sends_twice)
     try:
         if rank.rank == 0:
             number = job_start.found_incarnation(exchange)
             result: Any = (number, job_start.compare(exchange, rank.world_size, rank.fingerprint))
         else:
-            result = job_start.join(exchange, 10**6 if not counts_all else rank.world_size, rank.fingerprint)
+            result = job_start.join(exchange, rank.rank, rank.world_size, rank.fingerprint, rank.token)
     except NextRequest:
         result = None
     except Blocked:
         return None
-    return Rank(rank.rank, rank.world_size, rank.fingerprint, (*rank.answers, *exchange.fresh), result)
+    return replace(rank, answers=(*rank.answers, *exchange.fresh), result=result)
 
 
-def ends(store: dict[str, Any], ranks: tuple[Rank, ...], *, counts_all: bool = True) -> tuple[set[Any], list[Any]]:
+def ends(store: dict[str, Any], ranks: tuple[Rank, ...], *, sends_twice: bool = False) -> tuple[set[Any], list[Any]]:
     """(Results of all ranks, in states in which nobody can go on; all states of the store on the way)."""
     start = (tuple(sorted(store.items())), ranks)
     met, left, results = {start}, [start], set()
@@ -107,7 +118,7 @@ def ends(store: dict[str, Any], ranks: tuple[Rank, ...], *, counts_all: bool = T
         is_over = True
         for place, rank in enumerate(now):
             changed = dict(items)
-            after = None if rank.result is not None else advanced(rank, changed, counts_all=counts_all)
+            after = None if rank.result is not None else advanced(rank, changed, sends_twice=sends_twice)
             if after is None:
                 continue
             is_over = False
@@ -120,32 +131,35 @@ def ends(store: dict[str, Any], ranks: tuple[Rank, ...], *, counts_all: bool = T
     return results, [dict(items) for items in {items for items, _ in met}]
 
 
-def job(*fingerprints: str) -> tuple[Rank, ...]:
-    return tuple(Rank(rank, len(fingerprints), each) for rank, each in enumerate(fingerprints))
+def job(*fingerprints: str, token: bytes) -> tuple[Rank, ...]:
+    return tuple(Rank(rank, len(fingerprints), each, token) for rank, each in enumerate(fingerprints))
 
 
+@pytest.mark.parametrize("sends_twice", [False, True])
 @pytest.mark.parametrize(("fingerprints", "is_alike"), [("aa", True), ("aaa", True), ("aab", False), ("baa", False)])
-def test_all_ranks_learn_the_same_of_a_first_start(fingerprints: str, is_alike: bool) -> None:
-    assert ends({}, job(*fingerprints))[0] == {((1, is_alike),) * len(fingerprints)}
+def test_all_ranks_learn_the_same_of_a_first_start(fingerprints: str, is_alike: bool, sends_twice: bool) -> None:
+    number = 1 + sends_twice  # which says no more than that it is another start
+    found = ends({}, job(*fingerprints, token=b"first"), sends_twice=sends_twice)[0]
+    assert found == {((number, is_alike),) * len(fingerprints)}
 
 
 def test_with_a_rank_missing_nobody_is_told_anything() -> None:
-    assert ends({}, job(*"aaa")[:2])[0] == {(None, None)}
+    assert ends({}, job(*"aaa", token=b"first")[:2])[0] == {(None, None)}
 
 
 @pytest.mark.parametrize("before", ["aa", "aaa"])
 @pytest.mark.parametrize("after", ["aa", "bb"])
 def test_a_start_never_takes_the_last_one_for_its_own(before: str, after: str) -> None:
     """Whatever moment the last start died at, and however many ranks it had."""
-    leftovers = ends({}, job(*before))[1]
+    leftovers = ends({}, job(*before, token=b"first"))[1]
     assert len(leftovers) >= 8
     for store in leftovers:
         number = store.get(job_start.N_INCARNATIONS_KEY, 0) + 1
-        assert ends(store, job(*after))[0] == {((number, True),) * len(after)}
+        assert ends(store, job(*after, token=b"second"))[0] == {((number, True),) * len(after)}
 
 
-def test_a_rank_that_does_not_see_that_it_is_one_too_many_takes_the_dead_for_its_peers() -> None:
+def test_a_rank_that_does_not_see_that_another_process_was_it_takes_the_dead_for_its_peers() -> None:
     """The mutant of this model."""
-    leftovers = ends({}, job(*"aa"))[1]
-    found = {result for store in leftovers for result in ends(store, job(*"aa"), counts_all=False)[0]}
+    leftovers = ends({}, job(*"aa", token=b"same"))[1]
+    found = {result for store in leftovers for result in ends(store, job(*"aa", token=b"same"))[0]}
     assert any(None in each or each[0][0] != each[1][0] for each in found)
