@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from benchmarks.lib.reporting import Result, report
 from zerotune.agent.agreement import Agreement, job_start
-from zerotune.agent.agreement.protocol import Answer, Member, Outcome, PlanChange, decode, framed
+from zerotune.agent.agreement.protocol import Answer, Member, Outcome, PlanChange, decode, encode, framed
 from zerotune.agent.nccl import library
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
@@ -116,7 +116,7 @@ class StubRank:
             return False
         if reads == "change":
             self.number = decode(value, PlanChange).number
-            answer = framed(Answer(self.number, self._rank, self._members))
+            answer = framed(self._rank, encode(Answer(self.number, self._rank, self._members)))
             self._send(struct.pack("<B", APPEND) + key(f"answers/{self.number}") + packed(answer))
             self.answered_s = time.perf_counter()
             return False
@@ -244,7 +244,7 @@ def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
         n_stubs: ranks but rank 0.
         fingerprint: of rank 0.
     """
-    store = dist.PrefixStore(str(INCARNATION), client(port))
+    store: Any = dist.PrefixStore(str(INCARNATION), client(port))  # torch's stubs lack append
     for rank in range(1, 1 + n_stubs):
         store.append(job_start.fingerprints_key(1 + n_stubs), job_start.fingerprint_frame(rank, fingerprint))
 
