@@ -149,7 +149,6 @@ class Plugin:
         self._set_recording = _bind(quick, "set_recording", None, u32)
         self._set_observing = _bind(quick, "set_observing", None, u32)
         self._set_timing_source_override = _bind(quick, "set_timing_source_override", None, u32)
-        self._set_channel_limit = _bind(quick, "set_channel_limit", None, u32, u32, u32)
         self._channels_seen = _bind(quick, "channels_seen", u32, u32, u32)
         self._flip = _bind(quick, "plan_flip", ctypes.c_int, u32)
         self._active_epoch = _bind(library, "active_epoch", u32)
@@ -207,10 +206,6 @@ class Plugin:
     def set_timing_source_override(self, source: TimingSource) -> None:
         """What kernel-channel times are reported as: `emulated` by a stand-in for NCCL, `none` = as they are."""
         self._set_timing_source_override(int(source))
-
-    def set_channel_limit(self, communicator: CommunicatorClass, n_channels: int) -> None:
-        """Channels that communicators of this class have, 0 = unknown; must be alike on all ranks."""
-        self._set_channel_limit(communicator.n_ranks, communicator.n_nodes, n_channels)
 
     def channels_seen(self, communicator: CommunicatorClass) -> int:
         """Most channels a timed collective of this class ran with; 0 = none was timed."""

@@ -182,10 +182,6 @@ void zerotune_set_observing(uint32_t on);           /* profiler event mask on or
 /* Timing source that kernel-channel times are reported under (TimingSource.emulated); 0 = the real
  * ones. Under an override a pTimer of 0 is a time like any other. */
 void zerotune_set_timing_source_override(uint32_t timing_source);
-/* Channels the communicators of a class have: n_channels is clamped to 1..limit; 0 = not known.
- * Not known: a plan's count passes only where NCCL itself caps it (ring, tree, pat, single-node nvls).
- * Must be set alike on all ranks: it is part of the decision. */
-void zerotune_set_channel_limit(uint32_t n_ranks, uint32_t n_nodes, uint32_t n_channels);
 
 /* ---- plans by agreement: agree/schedule.h ---- */
 

@@ -199,15 +199,14 @@ static void agree(void) {
 }
 
 static void set_state(void) {
-  switch (byte() % 8) {
+  switch (byte() % 7) {
   case 0: zerotune_set_phase((uint32_t)number()); break;
   case 1: (void)zerotune_set_step((uint32_t)number()); break;
   case 2: zerotune_set_memory_pressure((float)byte() / 200.0f - 0.1f); break;
   case 3: zerotune_set_recording(byte() & 1); break;
   case 4: zerotune_set_observing(byte() & 1); break;
   case 5: zerotune_set_timing_source_override((uint32_t)number()); break;
-  case 6: zerotune_set_channel_limit((uint32_t)number(), (uint32_t)number(), (uint32_t)number()); break;
-  case 7: (void)zerotune_plan_flip((uint32_t)number()); break;
+  case 6: (void)zerotune_plan_flip((uint32_t)number()); break;
   }
 }
 

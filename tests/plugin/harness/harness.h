@@ -50,7 +50,6 @@ typedef struct {
   __typeof__(&zerotune_set_recording) set_recording;
   __typeof__(&zerotune_set_observing) set_observing;
   __typeof__(&zerotune_set_timing_source_override) set_timing_source_override;
-  __typeof__(&zerotune_set_channel_limit) set_channel_limit;
   __typeof__(&zerotune_channels_seen) channels_seen;
   __typeof__(&zerotune_communicators) communicators;
   __typeof__(&zerotune_cycle) cycle;

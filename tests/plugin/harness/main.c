@@ -46,7 +46,6 @@ static void open_plugin(const char *path) {
   BIND(set_recording, set_recording);
   BIND(set_observing, set_observing);
   BIND(set_timing_source_override, set_timing_source_override);
-  BIND(set_channel_limit, set_channel_limit);
   BIND(channels_seen, channels_seen);
   BIND(communicators, communicators);
   BIND(cycle, cycle);

@@ -38,15 +38,9 @@ void zt_class_saw_channels(zt_class *entry, uint32_t n_channels) {
 
 void zt_classes_reset(int forget_entries) {
   for (uint32_t i = 0; i < ZT_MAX_CLASSES; i++) {
-    atomic_store(&classes[i].channel_limit, 0);
     atomic_store(&classes[i].channels_seen, 0);
     if (forget_entries) atomic_store(&classes[i].shape, 0);
   }
-}
-
-void zerotune_set_channel_limit(uint32_t n_ranks, uint32_t n_nodes, uint32_t n_channels) {
-  zt_class *entry = zt_class_of(n_ranks, n_nodes);
-  if (entry != NULL) atomic_store_explicit(&entry->channel_limit, n_channels, memory_order_relaxed);
 }
 
 uint32_t zerotune_channels_seen(uint32_t n_ranks, uint32_t n_nodes) {

@@ -11,7 +11,6 @@
 
 typedef struct {
   _Atomic uint64_t shape;         /* n_ranks << 32 | n_nodes; 0 = free entry */
-  _Atomic uint32_t channel_limit; /* 0 = not known */
   _Atomic uint32_t channels_seen;
 } zt_class;
 

@@ -56,19 +56,13 @@ static bool may_take_channels_raw(const zt_cost_table *table, uint32_t n_nodes) 
   return false;
 }
 
-/* The channel count to hand NCCL for a row's; 0 = leave NCCL's. */
-static int clamp_channels(zt_communicator *communicator, const zt_class *its_class, const zt_choice *choice,
-                          const zt_cost_table *table, bool in_network) {
-  const uint32_t n_nodes = zt_class_n_nodes(its_class);
-  const uint32_t limit = atomic_load_explicit(&its_class->channel_limit, memory_order_relaxed);
-  if (limit == 0) {
-    const bool raw = choice->algorithm == ZT_NO_OPINION ? in_network || may_take_channels_raw(table, n_nodes)
-                                                        : takes_channels_raw(choice->algorithm, n_nodes);
-    if (raw) ZT_BUMP(communicator->n_clamped_channels);
-    return raw ? 0 : choice->n_channels;
-  }
-  if (choice->n_channels > limit) ZT_BUMP(communicator->n_clamped_channels);
-  return (int)(choice->n_channels > limit ? limit : choice->n_channels);
+/* The channel count to hand NCCL for a row's; 0 = leave NCCL's, where nothing would cap ours to the communicator's. */
+static int capped_channels(zt_communicator *communicator, uint32_t n_nodes, const zt_choice *choice,
+                           const zt_cost_table *table, bool in_network) {
+  const bool raw = choice->algorithm == ZT_NO_OPINION ? in_network || may_take_channels_raw(table, n_nodes)
+                                                      : takes_channels_raw(choice->algorithm, n_nodes);
+  if (raw) ZT_BUMP(communicator->n_clamped_channels);
+  return raw ? 0 : choice->n_channels;
 }
 
 /* ---- records ---- */
@@ -203,7 +197,7 @@ ZT_INLINE bool apply(zt_communicator *communicator, const zt_class *its_class, c
     return false;
   }
   if (choice->n_channels > 0)
-    *asked_channels = clamp_channels(communicator, its_class, choice, table, asked->in_network);
+    *asked_channels = capped_channels(communicator, zt_class_n_nodes(its_class), choice, table, asked->in_network);
   if (names_cell) {
     const size_t n_cells = (size_t)(table->n_algorithms * table->n_protocols);
     if (asked->offered != NULL) memcpy(table->cost_us, asked->offered, n_cells * sizeof(float));
