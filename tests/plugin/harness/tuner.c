@@ -295,8 +295,9 @@ static void flips_only_what_is_loaded(void) {
 
 void test_tuner(void) {
   for (int version = 2; version <= 7; version++) {
-    static void (*const each[])(int) = {matches_by_key_only, never_revives_ignored_cells, leaves_out_channels_that_nccl_would_not_cap,
-                                        leaves_baseline_rows_alone, finds_rows_at_their_edges};
+    static void (*const each[])(int) = {matches_by_key_only, never_revives_ignored_cells,
+                                        leaves_out_channels_that_nccl_would_not_cap, leaves_baseline_rows_alone,
+                                        finds_rows_at_their_edges};
     for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
       the.reset();
       each[i](version);
