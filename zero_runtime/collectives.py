@@ -8,9 +8,11 @@ large as the result and copies it; shards that are sent straight to where they b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,27 @@ class Work(Protocol):
 
     def wait(self) -> object:
         """Returns once the result may be used on the current stream."""
+
+
+AVOID_RECORD_STREAMS: Final = "TORCH_NCCL_AVOID_RECORD_STREAMS"
+"""Before 2.8 torch gives memory that NCCL has used back only when the host sees that NCCL is done, unless this is set."""
+
+
+def warn_of_held_memory(backend: str, torch_version: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Say so if layers that were freed may stay in memory: then stage 3 may need as much as the whole model.
+
+    Args:
+        backend: of the group, by torch's name.
+        torch_version: `torch.__version__`.
+        environment: in which the group was made.
+    """
+    major, minor = (int(part) for part in torch_version.split(".")[:2])
+    if backend == "nccl" and (major, minor) < (2, 8) and environment.get(AVOID_RECORD_STREAMS) != "1":
+        warnings.warn(
+            f"torch {torch_version} holds layers that stage 3 has freed until the host sees that NCCL is done;"
+            f" set {AVOID_RECORD_STREAMS}=1 before the process group is made, or install torch 2.8 or newer",
+            stacklevel=3,
+        )
 
 
 Gather = Callable[[Tensor, Tensor, dist.ProcessGroup], Work]

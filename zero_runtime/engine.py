@@ -445,6 +445,8 @@ def shard(
     except SettingsError as error:
         tell_others(error, model, world)
         raise
+    if chosen.stage == 3 and dist.get_rank(world) == 0:
+        collectives.warn_of_held_memory(dist.get_backend(world), torch.__version__)
     engine = Engine(model, chosen, named, parts, world, model_parallel_group)
     for flat in engine.flats:
         mark(flat.parameters)

@@ -1,6 +1,6 @@
 """What torch's own tests say of the emulated backend, on both hosts, and the page that keeps it.
 
-`python tests/conformance/conformance.py` runs them, some ten minutes on two cores, and renews the page.
+`python -m tests.conformance.conformance` runs them, some ten minutes on two cores, and renews the page.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,24 @@ from zerotune.zero_runtime import collectives
 from zerotune.zero_runtime.collectives import EXCHANGED, PLAIN
 
 N_ELEMENTS = [1, 7, 4096]
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "environment", "holds"),
+    [
+        ("nccl", "2.7.1+cu126", {}, True),
+        ("nccl", "2.6.0", {collectives.AVOID_RECORD_STREAMS: "0"}, True),
+        ("nccl", "2.7.1", {collectives.AVOID_RECORD_STREAMS: "1"}, False),
+        ("nccl", "2.8.0a0+git", {}, False),
+        ("nccl", "2.13.0", {}, False),
+        ("gloo", "2.7.1", {}, False),
+    ],
+)
+def test_a_torch_that_holds_freed_layers_is_named_with_the_remedy(backend, version, environment, holds) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        collectives.warn_of_held_memory(backend, version, environment)
+    assert [collectives.AVOID_RECORD_STREAMS in str(each.message) for each in said] == [True] * holds
 
 
 def gathered(n_ranks: int, in_place: bool) -> list[bool]:
