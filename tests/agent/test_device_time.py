@@ -7,7 +7,7 @@ import pytest
 from benchmarks.lib.simulated.device import Device
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulation_settings import EmulationSettings
-from zerotune.agent.steps.clock import MAX_UNDERWAY, EventClock, VirtualClock, WallClock
+from zerotune.agent.steps.clock import MAX_UNDERWAY, EventClock, VirtualClock, WallClock, device_clock
 from zerotune.agent.steps.step_timer import StepTimer
 from zerotune.store.errors import UserError
 from zerotune.store.records import StepRecord
@@ -64,6 +64,12 @@ def test_each_step_has_its_own_time_and_plan_at_every_lag(host_ahead: int) -> No
     assert [(one.step, one.epoch) for one in job.told] == [(number, 1 + number) for number in range(1, N_STEPS)]
     assert [one.duration_us for one in job.told] == pytest.approx([work_us(number) for number in range(1, N_STEPS)])
     assert job.n_lost == 0
+
+
+@pytest.mark.parametrize(("uses_cuda", "clock_of"), [(True, EventClock), (False, WallClock)])
+def test_a_process_that_uses_cuda_is_timed_by_its_events(uses_cuda: bool, clock_of: type, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: uses_cuda)
+    assert type(device_clock()) is clock_of
 
 
 def test_steps_that_have_not_run_at_the_end_are_counted_and_nobody_waits_for_them() -> None:

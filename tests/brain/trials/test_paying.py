@@ -14,7 +14,7 @@ from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, CommunicatorClass, Protocol
 from zerotune.tuner.learning.policy.acquisition import UNPAID_ODDS, Case, unpaid_odds
-from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.risk import Budget, ExposedShare
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
 
@@ -70,7 +70,9 @@ def test_exploration_is_paid_once_it_has_gained_what_it_cost() -> None:
     assert budget.gained_us <= 0
 
 
-def test_it_is_known_what_settings_in_force_save() -> None:
+@pytest.mark.parametrize("exposed", [0.25, 1.0])
+def test_it_is_known_what_settings_in_force_save(exposed: float, monkeypatch) -> None:
+    """Only what training waits for counts."""
     place = CommunicatorClass(16, 2)
     world = World("h100_ib_2", place, zero3_step(), seed=7)
     brain = make_brain(world)
@@ -83,9 +85,9 @@ def test_it_is_known_what_settings_in_force_save() -> None:
         assert usual_us is not None
         saved_us += n_calls * max(0.0, own_us - usual_us)
     assert saved_us > 0
-    before_us = brain.budget.gained_us + brain.budget.spent_us
+    monkeypatch.setattr(ExposedShare, "share", exposed)
     play(world, brain, 20)
-    assert brain.budget.gained_us + brain.budget.spent_us - before_us == pytest.approx(20 * saved_us, rel=0.05)
+    assert brain.budget.saves_us == pytest.approx(exposed * saved_us, rel=0.05)
     assert brain.budget.gained_us > 0
 
 

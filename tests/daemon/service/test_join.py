@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotune.store.records import TimingSource
+from zerotune.store.records import Algorithm, TimingSource
 from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED
 from zerotune.tuner import join
 from zerotune.tuner.join import JOIN_TIMEOUT_S, OBSERVATION, UNKNOWN_EPOCH, measurements_of
@@ -33,6 +33,15 @@ def test_the_measurement_is_what_the_last_arrival_saw(records):
     assert (row["collective"], row["phase"], row["algorithm"], row["protocol"], row["n_channels"]) == (2, 1, 1, 2, 8)
     assert row["timing_source"] == 1
     assert joiner.n_pending == 0
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.collnet_direct, Algorithm.nvls_tree])
+def test_what_nccl_reports_no_channels_for_is_measured_with_those_that_ran(records, algorithm):
+    """The plugin has counted them by then, and timed them like any other's."""
+    joiner = Joiner()
+    joiner.add(0, records(1, n_ranks=1, algorithm=algorithm, n_channels=2, flags=FLAG_TIMED))
+    (row,) = joiner.join(0.0, 1)[0]
+    assert (row["algorithm"], row["n_channels"], row["is_default"]) == (algorithm, 2, 1)
 
 
 def test_records_that_come_faster_than_they_are_joined_are_bounded(records, monkeypatch):
