@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LEAST_STEPS: Final = 100
 """A job of fewer steps may end before anything could be tried and judged."""
 
+TOLD_SHARE: Final = 0.5
+"""Of replayed calls, above which a job ends with a word about them."""
+
 Question = tuple[int, ...]
 """(ranks, nodes, collective, message bytes) that NCCL has asked for."""
 
@@ -59,6 +62,13 @@ class Facts:
     endpoint: str = ""
     reasons: Sequence[tuple[Reason, str]] = ()
     """What the agreement knows, the most important first."""
+    replayed_share: float = 0.0
+    """Of the calls: replays of captured graphs."""
+
+    @property
+    def captured(self) -> list[tuple[Reason, str]]:
+        """What is to be said of captured graphs."""
+        return [(Reason.captured, f"{self.replayed_share:.0%}")] if self.replayed_share > TOLD_SHARE else []
 
 
 def line(facts: Facts) -> str:
@@ -66,7 +76,8 @@ def line(facts: Facts) -> str:
     n_all = len({_kind(question) for question in facts.questions})
     n_tuned = len({_kind(question) for question in facts.questions if _is_tuned(question, facts.rows)})
     if n_tuned and facts.n_matched:
-        also = "".join(f"; {reason.value.format(detail=detail)}" for reason, detail in facts.reasons)
+        reasons = *facts.reasons, *facts.captured
+        also = "".join(f"; {reason.value.format(detail=detail)}" for reason, detail in reasons)
         also += "; --numerics exact leaves what computes to NCCL" if facts.is_exact else ""
         also += "" if facts.has_plan_file else "; `zerotune explain`"  # no daemon keeps anything of such a job
         return f"zerotune: {n_tuned} of {counted(n_all, 'collective')} tuned, {_gain(facts.saved)}{also}"
@@ -88,6 +99,8 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
         return Reason.no_row, collectives + which
     if facts.reasons:
         return facts.reasons[0]
+    if facts.captured:
+        return facts.captured[0]
     if not facts.n_steps:
         return Reason.no_steps, ""
     if not (facts.has_heard or facts.has_plan_file):
@@ -138,6 +151,7 @@ def tell(
     is_silent: bool,
     listened_s: float,
     reasons: Sequence[tuple[Reason, str]] = (),
+    replayed_share: float = 0.0,
 ) -> None:
     """Say the line, if this is rank 0 of a launched job that is tuned and not told to be quiet.
 
@@ -152,6 +166,7 @@ def tell(
         is_silent: one that has answered does not any more.
         listened_s: how long this rank listened for one.
         reasons: what the agreement knows, the most important first.
+        replayed_share: of the calls: replays of captured graphs.
     """
     group = first_group.made()
     if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:
@@ -179,5 +194,6 @@ def tell(
         listened_s=listened_s,
         endpoint=settings.endpoint,
         reasons=reasons,
+        replayed_share=replayed_share,
     )
     say(line(facts))

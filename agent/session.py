@@ -26,6 +26,7 @@ from zerotune.agent.nccl.library import Counters, Plugin
 from zerotune.agent.observing import memory
 from zerotune.agent.settings import EXACT, AgentSettings, is_first_of_node
 from zerotune.agent.steps.clock import VirtualClock, device_clock
+from zerotune.agent.steps.graphs import GraphCalls
 from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.agent.steps.step_queue import StepQueue
 from zerotune.agent.steps.step_timer import ALWAYS, StepTimer
@@ -61,6 +62,7 @@ class Session:
         sinks = [self._recent_steps.add, self._queue.add]
         summary = [self._summary.add] if self._summary else []
         self._timer = StepTimer(plugin, *sinks, *summary, on_lost=self._queue.lose)
+        self._graph_calls = GraphCalls(plugin.n_calls if plugin is not None else lambda: 0)
         self._world: World | None = None
         """The one that this rank has looked at last."""
         self._n_worlds = 0
@@ -112,13 +114,18 @@ class Session:
         if self._plugin is not None:
             self._plugin.set_phase(region)
 
-    def on_replay(self) -> None:
+    def on_replay(self, graph: Any) -> None:
         """A graph was replayed: NCCL is not asked for its collectives."""
         self._timer.sees_all_calls = False
+        self._graph_calls.replay(graph)
 
-    def on_capture(self, is_capturing: bool) -> None:
+    def on_capture(self, graph: Any, is_capturing: bool) -> None:
         """A graph's capture begins or has ended."""
-        self._timer.capture(is_capturing)
+        try:
+            self._timer.capture(is_capturing)
+            self._graph_calls.capture(graph, is_capturing)
+        except Exception as error:
+            self._fail(error)
 
     def on_boundary(self) -> None:
         """An optimizer step ended. Caches are cold here: each line costs microseconds."""
@@ -270,6 +277,7 @@ class Session:
             is_silent=one is not None and one.is_silent,
             listened_s=time.monotonic() - self._joined_at_s,
             reasons=one.reasons() if one is not None else (),
+            replayed_share=self._graph_calls.share,
         )
 
     def _write_summary(self, summary: SummaryWriter) -> None:

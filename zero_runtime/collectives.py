@@ -27,7 +27,7 @@ class Work(Protocol):
 
 
 AVOID_RECORD_STREAMS: Final = "TORCH_NCCL_AVOID_RECORD_STREAMS"
-"""Before 2.8 torch gives memory that NCCL has used back only when the host sees that NCCL is done, unless this is set."""
+"""Unless it is set, torch before 2.8 gives memory that NCCL has used back only when the host sees that NCCL is done."""
 
 
 def warn_of_held_memory(backend: str, torch_version: str, environment: Mapping[str, str] = os.environ) -> None:

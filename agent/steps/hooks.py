@@ -36,17 +36,18 @@ class Region(IntEnum):
 
 
 class StepHooks:
-    """Calls `on_region` when the region changes, `on_boundary` at each step boundary, and of graphs `on_replay`.
+    """Calls `on_region` when the region changes, `on_boundary` at each step boundary, and `on_replay` with each graph.
 
-    `on_capture` is told whether one is being captured. All run on the training thread and must not raise.
+    `on_capture` is told which graph, and whether its capture begins or has ended. All run on the training thread and
+    must not raise.
     """
 
     def __init__(
         self,
         on_region: Callable[[int], None],
         on_boundary: Callable[[], None],
-        on_replay: Callable[[], None],
-        on_capture: Callable[[bool], None],
+        on_replay: Callable[[Any], None],
+        on_capture: Callable[[Any, bool], None],
     ) -> None:
         self._on_region = on_region
         self._on_boundary = on_boundary
@@ -148,7 +149,7 @@ class StepHooks:
 
         @functools.wraps(begin)
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
-            self._on_capture(True)
+            self._on_capture(graph, True)
             begin(graph, *args, **kwargs)
             self._captured = graph
 
@@ -158,12 +159,12 @@ class StepHooks:
             try:
                 end(graph)
             finally:
-                self._on_capture(False)
+                self._on_capture(graph, False)
 
         @functools.wraps(run)
         def replay(graph: Any) -> None:
             run(graph)
-            self._on_replay()
+            self._on_replay(graph)
             # It may hold no backward. That does not matter: what counts is the step that follows.
             self._gradients_came()
             if graph in self._graphs_with_step:

@@ -51,6 +51,7 @@ FACTS = {
     Reason.no_collectives: Facts(**NCCL, is_loaded=False, has_called=False),
     Reason.no_row: Facts(**CALLED, has_plan_file=True, has_heard=False),
     Reason.frozen: Facts(**CALLED, reasons=((Reason.frozen, "ranks of communicator 7 differ in their calls"),)),
+    Reason.captured: Facts(**CALLED, replayed_share=0.95),
     Reason.no_steps: Facts(**(CALLED | {"n_steps": 0})),
     Reason.no_daemon: Facts(**CALLED, has_heard=False, listened_s=60.0, endpoint="ipc:///d.sock"),
     Reason.no_repetition: Facts(**(CALLED | {"n_steps": LEAST_STEPS - 1})),
@@ -102,6 +103,11 @@ def test_what_stays_as_it_is_beside_what_is_tuned_is_told_too() -> None:
     said = line(Facts(**CALLED, n_matched=100, rows=(row(),), reasons=((Reason.frozen, detail),)))
     assert detail in said
     assert "1 of 2" in said
+
+
+def test_replayed_calls_are_told_beside_what_is_tuned_if_they_are_most() -> None:
+    assert "95% of its calls" in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.95))
+    assert "replays" not in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.05))
 
 
 def test_a_gain_comes_with_how_sure_it_is() -> None:

@@ -13,9 +13,13 @@ class Recorder:
     def __init__(self):
         self.events = []
         self.captures = []
+        self.replays = []
         self.hooks = StepHooks(
-            self.events.append, lambda: self.events.append("boundary"), lambda: None, self.captures.append
+            self.events.append, lambda: self.events.append("boundary"), self.replays.append, self.capture
         )
+
+    def capture(self, graph, is_capturing):
+        self.captures.append((graph, is_capturing))
 
     def __enter__(self):
         self.hooks.install()
@@ -237,7 +241,8 @@ def test_replays_of_a_graph_are_steps_once_an_optimizer_steps(monkeypatch, holds
             graph.replay()
             if not holds_step:
                 optimizer.step()
-    assert seen.captures == [True, False]
+    assert seen.captures == [(graph, True), (graph, False)]
+    assert seen.replays == [graph] * 5
     assert seen.events.count("boundary") == 5
     graph.replay()
     assert seen.events.count("boundary") == 5
