@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +27,7 @@ from zerotune.agent.machine import identity
 from zerotune.agent.machine.launchers import local_rank
 from zerotune.agent.nccl.catalog import COMPUTING
 from zerotune.agent.nccl.library import Plugin
+from zerotune.agent.observing.memory import DeviceMemory
 from zerotune.agent.observing.ring import RecordDrain
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.agent.reasons import Reason
@@ -66,7 +67,7 @@ class Membership:
         costs: what NCCL has offered in this process.
         world: the default process group.
         fabric_id, fabric: the hardware.
-        sample_pressure: memory in use over total, None: unknown.
+        device_memory: how full the device is.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Membership:
         world: World,
         fabric_id: str,
         fabric: identity.Description,
-        sample_pressure: Callable[[], float | None],
+        device_memory: DeviceMemory,
     ) -> None:
         self._settings = settings
         self._plugin = plugin
@@ -90,8 +91,8 @@ class Membership:
         self._world_size = world.n_ranks
         self._fabric_id = fabric_id
         self._fabric = fabric
-        self._sample_pressure = sample_pressure
-        self._sample_pressure_at = 0.0
+        self._device_memory = device_memory
+        self._sample_memory_at = 0.0
         self._job_id = settings.job_id
         self._epoch = self._epoch_elsewhere = self._highest_epoch = 0
         self._n_communicators = 0
@@ -179,9 +180,11 @@ class Membership:
     def collect(self) -> list[tuple[wire.AgentMessage, Any]]:
         """Messages for the daemon; memory pressure and new communicators are looked for here, too."""
         now = time.monotonic()
-        if now >= self._sample_pressure_at:
-            self._sample_pressure_at = now + MEMORY_EVERY_S
-            self._timer.pressure = pressure = self._sample_pressure()
+        if now >= self._sample_memory_at:
+            self._sample_memory_at = now + MEMORY_EVERY_S
+            self._timer.pressure = pressure = self._device_memory.pressure()
+            if self._drain is not None:
+                self._drain.cached_share = self._device_memory.cached_share()
             self._plugin.set_memory_pressure(-1.0 if pressure is None else pressure)
         if self._silent_since_s is not None and now - self._silent_since_s > WITHDRAW_AFTER_S:
             self._silent_since_s = None

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,7 +22,7 @@ from zerotune.agent.machine import identity
 from zerotune.agent.membership import Membership
 from zerotune.agent.nccl import other_plugins
 from zerotune.agent.nccl.library import Counters, Plugin
-from zerotune.agent.observing import memory
+from zerotune.agent.observing.memory import DeviceMemory, device_memory_here
 from zerotune.agent.settings import EXACT, AgentSettings, is_first_of_node
 from zerotune.agent.steps.clock import VirtualClock, device_clock
 from zerotune.agent.steps.graphs import GraphCalls
@@ -200,14 +199,13 @@ class Session:
         fabric_id, fabric = identity.describe(self._settings.fabric if emulated else None)
         if self._settings.is_exact:
             fabric["numerics"] = EXACT
-        sample_pressure: Callable[[], float | None]
         if emulated:
             from zerotune.agent.nccl.emulated import memory_pressure
 
-            sample_pressure = memory_pressure
+            device_memory = DeviceMemory(memory_pressure)
         else:
-            sample_pressure = memory.pressure_source()
-        self._timer.pressure = sample_pressure()  # nothing may be tried before it is known
+            device_memory = device_memory_here()
+        self._timer.pressure = device_memory.pressure()  # nothing may be tried before it is known
         if is_first_of_node():
             for named in other_plugins.left_out(os.environ, plugin):
                 logger.warning("zerotune: %s is left out: nothing there that this NCCL could load", named)
@@ -223,7 +221,7 @@ class Session:
             world,
             fabric_id,
             fabric,
-            sample_pressure,
+            device_memory,
         )
         self._joined_at_s = time.monotonic()
         self._why_untraced = ""

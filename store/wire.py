@@ -155,6 +155,8 @@ class Steps(msgspec.Struct, frozen=True, tag="steps"):
     job_id: Id
     rank: Rank
     steps: Annotated[tuple[StepRecord, ...], msgspec.Meta(max_length=MAX_STEPS)]
+    cached_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Of the device's memory: what torch has reserved and does not use."""
 
 
 class CostTables(msgspec.Struct, frozen=True, tag="cost_tables"):

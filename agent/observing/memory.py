@@ -1,5 +1,8 @@
 """Memory pressure: how much of the device's memory is in use, 0 to 1.
 
+What torch has reserved and does not use is in use for NCCL, which allocates from the driver. It is told apart, since
+only the user can decide to give it up.
+
 On a GPU the device's own count (NVML, else torch); on the CPU the cgroup's limit if there is one,
 else this process's resident memory against the machine's. Sampled on another thread than training, except once when a
 rank joins its job: nothing is tried before the pressure is known.
@@ -8,6 +11,7 @@ rank joins its job: nothing is tried before the pressure is known.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -16,11 +20,28 @@ import torch
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
-def pressure_source() -> Callable[[], float | None]:
-    """A function that samples the pressure of this process's device; None where unknown."""
-    if torch.cuda.is_available():
-        return _gpu_source(torch.cuda.current_device())
-    return cpu_source(CGROUP_ROOT)
+@dataclass(frozen=True)
+class DeviceMemory:
+    """How full a device is; both sample it now."""
+
+    pressure: Callable[[], float | None]
+    """Memory in use over total; None: unknown."""
+    cached_share: Callable[[], float] = lambda: 0.0
+    """Of the total: what torch has reserved and does not use."""
+
+
+def device_memory_here() -> DeviceMemory:
+    """Of this process's device."""
+    if not torch.cuda.is_available():
+        return DeviceMemory(cpu_source(CGROUP_ROOT))
+    device = torch.cuda.current_device()
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+
+    def cached_share() -> float:
+        unused_bytes = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(max(0, unused_bytes) / total_bytes)
+
+    return DeviceMemory(_gpu_source(device), cached_share)
 
 
 def _gpu_source(device: int) -> Callable[[], float | None]:

@@ -75,6 +75,8 @@ class RecordDrain:
         self._passages = Passages()
         self._collecting = threading.Lock()
         self.costs = costs or CostBook()
+        self.cached_share = 0.0
+        """Of device memory: what torch has reserved and does not use."""
 
     def collect(self, patience_s: float = 0.0) -> list[Message]:
         """Everything new since the last call, oldest first; nothing if another thread collects for so long."""
@@ -118,5 +120,5 @@ class RecordDrain:
         if steps:
             if self._log is not None:
                 self._log.steps(steps)
-            messages.append((wire.Steps(self._job_id, self._rank, tuple(steps)), None))
+            messages.append((wire.Steps(self._job_id, self._rank, tuple(steps), self.cached_share), None))
         return messages

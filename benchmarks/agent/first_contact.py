@@ -92,7 +92,11 @@ READINGS: dict[str, tuple[str, ...]] = {
         "agreement/test_agreement_threads.py::test_a_store_that_fails_for_a_while_costs_nothing_but_time",
         "agreement/test_job_start_model.py",
     ),
-    "torch's cache fills the device": (),
+    "torch's cache fills the device": (
+        "agent/test_memory.py::test_what_torch_has_cached_is_in_use_and_told_apart",
+        "daemon/service/test_service_tuning.py::test_short_memory_is_told_and_what_torch_could_do_without_apart",
+        "brain/test_brain_memory.py",
+    ),
     "freed layers stay in memory": (
         "zero/test_zero_collectives.py::test_a_torch_that_holds_freed_layers_is_named_with_the_remedy",
         "zero/test_zero_promises.py::test_whole_layers_alive_are_the_one_in_use_and_those_ahead",
@@ -107,7 +111,7 @@ READINGS: dict[str, tuple[str, ...]] = {
     ),
     "sums depend on the setting": ("brain/trials/test_exact.py", "benchmark_scripts/test_rounding.py"),
 }
-"""What a GPU does, and its tests, below tests/; without any it is open."""
+"""What a GPU does, and its tests, below tests/."""
 
 
 class _Plans:
@@ -295,11 +299,11 @@ def readings() -> Iterator[Result]:
     n_tested = 0
     for what, tests in track(READINGS.items(), "readings", transient=True):
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not gpu", *(str(TESTS / test) for test in tests)]
-        done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False) if tests else None
-        if done is not None and done.returncode == 0:
+        done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
             n_tested += 1
         else:
-            say(f"open: {what}" + (f"\n{done.stdout[-2000:]}" if done is not None else ""))
+            say(f"open: {what}\n{done.stdout[-2000:]}")
     yield Result("readings_tested", n_tested, f"of {len(READINGS)}", str(len(READINGS)))
     yield Result("readings_open", len(READINGS) - n_tested, f"of {len(READINGS)}", "0")
 

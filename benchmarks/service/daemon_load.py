@@ -61,6 +61,7 @@ class EagerBrain:
     stage = Stage.unknown
     missing_evidence = MissingEvidence.nothing
     exposure = Exposure()
+    short_memory = None
     n_explored = 0
     spent_percent = 0.0
 

@@ -1,6 +1,8 @@
+from types import SimpleNamespace
+
 import pytest
 
-from zerotune.agent.observing.memory import cpu_source, pressure_source
+from zerotune.agent.observing.memory import cpu_source, device_memory_here
 
 
 def test_cgroup_v2_limit(tmp_path):
@@ -22,4 +24,22 @@ def test_no_limit_falls_back_to_resident_memory(tmp_path, limit):
 
 
 def test_this_machine_has_a_pressure():
-    assert 0 <= pressure_source()() <= 1
+    assert 0 <= device_memory_here().pressure() <= 1
+    assert device_memory_here().cached_share() == 0
+
+
+def test_what_torch_has_cached_is_in_use_and_told_apart(monkeypatch):
+    """NCCL allocates from the driver, which does not know that torch could do without it."""
+    gpu = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=1000, uuid="none of NVML's"),
+        "mem_get_info": lambda _: (50, 1000),
+        "memory_reserved": lambda _: 900,
+        "memory_allocated": lambda _: 600,
+    }
+    for name, function in gpu.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", function)
+    memory = device_memory_here()
+    assert memory.pressure() == pytest.approx(0.95)
+    assert memory.cached_share() == pytest.approx(0.3)

@@ -66,6 +66,7 @@ class ScriptedBrain:
         self.missing_evidence = MissingEvidence.no_collectives
         self.n_explored = 0
         self.exposure = Exposure()
+        self.short_memory: float | None = None
         self.spent_percent = 0.0
         self.told: list[tuple[str, object]] = []
         self.plans: list[Plan] = []

@@ -41,6 +41,8 @@ SETTLE_S: Final = 1.0
 """Windows open when all ranks are here, or when no rank has come or gone for this long."""
 STEPLESS_AFTER: Final = 10
 """Intervals without a step before that is told."""
+LEAST_CACHED: Final = 0.01
+"""Share of device memory in torch's cache that is worth a word."""
 MISSING_AFTER_S: Final = 10.0
 """Ranks that have not greeted this long after the others are reported as missing."""
 
@@ -57,6 +59,10 @@ class BrainLike(Protocol):
     @property
     def stage(self) -> Stage:
         """The kind of workload recognised so far."""
+
+    @property
+    def short_memory(self) -> float | None:
+        """Share of device memory in use, if it is so much that nothing new may be connected."""
 
     @property
     def exposure(self) -> Exposure:
@@ -158,6 +164,9 @@ class Job:
         self._n_explored = 0
         self._spent_percent = 0.0
         self._exposure = Exposure()
+        self._short_memory: float | None = None
+        self.cached_share = 0.0
+        """Of device memory: what torch has reserved and does not use, as the lead rank says."""
         self._rate_at_s, self._n_at_rate, self._rate = now_s, 0, 0.0
 
     @property
@@ -215,7 +224,7 @@ class Job:
                 proposed.append(plan)
             decided.extend(brain.decisions())
             self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
-            self._exposure = brain.exposure
+            self._exposure, self._short_memory = brain.exposure, brain.short_memory
             self._missing_evidence = missing_after(self.step, brain.missing_evidence)
 
         if self._brain is not None:
@@ -350,7 +359,7 @@ class Job:
         silent = self.silent_ranks.describe(heard_at_s, now_s)
         failed = self.failure and f"failed ({self.failure})"
         problem = failed or self.trouble or silent or self._forwards(now_s) or self._missing(now_s)
-        health = problem or self._stepless() or "ok"
+        health = problem or self._stepless() or self._crowded() or "ok"
         return JobStatus(
             job_id=self.job_id,
             fabric_id=self.fabric_id,
@@ -389,6 +398,13 @@ class Job:
         if self._has_steps or self.step < STEPLESS_AFTER:
             return ""
         return "no training step is seen to end: calls are tuned by their own times, without the step guard"
+
+    def _crowded(self) -> str:
+        """Text about a device that has no memory for new connections; empty: it has."""
+        if self._short_memory is None:
+            return ""
+        cached = f", {self.cached_share:.0%} of it unused in torch's cache" if self.cached_share >= LEAST_CACHED else ""
+        return f"{self._short_memory:.0%} of device memory is in use{cached}: only what NCCL has connected is tried"
 
     def _missing(self, now_s: float) -> str:
         """Text about ranks that have not greeted; empty while they may be on their way.

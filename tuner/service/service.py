@@ -193,6 +193,7 @@ class Service:
         elif isinstance(message, CostTables) and records is not None and rank == job.lead_rank:
             job.tell(lambda brain: brain.cost_tables(records), records.nbytes)
         elif isinstance(message, Steps) and rank == job.lead_rank:
+            job.cached_share = message.cached_share
             return self._steps(job, message.steps)
         elif isinstance(message, Adopted) and rank == job.lead_rank:
             job.adopt(message.epoch, message.step)

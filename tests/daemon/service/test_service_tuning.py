@@ -40,6 +40,18 @@ def test_only_the_leading_ranks_steps_and_adoptions_count(bench):
     assert bench.service.jobs()[0].epoch == 4
 
 
+def test_short_memory_is_told_and_what_torch_could_do_without_apart(bench):
+    bench.join_all()
+    bench.brains["job"].short_memory = 0.95
+    bench.send(0, steps(1))
+    assert "95% of device memory is in use: " in bench.service.jobs()[0].health
+    bench.send(0, wire.Steps("job", 0, (StepRecord(2, 0, 1.0),), cached_share=0.3))
+    assert "95% of device memory is in use, 30% of it unused in torch's cache: " in bench.service.jobs()[0].health
+    bench.brains["job"].short_memory = None
+    bench.send(0, steps(3))
+    assert bench.service.jobs()[0].health == "ok"
+
+
 def test_cost_tables_reach_the_brain_once(bench):
     bench.join_all()
     block = np.zeros(2, COST)
