@@ -71,6 +71,7 @@ READINGS: dict[str, tuple[str, ...]] = {
     "a graph is captured while calls are timed": (
         "agent/test_step_timer.py::test_calls_are_not_timed_while_a_graph_is_captured",
         "agent/test_step_timer.py::test_what_is_asked_for_while_a_graph_is_captured_begins_after_it",
+        "agent/test_session.py",
     ),
     "ranks step unequally": ("agreement/test_agreement_threads.py", HARNESS % "agreed"),
     "NCCL reports no channels": (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.agent.machine import adapters, identity, nccl_variables
+from zerotune.agent.settings import is_first_of_node
 
 
 class Node:
@@ -31,6 +32,17 @@ class Node:
 
     def adapters(self, **variables: str) -> str:
         return adapters.described({f"NCCL_{name}": value for name, value in variables.items()}, self.root)
+
+
+def test_nodes_are_known_where_the_launcher_is_slurms(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"LOCALID": "1", "NODEID": "1", "STEP_TASKS_PER_NODE": "8(x2)"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 16)
+    _, described = identity.describe(None)
+    assert (described["n_nodes"], described["n_ranks_per_node"]) == (2, 8)
+    assert not is_first_of_node()
 
 
 def test_adapters_count_by_kind_and_not_by_name(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""What the session does when torch captures a graph."""
+
+from types import SimpleNamespace
+
+from zerotune.agent.nccl.emulated import Graph
+from zerotune.agent.session import Session
+from zerotune.agent.settings import ENV_FABRIC, AgentSettings
+from zerotune.agent.steps.hooks import StepHooks
+
+
+def test_calls_that_are_captured_are_not_timed_whatever_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv(ENV_FABRIC, "ethernet_boxes")
+    observing = []
+    plugin = SimpleNamespace(n_calls=lambda: 0, set_observing=observing.append, set_recording=lambda _: None)
+    session = Session(AgentSettings("ipc:///nowhere", "job", trace_dir=tmp_path), plugin)
+    hooks = StepHooks(session.on_region, session.on_boundary, session.on_replay, session.on_capture)
+    hooks.install()
+    try:
+        assert observing == [True]
+        graph = Graph()
+        with graph.capture():
+            assert observing == [True, False]
+        assert observing == [True, False, True]
+    finally:
+        hooks.remove()
+        session.close()
