@@ -67,7 +67,7 @@ class Facts:
 
     @property
     def captured(self) -> list[tuple[Reason, str]]:
-        """What is to be said of captured graphs."""
+        """The reason that captured graphs give, if most calls were theirs."""
         return [(Reason.captured, f"{self.replayed_share:.0%}")] if self.replayed_share > TOLD_SHARE else []
 
 

@@ -94,7 +94,7 @@ def rank_key(world_size: int, rank: int) -> str:
 
 
 def fingerprints_key(world_size: int) -> str:
-    """What all ranks have appended."""
+    """The key to which all ranks append their fingerprints."""
     return f"members/{world_size}/fingerprints"
 
 
@@ -104,7 +104,7 @@ def answer_key(world_size: int) -> str:
 
 
 def fingerprint_frame(rank: int, fingerprint: str) -> bytes:
-    """What a rank appends."""
+    """The bytes that a rank appends to `fingerprints_key`."""
     return framed(rank, hashlib.sha256(fingerprint.encode()).digest()[:8])
 
 

@@ -141,12 +141,12 @@ def decode(data: bytes, kind: type[Message]) -> Message:
 
 
 def framed(rank: int, data: bytes) -> bytes:
-    """What a rank adds to a key of the store that all ranks add to."""
+    """A rank's `data`, as it stands under a key to which all ranks append."""
     return _FRAME.pack(rank, len(data)) + data
 
 
 def frames(data: bytes) -> dict[int, bytes]:
-    """What ranks have added to a key, by rank; what is there twice counts once."""
+    """The data that ranks have appended to a key, by rank; if a rank is there twice, it counts once."""
     found, at = {}, 0
     while at + _FRAME.size <= len(data):
         rank, n_bytes = _FRAME.unpack_from(data, at)

@@ -112,7 +112,7 @@ READINGS: dict[str, tuple[str, ...]] = {
     ),
     "sums depend on the setting": ("brain/trials/test_exact.py", "benchmark_scripts/test_rounding.py"),
 }
-"""What a GPU does, and its tests, below tests/."""
+"""Ways of a GPU, and the tests of each, below tests/."""
 
 
 class _Plans:
