@@ -106,7 +106,7 @@ def test_what_stays_as_it_is_beside_what_is_tuned_is_told_too() -> None:
 
 
 def test_replayed_calls_are_told_beside_what_is_tuned_if_they_are_most() -> None:
-    assert "95% of its calls" in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.95))
+    assert "95%" in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.95))
     assert "replays" not in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.05))
 
 
