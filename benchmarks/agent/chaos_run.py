@@ -64,6 +64,7 @@ class Chaos:
         self.clock = ShiftedClock(folder / "clock")
         """Of all ranks."""
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(folder)}
+        self.environment["PYTHONDONTWRITEBYTECODE"] = "1"  # else a full disk leaves compiled modules cut short
         self.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else gloo may meet dead ranks, pytorch#135712
         self.line: subprocess.Popen[str] | None = None
         self.nodes = [Node(folder / "n", self.environment)] if not networks else self._two_nodes(networks)

@@ -43,6 +43,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.client.status import fetch_status
 from zerotune.tuner.join import OBSERVATION
+from zerotune.tuner.learning.policy.memory import MemoryGate
 
 N_JOBS, N_RANKS = 8, 8
 RECORDS_PER_MESSAGE = 128
@@ -61,7 +62,7 @@ class EagerBrain:
     stage = Stage.unknown
     missing_evidence = MissingEvidence.nothing
     exposure = Exposure()
-    short_memory = None
+    memory = MemoryGate(1.0)
     n_explored = 0
     spent_percent = 0.0
 

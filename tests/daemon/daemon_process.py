@@ -34,8 +34,9 @@ class Daemon:
     ) -> None:
         self.endpoint = f"ipc://{folder}/{name}"
         self.path = folder / store
+        # -B: on a full disk it would leave compiled modules cut short.
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, self.endpoint, str(self.path), str(idle_exit_s), str(rank_timeout_s)],
+            [sys.executable, "-B", "-c", SERVE, self.endpoint, str(self.path), str(idle_exit_s), str(rank_timeout_s)],
             stderr=subprocess.PIPE,
         )
         deadline_s = time.monotonic() + WAIT_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +67,7 @@ class ScriptedBrain:
         self.missing_evidence = MissingEvidence.no_collectives
         self.n_explored = 0
         self.exposure = Exposure()
-        self.short_memory: float | None = None
+        self.memory = SimpleNamespace(is_short=False, pressure=0.5)
         self.spent_percent = 0.0
         self.told: list[tuple[str, object]] = []
         self.plans: list[Plan] = []

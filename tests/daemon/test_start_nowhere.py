@@ -50,6 +50,7 @@ def test_training_runs_beside_a_full_disk(private_path):
         text=True,
         check=False,
         timeout=60,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},  # else it leaves compiled modules cut short
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
     )
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +27,15 @@ ROOM_BYTES = 16
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond a few bytes, as on a disk with hardly any room."""
+    """No file may grow beyond a few bytes, as on a disk with hardly any room. Compiled modules would be cut short."""
+    compiled, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM_BYTES, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = compiled
 
 
 @pytest.fixture(scope="module")

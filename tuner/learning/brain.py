@@ -119,11 +119,6 @@ class Brain(Inspection):
     def knowledge(self, knowledge: Knowledge) -> None:
         self._surrogate.fields.knowledge = knowledge
 
-    @property
-    def short_memory(self) -> float | None:
-        """Share of device memory in use, if it is so much that nothing new may be connected."""
-        return self.memory.pressure if self.memory.is_short else None
-
     def restrict(self, costs: CostPrior) -> None:
         """Predict from `costs` instead of the fabric's description, before anything was observed.
 

@@ -47,6 +47,16 @@ MISSING_AFTER_S: Final = 10.0
 """Ranks that have not greeted this long after the others are reported as missing."""
 
 
+class MemoryLike(Protocol):
+    """The part of `zerotune.tuner.learning.policy.memory.MemoryGate` that status shows."""
+
+    is_short: bool
+
+    @property
+    def pressure(self) -> float:
+        """Device memory in use, 0 to 1."""
+
+
 class BrainLike(Protocol):
     """What the service asks of `zerotune.tuner.learning.brain.Brain`."""
 
@@ -61,8 +71,8 @@ class BrainLike(Protocol):
         """The kind of workload recognised so far."""
 
     @property
-    def short_memory(self) -> float | None:
-        """Share of device memory in use, if it is so much that nothing new may be connected."""
+    def memory(self) -> MemoryLike:
+        """How full the device is."""
 
     @property
     def exposure(self) -> Exposure:
@@ -165,6 +175,7 @@ class Job:
         self._spent_percent = 0.0
         self._exposure = Exposure()
         self._short_memory: float | None = None
+        """Share of device memory in use, if it is so much that nothing new may be connected."""
         self.cached_share = 0.0
         """Of device memory: what torch has reserved and does not use, as the lead rank says."""
         self._rate_at_s, self._n_at_rate, self._rate = now_s, 0, 0.0
@@ -224,7 +235,8 @@ class Job:
                 proposed.append(plan)
             decided.extend(brain.decisions())
             self.stage, self._n_explored, self._spent_percent = brain.stage, brain.n_explored, brain.spent_percent
-            self._exposure, self._short_memory = brain.exposure, brain.short_memory
+            self._exposure = brain.exposure
+            self._short_memory = brain.memory.pressure if brain.memory.is_short else None
             self._missing_evidence = missing_after(self.step, brain.missing_evidence)
 
         if self._brain is not None:

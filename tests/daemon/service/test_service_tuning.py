@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 from service_stubs import kinds, report, steps
@@ -42,7 +43,7 @@ def test_only_the_leading_ranks_steps_and_adoptions_count(bench):
 
 def test_short_memory_is_told_and_what_torch_could_do_without_apart(bench):
     bench.join_all()
-    bench.brains["job"].short_memory = 0.95
+    bench.brains["job"].memory = SimpleNamespace(is_short=True, pressure=0.95)
     bench.send(0, steps(1))
     health = bench.service.jobs()[0].health
     assert "95%" in health
@@ -51,7 +52,7 @@ def test_short_memory_is_told_and_what_torch_could_do_without_apart(bench):
     health = bench.service.jobs()[0].health
     assert "95%" in health
     assert "30%" in health
-    bench.brains["job"].short_memory = None
+    bench.brains["job"].memory.is_short = False
     bench.send(0, steps(3))
     assert bench.service.jobs()[0].health == "ok"
 
