@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from zerotune.agent import first_group
 from zerotune.agent.daemon_link.channel import DAEMON_TIMEOUT_S
@@ -24,6 +26,9 @@ LEAST_STEPS: Final = 100
 
 TOLD_SHARE: Final = 0.5
 """Of replayed calls, above which a job ends with a word about them."""
+
+KEPT_SHARE: Final = 0.25
+"""Of the latest steps: a setting that ran in fewer was on trial."""
 
 Question = tuple[int, ...]
 """(ranks, nodes, collective, message bytes) that NCCL has asked for."""
@@ -46,7 +51,7 @@ class Facts:
     """Calls to which a row of a plan applied."""
     questions: Sequence[Question] = ()
     rows: Sequence[PlanRow] = ()
-    """Of the plan in force at the end."""
+    """That were in force of late."""
     n_steps: int = 0
     saved: Saved | None = None
     """None: too few steps to compare."""
@@ -68,7 +73,7 @@ class Facts:
     @property
     def captured(self) -> list[tuple[Reason, str]]:
         """The reason that captured graphs give, if most calls were theirs."""
-        return [(Reason.captured, f"{self.replayed_share:.0%}")] if self.replayed_share > TOLD_SHARE else []
+        return [(Reason.captured, f"{self.replayed_share:.1%}")] if self.replayed_share > TOLD_SHARE else []
 
 
 def line(facts: Facts) -> str:
@@ -105,7 +110,7 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
         return Reason.no_steps, ""
     if not (facts.has_heard or facts.has_plan_file):
         if facts.listened_s < DAEMON_TIMEOUT_S:
-            return Reason.no_repetition, f"{facts.listened_s:.1f} seconds"
+            return Reason.no_repetition, f"{facts.listened_s:.1f} seconds of listening to a daemon"
         return Reason.no_daemon, facts.endpoint
     if facts.n_steps < LEAST_STEPS and not facts.n_matched:
         return Reason.no_repetition, counted(facts.n_steps, "step")
@@ -139,6 +144,33 @@ def _is_tuned(question: Question, rows: Sequence[PlanRow]) -> bool:
     )
 
 
+def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -> tuple[list[PlanRow], set[int]]:
+    """The rows that ask for something and are kept, and the plans that had one of them.
+
+    A row is kept if it rests in force, or ran in enough of the latest steps: a setting that is compared with NCCL's own
+    choice in turns runs in about every second step, one on trial in few.
+
+    Args:
+        rows_of: of plans, by epoch.
+        n_steps: that ran of late, by epoch.
+
+    Returns:
+        Rows, each once, and epochs.
+    """
+    epochs_of: dict[PlanRow, set[int]] = {}
+    for epoch, rows in rows_of.items():
+        for row in rows:
+            if not row.candidate.is_baseline:
+                epochs_of.setdefault(msgspec.structs.replace(row, reason="", model_id=""), set()).add(epoch)
+    last, least = max(rows_of, default=0), max(1.0, KEPT_SHARE * sum(n_steps.values()))
+    found = {
+        row: epochs
+        for row, epochs in epochs_of.items()
+        if last in epochs or sum(n_steps.get(epoch, 0) for epoch in epochs) >= least
+    }
+    return [*found], set().union(*found.values())
+
+
 def tell(
     settings: AgentSettings,
     plugin: Plugin | None,
@@ -146,7 +178,7 @@ def tell(
     *,
     n_steps: int,
     questions: Sequence[Question],
-    rows: Sequence[PlanRow],
+    rows_of: Mapping[int, Sequence[PlanRow]],
     has_heard: bool,
     is_silent: bool,
     listened_s: float,
@@ -161,7 +193,7 @@ def tell(
         steps: the latest.
         n_steps: that were seen to end.
         questions: what NCCL has asked for.
-        rows: of the plan in force.
+        rows_of: of the latest plans, by epoch.
         has_heard: a daemon has answered at some time.
         is_silent: one that has answered does not any more.
         listened_s: how long this rank listened for one.
@@ -175,6 +207,7 @@ def tell(
     if os.environ.get(QUIET) == "1":
         return
     counts = plugin.counters() if plugin is not None else None
+    rows, epochs = kept(rows_of, steps.epochs())
     facts = Facts(
         n_ranks=group.n_ranks,
         backends=group.backends,
@@ -186,7 +219,7 @@ def tell(
         questions=questions,
         rows=rows,
         n_steps=n_steps,
-        saved=steps.saved(),
+        saved=steps.saved(epochs),
         has_plan_file=settings.plan_path is not None,
         is_exact=settings.is_exact,
         has_heard=has_heard,

@@ -270,7 +270,7 @@ class Session:
             self.recent_steps,
             n_steps=self._timer.step if self._has_stepped else self._recent_steps.n_seen,
             questions=one.questions if one is not None else (),
-            rows=one.agreement.plan.rows if one is not None else (),
+            rows_of=one.agreement.rows_of if one is not None else {},
             has_heard=one is not None and one.has_heard,
             is_silent=one is not None and one.is_silent,
             listened_s=time.monotonic() - self._joined_at_s,

@@ -20,7 +20,6 @@ from zerotune.agent.agreement import job_start
 from zerotune.agent.agreement.exchange import Closed, Exchange
 from zerotune.agent.agreement.members import Members
 from zerotune.agent.agreement.protocol import (
-    BASELINE_PLAN,
     Answer,
     Leader,
     Outcome,
@@ -35,7 +34,7 @@ from zerotune.agent.agreement.protocol import (
 )
 from zerotune.agent.nccl.library import Plugin
 from zerotune.store.errors import WireError
-from zerotune.store.records import Plan
+from zerotune.store.records import Plan, PlanRow
 from zerotune.store.wire import WIRE_VERSION
 
 logger = logging.getLogger("zerotune.agreement")
@@ -61,6 +60,8 @@ FOREVER_S: Final = 3600.0
 REPEAT_AFTER_S: Final = (0.1, 0.5, 2.0, 8.0, 16.0, 32.0)
 """Pauses before rank 0 asks again for communicators that were left out, and before a rank asks a store that failed."""
 CLOSE_TIMEOUT_S: Final = 2.0
+MOST_PLANS: Final = 64
+"""Whose rows are known: more than the latest steps run under."""
 CHANGE_KEY: Final = "change"
 """The latest change: who comes late has no use for those before."""
 
@@ -145,8 +146,8 @@ class Agreement:
         self.epoch_elsewhere = 0
         """Epoch of the latest plan that only communicators without this rank have adopted."""
         self._left_out: dict[str, str] = {}
-        self.plan = BASELINE_PLAN
-        """As rank 0 knows: what rests in force on the communicators that switched last."""
+        self.rows_of: dict[int, tuple[PlanRow, ...]] = {}
+        """The rows of the latest plans that communicators adopted, by epoch, as rank 0 knows."""
         self.state = "starting"
         self.n_refused_plans = 0
         self.incarnation: int | None = None
@@ -303,7 +304,9 @@ class Agreement:
         self._ring(change.number)
         leader.learn(outcome)
         if outcome.switches:
-            self.plan = change.plan.at_last()
+            self.rows_of |= {stage.epoch: stage.rows for _, stage in change.plan.stages()}
+            for epoch in [*self.rows_of][:-MOST_PLANS]:
+                del self.rows_of[epoch]
         self._remember(outcome)
         if self._have_all_answered:
             for number in range(self._n_deleted + 1, change.number):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -15,8 +16,9 @@ import torch.distributed as dist
 logger = logging.getLogger("zerotune.agreement")
 
 FIRST_POLL_S: Final = 0.005
+LATENESS: Final = 0.1
+"""Ranks that come late, or never, are noticed so much later, as a share of how long they were waited for."""
 LONGEST_POLL_S: Final = 30.0
-"""Between two looks for ranks that may never come."""
 TRIES: Final = 3
 PAUSE_S: Final = 0.2
 """Between two tries of a request that failed."""
@@ -51,18 +53,22 @@ class Exchange:
         """Let whoever polls give up."""
         self._closing.set()
 
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
+    def wait_until(self, is_so: Callable[[], bool], least_s: float = 0.0) -> None:
         """Poll until `is_so()`: for what may take minutes or never happen.
+
+        Args:
+            is_so: asks the store.
+            least_s: between two looks.
 
         Raises:
             Closed: `close` was called.
             RuntimeError: the store is gone.
         """
-        delay_s = FIRST_POLL_S
+        began_s = time.monotonic()
         while not is_so():
-            if self._closing.wait(delay_s):
+            waited_s = time.monotonic() - began_s
+            if self._closing.wait(min(max(FIRST_POLL_S, least_s, LATENESS * waited_s), LONGEST_POLL_S)):
                 raise Closed
-            delay_s = min(1.5 * delay_s, LONGEST_POLL_S)
 
     def read(self, key: str, *, everywhere: bool = False) -> bytes | None:
         """The value of `key`; None: it has none yet. `everywhere`: as seen from the top."""

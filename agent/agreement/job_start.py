@@ -21,6 +21,8 @@ from zerotune.agent.agreement.protocol import framed, frames
 
 N_INCARNATIONS_KEY = "n_incarnations"
 INCARNATION_KEY = "incarnation"
+POLL_S_PER_RANK = 1e-4
+"""Between two looks for rank 0's answer: all ranks together send the store 20,000 requests a second at most."""
 ALIKE = b"alike"
 DIFFERENT = b"different"
 
@@ -121,5 +123,7 @@ def _newest(exchange: Exchange, above: int) -> int:
 def _await_answer(exchange: Exchange, world_size: int, number: int) -> bytes | None:
     """Rank 0's answer; None when a newer incarnation has begun instead."""
     key = answer_key(world_size)
-    exchange.wait_until(lambda: exchange.read(key) is not None or _incarnation(exchange) > number)
+    exchange.wait_until(
+        lambda: exchange.read(key) is not None or _incarnation(exchange) > number, POLL_S_PER_RANK * world_size
+    )
     return None if _incarnation(exchange) > number else exchange.read(key)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
@@ -15,7 +16,8 @@ from zerotune.store.step_times import change
 
 Of = TypeVar("Of")
 N_LATEST: Final = 64
-N_OWN: Final = 256
+N_KEPT: Final = 256
+"""Steps that are kept, and so many of NCCL's own choice."""
 N_WARMUP: Final = 5
 """First steps that compile, allocate and connect."""
 N_LEAST: Final = 10
@@ -34,8 +36,8 @@ class RecentSteps:
     """Written by the training thread, read by any other."""
 
     def __init__(self) -> None:
-        self._latest: deque[StepRecord] = deque(maxlen=N_LATEST)
-        self._own_us: deque[float] = deque(maxlen=N_OWN)
+        self._latest: deque[StepRecord] = deque(maxlen=N_KEPT)
+        self._own_us: deque[float] = deque(maxlen=N_KEPT)
         self._n_seen = 0
 
     def add(self, record: StepRecord) -> None:
@@ -57,8 +59,12 @@ class RecentSteps:
 
     def step_us(self) -> float | None:
         """Median of the latest steps; None before the first."""
-        latest = _copied(self._latest)
+        latest = _copied(self._latest)[-N_LATEST:]
         return median(one.duration_us for one in latest) if latest else None
+
+    def epochs(self) -> Counter[int]:
+        """How many of the steps that are kept ran under which plan, 0: under none."""
+        return Counter(one.epoch for one in _copied(self._latest) if one.is_whole)
 
     def saved_share(self) -> float | None:
         """By which share of their time the latest steps under a plan are shorter than those at NCCL's own choice.
@@ -69,9 +75,13 @@ class RecentSteps:
         saved = self.saved()
         return None if saved is None else saved.share
 
-    def saved(self) -> Saved | None:
-        """The same, and how sure it is."""
-        planned = np.array([one.duration_us for one in _copied(self._latest) if one.is_whole and one.epoch])
+    def saved(self, epochs: Collection[int] | None = None) -> Saved | None:
+        """The same, and how sure it is; of the steps under the plans `epochs`, if they are given."""
+        latest = _copied(self._latest)
+        under = [one for one in latest[-N_LATEST:] if one.epoch] if epochs is None else latest
+        planned = np.array(
+            [one.duration_us for one in under if one.is_whole and (epochs is None or one.epoch in epochs)]
+        )
         own = np.array(_copied(self._own_us))
         if min(len(planned), len(own)) < N_LEAST or not np.median(own):
             return None
@@ -83,7 +93,7 @@ def _copied(steps: deque[Of]) -> list[Of]:
     """A copy, though another thread appends; empty in the unlikely case that it never stands still."""
     for _ in range(4):
         try:
-            return list(islice(steps, N_OWN))
+            return list(islice(steps, N_KEPT))
         except RuntimeError:  # changed during iteration
             continue
     return []

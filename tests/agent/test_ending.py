@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotune.agent.ending import LEAST_STEPS, Facts, line
+from zerotune.agent.ending import LEAST_STEPS, Facts, kept, line
 from zerotune.agent.reasons import Mark, Reason
 from zerotune.agent.steps.recent_steps import RecentSteps, Saved
 from zerotune.agent.vigil import missing
@@ -105,8 +105,37 @@ def test_what_stays_as_it_is_beside_what_is_tuned_is_told_too() -> None:
     assert "1 of 2" in said
 
 
+TURNS = {1: (row(),), 2: (row(BASELINE),), 3: (row(),), 4: (row(BASELINE),)}
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "n_steps", "epochs"),
+    [
+        (TURNS, {1: 50, 2: 50, 3: 50, 4: 50}, {1, 3}),
+        (TURNS | {5: (row(),)}, {1: 50, 2: 50, 3: 50, 4: 50, 5: 1}, {1, 3, 5}),
+        ({1: (row(),), 2: (row(BASELINE),)}, {0: 200, 1: 6, 2: 50}, set()),
+        ({1: (row(),)}, {0: 250, 1: 6}, {1}),
+        ({}, {0: 256}, set()),
+    ],
+    ids=["the last turn is NCCL's", "the last turn is ours", "tried and not kept", "kept at the end", "no plan"],
+)
+def test_a_setting_counts_that_is_kept_whoevers_turn_it_is_at_the_end(rows_of, n_steps, epochs) -> None:
+    assert kept(rows_of, n_steps) == ([row()] * bool(epochs), epochs)
+
+
+def test_the_gain_is_that_of_steps_under_what_is_kept() -> None:
+    steps = RecentSteps()
+    for step in range(1, 300):
+        turn = 0 if step <= 100 else 1 + step // 50 % 2
+        steps.add(StepRecord(step, turn, (900.0 if turn == 1 else 1000.0) + step * 37 % 101 / 5))
+    saved = steps.saved({1})
+    assert saved is not None
+    assert saved.share == pytest.approx(0.1, abs=0.005)
+    assert steps.epochs()[1] > 50
+
+
 def test_replayed_calls_are_told_beside_what_is_tuned_if_they_are_most() -> None:
-    assert "95%" in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.95))
+    assert "95.0%" in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.95))
     assert "replays" not in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.05))
 
 

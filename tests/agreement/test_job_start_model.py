@@ -65,7 +65,7 @@ class ScriptedExchange:
     def read(self, key: str, *, everywhere: bool = False) -> bytes | None:
         return self.request(lambda: self.store.get(key if everywhere else self.folder + key))
 
-    def wait_until(self, is_so: Any) -> None:
+    def wait_until(self, is_so: Any, _: float = 0.0) -> None:
         """Looks that find nothing are not remembered; what one look asks is asked at once."""
         before, fresh = self.at, self.fresh
         if before < len(self.answers):
