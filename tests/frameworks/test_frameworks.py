@@ -155,6 +155,7 @@ def start(node, tmp_path, extensions):
         job.kill()
 
 
+@pytest.mark.slow
 def test_fsdp2_and_ddp_in_one_script(start):
     job = start("on", [*TORCHRUN, str(SCRIPTS / "fsdp2_then_ddp.py"), "--steps", "60"]).finish(100)
     for rank in range(N_RANKS):

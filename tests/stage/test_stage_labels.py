@@ -49,6 +49,7 @@ def scaled(one: Sequence) -> list[int]:
     return calls[(calls != -1) | (np.roll(calls, 1) != -1)].tolist() or [-1]
 
 
+@pytest.mark.slow
 def test_runs_of_any_origin_with_the_same_sequence_have_the_same_label(recordings: list[Sequence]) -> None:
     by_sequence = defaultdict(list)
     for one in [*recordings, *generated(20, 9), *hypothetical(3000, 9)]:
