@@ -304,9 +304,8 @@ class Agreement:
         self._ring(change.number)
         leader.learn(outcome)
         if outcome.switches:
-            self.rows_of |= {stage.epoch: stage.rows for _, stage in change.plan.stages()}
-            for epoch in [*self.rows_of][:-MOST_PLANS]:
-                del self.rows_of[epoch]
+            rows_of = self.rows_of | {stage.epoch: stage.rows for _, stage in change.plan.stages()}
+            self.rows_of = dict([*rows_of.items()][-MOST_PLANS:])  # a new one: another thread may read the other
         self._remember(outcome)
         if self._have_all_answered:
             for number in range(self._n_deleted + 1, change.number):
