@@ -51,7 +51,7 @@ class Facts:
     """Calls to which a row of a plan applied."""
     questions: Sequence[Question] = ()
     rows: Sequence[PlanRow] = ()
-    """That were in force of late."""
+    """The rows that are kept (`kept`)."""
     n_steps: int = 0
     saved: Saved | None = None
     """None: too few steps to compare."""

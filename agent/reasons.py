@@ -29,7 +29,7 @@ class Reason(Enum):
     no_daemon = "no daemon answered at {detail}; start one with `zerotune daemon` or add --start-daemon"
     no_steps = "no training step was seen to end; let all ranks call `zerotune.step_ended()` where one does"
     frozen = "settings stay as NCCL chooses: {detail}"
-    captured = "{detail} of its calls were replays of captured graphs, which keep the settings they were captured with"
+    captured = "{detail} of the calls were replays of captured graphs, which keep the settings they were captured with"
     no_repetition = "the job ended after {detail}, too few to learn from"
     silent_daemon = "the daemon at {detail} was silent at the end, and tuning had paused"
     nothing_better = "nothing better than NCCL's own choice had been proven for {detail}"

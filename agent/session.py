@@ -115,8 +115,11 @@ class Session:
 
     def on_replay(self, graph: Any) -> None:
         """A graph was replayed: NCCL is not asked for its collectives."""
-        self._timer.sees_all_calls = False
-        self._graph_calls.replay(graph)
+        try:
+            self._timer.sees_all_calls = False
+            self._graph_calls.replay(graph)
+        except Exception as error:
+            self._fail(error)
 
     def on_capture(self, graph: Any, is_capturing: bool) -> None:
         """A graph's capture begins or has ended."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import Final
 
 from zerotune.agent.agreement.exchange import Exchange
 from zerotune.agent.agreement.protocol import framed, frames
 
 N_INCARNATIONS_KEY = "n_incarnations"
 INCARNATION_KEY = "incarnation"
-POLL_S_PER_RANK = 1e-4
+POLL_S_PER_RANK: Final = 1e-4
 """Between two looks for rank 0's answer: all ranks together send the store 20,000 requests a second at most."""
 ALIKE = b"alike"
 DIFFERENT = b"different"

@@ -1,7 +1,7 @@
 """Memory pressure: how much of the device's memory is in use, 0 to 1.
 
 NCCL allocates from the driver, so it cannot have the memory that torch has reserved and does not use: it counts as in
-use. It is told apart, since the user can give it up.
+use. Its share is reported by itself, since the user can give it up.
 
 On a GPU the device's own count (NVML, else torch); on the CPU the cgroup's limit if there is one,
 else this process's resident memory against the machine's. Sampled on another thread than training, except once when a

@@ -1,4 +1,4 @@
-"""What the session does when torch captures a graph."""
+"""While torch captures a graph, the session times no call."""
 
 from types import SimpleNamespace
 
