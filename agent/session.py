@@ -35,8 +35,9 @@ from zerotune.store.records import Phase
 
 logger = logging.getLogger("zerotune.agent")
 
+FIRST_LOOKS_S: Final = 0.02
 LOOK_EVERY_S: Final = 0.2
-"""Between two looks for a process group with communicators."""
+"""Between two looks for a process group with communicators, before the first one and after it."""
 STEPLESS_AFTER_S: Final = 10.0
 """When a rank that communicates has seen no step for this long, intervals stand in for steps."""
 INTERVAL_S: Final = 1.0
@@ -75,8 +76,9 @@ class Session:
         self.n_errors = 0
         self._thread = threading.Thread(target=self._watch, args=(plugin,), name="zerotune-session", daemon=True)
         if plugin is not None:
-            if settings.trace_dir is not None:  # from the first call on, on all ranks alike
-                plugin.set_recording(True)
+            # From the first call on: what earlier jobs proved of it need not wait.
+            plugin.set_recording(settings.trace_dir is not None or os.environ.get("RANK") == "0")
+            if settings.trace_dir is not None:
                 self._timer.observe(ALWAYS)
             self._thread.start()
 
@@ -167,7 +169,7 @@ class Session:
         """Join each world that the script makes, once it communicates."""
         is_last = False
         while not is_last:
-            self._wake.wait(LOOK_EVERY_S)
+            self._wake.wait(LOOK_EVERY_S if self._world is not None else FIRST_LOOKS_S)
             self._wake.clear()
             is_last, world = self._is_closing, None
             try:

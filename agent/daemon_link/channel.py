@@ -31,6 +31,8 @@ COINCIDE_S = 0.3
 DAEMON_TIMEOUT_S = 3.5
 SEND_QUEUE_MESSAGES = 256
 FLUSH_AT_EXIT_MS = 200
+CONNECT_MS = 50
+"""A greeting waits so long for the connection: what is sent before it is there would be lost."""
 MAX_WAKES = 4096
 """Wake-ups that are taken in at once."""
 
@@ -164,6 +166,8 @@ class Channel:
                 hello = self._hello()
                 if hello is not None:
                     has_greeted = True
+                    if not self.alive:
+                        socket.poll(CONNECT_MS, zmq.POLLOUT)
                     self._send(socket, hello, None)
                 greet_at = now + (HELLO_EVERY_S if hello is not None else self._outbox.tick_s())
             for message, records in self._outbox.collect():

@@ -35,7 +35,7 @@ def played(data: DataSet, n_calls: int) -> Iterator[Result]:
         if record is None:
             continue
         jobs = [
-            Ours("ours_cold", here, data.facts, Knowledge.empty()),
+            Ours("ours_cold", here, data.facts, Knowledge()),
             Ours("ours_warm", here, data.facts, Knowledge((), Baked.from_bytes(record.blob), "elsewhere")),
         ]
         arms = play(here, jobs, n_calls, seed=0)

@@ -102,7 +102,7 @@ class Suite(NamedTuple):
         found = {}
         data = self.data
         for problems, prefix in ((data.problems, ""), (where_nccl_is_best(data.problems), "loss_where_nccl_is_best")):
-            ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), self.looks_every)
+            ours = Ours("ours_cold", problems, data.facts, Knowledge(), self.looks_every)
             for result in judge(data.name, problems, [ours], play(problems, [ours], N_CALLS, seed)):
                 metric = METRICS.get(result.metric.split("@")[0])
                 if metric is not None and (not prefix or metric == "loss"):

@@ -47,7 +47,7 @@ def at_budget(data: DataSet, budget_percent: float, n_draws: int, n_calls: int) 
             (data.problems, calls, "calls_to_95_percent_gain"),
             (where_nccl_is_best(data.problems), lost, "loss_vs_default_worst"),
         ):
-            ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), settings=settings)
+            ours = Ours("ours_cold", problems, data.facts, Knowledge(), settings=settings)
             judged = judge(data.name, problems, [ours], play(problems, [ours], n_calls, seed))
             into += [one.value for one in judged if one.metric.startswith(metric + "@")]
             if into is lost:

@@ -259,7 +259,7 @@ def warm_knowledge(
     Returns:
         The knowledge that the next job starts with.
     """
-    first = Ours("earlier", problems, facts, Knowledge.empty(), looks_every)
+    first = Ours("earlier", problems, facts, Knowledge(), looks_every)
     play(problems, [first], n_calls, seed)
     block = np.concatenate(first.measured)
     record = trainer.fit(block, "fabric", facts)
@@ -289,7 +289,7 @@ def over_draws(data: DataSet, n_calls: int, n_draws: int, looks_every: int) -> I
     for seed in range(10, 10 + n_draws):
         known = warm_knowledge(data.problems, data.facts, n_calls, 100 + seed, looks_every)
         ours = [
-            Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every),
+            Ours("ours_cold", data.problems, data.facts, Knowledge(), looks_every),
             Ours("ours_warm", data.problems, data.facts, known, looks_every),
         ]
         judged = judge(data.name, data.problems, ours, play(data.problems, ours, n_calls, seed))
@@ -367,7 +367,7 @@ def false_promotions(data: DataSet, n_calls: int, n_rounds: int, looks_every: in
     ]
     n_keys = n_promoted = 0
     for seed in range(n_rounds):
-        same = Ours("ours_cold", flat, data.facts, Knowledge.empty(), looks_every)
+        same = Ours("ours_cold", flat, data.facts, Knowledge(), looks_every)
         play(flat, [same], n_calls, seed=2 + seed)
         n_keys += len(flat)
         n_promoted += len({one.key for one in same.brain.decisions() if one.kind == "promote"})
@@ -395,7 +395,7 @@ def loss_where_nccl_is_best(data: DataSet, n_calls: int, seed: int, looks_every:
         The loss, and the budget that was spent.
     """
     problems = where_nccl_is_best(data.problems)
-    ours = Ours("ours_cold", problems, data.facts, Knowledge.empty(), looks_every)
+    ours = Ours("ours_cold", problems, data.facts, Knowledge(), looks_every)
     arms = play(problems, [ours], n_calls, seed)
     wanted = {f"loss_vs_default_worst@{data.name}:ours_cold": f"loss_where_nccl_is_best@{data.name}:ours_cold"}
     for result in judge(data.name, problems, [ours], arms):
@@ -419,7 +419,7 @@ def judge_recordings(arguments: argparse.Namespace, looks_every: int, *, sealed:
     for data in recordings(arguments, sealed=sealed):
         if arguments.only in data.name:
             print(f"{data.name}: together with the other recordings", file=sys.stderr, flush=True)
-            ours = Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every)
+            ours = Ours("ours_cold", data.problems, data.facts, Knowledge(), looks_every)
             (arms,) = play(data.problems, [ours], N_CALLS, seed=0)
             yield recorded(data.problems, arms, COMM_SHARE_OF_STEP)
 
@@ -446,7 +446,7 @@ def judge_all(
         print(f"{data.name}: {len(data.problems)} keys", file=sys.stderr, flush=True)
         known = warm_knowledge(data.problems, data.facts, n_calls, looks_every=looks_every)
         ours = [
-            Ours("ours_cold", data.problems, data.facts, Knowledge.empty(), looks_every),
+            Ours("ours_cold", data.problems, data.facts, Knowledge(), looks_every),
             Ours("ours_warm", data.problems, data.facts, known, looks_every),
         ]
         policies = [*(() if arguments.ours_only else peers(data.problems, np.random.default_rng(0))), *ours]

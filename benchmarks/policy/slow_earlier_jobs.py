@@ -101,7 +101,7 @@ def played(name: str, levels: list[float], stretches: list[range], kinds: list[s
     Yields:
         Figures of the second job.
     """
-    cold = [longer(name, seed, Knowledge.empty()) for seed in range(n_runs)]
+    cold = [longer(name, seed, Knowledge()) for seed in range(n_runs)]
     yield from _told(f"{name}:cold", cold)
     usual = [longer(name, seed, known_after(name, seed, 1.0, range(0), "all")) for seed in range(n_runs)]
     yield from _told(f"{name}:warm", usual)

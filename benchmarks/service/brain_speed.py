@@ -105,7 +105,7 @@ def play(n_keys: int, n_calls: int, n_steps: int) -> dict[str, list[float]]:
     Returns:
         Microseconds per record ("observe", "numpy"), milliseconds for the rest.
     """
-    brain = Brain("speed", "fabric", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
+    brain = Brain("speed", "fabric", {}, Knowledge(), BrainSettings(), lambda: 0.0)
     job = Job(n_keys, n_calls)
     times: dict[str, list[float]] = {"observe": [], "think": [], "numpy": [], "first": [], "step": []}
     for at in range(n_steps):

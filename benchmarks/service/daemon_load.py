@@ -97,9 +97,9 @@ def serve(endpoint: str, store_path: str) -> int:
     def brains(job_id: str, fabric_id: str, fabric: Mapping[str, Any], knowledge: object) -> Any:
         if job_id == "probe":
             return EagerBrain()
-        return Brain(job_id, fabric_id, fabric, Knowledge.empty(), BrainSettings(), time.time)
+        return Brain(job_id, fabric_id, fabric, Knowledge(), BrainSettings(), time.time)
 
-    return run_daemon(endpoint, store_path, brains=brains, load_knowledge=lambda *_: Knowledge.empty())
+    return run_daemon(endpoint, store_path, brains=brains, load_knowledge=lambda *_: Knowledge())
 
 
 def serve_raw(endpoint: str) -> int:

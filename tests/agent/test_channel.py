@@ -54,8 +54,9 @@ def endpoint(tmp_path):
 def channel(endpoint):
     made = []
 
-    def make():
+    def make(*first):
         alive, messages, outbox = threading.Event(), [], Outbox()
+        outbox.messages += first
         hello = wire.Hello("job", 0, 2, 0, "node", 1, "fabric", {}, 0, 5)
         made.append(
             Channel(
@@ -90,6 +91,16 @@ def test_greets_sends_receives_and_says_goodbye(endpoint, channel):
     assert daemon.receive(wire.Goodbye)[1] == wire.Goodbye("job", 0)
     daemon.close()
     assert alive.is_set(), "who says goodbye has not lost the daemon"
+
+
+def test_what_is_there_at_the_first_greeting_is_not_lost_while_the_line_is_made(endpoint, channel):
+    daemon = Daemon(endpoint)
+    for _ in range(5):
+        line, *_ = channel((wire.Observations("job", 0, 1), bytes(64)))
+        assert daemon.receive(wire.Observations)[2] == bytes(64)
+        assert line.n_unsent == 0
+        line.close()
+    daemon.close()
 
 
 def test_messages_that_make_no_sense_are_told_of_a_few_times(endpoint, channel, caplog):

@@ -41,7 +41,7 @@ def test_a_run_of_which_no_step_ended_says_that_it_writes_none(tmp_path, monkeyp
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     path = tmp_path / "summary.json"
-    plugin = SimpleNamespace(n_calls=lambda: n_calls)
+    plugin = SimpleNamespace(n_calls=lambda: n_calls, set_recording=lambda _: None)
     Session(AgentSettings("ipc://nowhere", "job", summary_path=path), plugin).close()
     line = f"zerotune: no summary is written to {path}: no training step was seen to end"
     assert [record.getMessage() for record in caplog.records] == [line] * n_lines

@@ -194,3 +194,33 @@ def test_steps_of_another_network_are_no_yardstick_for_plans() -> None:
     begun = [one.step - noticed_at for one in brain.decisions() if one.kind == "explore" and one.step is not None]
     assert begun
     assert min(begun) >= 10
+
+
+def _decided(n_gathers: int, *, memory_pressure: float) -> np.ndarray:
+    """What rank 0 tells of gathers that were enqueued and not measured, shape [n_gathers]."""
+    block = np.zeros(n_gathers, np.dtype(OBSERVATION_FIELDS))
+    block["n_ranks"] = block["n_nodes"] = 16
+    block["collective"], block["phase"] = GATHER.collective, GATHER.phase
+    block["message_bytes"], block["memory_pressure"] = GATHER.message_bytes, memory_pressure
+    return block
+
+
+@pytest.mark.parametrize("memory_pressure", [0.4, 0.99, -1.0])
+def test_what_earlier_jobs_proved_waits_for_no_measurement_but_for_room(memory_pressure: float) -> None:
+    world = _world()
+    brain = make_brain(world, knowledge(world, proven={(GATHER, TRIED): 0.2}))
+    brain.sequence(_decided(1, memory_pressure=memory_pressure))
+    plan = brain.propose()
+    has_room = 0 <= memory_pressure < 0.9
+    assert (plan is not None and [row.candidate for row in plan.rows] == [TRIED]) == has_room
+    if memory_pressure < 0:
+        assert plan is None, "how full the device is, nobody knows yet"
+
+
+def test_what_is_not_proven_waits_for_measurements() -> None:
+    for past in ({}, {"leading": {(GATHER, TRIED): 0.1}}, {"promising": {(GATHER, TRIED): 0.25}}):
+        world = _world()
+        brain = make_brain(world, knowledge(world, **past))
+        brain.sequence(_decided(6, memory_pressure=0.4))
+        assert brain.propose() is None
+        assert not brain.keys

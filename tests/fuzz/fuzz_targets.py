@@ -129,7 +129,7 @@ class KeptStore:
 
 def agent_messages(data: bytes) -> None:
     """What ranks and other nodes' daemons send, to a whole service with a brain; its answers must be readable."""
-    serve(data, Knowledge.empty())
+    serve(data, Knowledge())
 
 
 def serve(data: bytes, known: Knowledge) -> None:

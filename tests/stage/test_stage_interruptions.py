@@ -89,7 +89,7 @@ def test_nothing_is_lost_when_no_step_is_known_any_more() -> None:
 
 
 def test_a_jobs_stage_is_the_one_that_holds_most_steps() -> None:
-    brain = Brain("job", "f", {}, Knowledge.empty(), BrainSettings(), lambda: 0.0)
+    brain = Brain("job", "f", {}, Knowledge(), BrainSettings(), lambda: 0.0)
     block = np.zeros(64, OBSERVATION_FIELDS)
     for number in range(30):
         kinds = ZERO3 if number < 20 else [(AR, 1 << 10 + number % 7), (AR, 3 << 16), (AR, 1 << 19)]

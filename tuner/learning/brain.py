@@ -20,12 +20,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from zerotune.agent.nccl.catalog import TUNABLE
 from zerotune.store.records import (
     LEAST_US,
     Candidate,
     Collective,
     CommunicatorClass,
     Outcome,
+    Phase,
     Plan,
     Stage,
     StepRecord,
@@ -120,10 +122,7 @@ class Brain(Inspection):
         self._surrogate.fields.knowledge = knowledge
 
     def restrict(self, costs: CostPrior) -> None:
-        """Predict from `costs` instead of the fabric's description, before anything was observed.
-
-        For replays and benchmarks that can only run what was measured.
-        """
+        """Before anything was observed: predict from `costs` instead of the fabric's description, as replays do."""
         self._costs = self._surrogate.fields.costs = costs
 
     # ---- what the job reports -----------------------------------------------------------------
@@ -181,6 +180,10 @@ class Brain(Inspection):
         decisions = block[(block["flags"] & FLAG_TIMED) == 0]
         steps, message_bytes = decisions["step"].astype(np.int64), decisions["message_bytes"].astype(np.int64)
         self._step_feedback.kinds.moved_bytes.add(steps, message_bytes)
+        told = decisions[decisions["memory_pressure"] >= 0]
+        if len(told):
+            self.memory.filled(told)
+            self._keys.meet_proven(told[np.isin(told["collective"], TUNABLE) & np.isin(told["phase"], [*Phase])])
         if self._fingerprint.add_records(block):
             self._urgent = True
 
@@ -356,4 +359,3 @@ class Brain(Inspection):
             self._note(Event(state, state.incumbent, "regime", reason))
         self._policy.reopen()
         self._urgent = True
-

@@ -50,13 +50,6 @@ Weighed = tuple[float, float]
 """Sum of weights (inverse variances), and of values by their weights."""
 
 
-class Prior(NamedTuple):
-    """Starting guess for one key's candidates: log microseconds, mean and standard deviation [n]."""
-
-    mean: Floats
-    std: Floats
-
-
 class OpenLead(NamedTuple):
     """A candidate that earlier jobs measured to be faster than the baseline, but not beyond doubt."""
 
@@ -104,11 +97,6 @@ class Knowledge:
         return both
 
     @classmethod
-    def empty(cls) -> Knowledge:
-        """Knows nothing but NCCL's cost."""
-        return cls()
-
-    @classmethod
     def from_store(
         cls,
         store: Store,
@@ -148,7 +136,9 @@ class Knowledge:
         """Keys with statistics of earlier runs."""
         return len(self._by_key)
 
-    def prior(self, key: DecisionKey, message_bytes: float, candidates: Sequence[Candidate], costs: CostPrior) -> Prior:
+    def prior(
+        self, key: DecisionKey, message_bytes: float, candidates: Sequence[Candidate], costs: CostPrior
+    ) -> tuple[Floats, Floats]:
         """Starting guess at one key.
 
         Args:
@@ -158,12 +148,12 @@ class Knowledge:
             costs: NCCL's cost.
 
         Returns:
-            Log microseconds, mean and standard deviation; mean NaN: not available.
+            Log microseconds, mean and standard deviation, each of shape [n]; mean NaN: not available.
         """
         classes, nbytes = np.array([key.size_class]), np.array([message_bytes])
         means, stds = self.guess(key.communicator, key.collective, candidates, nbytes, classes, costs)
         self.overrule(key, candidates, means[0], stds[0])
-        return Prior(means[0], stds[0])
+        return means[0], stds[0]
 
     def guess(
         self,

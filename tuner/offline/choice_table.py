@@ -112,7 +112,7 @@ def choice_table(
         StoreError: the store cannot be read.
     """
     described = None if fabric is None else fabrics.load(fabric)
-    knowledge, lines = Knowledge.empty(), list[CandidateStatistics]()
+    knowledge, lines = Knowledge(), list[CandidateStatistics]()
     facts = {} if described is None else described.describe()
     fabric_id = "" if described is None else described.fabric_id
     if described is None or store_path.exists():
@@ -188,7 +188,7 @@ def _entry(
     else:
         chosen, reason, ground = BASELINE, _why_nccl(measured.get(key, {})), Ground.nccl
     candidates += [chosen] if chosen not in candidates else []
-    mean = knowledge.prior(key, float(message_bytes), candidates, costs).mean
+    mean, _ = knowledge.prior(key, float(message_bytes), candidates, costs)
     own = costs.default(key.communicator, key.collective, message_bytes)
     times_us = {one: math.exp(log_us) for one, log_us in zip(candidates, mean.tolist(), strict=True) if log_us < np.inf}
     cheapest = min(times_us, key=lambda one: (times_us[one], str(one)), default=BASELINE)

@@ -387,7 +387,7 @@ def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | 
     chosen, encoder = settings or BrainSettings(), load_encoder(store)
 
     def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
-        known = knowledge if isinstance(knowledge, Knowledge) else Knowledge.empty()
+        known = knowledge if isinstance(knowledge, Knowledge) else Knowledge()
         kind = ShadowBrain if chosen.shadow else Brain
         return kind(job_id, fabric_id, fabric, known, chosen, clock, encoder)
 

@@ -293,7 +293,8 @@ class Service:
 
     def _use(self, job: Job, observed: NDArray[np.void]) -> Iterator[list[Reply]]:
         """Joined observations go to the leading daemon, or are measurements here."""
-        if not len(observed):
+        if not len(observed):  # what earlier jobs proved waits for no measurement
+            yield self._think(job)
             return
         if job.uplink.is_alive(self._clock()):
             job.uplink.forward(job.lead_rank, len(job.ranks), observed)

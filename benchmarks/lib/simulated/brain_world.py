@@ -424,7 +424,7 @@ def make_brain(world: World, knowledge: Knowledge | None = None, settings: Brain
         "job",
         world.fabric.fabric_id,
         {**world.fabric.describe(), "emulated": world.fabric_name},
-        knowledge or Knowledge.empty(),
+        knowledge or Knowledge(),
         settings,
         clock=lambda: 0.0,
     )

@@ -66,7 +66,7 @@ def test_what_wins_is_known_from_a_job_that_met_a_slow_network(tmp_path: Path, s
         decided = known.decided(key)
         if decided is not None:
             assert world.truth(call, decided[0])[0] <= world.truth(call, BASELINE)[0]
-    cold = _cost(_world("h100_ib_2", seed=200), Knowledge.empty(), 60)
+    cold = _cost(_world("h100_ib_2", seed=200), Knowledge(), 60)
     assert _cost(world, known, 60) < cold
 
 
@@ -75,7 +75,7 @@ def test_where_nothing_is_to_be_gained_no_more_is_tried(tmp_path: Path, slow_fro
     with Store.open(tmp_path / "store.db") as store:
         known = _after("as_believed", slow_from, store)
     seeds = range(200, 203)
-    cold = mean(_cost(_world("as_believed", seed), Knowledge.empty(), 60) for seed in seeds)
+    cold = mean(_cost(_world("as_believed", seed), Knowledge(), 60) for seed in seeds)
     warm = mean(_cost(_world("as_believed", seed), known, 60) for seed in seeds)
     assert warm < cold + 0.005
     assert warm < 0.005, "seed 202 tried what might take thirty times as long, as a gain of a hundredth had paid so far"

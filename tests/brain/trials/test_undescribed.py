@@ -22,7 +22,7 @@ from zerotune.tuner.modeling.features import CostPrior, cell_of
 
 
 def _undescribed(settings: BrainSettings | None = None) -> Brain:
-    return Brain("job", "fabric", {}, Knowledge.empty(), settings or BrainSettings(), lambda: 0.0)
+    return Brain("job", "fabric", {}, Knowledge(), settings or BrainSettings(), lambda: 0.0)
 
 
 def _table(world: World, collective: Collective, message_bytes: int, costs_us: np.ndarray) -> np.ndarray:
@@ -39,7 +39,7 @@ def _pull(*, is_described: bool = False, has_table: bool = False) -> float:
     calls = [Call(Collective.all_gather, Phase.other, 1 << exponent) for exponent in range(16, 26, 2)]
     world = World("h100_node", place, calls)
     facts = world.fabric.describe() if is_described else {}
-    brain = Brain("job", "fabric", facts, Knowledge.empty(), BrainSettings(explore=False), lambda: 0.0)
+    brain = Brain("job", "fabric", facts, Knowledge(), BrainSettings(explore=False), lambda: 0.0)
     if has_table:
         costs_us = cost_model.cost_table(world.topology, Collective.all_gather, 1 << 20)
         brain.cost_tables(_table(world, Collective.all_gather, 1 << 20, costs_us))

@@ -31,6 +31,16 @@ def test_plans_go_to_rank_0_only(bench, caplog):
     assert line in caplog.messages, "what -v logs can be read"
 
 
+def test_a_plan_that_needs_no_measurement_goes_out_before_there_is_one(bench, records):
+    bench.hello(0)
+    bench.service.model_ready("fabric", "knowledge")
+    bench.brains["job"].plans = [Plan(1)]
+    enqueued = records(2, flags=0)
+    bench.send(0, wire.Observations("job", 0, len(enqueued), 0), enqueued)
+    assert (b"job/0", wire.PlanOffer("job", Plan(1))) in bench.tick(0.1)
+    assert not bench.store.blocks
+
+
 def test_only_the_leading_ranks_steps_and_adoptions_count(bench):
     bench.join_all()
     bench.send(1, wire.Steps("job", 1, (StepRecord(5, 0, 1.0),)))

@@ -256,7 +256,7 @@ def _key_view(state: KeyState, *, n_withdrawn: int, is_watched: bool) -> KeyView
         state.lead_is_proven,
         state.usual,
         state.default_setting,
-        state.n_channels,
+        state.channels_of(state.incumbent),
         state.max_channels,
         tuple(sorted(state.numbers, key=lambda one: state.numbers[one])),
         MappingProxyType({**state.banned}),

@@ -191,11 +191,6 @@ class KeyState:
         self.runs_trial = runs_trial and not is_overspent
         self.runs_lead = runs_lead and not leads_rest and (self.lead_is_proven or not is_overspent)
 
-    @property
-    def n_channels(self) -> int:
-        """What the incumbent runs with, as far as that is known; else 0."""
-        return self.channels_of(self.incumbent)
-
     def channels_of(self, candidate: Candidate) -> int:
         """What a setting runs with here, as far as that is known; else 0."""
         if candidate.n_channels or self.default_setting is None:
@@ -260,6 +255,14 @@ class KeyTable(Columns):
             found[new] = len(self.states) + np.arange(len(new))
             self._add(distinct[new].tolist(), block[first[new]])
         return found[of]
+
+    def meet_proven(self, block: npt.NDArray[np.void]) -> None:
+        """Keys for which earlier jobs proved something begin with their first call, measured or not."""
+        classes, proves = size_classes(block["message_bytes"]), self._fields.knowledge.decided
+        codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
+        distinct, first = np.unique(codes, return_index=True)
+        new = [code not in self._index and proves(key_of(code)) is not None for code in distinct.tolist()]
+        self.indices(block[first[new]])
 
     def logs(self, block: npt.NDArray[np.void], keys: Ints) -> Floats:
         """Log durations, moved to each key's own message size: a class is a quarter octave wide."""
@@ -343,7 +346,7 @@ class FieldBook(Columns):
     def __init__(self, costs: CostPrior) -> None:
         self.costs = costs
         """What is predicted from."""
-        self.knowledge = Knowledge.empty()
+        self.knowledge = Knowledge()
         """What earlier runs left."""
         self._made_for: object = None
         self.states: list[KeyState] = []

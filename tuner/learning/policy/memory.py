@@ -94,16 +94,19 @@ class MemoryGate:
         elif self.pressure < self._peak - DROP:
             self._peak, self.is_falling = self.pressure, True
 
+    def filled(self, block: npt.NDArray[np.void]) -> None:
+        """Learn from calls, shape [n], how full the fullest device was in the latest step of them."""
+        fullest = float(np.fmax.reduce(block["memory_pressure"][block["step"] == block["step"].max()]))
+        if math.isfinite(fullest):
+            self._fullest = fullest
+
     def ran(self, block: npt.NDArray[np.void]) -> list[int]:
         """Learn from measurements (MEASUREMENT_FIELDS) what is connected and how full the fullest device is.
 
         Returns the indices of those that may have connected something: the first of an algorithm for a collective in a
         phase, which may have its own communicator. More channels of what has run connect nothing in NCCL.
         """
-        newest = block["step"] == block["step"].max()
-        fullest = float(np.fmax.reduce(block["memory_pressure"][newest]))
-        if math.isfinite(fullest):
-            self._fullest = fullest
+        self.filled(block)
         codes = block["n_ranks"].astype(np.int64) << 44 | block["n_nodes"].astype(np.int64) << 24
         codes |= (block["collective"].astype(np.int64) & 15) << 20 | (block["phase"].astype(np.int64) & 15) << 16
         codes |= block["algorithm"].astype(np.int64) << 8

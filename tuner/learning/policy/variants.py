@@ -194,7 +194,8 @@ class Variants:
             if n_looked_at % AT_ONCE == 0:
                 yield None
             field, opinion = self._policy.surrogate.fields.of(state), state.opinion
-            is_known = opinion is not None and len(opinion[0]) == len(field.options) and state.n_channels > 0
+            most_channels = state.channels_of(state.incumbent)
+            is_known = opinion is not None and len(opinion[0]) == len(field.options) and most_channels > 0
             is_asked = group == group_of(state) or (not group and state.index not in self._slower)
             if opinion is None or not is_known or not is_asked:
                 continue
@@ -203,7 +204,7 @@ class Variants:
             cells = field.table[:, [Column.algorithm, Column.protocol]]
             # Of many guesses the lowest is too low: a doubt counts against it, but where only channels differ.
             log_us = mean + np.where((cells == cells[here]).all(axis=1), 0.0, spread)
-            fits = (channels > 0) & (channels <= state.n_channels) & np.isfinite(mean[here])
+            fits = (channels > 0) & (channels <= most_channels) & np.isfinite(mean[here])
             fits &= log_us <= mean[here] + math.log(slower)
             held = np.where(fits, channels * np.exp(np.where(fits, log_us, 0.0)), np.inf)
             for at in np.argsort(held).tolist():

@@ -141,7 +141,7 @@ def replay_table(
     Raises:
         UserError: a policy is unknown, or `change` cannot be judged from this trace.
     """
-    own_evidence = FabricEvidence(statistics, knowledge or Knowledge.empty(), model_error)
+    own_evidence = FabricEvidence(statistics, knowledge or Knowledge(), model_error)
     knowledge = own_evidence.knowledge
     costs = CostPrior(table.fabric) if _fabric(table) is not None else None
     shapes, shape_index = table.shapes()

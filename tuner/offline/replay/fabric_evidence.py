@@ -19,7 +19,7 @@ class FabricEvidence:
     """What is known of the fabric asked about."""
 
     statistics: Sequence[CandidateStatistics] = ()
-    knowledge: Knowledge = field(default_factory=Knowledge.empty)
+    knowledge: Knowledge = field(default_factory=Knowledge)
     model_error: float = 0.0
     """Standard error of the learned model's log durations at sizes that it was not fitted to; 0: no model."""
 

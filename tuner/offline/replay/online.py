@@ -170,7 +170,7 @@ def play_tuner(
     known: dict[_Place, set[Candidate]] = {}
     for shape in shapes:
         known.setdefault((shape.communicator, shape.collective), set()).update(estimates.candidates(shape))
-    brain = Brain("replay", "fabric", facts, Knowledge.empty(), BrainSettings(), lambda: 0.0)
+    brain = Brain("replay", "fabric", facts, Knowledge(), BrainSettings(), lambda: 0.0)
     brain.restrict(_OnlyKnown(facts, known))
     per_step = {shape: max(1, round(counts[shape] / max(n_steps, 1))) for shape in shapes}
     rng = np.random.default_rng(0)

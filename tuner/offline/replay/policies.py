@@ -35,7 +35,7 @@ class PolicyContext:
     """What policies may look at."""
 
     estimates: CostEstimates
-    knowledge: Knowledge = field(default_factory=Knowledge.empty)
+    knowledge: Knowledge = field(default_factory=Knowledge)
     """What was learned from other jobs on this fabric."""
     costs: CostPrior | None = None
     """NCCL's own cost; None when nobody described the fabric."""
@@ -111,11 +111,11 @@ def model(context: PolicyContext, shape: Shape) -> Candidate:
     if context.costs is None or not fits(context.fabric, shape.communicator):
         return BASELINE
     candidates = _offered(context, context.costs, shape)
-    prior = context.knowledge.prior(shape.key, shape.message_bytes, candidates, context.costs)
-    mean = np.where(np.isfinite(prior.mean), prior.mean, np.inf)
+    mean, std = context.knowledge.prior(shape.key, shape.message_bytes, candidates, context.costs)
+    mean = np.where(np.isfinite(mean), mean, np.inf)
     at_baseline = candidates.index(BASELINE)
     gain = mean[at_baseline] - mean
-    sure = gain > np.maximum(DOUBT_Z * prior.std, MIN_GAIN)
+    sure = gain > np.maximum(DOUBT_Z * std, MIN_GAIN)
     sure[at_baseline] = True
     return candidates[int(np.argmin(np.where(sure, mean, np.inf)))]
 

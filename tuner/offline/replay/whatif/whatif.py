@@ -296,8 +296,8 @@ def model_predictor(evidence: FabricEvidence, costs: CostPrior, fabric: Fabric) 
     def predict(shape: Shape, candidate: Candidate) -> Prediction | None:
         if not has_room(shape.communicator):
             return None
-        prior = evidence.knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
-        mean, std = float(prior.mean[0]), max(float(prior.std[0]), evidence.model_error)
+        means, stds = evidence.knowledge.prior(shape.key, shape.message_bytes, (candidate,), costs)
+        mean, std = float(means[0]), max(float(stds[0]), evidence.model_error)
         return (float(np.exp(mean)), std) if np.isfinite(mean) else None
 
     return predict
