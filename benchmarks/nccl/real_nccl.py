@@ -19,13 +19,16 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.lib.nccl import nccl_releases
+from benchmarks.lib.nccl.connections import CLUSTERS as CONNECTION_CLUSTERS
+from benchmarks.lib.nccl.connections import taken
 from benchmarks.lib.nccl.forced_cells import CLUSTERS, forced, offered
 from benchmarks.lib.nccl.live_costs import CLUSTERS as COST_CLUSTERS
 from benchmarks.lib.nccl.live_costs import compare
@@ -173,6 +176,18 @@ def releases() -> list[Result]:
     ]
 
 
+def connections(library: Path) -> Iterator[Result]:
+    """What algorithms take at their first use, over what is reserved before."""
+    worst = 0.0
+    for machine, n_nodes, ranks_per_node in CONNECTION_CLUSTERS:
+        for one in taken(library, machine, n_nodes, ranks_per_node):
+            name = f"measured_mb@{machine}_{n_nodes}x{ranks_per_node}_{one.algorithm.name}"
+            ratio = one.measured_mb / one.predicted_mb
+            worst = max(worst, ratio)
+            yield Result(name, one.measured_mb, "10^6 bytes", "", "what is reserved", ratio)
+    yield Result("memory_taken_over_reserved_worst", worst, "ratio", "<= 1.001")
+
+
 def costs(library: Path) -> Result:
     worst = 0.0
     for cluster in COST_CLUSTERS:
@@ -199,6 +214,11 @@ def main() -> None:
     results: list[Any] = enqueue(library, 7 if arguments.quick else 21, 60)
     results += cells(library)
     results.append(costs(library))
+    results += connections(library)
+    for version in nccl_releases.TESTED:
+        if (other := nccl_releases.library_of(version)).exists() and not other.samefile(library):
+            ratio = next(one for one in enqueue(other, 7, 60) if one.metric == "enqueue_ratio_no_plan")
+            results.append(replace(ratio, metric=f"{ratio.metric}@{version}"))
     if not arguments.quick:
         results.append(many_ranks(library))
         results += releases()

@@ -288,6 +288,13 @@ class MockCuda:
         self._call("cudaStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
         return Graph(self._call, stream, graph.value or 0)
 
+    def used_bytes(self, device: int) -> int:
+        """Memory of a GPU that is in use."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.set_device(device)
+        self._call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return total.value - free.value
+
     def _call(self, name: str, *arguments: Any) -> None:
         address = self._function(name.encode())
         if address is None or ctypes.CFUNCTYPE(ctypes.c_int)(address)(*arguments) != 0:

@@ -91,6 +91,8 @@ class Answer(msgspec.Struct, frozen=True):
     """A row applied, but NCCL does not offer its cell here."""
     n_nodes: int = 0
     """As NCCL counts them for the tuner: a node whose rings go through network adapters is several. 0 = not known."""
+    taken_bytes: int = 0
+    """Memory of the node's first GPU that was taken for good: what it cost to connect an algorithm at its first use."""
     ran: tuple[Ran, ...] = ()
     """One for each rank of the node, where kernels are observed and the release has a profiler."""
 

@@ -116,13 +116,14 @@ class Node:
     def answers(self) -> Iterator[Answer]:
         """Ask each question on all ranks, one after the other."""
         for place, question in enumerate(self.request.questions):
-            n_ignored = self.plugin.counters().n_ignored_cells
+            n_ignored, used_bytes = self.plugin.counters().n_ignored_cells, self.mock.used_bytes(0)
             self.plugin.set_phase(int(question.phase))
             self.mock.set_duration_us(duration_us(place))
             self.on_all_ranks("enqueue", question)
             records = self._records()
             ignored = self.plugin.counters().n_ignored_cells > n_ignored
-            yield self._answer(question, records, self.mock.drain(), ignored=ignored)
+            answer = self._answer(question, records, self.mock.drain(), ignored=ignored)
+            yield msgspec.structs.replace(answer, taken_bytes=self.mock.used_bytes(0) - used_bytes)
 
     def _records(self) -> NDArray[np.void]:
         """What the plugin saw of the latest question; where kernels are observed, waits for their ends."""
