@@ -24,26 +24,25 @@ def world(short_folder) -> Iterator[SimpleNamespace]:
     with daemon(short_folder) as (process, endpoint), zmq.Context() as context, dashboard(endpoint) as url:
         job = Job(context, endpoint)
         browser = Browser(url)
-        browser.log_in()
         wait_for(lambda: browser.snapshot().get("jobs"))
         yield SimpleNamespace(daemon=process, endpoint=endpoint, url=url, job=job, browser=browser, context=context)
         context.destroy(linger=0)
 
 
 def test_only_the_printed_address_lets_in(world):
-    stranger = Browser(world.url)
-    for path in ("/", "/events", "/snapshot.json", "/page.js", "/nowhere", "/?token=wrong", "/?token=%C3%A9"):
-        assert stranger.ask(path).status == 403
-    assert stranger.ask("/", Authorization="Bearer wrong").status == 403
-    answer = stranger.log_in()
-    assert (answer.status, answer.getheader("location")) == (303, "/")
-    kept = answer.getheader("set-cookie").lower()
-    assert "httponly" in kept
-    assert "samesite" in kept
-    assert stranger.ask("/").status == 200
-    token = world.url.partition("=")[2]
-    assert len(token) >= 32
-    assert Browser(world.url).ask("/snapshot.json", Authorization=f"Bearer {token}").status == 200
+    assert len(world.browser.token) >= 32
+    assert world.browser.ask("/snapshot.json").status == 200
+    for path in ("/events", "/snapshot.json", "/nowhere", f"/snapshot.json?token={world.browser.token}"):
+        for said in ("", "Bearer ", "Bearer wrong", "Bearer \xe9", f"Basic {world.browser.token}"):
+            assert world.browser.ask(path, Authorization=said, Cookie=world.browser.token).status == 403
+
+
+def test_the_page_itself_tells_nothing_and_hands_out_no_cookie(world):
+    for path in ("/", "/page.js", "/page.css", "/icon.svg"):
+        answer = world.browser.ask(path, Authorization="")
+        assert answer.status == 200
+        assert answer.getheader("set-cookie") is None
+        assert world.browser.token not in answer.read().decode()
 
 
 def test_signals_for_the_training_of_a_batch_job_leave_it_alone(world):
@@ -53,7 +52,7 @@ def test_signals_for_the_training_of_a_batch_job_leave_it_alone(world):
                       Browser(url).port in {each.laddr.port for each in one.net_connections("inet")})  # fmt: skip
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             process.send_signal(number)
-        assert Browser(url).log_in().status == 303
+        assert Browser(url).ask("/snapshot.json").status == 200
 
 
 def test_pages_of_others_whose_name_points_here_are_refused(world):
@@ -118,8 +117,7 @@ def test_connections_that_ask_for_nothing_take_no_place(world):
         for said in (b"", b"GET / HTTP/1.1\r\nX-") * patience.MAX_CONNECTIONS:
             idle.append(stack.enter_context(socket.create_connection((world.browser.host, world.browser.port), WAIT_S)))
             idle[-1].sendall(said)
-        assert Browser(world.url).log_in().status == 303, "at once"
-        assert world.browser.ask("/").status == 200
+        assert world.browser.ask("/snapshot.json").status == 200, "at once"
         assert next(open_page)[0] == "change"
         for one in idle:
             with contextlib.suppress(ConnectionResetError):

@@ -75,21 +75,15 @@ class Browser:
     """Asks one dashboard as a browser would."""
 
     def __init__(self, url: str) -> None:
-        place, _, self.query = url.removeprefix("http://").partition("/")
+        place, _, self.token = url.removeprefix("http://").partition("/#")
         self.host, _, port = place.partition(":")
         self.port = int(port)
-        self.cookie = ""
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=WAIT_S)
         given = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, headers={"Cookie": self.cookie, **given})
+        connection.request(method, path, headers={"Authorization": f"Bearer {self.token}", **given})
         return connection.getresponse()
-
-    def log_in(self) -> http.client.HTTPResponse:
-        answer = self.ask(f"/{self.query}")
-        self.cookie = (answer.getheader("set-cookie") or "").partition(";")[0]
-        return answer
 
     def snapshot(self) -> dict:
         answer = self.ask("/snapshot.json")

@@ -56,7 +56,7 @@ def dashboard(
         url = f"http://{name}:{listening.getsockname()[1]}/"
 
         def announce() -> None:
-            print(f"dashboard at {url}{f'?token={secret}' if token else ''}", flush=True)
+            print(f"dashboard at {url}{f'#{secret}' if token else ''}", flush=True)
             if not token:
                 print("zerotune: every user of this machine can read it", file=sys.stderr)
             elif not is_loopback(host):

@@ -1,8 +1,9 @@
 """Who may see the page: whoever knows the token, asks for a host of ours, and only reads.
 
-The token stands in the URL that is printed; the page exchanges it for a cookie, so that it stays in no history and no
-header of other sites. A Host header that is neither an address nor a name of ours comes from a page of others, whose
-name was made to point here (DNS rebinding), and is refused.
+The token stands behind the # of the address that is printed, which browsers send to nobody; the page keeps it for its
+own tab and asks with it for what is told. A cookie would go to every port of this machine. A Host header that is
+neither an address nor a name of ours comes from a page of others, whose name was made to point here (DNS rebinding),
+and is refused.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import socket
 from collections.abc import Collection
 from typing import Final
 
-from starlette.datastructures import Headers, QueryParams
-from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_BYTES: Final = 24
@@ -52,12 +52,14 @@ class Access:
     Args:
         app: what is behind it.
         token: without which nobody is served; empty: everybody is.
+        public: paths that tell nothing and are served without it.
         names: further names that the page may be asked for by, beside this machine's and every IP address.
     """
 
-    def __init__(self, app: ASGIApp, token: str, names: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, token: str, public: Collection[str], names: Collection[str] = ()) -> None:
         self._app = app
         self._token = token
+        self._public = frozenset(public)
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,21 +77,14 @@ class Access:
         await answer(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
-        headers, query = Headers(scope=scope), QueryParams(scope["query_string"])
+        headers = Headers(scope=scope)
         if not self._is_ours(headers.get("host", "")):
             return PlainTextResponse("this host is not served here\n", 421)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("this page can only be read\n", 405)
-        if not self._token:
-            return None
-        cookie = f"zerotune_{(scope['server'] or ('', 0))[1]}"  # ports of one host share cookies
-        if self._is_token(query.get("token", "")):
-            moved = RedirectResponse("/", 303)
-            moved.set_cookie(cookie, self._token, httponly=True, samesite="lax", path="/")
-            return moved
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        kept = cookie_parser(headers.get("cookie", "")).get(cookie, "")
-        if self._is_token(kept) or (scheme.lower() == "bearer" and self._is_token(bearer)):
+        knows_token = scheme.lower() == "bearer" and self._is_token(bearer)
+        if not self._token or scope["path"] in self._public or knows_token:
             return None
         return PlainTextResponse("open the address that `zerotune dashboard` printed: it has the token\n", 403)
 

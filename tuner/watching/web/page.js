@@ -305,8 +305,37 @@ function lateness(job) {
 
 // -- the line -------------------------------------------------------------------------------
 
-const events = new EventSource("events");
-events.addEventListener("whole", (event) => take(JSON.parse(event.data), true));
-events.addEventListener("change", (event) => take(JSON.parse(event.data), false));
-events.addEventListener("error", () => chip(by_id("link"), "disconnected", "bad"));
+// The address that is printed has a token behind its #. It is kept for this tab and this port alone.
+const KEPT = "zerotune-token", AGAIN_MS = 2000;
+if (location.hash.length > 1) {
+  sessionStorage.setItem(KEPT, location.hash.slice(1));
+  history.replaceState(null, "", location.pathname);
+}
+
+async function listen() { // until the line breaks
+  const answer = await fetch("events", { headers: { authorization: `Bearer ${sessionStorage.getItem(KEPT)}` } });
+  if (!answer.ok) throw new Error(await answer.text());
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let unread = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) throw new Error("disconnected");
+    const events = (unread + value).split("\n\n");
+    unread = events.pop();
+    for (const event of events) {
+      const [name, data] = event.split("\n").map((line) => line.slice(line.indexOf(": ") + 2));
+      take(JSON.parse(data), name === "whole");
+    }
+  }
+}
+
+async function listen_on() {
+  for (;;) {
+    await listen().catch((error) => chip(by_id("link"), error instanceof TypeError ? "disconnected" : error.message, "bad"));
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+  }
+}
+
+listen_on();
+addEventListener("hashchange", () => location.reload());
 addEventListener("resize", () => jobs.forEach(chart));

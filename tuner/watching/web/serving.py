@@ -54,7 +54,7 @@ def application(feed: Feed, token: str, names: Collection[str] = ()) -> ASGIApp:
 
     routes = [Route(path, _file(*file)) for path, file in FILES.items()]
     routes += [Route("/events", events), Route("/snapshot.json", snapshot)]
-    return Access(Starlette(routes=routes), token, names)
+    return Access(Starlette(routes=routes), token, FILES, names)
 
 
 def bound(host: str, port: int) -> socket.socket:
