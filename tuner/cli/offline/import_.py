@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, StorePath, console
+from zerotune.tuner.cli.options import AsJson, StorePath, console, progress_console
 from zerotune.tuner.cli.paths import store_path
 
 if TYPE_CHECKING:
@@ -90,18 +90,19 @@ def import_(
     from zerotune.tuner.offline.importing import messages
 
     try:
-        trace, n_rows = importing.import_measurements(
-            path,
-            store_path(store),
-            fabric_id=fabric_id,
-            setting=None if setting is None else importing.parse_setting(setting),
-            is_default=default,
-            n_nodes=n_nodes,
-            n_ranks=n_ranks,
-            dry_run=dry_run,
-            format_name=format_name,
-            collective=collective_named(collective),
-        )
+        with progress_console().status(f"reading {path}"):
+            trace, n_rows = importing.import_measurements(
+                path,
+                store_path(store),
+                fabric_id=fabric_id,
+                setting=None if setting is None else importing.parse_setting(setting),
+                is_default=default,
+                n_nodes=n_nodes,
+                n_ranks=n_ranks,
+                dry_run=dry_run,
+                format_name=format_name,
+                collective=collective_named(collective),
+            )
     except KeyboardInterrupt:
         typer.echo("zerotune: interrupted; what was recorded stays, and the same command goes on from there", err=True)
         raise

@@ -9,7 +9,7 @@ import typer
 
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.offline.import_ import CollectiveName, FormatName, collective_named
-from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console
+from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, progress_console
 from zerotune.tuner.cli.paths import store_path
 from zerotune.tuner.cli.sizes import megabytes
 
@@ -77,17 +77,18 @@ def replay(
         bucket_bytes=bucket,
         stage=stage,
     )
-    result = replaying.replay(
-        trace,
-        policy or replaying.DEFAULT_POLICIES,
-        store_path(store) if store is None else replaying.named_store(store_path(store), trace),
-        fabric,
-        plan,
-        change,
-        format_name=format_name,
-        collective=collective_named(collective),
-        job_id=id_of(store_path(store), job),
-    )
+    with progress_console().status(f"replaying {trace}"):
+        result = replaying.replay(
+            trace,
+            policy or replaying.DEFAULT_POLICIES,
+            store_path(store) if store is None else replaying.named_store(store_path(store), trace),
+            fabric,
+            plan,
+            change,
+            format_name=format_name,
+            collective=collective_named(collective),
+            job_id=id_of(store_path(store), job),
+        )
     if as_json:
         print(result.to_json())
         return

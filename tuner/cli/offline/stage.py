@@ -9,7 +9,7 @@ import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli.offline.import_ import FormatName
-from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json
+from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json, progress_console
 from zerotune.tuner.cli.paths import store_path
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def try_trace(
     for trace in traces:
         if not trace.exists():
             raise UserError(f"{trace} does not exist", "name a trace file or a folder of traces")
-    readings = stage_command.read_several(traces, rank, id_of(store_path(None), job), format_name)
+    with progress_console().status(f"reading {', '.join(map(str, traces))}"):
+        readings = stage_command.read_several(traces, rank, id_of(store_path(None), job), format_name)
     if as_json:
         documents = [_document(one) for one in readings]
         print_json(documents if len(traces) > 1 else documents[0])
