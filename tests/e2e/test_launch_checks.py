@@ -135,7 +135,7 @@ def test_a_plan_without_rows_is_told(world):
 def test_a_plan_of_which_no_row_ever_applied_is_told_at_the_end(world):
     plan = world.folder / "plan.json"
     plan.write_text((PLAN % "pat").replace('"n_ranks": 2', '"n_ranks": 8'))
-    returncode, output = world.finish(world.take_steps(600, launch=("--plan", plan)))
+    returncode, output = world.finish(world.take_steps(250, launch=("--plan", plan)))
     assert returncode == 0, output
     assert output.count("(no_row)") == 1
 
@@ -146,7 +146,7 @@ def test_a_plan_file_that_applies_heeds_no_daemon(world):
     plan = world.folder / "plan.json"
     plan.write_text(PLAN % "pat")
     summary = world.folder / "summary.json"
-    returncode, output = world.finish(world.take_steps(600, launch=("--plan", plan, "--summary", summary)))
+    returncode, output = world.finish(world.take_steps(250, launch=("--plan", plan, "--summary", summary)))
     assert returncode == 0, output
     assert "no daemon" not in output
     assert str(plan) not in output
