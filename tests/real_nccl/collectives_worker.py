@@ -27,6 +27,7 @@ mock.stand_in_front_of(nccl.library)
 mock.set_prices(lambda *_: 10.0, noise=0.0, kernel_us=1.0, flops_per_ns=1.0)
 mock.set_device(rank)
 api = ctypes.CDLL(str(mock.path))
+api.mock_cuda_function.restype = ctypes.c_void_p
 pointer, count = ctypes.c_void_p, ctypes.c_size_t
 
 id_file = folder / "id"
@@ -53,6 +54,11 @@ def arrives(array, expected):
         time.sleep(0.005)
 
 
+def synchronize():
+    """Until all that was called is over."""
+    assert ctypes.CFUNCTYPE(ctypes.c_int)(api.mock_cuda_function(b"cudaDeviceSynchronize"))() == 0
+
+
 everything = [np.arange(COUNT * n_ranks, dtype=np.float32) + 1 + each for each in range(n_ranks)]
 mine, from_ = device_array(COUNT * n_ranks)
 mine[:] = everything[rank]
@@ -76,4 +82,10 @@ api.ncclGroupEnd()
 arrives(share, everything[rank - 1][:COUNT])
 api.ncclAllReduce(from_, to_all, count(mine.size), FLOAT32, SUM, *where)  # a barrier
 arrives(everywhere, total)
+assert mock.n_freed_uses() == 0
+mock.free(to_share.value)
+api.ncclAllGather(to_share, to_all, count(COUNT), FLOAT32, *where)
+synchronize()
+assert mock.n_freed_uses() == 1
+arrives(everywhere, total)  # nothing was taken from where it lay
 os._exit(0)

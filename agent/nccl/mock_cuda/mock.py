@@ -124,6 +124,7 @@ class MockCuda:
         self._set_layout = self._bind("set_layout", None, pointer)
         self._set_device = self._bind("set_device", None, ctypes.c_int)
         self._malloc = self._bind("malloc", ctypes.c_int, ctypes.POINTER(pointer), count)
+        self._n_freed_uses = self._bind("n_freed_uses", ctypes.c_uint64)
         self._set_duration_us = self._bind("set_duration_us", None, ctypes.c_double)
         self._set_timer_step_ns = self._bind("set_timer_step_ns", None, ctypes.c_uint64)
         self._set_away_ms = self._bind("set_away_ms", None, ctypes.c_double)
@@ -274,6 +275,14 @@ class MockCuda:
         if self._malloc(ctypes.byref(pointer), n_bytes) != 0:
             raise PluginError(f"the mock GPU has no room for {n_bytes} bytes")
         return pointer.value or 0
+
+    def free(self, address: int) -> None:
+        """Give device memory back, once all that runs is over; PluginError where there is none."""
+        self._call("cudaFree", ctypes.c_void_p(address))
+
+    def n_freed_uses(self) -> int:
+        """How many kernels and copies ran when memory that they use was freed; standard error names each kind."""
+        return int(self._n_freed_uses())
 
     def begin_capture(self) -> int:
         """A new stream of the calling thread's GPU, which captures what is put into it, for `end_capture`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -21,6 +22,8 @@ from zerotune.store.errors import UserError
 
 _BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")
 _HOST: Final = "rehearsal-"
+FREED_MEMORY_WAS_USED: Final = 3
+"""Exit code of a process whose kernels used memory that was freed, whatever else it would have said."""
 _started: list[MockCuda] = []
 
 
@@ -69,6 +72,7 @@ def start() -> None:
         flops_per_ns=compute.tflops * compute.efficiency * 1000.0 / slower,
     )
     records_say_emulated(os.environ.get("NCCL_PROFILER_PLUGIN", ""))
+    atexit.register(_fail_if_freed_memory_was_used, mock)
     _started.append(mock)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(
@@ -76,6 +80,14 @@ def start() -> None:
             "no time is a GPU's",
             file=sys.stderr,
         )
+
+
+def _fail_if_freed_memory_was_used(mock: MockCuda) -> None:
+    if n_uses := mock.n_freed_uses():
+        text = f"zerotune: {n_uses} kernels and copies of this rehearsal used memory that was freed: it failed"
+        print(text, file=sys.stderr)
+        sys.stdout.flush()
+        os._exit(FREED_MEMORY_WAS_USED)  # nothing else changes a process's exit code at its end
 
 
 def _library(pattern: str) -> Path:

@@ -88,6 +88,7 @@ MOCK_API void mock_cuda_set_away_ms(double away_ms); /* how long NCCL's threads 
 MOCK_API void mock_cuda_set_queue(uint32_t n_kernels); /* that a stream takes before its host waits; at most 1024 */
 MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties; a full one drops */
 MOCK_API size_t mock_cuda_drain(mock_work *out, size_t max_works);
+MOCK_API uint64_t mock_cuda_n_freed_uses(void); /* by kernels and copies that ran when their memory was freed */
 /* Kernels wait until mock_cuda_finish ends them; their works are for the thread that launched them to take. */
 MOCK_API void mock_cuda_set_waiting(int on);
 MOCK_API size_t mock_cuda_take(mock_work *out, size_t max_works); /* forgets what does not fit */
@@ -132,9 +133,14 @@ void *mock_event_function(const char *name);
 void *mock_graph_function(const char *name);
 void *mock_blas_function(const char *name);
 void *mock_driver_function(const char *name, bool of_nccl);
-cuda_error mock_allocate(void **pointer, size_t n_bytes);
+cuda_error mock_allocate(void **pointer, size_t n_bytes, bool is_ordered); /* by streams, for its end */
 cuda_error mock_allocate_host(void **pointer, size_t n_bytes);
-cuda_error mock_free(void *pointer);
+cuda_error mock_free(void *pointer, uint64_t freed_ns); /* when the GPU comes to it */
+bool mock_is_ordered(const void *pointer);
+/* A kernel or copy of this name, which lives as long as the process, uses memory until a time of the GPU. False: the memory
+ * is freed by then, which is said and counted; then it may not even be mapped. */
+bool mock_use(const char *by, const void *pointer, size_t n_bytes, uint64_t issued_ns, uint64_t until_ns);
+bool mock_is_device_memory(const void *pointer); /* or was until it was freed */
 void mock_clear(void *at, size_t n_bytes);
 cuda_error mock_set_words(void *at, uint32_t word, size_t n_words, void *stream);
 bool mock_find(const void *pointer, void **base, size_t *n_bytes);

@@ -17,6 +17,7 @@ typedef enum { NOTHING, FILL, JOIN, SUM, COMPARE, ADD, ADD_NUMBER } task;
 
 typedef struct {
   const void *function;
+  const char *name; /* mangled; its library keeps it */
   task what;
   uint32_t element_bytes, n_inputs; /* JOIN: that its parameters have room for */
 } known_kernel;
@@ -93,6 +94,7 @@ static void register_function(UNUSED void **handle, const void *function, UNUSED
   known_kernel *const slot = found.what != NOTHING ? slot_of(function) : NULL;
   if (slot == NULL) return;
   found.function = function;
+  found.name = name;
   *slot = found;
 }
 
@@ -102,6 +104,7 @@ void *mock_register_function(void) { return (void *)register_function; }
 
 typedef struct {
   operation base;
+  const char *name;
   task what;
   uint32_t element_bytes, n_inputs;
   int64_t n_elements;
@@ -115,9 +118,13 @@ static int64_t integer_at(const computation *one, int input, int64_t index) {
   return ((const int64_t *)(const void *)one->from[input])[index];
 }
 
-static bool run(operation *self, UNUSED uint64_t *ready_ns) {
+static bool run(operation *self, uint64_t *ready_ns) {
   const computation *const one = (computation *)self;
   int64_t sum = 0;
+  bool is_there = mock_use(one->name, one->to, 1, self->issued_ns, *ready_ns);
+  for (size_t i = 0; i < MOST_INPUTS && one->from[i] != NULL; i++)
+    is_there &= mock_use(one->name, one->from[i], 1, self->issued_ns, *ready_ns);
+  if (!is_there) return true;
   switch (one->what) {
   case FILL:
     for (int64_t i = 0; i < one->n_elements; i++)
@@ -229,6 +236,7 @@ cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters,
   computation *const made = calloc(1, sizeof *made);
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   made->base.kind = &COMPUTATION;
+  made->name = kernel->name;
   made->what = kernel->what;
   made->element_bytes = kernel->element_bytes;
   const bool readable = kernel->what == JOIN  ? read_join(made, parameters, kernel, grid.y)

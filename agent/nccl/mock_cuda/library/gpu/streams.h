@@ -39,8 +39,14 @@ void mock_streams_lock(void);
 void mock_streams_unlock(void);
 /* Put an operation, made with malloc(), at a stream's end, or into the graph that it captures; takes the lock. */
 cuda_error mock_enqueue(void *stream_handle, operation *one);
-/* A kernel of this duration. */
-cuda_error mock_enqueue_kernel(void *stream_handle, uint64_t duration_ns);
+#define MOCK_MAX_USES 3
+/* What is known of the memory that a kernel uses; NULL = less. */
+typedef struct {
+  const char *by; /* its name, which lives as long as the process */
+  const void *at[MOCK_MAX_USES];
+} mock_uses;
+/* A kernel of this duration; `uses` NULL = nothing is known. */
+cuda_error mock_enqueue_kernel(void *stream_handle, uint64_t duration_ns, const mock_uses *uses);
 /* Until all that is in the stream (NULL and `all`: in every stream) is carried out, and, with `ended`, over. */
 void mock_wait_for_stream(void *stream_handle, bool all, bool ended);
 bool mock_is_capturing(void *stream_handle);

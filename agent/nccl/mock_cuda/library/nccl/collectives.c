@@ -94,8 +94,10 @@ static bool run(operation *self, uint64_t *ready_ns) {
   collective_operation *const one = (collective_operation *)self;
   const bool gone = one->of != NULL && mock_is_gone(one->of);
   bool done = true;
-  for (size_t i = 0; i < one->n_calls && !gone; i++)
+  for (size_t i = 0; i < one->n_calls && !gone; i++) {
+    mock_use_buffers(one->of, &one->calls[i], self->issued_ns, *ready_ns);
     done &= mock_progress(one->of, &one->calls[i], *ready_ns, one->setting, &one->start_ns);
+  }
   if (!done) return false;
   if (one->start_ns > *ready_ns) *ready_ns = one->start_ns;
   uint64_t start_ns[one->n_works + 1], end_ns[one->n_works + 1];
@@ -104,6 +106,8 @@ static bool run(operation *self, uint64_t *ready_ns) {
     start_ns[i] = *ready_ns;
     end_ns[i] = *ready_ns += (uint64_t)((double)one->durations_ns[i] * factor);
   }
+  for (size_t i = 0; i < one->n_calls && !gone; i++)
+    mock_use_buffers(one->of, &one->calls[i], self->issued_ns, *ready_ns);
   /* An aborted communicator's memory may have gone. */
   if (one->launched != NULL && !gone) mock_kernel_ran(one->launched, start_ns, end_ns);
   return true;
