@@ -55,7 +55,7 @@ void mock_move(communicator *of, void *stream, call *calls, size_t n_calls); /* 
 
 /* ---- calls.c ---- */
 
-/* Calls of this thread that wait for a launch of this communicator's; a copy to free(), or NULL. */
+/* The oldest group of calls that waits for a launch of this communicator's; a copy to free(), or NULL. */
 call *mock_take_calls(const char *device, communicator **of, size_t *n_calls);
 
 #endif
