@@ -66,6 +66,7 @@ class _Nic(ctypes.Structure):
         ("speed_mbps", ctypes.c_int32),
         ("port", ctypes.c_int32),
         ("reaches_gpu_memory", ctypes.c_int32),
+        ("is_sharp", ctypes.c_int32),
         ("latency_us", ctypes.c_float),
     ]
 
@@ -170,7 +171,7 @@ class MockCuda:
         for i, nic in enumerate(machine.nics):
             fields.nics[i] = (
                 *(nic.name.encode(), nic.guid, nic.speed_mbps, nic.port),
-                *(int(nic.reaches_gpu_memory), nic.latency_us),
+                *(int(nic.reaches_gpu_memory), int(nic.is_sharp), nic.latency_us),
             )
         self._set_machine(ctypes.byref(fields))
 

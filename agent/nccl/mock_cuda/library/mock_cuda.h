@@ -33,6 +33,7 @@ typedef struct {
   int32_t speed_mbps;
   int32_t port;
   int32_t reaches_gpu_memory; /* GPUDirect RDMA */
+  int32_t is_sharp;           /* its switches reduce */
   float latency_us;
 } mock_nic;
 
