@@ -25,7 +25,9 @@ def errors_of(program: str, what: str) -> str:
         "the_legacy_stream_waits_for_the_others_and_they_for_it",
         "the_legacy_stream_waits_for_what_has_not_ended",
         "a_destroyed_stream_is_worked_off",
+        "the_gpu_waits_for_the_host",
         "hosts_run_ahead_as_far_as_the_queue_reaches",
+        "hosts_that_replay_graphs_run_ahead_no_further",
     ],
 )
 def test_streams(what):

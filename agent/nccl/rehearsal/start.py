@@ -14,7 +14,7 @@ from typing import Final
 from zerotune.agent.nccl.libnccl import Libnccl
 from zerotune.agent.nccl.mock_cuda.device_functions import device_functions
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.mock_cuda.mock import MockCuda, Patched
+from zerotune.agent.nccl.mock_cuda.mock import HOST_US, MockCuda, Patched
 from zerotune.agent.nccl.mock_cuda.timing_source import records_say_emulated
 from zerotune.agent.nccl.rehearsal.prices import Prices
 from zerotune.agent.nccl.rehearsal.settings import Rehearsal
@@ -58,6 +58,7 @@ def start() -> None:
         mock.replace_exports(path, ctypes.CDLL(str(path)), "cublas", Patched.blas)
     mock.set_node(zlib.crc32(host.encode()) & 0x7FFFFFFF)
     mock.set_most_bytes(int(rehearsal.moves_mb * 1e6))
+    mock.set_queue(rehearsal.ahead)
     if limits := fabric.nccl_algo():
         os.environ.setdefault("NCCL_ALGO", limits)
     path = _library("libnccl.so.2")
@@ -70,6 +71,7 @@ def start() -> None:
         noise=fabric.noise.sigma,
         kernel_us=compute.launch_us * slower,
         flops_per_ns=compute.tflops * compute.efficiency * 1000.0 / slower,
+        host_us=HOST_US * slower,
     )
     records_say_emulated(os.environ.get("NCCL_PROFILER_PLUGIN", ""))
     atexit.register(_fail_if_freed_memory_was_used, mock)

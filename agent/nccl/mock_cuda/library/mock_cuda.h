@@ -100,8 +100,10 @@ MOCK_API int mock_cuda_finish(uint64_t launch, const uint64_t *start_ns, const u
 typedef double (*mock_price)(int n_ranks, int n_nodes, uint32_t function_id, int n_channels, uint64_t count,
                              uint64_t element_bytes);
 /* Kernels run in their streams from now on: collectives for their price, each disturbed by this standard deviation, others
- * for `kernel_us`, and products of matrices for their arithmetic. */
-MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns);
+ * for `kernel_us`, and products of matrices for their arithmetic. The GPU waits `host_us` for a function of the host, and for
+ * as long as that runs. */
+MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns,
+                                   double host_us);
 MOCK_API void mock_cuda_set_nccl(void *handle); /* whose API this library stands in front of, from dlopen() */
 /* What a call takes from one rank stays away where it is larger: for hosts too slow to copy it. */
 MOCK_API void mock_cuda_set_most_bytes(uint64_t n_bytes);
@@ -123,6 +125,7 @@ int mock_current_device(void);
 uint64_t mock_allocated_bytes(int device);
 int mock_memory_file(const char *name); /* -1 = none */
 extern uint64_t mock_kernel_ns; /* duration of a kernel that is no collective */
+extern uint64_t mock_host_ns;   /* until a function of the host begins, and its end is known */
 extern double mock_flops_per_ns;
 cu_uuid mock_uuid(int device);
 void *mock_runtime_function(const char *name, bool of_nccl); /* NULL = the mock has none of this name */

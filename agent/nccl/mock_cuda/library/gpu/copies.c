@@ -61,7 +61,7 @@ static operation *copy_copy(const operation *self) {
   return &made->base;
 }
 
-static const operation_kind COPY = {run_copy, drop_copy, copy_copy, NULL};
+static const operation_kind COPY = {run_copy, drop_copy, copy_copy, NULL, false};
 
 static cuda_error enqueue_copy(copy_operation asked, void *stream, bool wait) {
   if (asked.n_bytes == 0 || asked.n_rows == 0) return CUDA_SUCCESS;

@@ -162,7 +162,7 @@ static operation *copy(const operation *self) {
   return made != NULL ? &made->base : NULL;
 }
 
-static const operation_kind COMPUTATION = {run, NULL, copy, NULL};
+static const operation_kind COMPUTATION = {run, NULL, copy, NULL, false};
 
 static bool on_device(const void *pointer) {
   int file;

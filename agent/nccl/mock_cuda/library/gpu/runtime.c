@@ -35,7 +35,7 @@ static bool run_free(operation *self, uint64_t *ready_ns) {
   return true;
 }
 
-static const operation_kind FREE = {run_free, NULL, NULL, NULL};
+static const operation_kind FREE = {run_free, NULL, NULL, NULL, false};
 
 /* In the stream's turn. What a graph frees whenever it is launched stays. */
 static cuda_error cudaFreeAsync(void *pointer, void *stream) {

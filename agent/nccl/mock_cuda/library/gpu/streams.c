@@ -80,8 +80,6 @@ static stream *stream_of(void *handle) {
 
 /* ---- carrying out ---- */
 
-static const operation_kind KERNEL;
-
 static void remove_first(stream *one) {
   operation *const gone = one->first;
   one->first = gone->next;
@@ -110,7 +108,7 @@ static bool run_one(stream *one, operation *next) {
   if (!is_its_turn(one, next, &ready_ns)) return false;
   if (!next->kind->run(next, &ready_ns)) return false;
   one->ready_ns = ready_ns;
-  if (next->kind == &KERNEL) one->ends_ns[one->n_ended++ % N_AHEAD] = ready_ns;
+  if (next->kind->is_kernel) one->ends_ns[one->n_ended++ % N_AHEAD] = ready_ns;
   return true;
 }
 
@@ -143,7 +141,7 @@ static operation *copy_host(const operation *self) {
   return made != NULL ? &made->base : NULL;
 }
 
-static const operation_kind HOST = {run_host, NULL, copy_host, NULL};
+static const operation_kind HOST = {run_host, NULL, copy_host, NULL, false};
 
 /* Its first operation, one of these, if it is its turn; without the lock meanwhile. It is over when it has returned. */
 static bool call_first(stream *one) {
@@ -157,7 +155,7 @@ static bool call_first(stream *one) {
   const uint64_t end_ns = mock_now_ns();
   pthread_mutex_lock(&lock);
   one->running = false;
-  ready_ns += end_ns - begin_ns;
+  ready_ns += mock_host_ns + end_ns - begin_ns;
   one->ready_ns = ready_ns > end_ns ? ready_ns : end_ns;
   remove_first(one);
   mock_streams_advance();
@@ -218,6 +216,7 @@ cuda_error mock_enqueue(void *handle, operation *one) {
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
   }
+  if (one->kind->is_kernel) to->n_kernels++;
   if (one->kind == &HOST && to->first == NULL) { /* at once, if it can be: its end is reckoned */
     to->first = to->last = one;
     n_waiting++;
@@ -264,7 +263,7 @@ static operation *copy_kernel(const operation *self) {
   return made != NULL ? &made->base : NULL;
 }
 
-static const operation_kind KERNEL = {run_kernel, NULL, copy_kernel, NULL};
+static const operation_kind KERNEL = {run_kernel, NULL, copy_kernel, NULL, true};
 
 void mock_cuda_set_queue(uint32_t n_kernels) {
   pthread_mutex_lock(&lock);
@@ -272,21 +271,20 @@ void mock_cuda_set_queue(uint32_t n_kernels) {
   pthread_mutex_unlock(&lock);
 }
 
-/* A full launch queue makes the host wait: for the kernel that was launched n_ahead before. */
-static void keep_within_queue(void *handle) {
+/* For the kernel that was launched n_ahead before. */
+void mock_keep_within_queue(void *handle) {
   pthread_mutex_lock(&lock);
   stream *const one = stream_of(handle);
   uint64_t end_ns = 0;
-  if (one->captures == NULL) {
-    const uint64_t number = one->n_kernels++;
-    while (number >= n_ahead && one->n_ended <= number - n_ahead) {
+  if (one->captures == NULL && one->n_kernels > n_ahead) {
+    const uint64_t n_over = one->n_kernels - n_ahead;
+    while (one->n_ended < n_over) {
       pthread_mutex_unlock(&lock);
       mock_sleep_a_moment();
       pthread_mutex_lock(&lock);
       mock_streams_advance();
     }
-    if (number >= n_ahead && one->n_ended - (number - n_ahead) <= N_AHEAD)
-      end_ns = one->ends_ns[(number - n_ahead) % N_AHEAD];
+    if (one->n_ended - n_over < N_AHEAD) end_ns = one->ends_ns[(n_over - 1) % N_AHEAD];
   }
   pthread_mutex_unlock(&lock);
   mock_sleep_until(end_ns);
@@ -298,7 +296,7 @@ cuda_error mock_enqueue_kernel(void *handle, uint64_t duration_ns, const mock_us
   *made = (kernel_operation){.base.kind = &KERNEL, .duration_ns = duration_ns};
   if (uses != NULL) made->uses = *uses;
   const cuda_error error = mock_enqueue(handle, &made->base);
-  keep_within_queue(handle);
+  mock_keep_within_queue(handle);
   return error;
 }
 

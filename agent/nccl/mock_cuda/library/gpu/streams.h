@@ -23,6 +23,7 @@ typedef struct {
   void (*drop)(operation *self);                   /* what it holds, not itself; NULL = nothing */
   operation *(*copy)(const operation *self);       /* for one more launch of a graph; NULL = cannot be captured */
   void (*issue)(operation *self);                  /* it is now in a stream; NULL = nothing to do */
+  bool is_kernel;                                  /* takes a place in the launch queue */
 } operation_kind;
 
 struct operation {
@@ -47,6 +48,8 @@ typedef struct {
 } mock_uses;
 /* A kernel of this duration; `uses` NULL = nothing is known. */
 cuda_error mock_enqueue_kernel(void *stream_handle, uint64_t duration_ns, const mock_uses *uses);
+/* A full launch queue makes the host wait, behind a launch. */
+void mock_keep_within_queue(void *stream_handle);
 /* Until all that is in the stream (NULL and `all`: in every stream) is carried out, and, with `ended`, over. */
 void mock_wait_for_stream(void *stream_handle, bool all, bool ended);
 bool mock_is_capturing(void *stream_handle);
