@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mock_streams import FUNCTION, KERNEL_MS, NON_BLOCKING, _mock, cuda, event, launch, run, stream
+from mock_streams import FUNCTION, KERNEL_MS, NON_BLOCKING, cuda, event, launch, library, run, stream
 
 N_BYTES = 1 << 16
 CONTENT = 7
-_mock.mock_cuda_n_freed_uses.restype = ctypes.c_uint64
+library.mock_cuda_n_freed_uses.restype = ctypes.c_uint64
 
 
 def allocated(on: ctypes.c_void_p | None = None, n_bytes: int = N_BYTES) -> ctypes.c_void_p:
@@ -91,7 +91,7 @@ def used_after_its_end() -> None:
     assert cuda("cudaFreeAsync", memory, freeing) == 0
     clear(memory, using)
     assert cuda("cudaStreamSynchronize", using) == 0
-    assert _mock.mock_cuda_n_freed_uses() == 1
+    assert library.mock_cuda_n_freed_uses() == 1
     assert not content(memory) & {CONTENT, 0}
 
 
@@ -103,7 +103,7 @@ def used_at_its_end() -> None:
     clear(memory, using)
     assert cuda("cudaFreeAsync", memory, freeing) == 0
     assert cuda("cudaDeviceSynchronize") == 0
-    assert _mock.mock_cuda_n_freed_uses() == 1
+    assert library.mock_cuda_n_freed_uses() == 1
 
 
 def used_by_who_had_it_before() -> None:
@@ -114,17 +114,17 @@ def used_by_who_had_it_before() -> None:
         assert cuda("cudaFreeAsync", memory, freeing) == 0
         assert cuda("cudaStreamSynchronize", freeing) == 0
         assert allocated(freeing).value == memory.value
-    assert _mock.mock_cuda_n_freed_uses() == 1
+    assert library.mock_cuda_n_freed_uses() == 1
     assert content(memory) == {CONTENT}
     clear(memory, freeing)  # its new owner's use is one
     assert cuda("cudaStreamSynchronize", freeing) == 0
-    assert _mock.mock_cuda_n_freed_uses() == 1
+    assert library.mock_cuda_n_freed_uses() == 1
 
 
 def unmapped_by_a_library() -> None:
     """As a segment of torch's that grew: nothing waits, and nothing is there afterwards."""
     create, reserve, map_at, unmap = (
-        getattr(_mock, name) for name in ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemUnmap")
+        getattr(library, name) for name in ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemUnmap")
     )
     n_bytes, handle, address = 2 << 20, ctypes.c_uint64(), ctypes.c_uint64()
     assert create(ctypes.byref(handle), ctypes.c_size_t(n_bytes), None, ctypes.c_uint64(0)) == 0
@@ -134,11 +134,11 @@ def unmapped_by_a_library() -> None:
     using = stream(NON_BLOCKING)
     clear(ctypes.c_void_p(address.value), using)
     assert cuda("cudaStreamSynchronize", using) == 0
-    assert _mock.mock_cuda_n_freed_uses() == 0
+    assert library.mock_cuda_n_freed_uses() == 0
     assert unmap(address, size) == 0
     clear(ctypes.c_void_p(address.value), using)
     assert cuda("cudaStreamSynchronize", using) == 0
-    assert _mock.mock_cuda_n_freed_uses() == 1
+    assert library.mock_cuda_n_freed_uses() == 1
 
 
 def used_in_order() -> None:
@@ -154,7 +154,7 @@ def used_in_order() -> None:
     clear(memory, gone)
     assert cuda("cudaStreamDestroy", gone) == 0
     assert cuda("cudaFree", memory) == 0
-    assert _mock.mock_cuda_n_freed_uses() == 0
+    assert library.mock_cuda_n_freed_uses() == 0
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from zerotune.agent.nccl.compiled import MOCK_CUDA
 
 KERNEL_MS, HOST_MS = 100.0, 25.0
 NON_BLOCKING, NOT_READY = 1, 600
-_mock = ctypes.CDLL(str(MOCK_CUDA.build()))
-_mock.mock_cuda_function.restype = ctypes.c_void_p
+library = ctypes.CDLL(str(MOCK_CUDA.build()))
+library.mock_cuda_function.restype = ctypes.c_void_p
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PRICE = ctypes.CFUNCTYPE(ctypes.c_double)
 _price = _PRICE(lambda: 0.0)
@@ -23,7 +23,7 @@ class Grid(ctypes.Structure):
 
 
 def cuda(name: str, *arguments: object) -> int:
-    address = _mock.mock_cuda_function(name.encode())
+    address = library.mock_cuda_function(name.encode())
     assert address, name
     return int(ctypes.CFUNCTYPE(ctypes.c_int)(address)(*arguments))
 
@@ -125,7 +125,7 @@ def the_gpu_waits_for_the_host() -> None:
 
 def hosts_run_ahead_as_far_as_the_queue_reaches() -> None:
     for n_kernels, expected in ((0, 3), (2, 1), (1024, 0)):
-        _mock.mock_cuda_set_queue(n_kernels)
+        library.mock_cuda_set_queue(n_kernels)
         own = stream(NON_BLOCKING)
         begin_s = time.monotonic()
         for _ in range(3):
@@ -137,7 +137,7 @@ def hosts_run_ahead_as_far_as_the_queue_reaches() -> None:
 
 
 def hosts_that_replay_graphs_run_ahead_no_further() -> None:
-    _mock.mock_cuda_set_queue(2)
+    library.mock_cuda_set_queue(2)
     captures, own, graph = stream(NON_BLOCKING), stream(NON_BLOCKING), ctypes.c_void_p()
     assert cuda("cudaStreamBeginCapture", captures, ctypes.c_int(0)) == 0
     launch(captures)
@@ -152,7 +152,7 @@ def hosts_that_replay_graphs_run_ahead_no_further() -> None:
 def run(functions: dict) -> None:
     """The function that the command line names, on a GPU whose kernels take KERNEL_MS."""
     prices = (0.0, KERNEL_MS * 1e3, 1.0, HOST_MS * 1e3)
-    _mock.mock_cuda_set_prices(_price, *map(ctypes.c_double, prices))
+    library.mock_cuda_set_prices(_price, *map(ctypes.c_double, prices))
     functions[sys.argv[1]]()
 
 
