@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mock_streams import FUNCTION, KERNEL_MS, NON_BLOCKING, cuda, event, launch, library, run, stream
+from mock_streams import FUNCTION, KERNEL_MS, NON_BLOCKING, Grid, cuda, event, launch, library, run, stream
 
 N_BYTES = 1 << 16
 CONTENT = 7
@@ -118,6 +118,26 @@ def used_by_who_had_it_before() -> None:
     assert content(memory) == {CONTENT}
     clear(memory, freeing)  # its new owner's use is one
     assert cuda("cudaStreamSynchronize", freeing) == 0
+    assert library.mock_cuda_n_freed_uses() == 1
+
+
+def used_by_a_kernel_of_torchs() -> None:
+    """Registered as a library does, and launched on memory that is freed."""
+    name = b"_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_10AbsFunctorIfEESt5arrayIPcLm2EEEEviT0_T1_"
+    kernel, kept = ctypes.create_string_buffer(16), ctypes.create_string_buffer(name)
+    functor, n_elements, one_block = ctypes.c_char(), ctypes.c_int(4), Grid(1, 1, 1)
+    register = ctypes.CFUNCTYPE(None, *4 * [ctypes.c_void_p])(library.mock_cuda_function(b"__cudaRegisterFunction"))
+    register(None, ctypes.addressof(kernel), None, ctypes.addressof(kept))
+    own = stream(NON_BLOCKING)
+    source, result = allocated(own), allocated(own)
+    pointers = (ctypes.c_void_p * 2)(result, source)
+    parameters = (ctypes.c_void_p * 3)(*map(ctypes.addressof, (n_elements, functor, pointers)))
+    launched = (kernel, one_block, one_block, parameters, ctypes.c_size_t(0), own)
+    assert cuda("cudaLaunchKernel", *launched) == 0
+    assert library.mock_cuda_n_freed_uses() == 0
+    assert cuda("cudaFreeAsync", source, own) == 0
+    assert cuda("cudaLaunchKernel", *launched) == 0
+    assert cuda("cudaStreamSynchronize", own) == 0
     assert library.mock_cuda_n_freed_uses() == 1
 
 

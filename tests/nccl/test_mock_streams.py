@@ -52,3 +52,7 @@ def test_freed_memory(what):
 )
 def test_who_uses_freed_memory_is_named(what):
     assert "cudaMemsetAsync" in errors_of("mock_memory.py", what)
+
+
+def test_so_are_kernels_of_torchs():
+    assert "AbsFunctor" in errors_of("mock_memory.py", "used_by_a_kernel_of_torchs")

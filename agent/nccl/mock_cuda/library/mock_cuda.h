@@ -129,8 +129,7 @@ extern uint64_t mock_host_ns;   /* until a function of the host begins, and its 
 extern double mock_flops_per_ns;
 cu_uuid mock_uuid(int device);
 void *mock_runtime_function(const char *name, bool of_nccl); /* NULL = the mock has none of this name */
-void *mock_register_function(void);
-cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream);
+void *mock_kernel_function(const char *name);
 void *mock_copy_function(const char *name);
 void *mock_stream_function(const char *name);
 void *mock_event_function(const char *name);

@@ -302,8 +302,9 @@ static cuda_error cudaOccupancyMaxActiveBlocks(int *n_blocks, UNUSED const void 
 
 static cuda_error cudaLaunchKernel(const void *function, cuda_dim3 grid, UNUSED cuda_dim3 block,
                                    void **parameters, UNUSED size_t shared_bytes, void *stream) {
-  const cuda_error error = mock_compute(function, grid, parameters, stream);
-  return error != CUDA_SUCCESS ? error : mock_enqueue_kernel(stream, mock_kernel_ns, NULL);
+  mock_uses uses = {0};
+  const cuda_error error = mock_compute(function, grid, parameters, stream, &uses);
+  return error != CUDA_SUCCESS ? error : mock_enqueue_kernel(stream, mock_kernel_ns, &uses);
 }
 
 static cuda_error cudaLaunchKernelExC(const cuda_launch_config *config, UNUSED const void *function,
@@ -417,7 +418,8 @@ static const mock_function functions_of_nccl[] = {
 };
 
 void *mock_runtime_function(const char *name, bool of_nccl) {
-  void *(*const others[])(const char *) = {mock_copy_function, mock_stream_function, mock_event_function, mock_graph_function};
+  void *(*const others[])(const char *) = {mock_copy_function, mock_stream_function, mock_event_function, mock_graph_function,
+                                           mock_kernel_function};
   void *found = of_nccl ? MOCK_FIND(functions_of_nccl, name) : NULL;
   if (found == NULL) found = MOCK_FIND(functions, name);
   for (size_t i = 0; found == NULL && i < sizeof others / sizeof *others; i++) found = others[i](name);

@@ -40,7 +40,7 @@ void mock_streams_lock(void);
 void mock_streams_unlock(void);
 /* Put an operation, made with malloc(), at a stream's end, or into the graph that it captures; takes the lock. */
 cuda_error mock_enqueue(void *stream_handle, operation *one);
-#define MOCK_MAX_USES 3
+#define MOCK_MAX_USES 8
 /* What is known of the memory that a kernel uses; NULL = less. */
 typedef struct {
   const char *by; /* its name, which lives as long as the process */
@@ -59,6 +59,11 @@ void mock_sleep_a_moment(void); /* between looks of a thread of the program that
 cuda_error mock_state(bool carried_out, uint64_t end_ns); /* whether it is over now */
 /* Something that operations wait for may have changed; with the lock held. */
 void mock_streams_advance(void);
+
+/* ---- kernels.c ---- */
+
+/* Carries out the kernels that are known; of others it tells in `uses` what is known of their memory. */
+cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream, mock_uses *uses);
 
 /* ---- graphs.c ---- */
 
