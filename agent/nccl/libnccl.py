@@ -24,6 +24,8 @@ BFLOAT16, BFLOAT16_BYTES = 9, 2
 """ncclDataType_t of what is sent, and its size."""
 SUM, AVERAGE = 0, 4
 """ncclRedOp_t"""
+IN_PROGRESS: Final = 7
+"""ncclInProgress: a communicator that does not block goes on by itself."""
 _HOST_IMMEDIATE: Final = 1
 """ncclScalarHostImmediate: the factor is read at once."""
 
@@ -47,6 +49,22 @@ class UniqueId(ctypes.Structure):
         made = cls()
         ctypes.memmove(ctypes.byref(made), content, UNIQUE_ID_BYTES)
         return made
+
+
+class _Config(ctypes.Structure):
+    """ncclConfig_t as it was in 2.14, which every release takes."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    ]
+
+
+def non_blocking_config() -> ctypes.Structure:
+    """Settings of a communicator whose calls do not wait: what it has come to tells ncclCommGetAsyncError."""
+    return _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, 21400, 0)
 
 
 def find_libnccl() -> Path | None:

@@ -9,10 +9,10 @@ import time
 
 from zerotune.agent.nccl.compiled import MOCK_CUDA
 
-KERNEL_MS = 100.0
+KERNEL_MS, HOST_MS = 100.0, 25.0
 NON_BLOCKING, NOT_READY = 1, 600
-_mock = ctypes.CDLL(str(MOCK_CUDA.build()))
-_mock.mock_cuda_function.restype = ctypes.c_void_p
+library = ctypes.CDLL(str(MOCK_CUDA.build()))
+library.mock_cuda_function.restype = ctypes.c_void_p
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PRICE = ctypes.CFUNCTYPE(ctypes.c_double)
 _price = _PRICE(lambda: 0.0)
@@ -23,7 +23,7 @@ class Grid(ctypes.Structure):
 
 
 def cuda(name: str, *arguments: object) -> int:
-    address = _mock.mock_cuda_function(name.encode())
+    address = library.mock_cuda_function(name.encode())
     assert address, name
     return int(ctypes.CFUNCTYPE(ctypes.c_int)(address)(*arguments))
 
@@ -112,9 +112,20 @@ def a_destroyed_stream_is_worked_off() -> None:
     assert order == ["slow", "behind"]
 
 
+def the_gpu_waits_for_the_host() -> None:
+    own = stream(NON_BLOCKING)
+    nothing = FUNCTION(lambda _: None)
+    begin = event(own)
+    for _ in range(2):
+        launch(own)
+        assert cuda("cudaLaunchHostFunc", own, nothing, None) == 0
+    took_ms = between_ms(begin, event(own))
+    assert 2 * (KERNEL_MS + HOST_MS) <= took_ms < 2 * (KERNEL_MS + HOST_MS) + 0.9 * HOST_MS, took_ms
+
+
 def hosts_run_ahead_as_far_as_the_queue_reaches() -> None:
     for n_kernels, expected in ((0, 3), (2, 1), (1024, 0)):
-        _mock.mock_cuda_set_queue(n_kernels)
+        library.mock_cuda_set_queue(n_kernels)
         own = stream(NON_BLOCKING)
         begin_s = time.monotonic()
         for _ in range(3):
@@ -125,6 +136,25 @@ def hosts_run_ahead_as_far_as_the_queue_reaches() -> None:
         assert cuda("cudaStreamSynchronize", own) == 0
 
 
+def hosts_that_replay_graphs_run_ahead_no_further() -> None:
+    library.mock_cuda_set_queue(2)
+    captures, own, graph = stream(NON_BLOCKING), stream(NON_BLOCKING), ctypes.c_void_p()
+    assert cuda("cudaStreamBeginCapture", captures, ctypes.c_int(0)) == 0
+    launch(captures)
+    assert cuda("cudaStreamEndCapture", captures, ctypes.byref(graph)) == 0
+    begin_s = time.monotonic()
+    for _ in range(3):
+        assert cuda("cudaGraphLaunch", graph, own) == 0
+    assert KERNEL_MS * 0.9 < 1e3 * (time.monotonic() - begin_s) < KERNEL_MS * 1.9
+    assert cuda("cudaStreamSynchronize", own) == 0
+
+
+def run(functions: dict) -> None:
+    """The function that the command line names, on a GPU whose kernels take KERNEL_MS."""
+    prices = (0.0, KERNEL_MS * 1e3, 1.0, HOST_MS * 1e3)
+    library.mock_cuda_set_prices(_price, *map(ctypes.c_double, prices))
+    functions[sys.argv[1]]()
+
+
 if __name__ == "__main__":
-    _mock.mock_cuda_set_prices(_price, ctypes.c_double(0), ctypes.c_double(KERNEL_MS * 1e3), ctypes.c_double(1))
-    globals()[sys.argv[1]]()
+    run(globals())

@@ -9,8 +9,9 @@ import pytest
 
 from zerotune.agent.nccl.fabric import load
 from zerotune.agent.nccl.mock_cuda.device_functions import DeviceFunction
+from zerotune.agent.nccl.mock_cuda.mock import QUEUE
 from zerotune.agent.nccl.rehearsal.prices import MESSAGES, Prices
-from zerotune.agent.nccl.rehearsal.settings import FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
+from zerotune.agent.nccl.rehearsal.settings import AHEAD, FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
@@ -25,11 +26,19 @@ RING = DeviceFunction(Collective.reduce_scatter, Algorithm.ring, Protocol.simple
         {FABRIC: "h100_node", SLOWER: "fast"},
         {FABRIC: "h100_node", SLOWER: "0"},
         {FABRIC: "h100_node", MOVES_MB: "nan"},
+        {FABRIC: "h100_node", AHEAD: "-1"},
+        {FABRIC: "h100_node", AHEAD: "1025"},
+        {FABRIC: "h100_node", AHEAD: "1.5"},
     ],
 )
 def test_nonsense_is_refused(wrong):
     with pytest.raises(UserError):
         Rehearsal.from_environment(wrong)
+
+
+def test_hosts_run_ahead_as_gpus_let_them_unless_told_otherwise():
+    assert Rehearsal.from_environment({FABRIC: "h100_node"}).ahead == QUEUE
+    assert Rehearsal.from_environment({FABRIC: "h100_node", AHEAD: "0"}).ahead == 0
 
 
 def test_the_environment_leads_to_the_mock_first(tmp_path):

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from zerotune.agent.nccl.libnccl import Libnccl, NcclError
+from zerotune.agent.nccl.libnccl import IN_PROGRESS, Libnccl, NcclError, UniqueId, non_blocking_config
 from zerotune.agent.nccl.library import Plugin
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import MockCuda
@@ -51,14 +51,19 @@ class Rank:
         self.shared_files: set[str] = set()
         self.n_records = {True: 0, False: 0}
 
+    def unique_ids(self, n: int) -> list[bytes]:
+        """Alike on all ranks."""
+        if self.rank != 0:
+            received: list[bytes] = self.ids[self.rank][0].recv()
+            return received
+        made = [self.nccl.unique_id() for _ in range(n)]
+        for _, sender in self.ids[1:]:
+            sender.send(made)
+        return made
+
     def new(self, n: int = 1) -> list[int]:
         """Communicators of all ranks."""
-        if self.rank == 0:
-            unique_ids = [self.nccl.unique_id() for _ in range(n)]
-            for _, sender in self.ids[1:]:
-                sender.send(unique_ids)
-        else:
-            unique_ids = self.ids[self.rank][0].recv()
+        unique_ids = self.unique_ids(n)
         return [self.nccl.init_rank(self.n_ranks, unique_id, self.rank) for unique_id in unique_ids]
 
     def use(self, communicators: Iterable[int], n_ranks: int = 0, stream: int | None = None) -> None:
@@ -148,6 +153,33 @@ def finalize(rank: Rank, n: int) -> None:
         rank.note()
 
 
+def non_blocking(rank: Rank, n: int) -> None:
+    """As c10d makes them eagerly: no call waits, and NCCL's own threads decide and launch."""
+    library, config = rank.nccl.library, non_blocking_config()
+
+    def wait(code: int, communicator: ctypes.c_void_p) -> None:
+        state = ctypes.c_int(code)
+        while state.value == IN_PROGRESS:
+            library.ncclCommGetAsyncError(communicator, ctypes.byref(state))
+        if state.value != 0:
+            raise NcclError("ncclCommGetAsyncError", state.value, "?")
+
+    for _ in range(n):
+        made, (unique_id,) = ctypes.c_void_p(), rank.unique_ids(1)
+        arguments = ctypes.byref(made), rank.n_ranks, UniqueId.of(unique_id), rank.rank, ctypes.byref(config)
+        code = library.ncclCommInitRankConfig(*arguments)
+        assert code == IN_PROGRESS
+        wait(code, made)
+        for collective in N_USES * COLLECTIVES:
+            try:
+                rank.nccl.enqueue(collective, made.value or 0, MESSAGE_BYTES, rank.n_ranks, rank.buffers)
+            except NcclError as error:
+                wait(error.code, made)
+        wait(library.ncclCommFinalize(made), made)
+        rank.nccl.destroy(made.value or 0)
+        rank.note()
+
+
 def abort(rank: Rank, n: int) -> None:
     """Given up while its kernels run."""
     rank.mock.set_waiting(True)
@@ -212,7 +244,8 @@ def killed(rank: Rank, n: int) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Rank, int], None]] = {
-    each.__name__: each for each in (again, at_once, split, shrink, finalize, abort, graphs, threads, killed)
+    each.__name__: each
+    for each in (again, at_once, split, shrink, finalize, non_blocking, abort, graphs, threads, killed)
 }
 
 

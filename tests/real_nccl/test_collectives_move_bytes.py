@@ -30,6 +30,7 @@ def test_bytes_arrive(release, tmp_path):
     try:
         errors = [rank.communicate(timeout=100)[1].decode() for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * N_RANKS, errors
+        assert all("ncclAllGather uses memory" in each for each in errors)
     finally:
         for rank in ranks:
             rank.kill()

@@ -41,10 +41,12 @@ ROUNDS = {
     "split": (4, 2, 2, 2),
     "shrink": (4, 1, 2, 2),
     "finalize": (2, 2, 4, 1),
+    "non_blocking": (2, 2, 4, 1),
     "abort": (2, 2, 8, 1),
     "graphs": (2, 1, 8, 1),
     "threads": (2, 1, 4, 2),
 }
+OFTEN = ("again", "non_blocking", "abort", "threads")
 MANY = ROUNDS | {
     "again": (2, 2, 200, 1),
     "at_once": (2, 1, 64, 64),
@@ -86,6 +88,8 @@ def check(ranks: list[dict], scenario: str, shape: tuple) -> None:
         assert each["n_communicators"] == n_communicators
         assert each["n_calls"] == each["n_decided"] == n_communicators * COLLECTIVES_PER_USE
         assert each["n_lost_events"] == each["n_dropped_records"] == 0
+        if scenario == "non_blocking":
+            assert each["n_timed"] == each["n_decided"]
         files, threads, resident = zip(*each["levels"], strict=True)
         assert files[-1] <= max(files[:WARM_UP])
         assert threads[-1] <= max(threads[:WARM_UP])
@@ -95,7 +99,7 @@ def check(ranks: list[dict], scenario: str, shape: tuple) -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    [name if name in ("again", "abort", "threads") else pytest.param(name, marks=pytest.mark.slow) for name in ROUNDS],
+    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in ROUNDS],
 )
 def test_nothing_grows_and_each_collective_is_decided_once(newest, scenario):
     check(told(newest, scenario, ROUNDS[scenario], PLUGIN.build()), scenario, ROUNDS[scenario])

@@ -59,6 +59,8 @@ class Nic:
     latency_us: float
     guid: int
     reaches_gpu_memory: bool
+    is_sharp: bool = False
+    """Its switches reduce, so that NCCL has CollNet and NVLS across nodes."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def _nic(path: Path, net: ElementTree.Element) -> Nic:
         latency_us=latency_us,
         guid=guid % (1 << 64),
         reaches_gpu_memory=net.get("gdr") == "1",
+        is_sharp=net.get("coll") == "1",
     )
 
 

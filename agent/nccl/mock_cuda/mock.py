@@ -35,6 +35,12 @@ WORK: Final = np.dtype(
      ("function_id", "<u4"), ("device", "<u4"), ("number", "<u4"), ("reserved", "<u4")]
 )  # fmt: skip
 """One collective of one launch: `mock_work` in mock_cuda.h."""
+QUEUE: Final = 1024
+"""Kernels that a stream takes before its host waits, as on GPUs; N_AHEAD of streams.c."""
+HOST_US: Final = 26.0
+"""Microseconds that a GPU waits for a function of the host: a round trip at each replay of a graph, as the authors of
+torchcomms measured it (github.com/meta-pytorch/torchcomms/pull/1203). NCCL's comment calls it costly without a figure.
+"""
 FORCE: Final = "ZEROTUNE_MOCK_CUDA"
 """Variable that lets the mock load beside a CUDA driver, by the value `force`."""
 DRIVER_FILES: Final = ("/dev/nvidiactl", "/dev/dxg")
@@ -66,6 +72,7 @@ class _Nic(ctypes.Structure):
         ("speed_mbps", ctypes.c_int32),
         ("port", ctypes.c_int32),
         ("reaches_gpu_memory", ctypes.c_int32),
+        ("is_sharp", ctypes.c_int32),
         ("latency_us", ctypes.c_float),
     ]
 
@@ -124,15 +131,17 @@ class MockCuda:
         self._set_layout = self._bind("set_layout", None, pointer)
         self._set_device = self._bind("set_device", None, ctypes.c_int)
         self._malloc = self._bind("malloc", ctypes.c_int, ctypes.POINTER(pointer), count)
+        self._n_freed_uses = self._bind("n_freed_uses", ctypes.c_uint64)
         self._set_duration_us = self._bind("set_duration_us", None, ctypes.c_double)
         self._set_timer_step_ns = self._bind("set_timer_step_ns", None, ctypes.c_uint64)
         self._set_away_ms = self._bind("set_away_ms", None, ctypes.c_double)
+        self._set_queue = self._bind("set_queue", None, ctypes.c_uint32)
         self._set_recording = self._bind("set_recording", None, ctypes.c_int)
         self._drain = self._bind("drain", count, pointer, count)
         self._drained = np.empty(RING_WORKS, WORK)
         self._set_waiting = self._bind("set_waiting", None, ctypes.c_int)
         self._take = self._bind("take", count, pointer, count)
-        self._set_prices = self._bind("set_prices", None, _PRICE, *[ctypes.c_double] * 3)
+        self._set_prices = self._bind("set_prices", None, _PRICE, *[ctypes.c_double] * 4)
         self._set_nccl = self._bind("set_nccl", None, pointer)
         self._set_node = self._bind("set_node", None, ctypes.c_int)
         self._set_most_bytes = self._bind("set_most_bytes", None, ctypes.c_uint64)
@@ -169,7 +178,7 @@ class MockCuda:
         for i, nic in enumerate(machine.nics):
             fields.nics[i] = (
                 *(nic.name.encode(), nic.guid, nic.speed_mbps, nic.port),
-                *(int(nic.reaches_gpu_memory), nic.latency_us),
+                *(int(nic.reaches_gpu_memory), int(nic.is_sharp), nic.latency_us),
             )
         self._set_machine(ctypes.byref(fields))
 
@@ -248,7 +257,9 @@ class MockCuda:
         """From now on nothing travels that is larger than this on each rank."""
         self._set_most_bytes(n_bytes)
 
-    def set_prices(self, price: Price, noise: float, kernel_us: float, flops_per_ns: float) -> None:
+    def set_prices(
+        self, price: Price, noise: float, kernel_us: float, flops_per_ns: float, host_us: float = HOST_US
+    ) -> None:
         """Let kernels run in their streams, for their time.
 
         Args:
@@ -256,9 +267,10 @@ class MockCuda:
             noise: standard deviation of a collective's time, relative.
             kernel_us: of a kernel that is no collective.
             flops_per_ns: rate of matrix products.
+            host_us: what the GPU waits for a function of the host, besides its own time.
         """
         self._price = _PRICE(price)
-        self._set_prices(self._price, noise, kernel_us, flops_per_ns)
+        self._set_prices(self._price, noise, kernel_us, flops_per_ns, host_us)
 
     def set_device(self, device: int) -> None:
         """Which GPU the calling thread uses."""
@@ -274,6 +286,14 @@ class MockCuda:
         if self._malloc(ctypes.byref(pointer), n_bytes) != 0:
             raise PluginError(f"the mock GPU has no room for {n_bytes} bytes")
         return pointer.value or 0
+
+    def free(self, address: int) -> None:
+        """Give device memory back, once all that runs is over; PluginError where there is none."""
+        self._call("cudaFree", ctypes.c_void_p(address))
+
+    def n_freed_uses(self) -> int:
+        """How many kernels and copies ran when memory that they use was freed; standard error names each kind."""
+        return int(self._n_freed_uses())
 
     def begin_capture(self) -> int:
         """A new stream of the calling thread's GPU, which captures what is put into it, for `end_capture`."""
@@ -311,6 +331,10 @@ class MockCuda:
     def set_away_ms(self, away_ms: float) -> None:
         """How long NCCL's threads are descheduled whenever they find nothing to do."""
         self._set_away_ms(away_ms)
+
+    def set_queue(self, n_kernels: int) -> None:
+        """How many kernels a stream takes before its host waits, at most QUEUE."""
+        self._set_queue(n_kernels)
 
     def set_recording(self, on: bool) -> None:
         """Turn on or off that launches are kept for `drain`."""

@@ -14,8 +14,8 @@ import shutil
 import sys
 
 from zerotune.agent.nccl.compiled import cache_folder
-from zerotune.agent.nccl.mock_cuda.mock import refuse_beside_a_driver
-from zerotune.agent.nccl.rehearsal.settings import FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
+from zerotune.agent.nccl.mock_cuda.mock import QUEUE, refuse_beside_a_driver
+from zerotune.agent.nccl.rehearsal.settings import AHEAD, FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
 from zerotune.store.errors import PluginError, UserError
 
 
@@ -24,15 +24,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m zerotune.agent.nccl.rehearsal FABRIC [--slower FACTOR] [--moves-mb MB] -- COMMAND...",
+        usage="python -m zerotune.agent.nccl.rehearsal FABRIC [--slower FACTOR] [--moves-mb MB] [--ahead KERNELS] "
+        "-- COMMAND...",
     )
     parser.add_argument("fabric", help="by name or file; it must name a machine")
     parser.add_argument("--slower", default="1", help="how much slower than the fabric all is, for slow hosts")
     parser.add_argument("--moves-mb", default="1e12", help="larger buffers do not travel, for slow hosts")
+    parser.add_argument("--ahead", default=str(QUEUE), help=f"kernels that hosts may run ahead, 0 to {QUEUE}")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     options, command = parser.parse_args(words[:end]), words[end + 1 :]
-    asked = {**os.environ, FABRIC: options.fabric, SLOWER: options.slower, MOVES_MB: options.moves_mb}
+    asked = {
+        **os.environ,
+        FABRIC: options.fabric,
+        SLOWER: options.slower,
+        MOVES_MB: options.moves_mb,
+        AHEAD: options.ahead,
+    }
     if not command or shutil.which(command[0]) is None:
         parser.error(f"no such command: {command[0] if command else 'give one after --'}")
     try:

@@ -10,6 +10,7 @@ from typing import Final
 
 from zerotune.agent.nccl.compiled import MOCK_CUDA
 from zerotune.agent.nccl.fabric import Fabric, load
+from zerotune.agent.nccl.mock_cuda.mock import QUEUE
 from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 from zerotune.store.foreign.ways import make_own_folder
@@ -20,6 +21,8 @@ SLOWER: Final = "ZEROTUNE_REHEARSE_SLOWER"
 """All GPUs and links are so many times slower than the fabric says, so that they count beside a slow host."""
 MOVES_MB: Final = "ZEROTUNE_REHEARSE_MOVES_MB"
 """Larger buffers do not travel, for hosts too slow to copy them; unset: all do."""
+AHEAD: Final = "ZEROTUNE_REHEARSE_AHEAD"
+"""Kernels that a stream takes before its host waits: 0 keeps hosts in step with GPUs; unset: as many as GPUs do."""
 SITE_DIR: Final = Path(__file__).parent / "site"
 
 
@@ -31,18 +34,29 @@ class Rehearsal:
     slower: float
     moves_mb: float
     """10^6 bytes of each rank, per collective."""
+    ahead: int = QUEUE
+    """Kernels, of each stream."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Rehearsal:
         """Read it.
 
         Raises:
-            UserError: there is no such fabric, it names no machine, or the factor makes no sense.
+            UserError: there is no such fabric, it names no machine, or a number makes no sense.
         """
         fabric = load(environment[FABRIC])
         if fabric.node is None:
             raise UserError(f"fabric {fabric.name} names no machine to rehearse on", "add `machine` to its file")
-        return cls(fabric, _positive(environment, SLOWER, "1"), _positive(environment, MOVES_MB, "1e12"))
+        slower, moves_mb = _positive(environment, SLOWER, "1"), _positive(environment, MOVES_MB, "1e12")
+        return cls(fabric, slower, moves_mb, _ahead(environment.get(AHEAD, str(QUEUE))))
+
+
+def _ahead(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > QUEUE:
+        raise UserError(
+            f"{AHEAD}={text!r} is no number of kernels from 0 to {QUEUE}", "say 100, for example, or unset it"
+        )
+    return int(text)
 
 
 def _positive(environment: Mapping[str, str], name: str, otherwise: str) -> float:

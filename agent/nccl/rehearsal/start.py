@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import Final
 from zerotune.agent.nccl.libnccl import Libnccl
 from zerotune.agent.nccl.mock_cuda.device_functions import device_functions
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.mock_cuda.mock import MockCuda, Patched
+from zerotune.agent.nccl.mock_cuda.mock import HOST_US, MockCuda, Patched
 from zerotune.agent.nccl.mock_cuda.timing_source import records_say_emulated
 from zerotune.agent.nccl.rehearsal.prices import Prices
 from zerotune.agent.nccl.rehearsal.settings import Rehearsal
@@ -21,6 +22,8 @@ from zerotune.store.errors import UserError
 
 _BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")
 _HOST: Final = "rehearsal-"
+FREED_MEMORY_WAS_USED: Final = 3
+"""Exit code of a process whose kernels used memory that was freed, whatever else it would have said."""
 _started: list[MockCuda] = []
 
 
@@ -55,6 +58,7 @@ def start() -> None:
         mock.replace_exports(path, ctypes.CDLL(str(path)), "cublas", Patched.blas)
     mock.set_node(zlib.crc32(host.encode()) & 0x7FFFFFFF)
     mock.set_most_bytes(int(rehearsal.moves_mb * 1e6))
+    mock.set_queue(rehearsal.ahead)
     if limits := fabric.nccl_algo():
         os.environ.setdefault("NCCL_ALGO", limits)
     path = _library("libnccl.so.2")
@@ -67,8 +71,10 @@ def start() -> None:
         noise=fabric.noise.sigma,
         kernel_us=compute.launch_us * slower,
         flops_per_ns=compute.tflops * compute.efficiency * 1000.0 / slower,
+        host_us=HOST_US * slower,
     )
     records_say_emulated(os.environ.get("NCCL_PROFILER_PLUGIN", ""))
+    atexit.register(_fail_if_freed_memory_was_used, mock)
     _started.append(mock)
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(
@@ -76,6 +82,14 @@ def start() -> None:
             "no time is a GPU's",
             file=sys.stderr,
         )
+
+
+def _fail_if_freed_memory_was_used(mock: MockCuda) -> None:
+    if n_uses := mock.n_freed_uses():
+        text = f"zerotune: {n_uses} kernels and copies of this rehearsal used memory that was freed: it failed"
+        print(text, file=sys.stderr)
+        sys.stdout.flush()
+        os._exit(FREED_MEMORY_WAS_USED)  # nothing else changes a process's exit code at its end
 
 
 def _library(pattern: str) -> Path:

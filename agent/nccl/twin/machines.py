@@ -42,6 +42,8 @@ class DescribedMachine:
     gpus_per_switch: int = 1
     """GPUs that share a PCIe switch."""
     amd: bool = False
+    sharp: bool = False
+    """InfiniBand switches reduce: with NCCL_COLLNET_ENABLE=1 NCCL has CollNet, and NVLS across nodes."""
 
     def topology(self) -> str:
         """The machine as NCCL_TOPO_FILE wants it."""
@@ -72,7 +74,8 @@ class DescribedMachine:
             lines += [
                 f'      <pci busid="0000:{bus + 5 + place:02x}:00.0" {_NIC} {link}>',
                 f'        <nic><net name={name} dev="{nic}" speed="{1000 * self.nic_gbps}" port="1" latency="0" '
-                f'guid="0x{nic + 1:x}" maxconn="131072" gdr="{int(self.reaches_gpu_memory)}" coll="0"/></nic>',
+                f'guid="0x{nic + 1:x}" maxconn="131072" gdr="{int(self.reaches_gpu_memory)}" '
+                f'coll="{int(self.sharp)}"/></nic>',
                 "      </pci>",
             ]
         return [*lines, "    </pci>"]
@@ -82,7 +85,9 @@ _SWITCHED: Final = {80: (2,) * 6, 90: (5, 4, 5, 4), 100: (9, 9)}
 """NVLinks to each NVLink switch of an eight-GPU baseboard, by compute capability."""
 
 
-def _baseboard(title: str, capability: int, n_nics: int, nic_gbps: int, *, amd: bool = False) -> DescribedMachine:
+def _baseboard(
+    title: str, capability: int, n_nics: int, nic_gbps: int, *, amd: bool = False, sharp: bool = False
+) -> DescribedMachine:
     """Eight GPUs behind NVLink switches."""
     return DescribedMachine(
         title=title,
@@ -95,6 +100,7 @@ def _baseboard(title: str, capability: int, n_nics: int, nic_gbps: int, *, amd: 
         reaches_gpu_memory=True,
         gpus_per_switch=2 if capability < 90 else 1,
         amd=amd,
+        sharp=sharp,
     )
 
 
@@ -117,6 +123,7 @@ def _on_pcie(title: str, n_gpus: int, n_nics: int, nic_gbps: int, *, reaches_gpu
 MACHINES: Final = {
     "dgx_a100": _baseboard("NVIDIA DGX A100: eight HDR InfiniBand adapters", 80, 8, 200, amd=True),
     "dgx_h100": _baseboard("NVIDIA DGX H100: eight NDR InfiniBand adapters", 90, 8, 400),
+    "dgx_h100_sharp": _baseboard("the same behind switches with SHARP (NCCL_COLLNET_ENABLE=1)", 90, 8, 400, sharp=True),
     "dgx_b200": _baseboard("NVIDIA DGX B200: eight NDR InfiniBand adapters", 100, 8, 400),
     "p4d": _baseboard("like AWS p4de (p4d: --gpu a100_40gb): eight A100, four 100 Gb/s EFA adapters", 80, 4, 100),
     "p5": _baseboard("like AWS p5.48xlarge: eight H100, 3,200 Gb/s of EFA", 90, 8, 400, amd=True),

@@ -33,6 +33,7 @@ typedef struct {
   int32_t speed_mbps;
   int32_t port;
   int32_t reaches_gpu_memory; /* GPUDirect RDMA */
+  int32_t is_sharp;           /* its switches reduce */
   float latency_us;
 } mock_nic;
 
@@ -88,6 +89,7 @@ MOCK_API void mock_cuda_set_away_ms(double away_ms); /* how long NCCL's threads 
 MOCK_API void mock_cuda_set_queue(uint32_t n_kernels); /* that a stream takes before its host waits; at most 1024 */
 MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties; a full one drops */
 MOCK_API size_t mock_cuda_drain(mock_work *out, size_t max_works);
+MOCK_API uint64_t mock_cuda_n_freed_uses(void); /* by kernels and copies that ran when their memory was freed */
 /* Kernels wait until mock_cuda_finish ends them; their works are for the thread that launched them to take. */
 MOCK_API void mock_cuda_set_waiting(int on);
 MOCK_API size_t mock_cuda_take(mock_work *out, size_t max_works); /* forgets what does not fit */
@@ -98,8 +100,10 @@ MOCK_API int mock_cuda_finish(uint64_t launch, const uint64_t *start_ns, const u
 typedef double (*mock_price)(int n_ranks, int n_nodes, uint32_t function_id, int n_channels, uint64_t count,
                              uint64_t element_bytes);
 /* Kernels run in their streams from now on: collectives for their price, each disturbed by this standard deviation, others
- * for `kernel_us`, and products of matrices for their arithmetic. */
-MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns);
+ * for `kernel_us`, and products of matrices for their arithmetic. The GPU waits `host_us` for a function of the host, and for
+ * as long as that runs. */
+MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns,
+                                   double host_us);
 MOCK_API void mock_cuda_set_nccl(void *handle); /* whose API this library stands in front of, from dlopen() */
 /* What a call takes from one rank stays away where it is larger: for hosts too slow to copy it. */
 MOCK_API void mock_cuda_set_most_bytes(uint64_t n_bytes);
@@ -121,20 +125,25 @@ int mock_current_device(void);
 uint64_t mock_allocated_bytes(int device);
 int mock_memory_file(const char *name); /* -1 = none */
 extern uint64_t mock_kernel_ns; /* duration of a kernel that is no collective */
+extern uint64_t mock_host_ns;   /* until a function of the host begins, and its end is known */
 extern double mock_flops_per_ns;
 cu_uuid mock_uuid(int device);
 void *mock_runtime_function(const char *name, bool of_nccl); /* NULL = the mock has none of this name */
-void *mock_register_function(void);
-cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream);
+void *mock_kernel_function(const char *name);
 void *mock_copy_function(const char *name);
 void *mock_stream_function(const char *name);
 void *mock_event_function(const char *name);
 void *mock_graph_function(const char *name);
 void *mock_blas_function(const char *name);
 void *mock_driver_function(const char *name, bool of_nccl);
-cuda_error mock_allocate(void **pointer, size_t n_bytes);
+cuda_error mock_allocate(void **pointer, size_t n_bytes, bool is_ordered); /* by streams, for its end */
 cuda_error mock_allocate_host(void **pointer, size_t n_bytes);
-cuda_error mock_free(void *pointer);
+cuda_error mock_free(void *pointer, uint64_t freed_ns); /* when the GPU comes to it */
+bool mock_is_ordered(const void *pointer);
+/* A kernel or copy of this name, which lives as long as the process, uses memory until a time of the GPU. False: the memory
+ * is freed by then, which is said and counted; then it may not even be mapped. */
+bool mock_use(const char *by, const void *pointer, size_t n_bytes, uint64_t issued_ns, uint64_t until_ns);
+bool mock_is_device_memory(const void *pointer); /* or was until it was freed */
 void mock_clear(void *at, size_t n_bytes);
 cuda_error mock_set_words(void *at, uint32_t word, size_t n_words, void *stream);
 bool mock_find(const void *pointer, void **base, size_t *n_bytes);

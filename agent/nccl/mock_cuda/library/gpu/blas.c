@@ -20,9 +20,9 @@ enum { HEURISTIC_BYTES = 96 };
 
 double mock_flops_per_ns;
 
-static int multiply(void *stream, double m, double n, double k) {
+static int multiply(void *stream, double m, double n, double k, mock_uses uses) {
   const double ns = mock_flops_per_ns > 0 ? 2.0 * m * n * k / mock_flops_per_ns : 0;
-  return mock_enqueue_kernel(stream, mock_kernel_ns + (uint64_t)ns);
+  return mock_enqueue_kernel(stream, mock_kernel_ns + (uint64_t)ns, &uses);
 }
 
 static int cublasCreate(blas_handle **out) {
@@ -40,10 +40,19 @@ static int cublasSetStream(blas_handle *handle, void *stream) {
   return 0;
 }
 
-/* GemmEx, Sgemm and their like: what follows k does not matter here. */
-static int gemm(blas_handle *handle, UNUSED int turn_a, UNUSED int turn_b, int m, int n, int k) {
-  return multiply(handle->stream, m, n, k);
-}
+/* What lies between the addresses differs, and does not matter. */
+#define GEMM(name, a_to_b, b_to_c)                                                                                     \
+  static int name(blas_handle *handle, UNUSED int turn_a, UNUSED int turn_b, int m, int n, int k,                      \
+                  UNUSED const void *alpha, const void *a, a_to_b const void *b, b_to_c const void *c) {               \
+    return multiply(handle->stream, m, n, k, (mock_uses){#name, {a, b, c}});                                           \
+  }
+#define _ UNUSED uint64_t
+#define A_TO_B(...) __VA_ARGS__,
+#define B_TO_C(...) __VA_ARGS__,
+GEMM(cublasSgemm, A_TO_B(_ lda), B_TO_C(_ ldb, _ beta))
+GEMM(cublasGemmEx, A_TO_B(_ type_a, _ lda), B_TO_C(_ type_b, _ ldb, _ beta))
+GEMM(cublasGemmStridedBatchedEx, A_TO_B(_ type_a, _ lda, _ step_a), B_TO_C(_ type_b, _ ldb, _ step_b, _ beta))
+#undef _
 
 static int layout_create(matrix_layout **out, UNUSED int type, uint64_t n_rows, uint64_t n_columns, UNUSED int64_t ld) {
   *out = malloc(sizeof **out);
@@ -52,12 +61,13 @@ static int layout_create(matrix_layout **out, UNUSED int type, uint64_t n_rows, 
   return 0;
 }
 
-static int matmul(UNUSED void *handle, UNUSED void *description, UNUSED const void *alpha, UNUSED const void *a,
-                  const matrix_layout *layout_a, UNUSED const void *b, UNUSED void *layout_b, UNUSED const void *beta,
-                  UNUSED const void *c, UNUSED void *layout_c, UNUSED void *d, const matrix_layout *layout_d,
+static int matmul(UNUSED void *handle, UNUSED void *description, UNUSED const void *alpha, const void *a,
+                  const matrix_layout *layout_a, const void *b, UNUSED void *layout_b, UNUSED const void *beta,
+                  UNUSED const void *c, UNUSED void *layout_c, const void *d, const matrix_layout *layout_d,
                   UNUSED const void *algorithm, UNUSED void *workspace, UNUSED size_t workspace_bytes, void *stream) {
   const double m = (double)layout_d->n_rows, n = (double)layout_d->n_columns;
-  return multiply(stream, m, n, m > 0 ? (double)layout_a->n_rows * (double)layout_a->n_columns / m : 0);
+  const double k = m > 0 ? (double)layout_a->n_rows * (double)layout_a->n_columns / m : 0;
+  return multiply(stream, m, n, k, (mock_uses){"cublasLtMatmul", {a, b, d}});
 }
 
 static int heuristic(UNUSED void *handle, UNUSED void *description, UNUSED void *a, UNUSED void *b, UNUSED void *c,
@@ -79,13 +89,13 @@ static const mock_function functions[] = {
     {"cublasCreate_v2", (void *)cublasCreate},
     {"cublasDestroy_v2", (void *)free_it},
     {"cublasSetStream_v2", (void *)cublasSetStream},
-    {"cublasSgemm_v2", (void *)gemm},
-    {"cublasDgemm_v2", (void *)gemm},
-    {"cublasGemmEx", (void *)gemm},
-    {"cublasSgemmEx", (void *)gemm},
-    {"cublasGemmStridedBatchedEx", (void *)gemm},
-    {"cublasSgemmStridedBatched", (void *)gemm},
-    {"cublasGemmBatchedEx", (void *)gemm},
+    {"cublasSgemm_v2", (void *)cublasSgemm},
+    {"cublasDgemm_v2", (void *)cublasSgemm},
+    {"cublasGemmEx", (void *)cublasGemmEx},
+    {"cublasSgemmEx", (void *)cublasGemmEx},
+    {"cublasGemmStridedBatchedEx", (void *)cublasGemmStridedBatchedEx},
+    {"cublasSgemmStridedBatched", (void *)cublasGemmEx},
+    {"cublasGemmBatchedEx", (void *)cublasGemmEx}, /* its addresses are those of arrays of addresses */
     {"cublasLtMatrixLayoutCreate", (void *)layout_create},
     {"cublasLtMatrixLayoutDestroy", (void *)free_it},
     {"cublasLtMatmul", (void *)matmul},

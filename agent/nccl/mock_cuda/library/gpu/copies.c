@@ -18,8 +18,17 @@ typedef struct {
   void *aside; /* `from`, where it was the program's */
 } copy_operation;
 
-static bool run_copy(operation *self, UNUSED uint64_t *ready_ns) {
+static size_t spanned_bytes(const copy_operation *one, size_t pitch) { return pitch * (one->n_rows - 1) + one->n_bytes; }
+
+static bool is_there(const copy_operation *one, const void *pointer, size_t pitch, uint64_t now_ns) {
+  const char *const name = one->from != NULL ? "cudaMemcpyAsync" : "cudaMemsetAsync";
+  return pointer == NULL || mock_use(name, pointer, spanned_bytes(one, pitch), one->base.issued_ns, now_ns);
+}
+
+static bool run_copy(operation *self, uint64_t *ready_ns) {
   const copy_operation *const copy = (copy_operation *)self;
+  if (!is_there(copy, copy->to, copy->to_pitch, *ready_ns)) return true;
+  if (copy->aside == NULL && !is_there(copy, copy->from, copy->from_pitch, *ready_ns)) return true;
   for (size_t row = 0; row < copy->n_rows; row++) {
     char *const to = (char *)copy->to + row * copy->to_pitch;
     if (copy->from != NULL) memmove(to, (const char *)copy->from + row * copy->from_pitch, copy->n_bytes);
@@ -31,12 +40,11 @@ static bool run_copy(operation *self, UNUSED uint64_t *ready_ns) {
   return true;
 }
 
-static size_t source_bytes(const copy_operation *one) { return one->from_pitch * (one->n_rows - 1) + one->n_bytes; }
-
 static bool put_aside(copy_operation *one) {
-  one->aside = malloc(source_bytes(one));
+  const size_t n_bytes = spanned_bytes(one, one->from_pitch);
+  one->aside = malloc(n_bytes);
   if (one->aside == NULL) return false;
-  one->from = memcpy(one->aside, one->from, source_bytes(one));
+  one->from = memcpy(one->aside, one->from, n_bytes);
   return true;
 }
 
@@ -53,13 +61,7 @@ static operation *copy_copy(const operation *self) {
   return &made->base;
 }
 
-static const operation_kind COPY = {run_copy, drop_copy, copy_copy, NULL};
-
-static bool is_ours(const void *pointer) {
-  void *base;
-  size_t n_bytes;
-  return mock_find(pointer, &base, &n_bytes);
-}
+static const operation_kind COPY = {run_copy, drop_copy, copy_copy, NULL, false};
 
 static cuda_error enqueue_copy(copy_operation asked, void *stream, bool wait) {
   if (asked.n_bytes == 0 || asked.n_rows == 0) return CUDA_SUCCESS;
@@ -67,12 +69,12 @@ static cuda_error enqueue_copy(copy_operation asked, void *stream, bool wait) {
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   *made = asked;
   made->base.kind = &COPY;
-  if (asked.from != NULL && !is_ours(asked.from) && !put_aside(made)) {
+  if (asked.from != NULL && !mock_is_device_memory(asked.from) && !put_aside(made)) {
     free(made);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   const cuda_error error = mock_enqueue(stream, &made->base);
-  if (wait || !is_ours(asked.to)) mock_wait_for_stream(stream, false, true);
+  if (wait || !mock_is_device_memory(asked.to)) mock_wait_for_stream(stream, false, true);
   return error;
 }
 

@@ -199,7 +199,7 @@ MOCK_API cuda_error cuLaunchKernel(UNUSED void *function, UNUSED unsigned grid_x
                                    UNUSED unsigned grid_z, UNUSED unsigned block_x, UNUSED unsigned block_y,
                                    UNUSED unsigned block_z, UNUSED unsigned shared_bytes, void *stream,
                                    UNUSED void **parameters, UNUSED void **extra) {
-  return mock_enqueue_kernel(stream, mock_kernel_ns);
+  return mock_enqueue_kernel(stream, mock_kernel_ns, NULL);
 }
 
 MOCK_API cuda_error cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -211,7 +211,7 @@ MOCK_API cuda_error cuLaunchCooperativeKernel(void *function, unsigned grid_x, u
 
 MOCK_API cuda_error cuLaunchKernelEx(const cu_launch_config *config, UNUSED void *function, UNUSED void **parameters,
                                      UNUSED void **extra) {
-  return mock_enqueue_kernel(config->stream, mock_kernel_ns);
+  return mock_enqueue_kernel(config->stream, mock_kernel_ns, NULL);
 }
 
 /* NCCL's kernels are collectives. */

@@ -46,8 +46,8 @@ static operation *copy_mark(const operation *self) {
   return &made->base;
 }
 
-static const operation_kind RECORD = {run_record, drop_mark, copy_mark, NULL};
-static const operation_kind WAIT = {run_wait, drop_mark, copy_mark, NULL};
+static const operation_kind RECORD = {run_record, drop_mark, copy_mark, NULL, false};
+static const operation_kind WAIT = {run_wait, drop_mark, copy_mark, NULL, false};
 
 static operation *new_mark_operation(const operation_kind *kind, mark *at) {
   mark_operation *const made = malloc(sizeof *made);

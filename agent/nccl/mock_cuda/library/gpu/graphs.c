@@ -164,6 +164,7 @@ static cuda_error cudaGraphLaunch(graph *executable, void *stream) {
     const cuda_error error = made != NULL ? mock_enqueue(stream, made) : CUDA_ERROR_NOT_SUPPORTED;
     if (error != CUDA_SUCCESS) return error;
   }
+  mock_keep_within_queue(stream);
   return CUDA_SUCCESS;
 }
 

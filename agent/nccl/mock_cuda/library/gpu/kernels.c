@@ -1,4 +1,5 @@
-/* The few kernels of torch's that are computed: those that its object collectives are made of, by their names.
+/* The few kernels of torch's that are computed: those that its object collectives are made of, by their names; and the many
+ * that work element by element, of which only the addresses are known.
  *
  * Sizes of pickled objects are filled, joined, added up and compared on the GPU; torch would take what a kernel that does
  * nothing left there for the size of its next buffer. Larger tensors are left alone. */
@@ -8,7 +9,7 @@
 #include "streams.h"
 
 #define UNUSED __attribute__((unused))
-#define MOST_KERNELS 16384u /* of these kinds; a power of two */
+#define MOST_KERNELS 65536u /* of these kinds; a power of two */
 #define MOST_ELEMENTS 4096
 #define MOST_BYTES (64u << 20)
 #define MOST_INPUTS 128
@@ -17,8 +18,10 @@ typedef enum { NOTHING, FILL, JOIN, SUM, COMPARE, ADD, ADD_NUMBER } task;
 
 typedef struct {
   const void *function;
+  const char *name; /* mangled; its library keeps it */
   task what;
   uint32_t element_bytes, n_inputs; /* JOIN: that its parameters have room for */
+  uint32_t n_addresses;             /* of one that works element by element */
 } known_kernel;
 
 static known_kernel known[MOST_KERNELS];
@@ -57,6 +60,8 @@ static uint32_t bytes_of_type(const char *type) {
 static known_kernel recognise(const char *name) {
   known_kernel found = {.what = NOTHING};
   const char *at;
+  if (strstr(name, "vectorized_elementwise_kernel") != NULL || strstr(name, "unrolled_elementwise_kernelI") != NULL)
+    found.n_addresses = number_after(name, "IPcLm");
   if ((at = strstr(name, "CatArrayBatchedCopy")) != NULL && strstr(at, "EEEjLi") != NULL) {
     found.element_bytes = number_after(at, "OpaqueTypeILj");
     const char *const dimensions = strstr(at, "EEEjLi") + strlen("EEEjLi");
@@ -90,18 +95,22 @@ static known_kernel *slot_of(const void *function) {
 static void register_function(UNUSED void **handle, const void *function, UNUSED char *device_function,
                               const char *name) {
   known_kernel found = recognise(name);
-  known_kernel *const slot = found.what != NOTHING ? slot_of(function) : NULL;
+  known_kernel *const slot = found.what != NOTHING || found.n_addresses > 0 ? slot_of(function) : NULL;
   if (slot == NULL) return;
   found.function = function;
+  found.name = name;
   *slot = found;
 }
 
-void *mock_register_function(void) { return (void *)register_function; }
+static const mock_function functions[] = {{"__cudaRegisterFunction", (void *)register_function}};
+
+void *mock_kernel_function(const char *name) { return MOCK_FIND(functions, name); }
 
 /* ---- at work, in the order of the stream ---- */
 
 typedef struct {
   operation base;
+  const char *name;
   task what;
   uint32_t element_bytes, n_inputs;
   int64_t n_elements;
@@ -115,9 +124,13 @@ static int64_t integer_at(const computation *one, int input, int64_t index) {
   return ((const int64_t *)(const void *)one->from[input])[index];
 }
 
-static bool run(operation *self, UNUSED uint64_t *ready_ns) {
+static bool run(operation *self, uint64_t *ready_ns) {
   const computation *const one = (computation *)self;
   int64_t sum = 0;
+  bool is_there = mock_use(one->name, one->to, 1, self->issued_ns, *ready_ns);
+  for (size_t i = 0; i < MOST_INPUTS && one->from[i] != NULL; i++)
+    is_there &= mock_use(one->name, one->from[i], 1, self->issued_ns, *ready_ns);
+  if (!is_there) return true;
   switch (one->what) {
   case FILL:
     for (int64_t i = 0; i < one->n_elements; i++)
@@ -155,7 +168,7 @@ static operation *copy(const operation *self) {
   return made != NULL ? &made->base : NULL;
 }
 
-static const operation_kind COMPUTATION = {run, NULL, copy, NULL};
+static const operation_kind COMPUTATION = {run, NULL, copy, NULL, false};
 
 static bool on_device(const void *pointer) {
   int file;
@@ -223,18 +236,31 @@ static bool read_sum(computation *one, void **parameters) {
   return false;
 }
 
-cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream) {
+/* (int n, functor, array of addresses, ...) */
+static void read_uses(mock_uses *uses, void **parameters, const known_kernel *kernel) {
+  if (kernel->n_addresses > MOCK_MAX_USES) return;
+  uses->by = kernel->name;
+  memcpy(uses->at, parameters[2], kernel->n_addresses * sizeof *uses->at);
+}
+
+cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream, mock_uses *uses) {
   const known_kernel *const kernel = slot_of(function);
   if (kernel == NULL || kernel->function == NULL) return CUDA_SUCCESS;
+  if (kernel->n_addresses > 0) read_uses(uses, parameters, kernel);
+  if (kernel->what == NOTHING) return CUDA_SUCCESS;
   computation *const made = calloc(1, sizeof *made);
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   made->base.kind = &COMPUTATION;
+  made->name = kernel->name;
   made->what = kernel->what;
   made->element_bytes = kernel->element_bytes;
   const bool readable = kernel->what == JOIN  ? read_join(made, parameters, kernel, grid.y)
                         : kernel->what == SUM ? read_sum(made, parameters)
                                               : read_elementwise(made, parameters);
-  if (readable) return mock_enqueue(stream, &made->base);
+  if (readable) {
+    *uses = (mock_uses){0}; /* told by the computation */
+    return mock_enqueue(stream, &made->base);
+  }
   free(made);
   return CUDA_SUCCESS;
 }

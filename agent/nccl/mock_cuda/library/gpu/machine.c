@@ -4,7 +4,7 @@
 
 mock_machine mock_the_machine;
 mock_layout mock_the_layout;
-uint64_t mock_kernel_ns;
+uint64_t mock_kernel_ns, mock_host_ns;
 static __thread int current_device;
 
 void mock_cuda_set_machine(const mock_machine *machine) { mock_the_machine = *machine; }

@@ -10,37 +10,29 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "../mock_cuda.h"
+#include "memory.h"
+#include "streams.h"
 
 #define ARENA_BYTES (UINT64_C(1) << 42) /* address space, not memory */
 #define GRANULARITY 4096u
-#define LARGE_BYTES (1u << 20)
-#define CUMEM_GRANULARITY (2u << 20)
+#define POISON 0xBD
+#define MOST_POISONED_BYTES (UINT64_C(256) << 20) /* freed memory beyond gives its pages back, and is zero */
+#define N_UNMAPPED 4096u /* ranges of addresses that are remembered */
+#define N_TOLD 64u       /* different kernels that are told of */
 
 /* What lies at an address: a slice of the arena, another process's slice, or a mapped cuMem handle. */
 typedef struct slice {
   char *base;
-  size_t n_bytes;
+  size_t n_bytes, poisoned_bytes;
   int device;
   bool imported, counted, host;
+  bool is_ordered;     /* by streams: made by cudaMallocAsync() */
+  uint64_t born_ns;    /* when the program was given it */
+  uint64_t freed_ns;   /* when the GPU came to the end of it, or of who had it before */
+  uint64_t used_ns;    /* the latest end of a known use */
+  const char *used_by;
   struct slice *next;
 } slice;
-
-typedef struct handle {
-  int file;
-  int n_references;
-  size_t n_bytes;
-  int device;
-  cu_allocation_properties properties;
-} handle;
-
-typedef struct mapping {
-  char *base;
-  size_t n_bytes;
-  uint64_t offset; /* in the handle's file */
-  handle *of;
-  struct mapping *next;
-} mapping;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int arena_file = -1;
@@ -48,12 +40,20 @@ static pid_t arena_owner;
 static char *arena;
 static uint64_t arena_used;
 static slice *in_use, *free_slices;
-static mapping *mappings;
+static uint64_t poisoned_bytes;
+/* The latest that were unmapped: who uses one of them would find nothing there. */
+static struct {
+  const char *base;
+  size_t n_bytes;
+} unmapped[N_UNMAPPED];
+static uint64_t n_unmapped;
+static const char *told[N_TOLD];
+static _Atomic uint64_t n_freed_uses;
 static _Atomic uint64_t allocated_bytes[MOCK_MAX_DEVICES];
 
 static uint64_t round_up(uint64_t n_bytes, uint64_t to) { return (n_bytes + to - 1) / to * to; }
 
-static void count(int device, int64_t n_bytes) {
+void mock_count_bytes(int device, int64_t n_bytes) {
   if (device >= 0 && device < MOCK_MAX_DEVICES)
     atomic_fetch_add_explicit(&allocated_bytes[device], (uint64_t)n_bytes, memory_order_relaxed);
 }
@@ -62,7 +62,7 @@ uint64_t mock_allocated_bytes(int device) {
   return device >= 0 && device < MOCK_MAX_DEVICES ? atomic_load(&allocated_bytes[device]) : 0;
 }
 
-static bool has_room(int device, uint64_t n_bytes) {
+bool mock_has_room(int device, uint64_t n_bytes) {
   if (device < 0 || device >= (int)mock_the_machine.n_devices) return true;
   return mock_allocated_bytes(device) + n_bytes <= mock_the_machine.devices[device].memory_bytes;
 }
@@ -84,33 +84,51 @@ static bool prepare_arena(void) {
   return true;
 }
 
+/* Whole pages that are zero from now on, and take no memory. */
+static void punch(const char *base, size_t n_bytes) {
+  (void)fallocate(arena_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, base - arena, (off_t)n_bytes);
+}
+
+/* Nobody is given memory that the GPU has not come to the end of. What new memory holds is not defined in CUDA; here it is
+ * zero, since most kernels that would fill it compute nothing. */
 static slice *take_free(size_t n_bytes) {
+  const uint64_t now_ns = mock_now_ns();
   for (slice **at = &free_slices; *at != NULL; at = &(*at)->next)
-    if ((*at)->n_bytes == n_bytes) {
+    if ((*at)->n_bytes == n_bytes && (*at)->freed_ns <= now_ns) {
       slice *const found = *at;
       *at = found->next;
+      punch(found->base, n_bytes);
+      poisoned_bytes -= found->poisoned_bytes;
+      found->poisoned_bytes = 0;
       return found;
     }
   return NULL;
 }
 
 static void add(slice *one) {
+  one->born_ns = mock_now_ns();
   one->next = in_use;
   in_use = one;
 }
 
-static slice **place_of(const void *pointer) {
-  for (slice **at = &in_use; *at != NULL; at = &(*at)->next)
-    if ((const char *)pointer >= (*at)->base && (const char *)pointer < (*at)->base + (*at)->n_bytes) return at;
+static bool lies_in(const void *pointer, const char *base, size_t n_bytes) {
+  return (const char *)pointer >= base && (const char *)pointer < base + n_bytes;
+}
+
+static slice **place_in(slice **list, const void *pointer) {
+  for (slice **at = list; *at != NULL; at = &(*at)->next)
+    if (lies_in(pointer, (*at)->base, (*at)->n_bytes)) return at;
   return NULL;
 }
 
-cuda_error mock_allocate(void **pointer, size_t n_bytes) {
+static slice **place_of(const void *pointer) { return place_in(&in_use, pointer); }
+
+cuda_error mock_allocate(void **pointer, size_t n_bytes, bool is_ordered) {
   *pointer = NULL;
   if (n_bytes == 0) return CUDA_SUCCESS;
   n_bytes = round_up(n_bytes, GRANULARITY);
   const int device = mock_current_device();
-  if (!has_room(device, n_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!mock_has_room(device, n_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   pthread_mutex_lock(&lock);
   slice *made = prepare_arena() ? take_free(n_bytes) : NULL;
   if (made == NULL && arena != NULL && n_bytes <= ARENA_BYTES - arena_used && (made = calloc(1, sizeof *made))) {
@@ -121,9 +139,10 @@ cuda_error mock_allocate(void **pointer, size_t n_bytes) {
   if (made != NULL) {
     made->device = device;
     made->counted = true;
+    made->is_ordered = is_ordered;
     add(made);
     *pointer = made->base;
-    count(device, (int64_t)n_bytes);
+    mock_count_bytes(device, (int64_t)n_bytes);
   }
   pthread_mutex_unlock(&lock);
   return made != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -135,19 +154,58 @@ static void forget(const void *base, size_t n_bytes) {
   mock_forget_kernels(base, n_bytes);
 }
 
-static void give_back(slice *gone) {
-  if (gone->counted) count(gone->device, -(int64_t)gone->n_bytes);
+static void tell(const char *by, const void *pointer) {
+  atomic_fetch_add(&n_freed_uses, 1);
+  for (size_t i = 0; i < N_TOLD; i++) {
+    if (told[i] == by) return;
+    if (told[i] != NULL) continue;
+    told[i] = by;
+    fprintf(stderr, "zerotune: the mock CUDA: %.200s uses memory at %p that is freed by the time that it runs\n", by, pointer);
+    return;
+  }
+}
+
+uint64_t mock_cuda_n_freed_uses(void) { return atomic_load(&n_freed_uses); }
+
+/* Overwrites what is there. Pages that nothing was written to hold nothing, and take no memory. */
+static void poison(slice *gone) {
+  const off_t begin = gone->base - arena, end = begin + (off_t)gone->n_bytes;
+  for (off_t at = lseek(arena_file, begin, SEEK_DATA), hole; at >= 0 && at < end; at = lseek(arena_file, hole, SEEK_DATA)) {
+    hole = lseek(arena_file, at, SEEK_HOLE);
+    if (hole > end) hole = end;
+    const size_t n_bytes = (size_t)(hole - at);
+    if (poisoned_bytes + n_bytes > MOST_POISONED_BYTES) {
+      punch(arena + at, n_bytes);
+      continue;
+    }
+    memset(arena + at, POISON, n_bytes);
+    gone->poisoned_bytes += n_bytes;
+    poisoned_bytes += n_bytes;
+  }
+}
+
+static void note_unmapped(const char *base, size_t n_bytes) {
+  unmapped[n_unmapped % N_UNMAPPED].base = base;
+  unmapped[n_unmapped++ % N_UNMAPPED].n_bytes = n_bytes;
+}
+
+static void give_back(slice *gone, uint64_t freed_ns) {
+  if (gone->counted) mock_count_bytes(gone->device, -(int64_t)gone->n_bytes);
+  if (gone->used_ns > freed_ns) tell(gone->used_by, gone->base);
   if (gone->imported) {
     munmap(gone->base, gone->n_bytes);
+    note_unmapped(gone->base, gone->n_bytes);
     free(gone);
     return;
   }
-  (void)fallocate(arena_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, gone->base - arena, (off_t)gone->n_bytes);
+  poison(gone);
+  gone->freed_ns = freed_ns;
+  gone->used_ns = 0;
   gone->next = free_slices;
   free_slices = gone;
 }
 
-cuda_error mock_free(void *pointer) {
+cuda_error mock_free(void *pointer, uint64_t freed_ns) {
   if (pointer == NULL) return CUDA_SUCCESS;
   void *base;
   size_t n_bytes;
@@ -158,10 +216,83 @@ cuda_error mock_free(void *pointer) {
   if (known) {
     slice *const gone = *at;
     *at = gone->next;
-    give_back(gone);
+    give_back(gone, freed_ns);
   }
   pthread_mutex_unlock(&lock);
   return known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+bool mock_is_ordered(const void *pointer) {
+  pthread_mutex_lock(&lock);
+  slice **const at = place_of(pointer);
+  const bool is_ordered = at != NULL && (*at)->is_ordered;
+  pthread_mutex_unlock(&lock);
+  return is_ordered;
+}
+
+/* ---- who uses it ---- */
+
+static bool was_unmapped(const void *pointer) {
+  for (size_t i = 0; i < N_UNMAPPED && unmapped[i].base != NULL; i++)
+    if (lies_in(pointer, unmapped[i].base, unmapped[i].n_bytes)) return true;
+  return false;
+}
+
+/* Whether the use of a live slice is one of it, and not of memory that was there before. */
+static bool use_live(slice *one, const char *by, uint64_t issued_ns, uint64_t until_ns) {
+  if (issued_ns < one->born_ns && until_ns > one->freed_ns && one->freed_ns != 0) return false;
+  if (until_ns > one->used_ns) {
+    one->used_ns = until_ns;
+    one->used_by = by;
+  }
+  return true;
+}
+
+bool mock_use(const char *by, const void *pointer, size_t n_bytes, uint64_t issued_ns, uint64_t until_ns) {
+  const char *at = pointer, *const end = at + n_bytes;
+  bool is_there = true, is_known = true;
+  pthread_mutex_lock(&lock);
+  while (at < end && is_there && is_known) { /* a buffer may lie across mappings */
+    slice **const live = place_of(at), **const freed = live == NULL ? place_in(&free_slices, at) : NULL;
+    is_known = live != NULL || freed != NULL;
+    if (live != NULL) is_there = use_live(*live, by, issued_ns, until_ns);
+    else if (freed != NULL) is_there = until_ns <= (*freed)->freed_ns;
+    else is_there = !was_unmapped(at);
+    if (is_known) at = live != NULL ? (*live)->base + (*live)->n_bytes : (*freed)->base + (*freed)->n_bytes;
+  }
+  if (!is_there) tell(by, at);
+  pthread_mutex_unlock(&lock);
+  return is_there;
+}
+
+bool mock_is_device_memory(const void *pointer) {
+  pthread_mutex_lock(&lock);
+  const bool is = place_of(pointer) != NULL || place_in(&free_slices, pointer) != NULL || was_unmapped(pointer);
+  pthread_mutex_unlock(&lock);
+  return is;
+}
+
+void mock_map_memory(char *base, size_t n_bytes, int device) {
+  slice *const seen = calloc(1, sizeof *seen);
+  if (seen == NULL) return;
+  seen->base = base, seen->n_bytes = n_bytes, seen->device = device, seen->imported = true;
+  pthread_mutex_lock(&lock);
+  add(seen);
+  pthread_mutex_unlock(&lock);
+}
+
+void mock_unmap_memory(char *base, size_t n_bytes) {
+  forget(base, n_bytes);
+  pthread_mutex_lock(&lock);
+  slice **const at = place_of(base);
+  if (at != NULL) {
+    slice *const gone = *at;
+    *at = gone->next;
+    if (gone->used_ns > mock_now_ns()) tell(gone->used_by, base);
+    free(gone);
+  }
+  note_unmapped(base, n_bytes);
+  pthread_mutex_unlock(&lock);
 }
 
 /* Memory of the host that the GPU reaches: no other process does. */
@@ -203,14 +334,8 @@ bool mock_locate(const void *pointer, int *file, uint64_t *offset) {
     *offset = (uint64_t)(at - arena);
     found = true;
   }
-  for (const mapping *one = mappings; one != NULL && !found; one = one->next)
-    if (at >= one->base && at < one->base + one->n_bytes) {
-      *file = one->of->file;
-      *offset = (uint64_t)(at - one->base) + one->offset;
-      found = true;
-    }
   pthread_mutex_unlock(&lock);
-  return found;
+  return found || mock_locate_mapped(pointer, file, offset);
 }
 
 bool mock_find(const void *pointer, void **base, size_t *n_bytes) {
@@ -243,7 +368,7 @@ void mock_clear(void *from, size_t n_bytes) {
   memset(at, 0, n_bytes);
 }
 
-int mock_cuda_malloc(void **pointer, size_t n_bytes) { return mock_allocate(pointer, n_bytes); }
+int mock_cuda_malloc(void **pointer, size_t n_bytes) { return mock_allocate(pointer, n_bytes, false); }
 
 /* ---- slices of other processes ---- */
 
@@ -282,212 +407,5 @@ cuda_error mock_ipc_open(void **pointer, cuda_ipc_handle handle) {
   return CUDA_SUCCESS;
 }
 
-cuda_error mock_ipc_close(void *pointer) { return mock_free(pointer); }
+cuda_error mock_ipc_close(void *pointer) { return mock_free(pointer, mock_now_ns()); }
 
-/* ---- cuMem: a handle is a file of its own, which NCCL passes to other processes as a descriptor ---- */
-
-static handle *new_handle(int file, size_t n_bytes) {
-  handle *const made = calloc(1, sizeof *made);
-  if (made == NULL) return NULL;
-  made->file = file, made->n_bytes = n_bytes, made->n_references = 1, made->device = -1;
-  return made;
-}
-
-static void release_locked(handle *one) {
-  if (--one->n_references > 0) return;
-  close(one->file);
-  if (one->device >= 0) count(one->device, -(int64_t)one->n_bytes);
-  free(one);
-}
-
-static cuda_error create(uint64_t *out, size_t n_bytes, const cu_allocation_properties *properties,
-                         unsigned long long flags) {
-  (void)flags;
-  const int device = properties != NULL ? properties->location_id : -1;
-  if (device >= 0 && !has_room(device, n_bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
-  const int file = mock_memory_file("zerotune-mock-cuda");
-  if (file < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  handle *const made = ftruncate(file, (off_t)n_bytes) == 0 ? new_handle(file, n_bytes) : NULL;
-  if (made == NULL) {
-    close(file);
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  if (properties != NULL) {
-    made->properties = *properties;
-    made->device = device;
-    count(device, (int64_t)n_bytes);
-  }
-  *out = (uint64_t)(uintptr_t)made;
-  return CUDA_SUCCESS;
-}
-
-static handle *handle_of(uint64_t value) { return (handle *)(uintptr_t)value; }
-
-static cuda_error release(uint64_t value) {
-  pthread_mutex_lock(&lock);
-  release_locked(handle_of(value));
-  pthread_mutex_unlock(&lock);
-  return CUDA_SUCCESS;
-}
-
-static cuda_error export_handle(void *out, uint64_t value, int type, unsigned long long flags) {
-  (void)flags;
-  if (type != HANDLE_TYPE_POSIX_FILE) return CUDA_ERROR_NOT_SUPPORTED;
-  *(int *)out = fcntl(handle_of(value)->file, F_DUPFD_CLOEXEC, 0);
-  return *(int *)out >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static cuda_error import_handle(uint64_t *out, void *os_handle, int type) {
-  if (type != HANDLE_TYPE_POSIX_FILE) return CUDA_ERROR_NOT_SUPPORTED;
-  const int file = fcntl((int)(intptr_t)os_handle, F_DUPFD_CLOEXEC, 0);
-  const off_t n_bytes = file >= 0 ? lseek(file, 0, SEEK_END) : -1; /* fstat() would need glibc 2.33 */
-  handle *const made = n_bytes >= 0 ? new_handle(file, (size_t)n_bytes) : NULL;
-  if (made == NULL) {
-    if (file >= 0) close(file);
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  *out = (uint64_t)(uintptr_t)made;
-  return CUDA_SUCCESS;
-}
-
-static cuda_error reserve(uint64_t *out, size_t n_bytes, size_t alignment, uint64_t wanted, unsigned long long flags) {
-  (void)wanted, (void)flags;
-  if (alignment < CUMEM_GRANULARITY) alignment = CUMEM_GRANULARITY;
-  char *const base = mmap(NULL, n_bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-  char *const aligned = (char *)(uintptr_t)round_up((uintptr_t)base, alignment);
-  if (aligned > base) munmap(base, (size_t)(aligned - base));
-  const size_t behind = (size_t)(base + alignment - aligned);
-  if (behind > 0) munmap(aligned + n_bytes, behind);
-  *out = (uint64_t)(uintptr_t)aligned;
-  return CUDA_SUCCESS;
-}
-
-static cuda_error free_address(uint64_t address, size_t n_bytes) {
-  return munmap((void *)(uintptr_t)address, n_bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static cuda_error map(uint64_t address, size_t n_bytes, size_t offset, uint64_t value, unsigned long long flags) {
-  (void)flags;
-  handle *const of = handle_of(value);
-  char *const base = (char *)(uintptr_t)address;
-  mapping *const made = calloc(1, sizeof *made);
-  slice *const seen = calloc(1, sizeof *seen);
-  if (made == NULL || seen == NULL ||
-      mmap(base, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, of->file, (off_t)offset) == MAP_FAILED) {
-    free(made), free(seen);
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  seen->base = base, seen->n_bytes = n_bytes, seen->device = of->device, seen->imported = true;
-  made->base = base, made->n_bytes = n_bytes, made->offset = offset, made->of = of;
-  pthread_mutex_lock(&lock);
-  of->n_references++;
-  made->next = mappings;
-  mappings = made;
-  add(seen);
-  pthread_mutex_unlock(&lock);
-  return CUDA_SUCCESS;
-}
-
-static cuda_error unmap(uint64_t address, size_t n_bytes) {
-  char *const base = (char *)(uintptr_t)address;
-  forget(base, n_bytes);
-  pthread_mutex_lock(&lock);
-  mmap(base, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  for (mapping **at = &mappings; *at != NULL; at = &(*at)->next)
-    if ((*at)->base == base) {
-      mapping *const gone = *at;
-      *at = gone->next;
-      release_locked(gone->of);
-      free(gone);
-      break;
-    }
-  slice **const at = place_of(base);
-  if (at != NULL) {
-    slice *const gone = *at;
-    *at = gone->next;
-    free(gone);
-  }
-  pthread_mutex_unlock(&lock);
-  return CUDA_SUCCESS;
-}
-
-static cuda_error set_access(uint64_t address, size_t n_bytes, const void *access, size_t n_access) {
-  (void)address, (void)n_bytes, (void)access, (void)n_access;
-  return CUDA_SUCCESS;
-}
-
-static cuda_error retain(uint64_t *out, void *pointer) {
-  cuda_error error = CUDA_ERROR_INVALID_VALUE;
-  pthread_mutex_lock(&lock);
-  for (mapping *at = mappings; at != NULL; at = at->next)
-    if ((char *)pointer >= at->base && (char *)pointer < at->base + at->n_bytes) {
-      at->of->n_references++;
-      *out = (uint64_t)(uintptr_t)at->of;
-      error = CUDA_SUCCESS;
-      break;
-    }
-  pthread_mutex_unlock(&lock);
-  return error;
-}
-
-static cuda_error properties_of(cu_allocation_properties *out, uint64_t value) {
-  *out = handle_of(value)->properties;
-  return CUDA_SUCCESS;
-}
-
-static cuda_error granularity(size_t *out, const void *properties, int option) {
-  (void)properties, (void)option;
-  *out = CUMEM_GRANULARITY;
-  return CUDA_SUCCESS;
-}
-
-/* ---- multicast: an object that takes every binding ---- */
-
-static cuda_error multicast_create(uint64_t *out, const cu_multicast_properties *properties) {
-  return create(out, properties->n_bytes, NULL, 0);
-}
-
-static cuda_error accept(void) { return CUDA_SUCCESS; }
-
-static const mock_function functions[] = {
-    {"cuMemCreate", create},
-    {"cuMemRelease", release},
-    {"cuMemExportToShareableHandle", export_handle},
-    {"cuMemImportFromShareableHandle", import_handle},
-    {"cuMemAddressReserve", reserve},
-    {"cuMemAddressFree", free_address},
-    {"cuMemMap", map},
-    {"cuMemUnmap", unmap},
-    {"cuMemSetAccess", set_access},
-    {"cuMemRetainAllocationHandle", retain},
-    {"cuMemGetAllocationPropertiesFromHandle", properties_of},
-    {"cuMemGetAllocationGranularity", granularity},
-    {"cuMulticastCreate", multicast_create},
-    {"cuMulticastAddDevice", accept},
-    {"cuMulticastBindMem", accept},
-    {"cuMulticastBindAddr", accept},
-    {"cuMulticastUnbind", accept},
-    {"cuMulticastGetGranularity", granularity},
-};
-
-/* Older torch asks the driver's library for them. */
-#define EXPORT(name, function) extern __typeof(function) name __attribute__((alias(#function), visibility("default")))
-EXPORT(cuMemCreate, create);
-EXPORT(cuMemRelease, release);
-EXPORT(cuMemExportToShareableHandle, export_handle);
-EXPORT(cuMemImportFromShareableHandle, import_handle);
-EXPORT(cuMemAddressReserve, reserve);
-EXPORT(cuMemAddressFree, free_address);
-EXPORT(cuMemMap, map);
-EXPORT(cuMemUnmap, unmap);
-EXPORT(cuMemSetAccess, set_access);
-EXPORT(cuMemGetAllocationGranularity, granularity);
-EXPORT(cuMulticastCreate, multicast_create);
-EXPORT(cuMulticastAddDevice, accept);
-EXPORT(cuMulticastBindMem, accept);
-EXPORT(cuMulticastUnbind, accept);
-
-void *mock_memory_function(const char *name) {
-  return MOCK_FIND(functions, name);
-}

@@ -9,32 +9,51 @@
 
 /* ---- memory ---- */
 
-static cuda_error cudaMalloc(void **pointer, size_t n_bytes) { return mock_allocate(pointer, n_bytes); }
+static cuda_error cudaMalloc(void **pointer, size_t n_bytes) { return mock_allocate(pointer, n_bytes, false); }
 
 static cuda_error cudaMallocAsync(void **pointer, size_t n_bytes, UNUSED void *stream) {
-  return mock_allocate(pointer, n_bytes);
+  return mock_allocate(pointer, n_bytes, true);
 }
 
-static cuda_error cudaMallocFromPoolAsync(void **pointer, size_t n_bytes, UNUSED void *pool, UNUSED void *stream) {
-  return mock_allocate(pointer, n_bytes);
+static cuda_error cudaMallocFromPoolAsync(void **pointer, size_t n_bytes, UNUSED void *pool, void *stream) {
+  return cudaMallocAsync(pointer, n_bytes, stream);
 }
 
-/* As on a GPU, nothing may use the memory any more. */
+/* Waits for all that runs, unless streams order the memory: then who frees it has waited. */
 static cuda_error cudaFree(void *pointer) {
-  if (pointer != NULL) mock_wait_for_stream(NULL, true, false);
-  return mock_free(pointer);
+  if (pointer != NULL && !mock_is_ordered(pointer)) mock_wait_for_stream(NULL, true, true);
+  return mock_free(pointer, mock_now_ns());
 }
 
+typedef struct {
+  operation base;
+  void *pointer;
+} free_operation;
+
+static bool run_free(operation *self, uint64_t *ready_ns) {
+  mock_free(((free_operation *)self)->pointer, *ready_ns);
+  return true;
+}
+
+static const operation_kind FREE = {run_free, NULL, NULL, NULL, false};
+
+/* In the stream's turn. What a graph frees whenever it is launched stays. */
 static cuda_error cudaFreeAsync(void *pointer, void *stream) {
-  mock_wait_for_stream(stream, false, false);
-  return mock_free(pointer);
+  void *base;
+  size_t n_bytes;
+  if (pointer == NULL || mock_is_capturing(stream)) return CUDA_SUCCESS;
+  if (!mock_find(pointer, &base, &n_bytes) || base != pointer) return CUDA_ERROR_INVALID_VALUE;
+  free_operation *const made = malloc(sizeof *made);
+  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
+  *made = (free_operation){.base.kind = &FREE, .pointer = pointer};
+  return mock_enqueue(stream, &made->base);
 }
 
 static cuda_error cudaHostAlloc(void **pointer, size_t n_bytes, UNUSED unsigned flags) {
   return mock_allocate_host(pointer, n_bytes);
 }
 
-static cuda_error cudaFreeHost(void *pointer) { return mock_free(pointer); }
+static cuda_error cudaFreeHost(void *pointer) { return mock_free(pointer, mock_now_ns()); }
 
 static cuda_error cudaHostGetDevicePointer(void **device, void *host, UNUSED unsigned flags) {
   *device = host;
@@ -283,13 +302,14 @@ static cuda_error cudaOccupancyMaxActiveBlocks(int *n_blocks, UNUSED const void 
 
 static cuda_error cudaLaunchKernel(const void *function, cuda_dim3 grid, UNUSED cuda_dim3 block,
                                    void **parameters, UNUSED size_t shared_bytes, void *stream) {
-  const cuda_error error = mock_compute(function, grid, parameters, stream);
-  return error != CUDA_SUCCESS ? error : mock_enqueue_kernel(stream, mock_kernel_ns);
+  mock_uses uses = {0};
+  const cuda_error error = mock_compute(function, grid, parameters, stream, &uses);
+  return error != CUDA_SUCCESS ? error : mock_enqueue_kernel(stream, mock_kernel_ns, &uses);
 }
 
 static cuda_error cudaLaunchKernelExC(const cuda_launch_config *config, UNUSED const void *function,
                                       UNUSED void **parameters) {
-  return mock_enqueue_kernel(config->stream, mock_kernel_ns);
+  return mock_enqueue_kernel(config->stream, mock_kernel_ns, NULL);
 }
 
 /* ---- the driver behind it ---- */
@@ -373,7 +393,7 @@ static const mock_function functions[] = {
 
 static cuda_error launch_of_nccl(UNUSED const void *function, UNUSED cuda_dim3 grid, UNUSED cuda_dim3 block,
                                  UNUSED void **parameters, UNUSED size_t shared_bytes, void *stream) {
-  return mock_enqueue_kernel(stream, mock_kernel_ns);
+  return mock_enqueue_kernel(stream, mock_kernel_ns, NULL);
 }
 
 static cuda_error configured_launch_of_nccl(const cuda_launch_config *config, UNUSED const void *function,
@@ -398,7 +418,8 @@ static const mock_function functions_of_nccl[] = {
 };
 
 void *mock_runtime_function(const char *name, bool of_nccl) {
-  void *(*const others[])(const char *) = {mock_copy_function, mock_stream_function, mock_event_function, mock_graph_function};
+  void *(*const others[])(const char *) = {mock_copy_function, mock_stream_function, mock_event_function, mock_graph_function,
+                                           mock_kernel_function};
   void *found = of_nccl ? MOCK_FIND(functions_of_nccl, name) : NULL;
   if (found == NULL) found = MOCK_FIND(functions, name);
   for (size_t i = 0; found == NULL && i < sizeof others / sizeof *others; i++) found = others[i](name);

@@ -80,8 +80,6 @@ static stream *stream_of(void *handle) {
 
 /* ---- carrying out ---- */
 
-static const operation_kind KERNEL;
-
 static void remove_first(stream *one) {
   operation *const gone = one->first;
   one->first = gone->next;
@@ -110,7 +108,7 @@ static bool run_one(stream *one, operation *next) {
   if (!is_its_turn(one, next, &ready_ns)) return false;
   if (!next->kind->run(next, &ready_ns)) return false;
   one->ready_ns = ready_ns;
-  if (next->kind == &KERNEL) one->ends_ns[one->n_ended++ % N_AHEAD] = ready_ns;
+  if (next->kind->is_kernel) one->ends_ns[one->n_ended++ % N_AHEAD] = ready_ns;
   return true;
 }
 
@@ -143,32 +141,37 @@ static operation *copy_host(const operation *self) {
   return made != NULL ? &made->base : NULL;
 }
 
-static const operation_kind HOST = {run_host, NULL, copy_host, NULL};
+static const operation_kind HOST = {run_host, NULL, copy_host, NULL, false};
 
-/* Its first operation, one of these; without the lock meanwhile. */
-static void call_first(stream *one) {
+/* Its first operation, one of these, if it is its turn; without the lock meanwhile. It is over when it has returned. */
+static bool call_first(stream *one) {
   const host_operation called = *(host_operation *)one->first;
+  uint64_t ready_ns = one->ready_ns > called.base.issued_ns ? one->ready_ns : called.base.issued_ns;
+  if (!is_its_turn(one, one->first, &ready_ns)) return false;
   one->running = true;
   pthread_mutex_unlock(&lock);
+  const uint64_t begin_ns = mock_now_ns();
   called.function(called.argument);
+  const uint64_t end_ns = mock_now_ns();
   pthread_mutex_lock(&lock);
   one->running = false;
+  ready_ns += mock_host_ns + end_ns - begin_ns;
+  one->ready_ns = ready_ns > end_ns ? ready_ns : end_ns;
   remove_first(one);
   mock_streams_advance();
+  return true;
 }
 
 static void call_host_functions(void) {
   for (stream *one = streams; one != NULL; one = one->next)
-    while (one->first != NULL && !one->running && one->first->kind == &HOST &&
-           is_its_turn(one, one->first, &(uint64_t){0}))
-      call_first(one);
+    while (one->first != NULL && !one->running && one->first->kind == &HOST && call_first(one)) continue;
 }
 
-/* Destroyed streams that are done; nobody may be walking along the streams. */
+/* Destroyed streams whose work is over; nobody may be walking along the streams, but for functions that run. */
 static void free_gone(void) {
   for (stream **at = &streams; *at != NULL;) {
     stream *const one = *at;
-    if (one->is_gone && one->first == NULL) {
+    if (one->is_gone && one->first == NULL && one->ready_ns <= mock_now_ns()) {
       *at = one->next;
       free(one);
     } else {
@@ -213,10 +216,11 @@ cuda_error mock_enqueue(void *handle, operation *one) {
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
   }
-  if (one->kind == &HOST && to->first == NULL && is_its_turn(to, one, &(uint64_t){0})) { /* its end is reckoned */
+  if (one->kind->is_kernel) to->n_kernels++;
+  if (one->kind == &HOST && to->first == NULL) { /* at once, if it can be: its end is reckoned */
     to->first = to->last = one;
     n_waiting++;
-    call_first(to);
+    if (!call_first(to)) wake_worker();
     pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
   }
@@ -242,10 +246,14 @@ cuda_error mock_enqueue(void *handle, operation *one) {
 typedef struct {
   operation base;
   uint64_t duration_ns;
+  mock_uses uses;
 } kernel_operation;
 
 static bool run_kernel(operation *self, uint64_t *ready_ns) {
-  *ready_ns += ((kernel_operation *)self)->duration_ns;
+  const kernel_operation *const kernel = (kernel_operation *)self;
+  *ready_ns += kernel->duration_ns;
+  for (size_t i = 0; i < MOCK_MAX_USES; i++)
+    if (kernel->uses.at[i] != NULL) (void)mock_use(kernel->uses.by, kernel->uses.at[i], 1, self->issued_ns, *ready_ns);
   return true;
 }
 
@@ -255,7 +263,7 @@ static operation *copy_kernel(const operation *self) {
   return made != NULL ? &made->base : NULL;
 }
 
-static const operation_kind KERNEL = {run_kernel, NULL, copy_kernel, NULL};
+static const operation_kind KERNEL = {run_kernel, NULL, copy_kernel, NULL, true};
 
 void mock_cuda_set_queue(uint32_t n_kernels) {
   pthread_mutex_lock(&lock);
@@ -263,32 +271,32 @@ void mock_cuda_set_queue(uint32_t n_kernels) {
   pthread_mutex_unlock(&lock);
 }
 
-/* A full launch queue makes the host wait: for the kernel that was launched n_ahead before. */
-static void keep_within_queue(void *handle) {
+/* For the kernel that was launched n_ahead before. */
+void mock_keep_within_queue(void *handle) {
   pthread_mutex_lock(&lock);
   stream *const one = stream_of(handle);
   uint64_t end_ns = 0;
-  if (one->captures == NULL) {
-    const uint64_t number = one->n_kernels++;
-    while (number >= n_ahead && one->n_ended <= number - n_ahead) {
+  if (one->captures == NULL && one->n_kernels > n_ahead) {
+    const uint64_t n_over = one->n_kernels - n_ahead;
+    while (one->n_ended < n_over) {
       pthread_mutex_unlock(&lock);
       mock_sleep_a_moment();
       pthread_mutex_lock(&lock);
       mock_streams_advance();
     }
-    if (number >= n_ahead && one->n_ended - (number - n_ahead) <= N_AHEAD)
-      end_ns = one->ends_ns[(number - n_ahead) % N_AHEAD];
+    if (one->n_ended - n_over < N_AHEAD) end_ns = one->ends_ns[(n_over - 1) % N_AHEAD];
   }
   pthread_mutex_unlock(&lock);
   mock_sleep_until(end_ns);
 }
 
-cuda_error mock_enqueue_kernel(void *handle, uint64_t duration_ns) {
+cuda_error mock_enqueue_kernel(void *handle, uint64_t duration_ns, const mock_uses *uses) {
   kernel_operation *const made = malloc(sizeof *made);
   if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
   *made = (kernel_operation){.base.kind = &KERNEL, .duration_ns = duration_ns};
+  if (uses != NULL) made->uses = *uses;
   const cuda_error error = mock_enqueue(handle, &made->base);
-  keep_within_queue(handle);
+  mock_keep_within_queue(handle);
   return error;
 }
 
@@ -319,14 +327,8 @@ static cuda_error cudaStreamCreate(void **out) { return cudaStreamCreateWithPrio
 static cuda_error cudaStreamDestroy(void *handle) {
   if ((uintptr_t)handle <= MOCK_THREAD_STREAM) return CUDA_ERROR_INVALID_VALUE;
   pthread_mutex_lock(&lock);
-  stream *const gone = handle;
-  gone->is_gone = true;
-  if (gone->first == NULL) { /* nobody walks along the streams: that takes the lock, but for functions that run */
-    stream **at = &streams;
-    while (*at != NULL && *at != gone) at = &(*at)->next;
-    if (*at != NULL) *at = gone->next;
-    free(gone);
-  }
+  ((stream *)handle)->is_gone = true;
+  free_gone();
   pthread_mutex_unlock(&lock);
   return CUDA_SUCCESS;
 }

@@ -23,6 +23,7 @@ typedef struct {
   void (*drop)(operation *self);                   /* what it holds, not itself; NULL = nothing */
   operation *(*copy)(const operation *self);       /* for one more launch of a graph; NULL = cannot be captured */
   void (*issue)(operation *self);                  /* it is now in a stream; NULL = nothing to do */
+  bool is_kernel;                                  /* takes a place in the launch queue */
 } operation_kind;
 
 struct operation {
@@ -39,8 +40,16 @@ void mock_streams_lock(void);
 void mock_streams_unlock(void);
 /* Put an operation, made with malloc(), at a stream's end, or into the graph that it captures; takes the lock. */
 cuda_error mock_enqueue(void *stream_handle, operation *one);
-/* A kernel of this duration. */
-cuda_error mock_enqueue_kernel(void *stream_handle, uint64_t duration_ns);
+#define MOCK_MAX_USES 8
+/* What is known of the memory that a kernel uses; NULL = less. */
+typedef struct {
+  const char *by; /* its name, which lives as long as the process */
+  const void *at[MOCK_MAX_USES];
+} mock_uses;
+/* A kernel of this duration; `uses` NULL = nothing is known. */
+cuda_error mock_enqueue_kernel(void *stream_handle, uint64_t duration_ns, const mock_uses *uses);
+/* A full launch queue makes the host wait, behind a launch. */
+void mock_keep_within_queue(void *stream_handle);
 /* Until all that is in the stream (NULL and `all`: in every stream) is carried out, and, with `ended`, over. */
 void mock_wait_for_stream(void *stream_handle, bool all, bool ended);
 bool mock_is_capturing(void *stream_handle);
@@ -50,6 +59,11 @@ void mock_sleep_a_moment(void); /* between looks of a thread of the program that
 cuda_error mock_state(bool carried_out, uint64_t end_ns); /* whether it is over now */
 /* Something that operations wait for may have changed; with the lock held. */
 void mock_streams_advance(void);
+
+/* ---- kernels.c ---- */
+
+/* Carries out the kernels that are known; of others it tells in `uses` what is known of their memory. */
+cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters, void *stream, mock_uses *uses);
 
 /* ---- graphs.c ---- */
 

@@ -38,11 +38,13 @@ static struct {
 static mock_price price;
 static double noise;
 
-void mock_cuda_set_prices(mock_price function, double relative_noise, double kernel_us, double flops_per_ns) {
+void mock_cuda_set_prices(mock_price function, double relative_noise, double kernel_us, double flops_per_ns,
+                          double host_us) {
   price = function;
   noise = relative_noise;
   mock_flops_per_ns = flops_per_ns;
   mock_kernel_ns = (uint64_t)(kernel_us * 1000.0);
+  mock_host_ns = (uint64_t)(host_us * 1000.0);
 }
 
 bool mock_is_priced(void) { return price != NULL; }
@@ -94,8 +96,10 @@ static bool run(operation *self, uint64_t *ready_ns) {
   collective_operation *const one = (collective_operation *)self;
   const bool gone = one->of != NULL && mock_is_gone(one->of);
   bool done = true;
-  for (size_t i = 0; i < one->n_calls && !gone; i++)
+  for (size_t i = 0; i < one->n_calls && !gone; i++) {
+    mock_use_buffers(one->of, &one->calls[i], self->issued_ns, *ready_ns);
     done &= mock_progress(one->of, &one->calls[i], *ready_ns, one->setting, &one->start_ns);
+  }
   if (!done) return false;
   if (one->start_ns > *ready_ns) *ready_ns = one->start_ns;
   uint64_t start_ns[one->n_works + 1], end_ns[one->n_works + 1];
@@ -104,6 +108,8 @@ static bool run(operation *self, uint64_t *ready_ns) {
     start_ns[i] = *ready_ns;
     end_ns[i] = *ready_ns += (uint64_t)((double)one->durations_ns[i] * factor);
   }
+  for (size_t i = 0; i < one->n_calls && !gone; i++)
+    mock_use_buffers(one->of, &one->calls[i], self->issued_ns, *ready_ns);
   /* An aborted communicator's memory may have gone. */
   if (one->launched != NULL && !gone) mock_kernel_ran(one->launched, start_ns, end_ns);
   return true;
@@ -124,7 +130,7 @@ static void drop(operation *self) {
 }
 
 static operation *copy(const operation *self);
-static const operation_kind COLLECTIVE = {run, drop, copy, issue};
+static const operation_kind COLLECTIVE = {run, drop, copy, issue, true};
 
 static void *copy_of(const void *from, size_t n_bytes) {
   void *const made = malloc(n_bytes + 1);
@@ -197,5 +203,7 @@ cuda_error mock_enqueue_launch(void *stream, kernel *launched, const mock_work *
     made.durations_ns[i] = (uint64_t)(price_us(&one) * 1000.0);
   }
   made.setting = setting_of(works, n_collectives);
-  return enqueue(stream, made);
+  const cuda_error error = enqueue(stream, made);
+  mock_keep_within_queue(stream);
+  return error;
 }

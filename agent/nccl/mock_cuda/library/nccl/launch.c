@@ -392,7 +392,7 @@ static operation *copy_captured(const operation *self) {
   return made != NULL ? &made->base : NULL;
 }
 
-static const operation_kind CAPTURED = {run_captured, drop_captured, copy_captured, NULL};
+static const operation_kind CAPTURED = {run_captured, drop_captured, copy_captured, NULL, false};
 
 static captured_launch *new_captured(const kernel *of, const mock_work *works, uint64_t channel_mask) {
   captured_launch *const made = malloc(sizeof *made + of->n_works * sizeof *works);

@@ -1,5 +1,6 @@
 /* A net plugin (v8, which every release from 2.21 on takes): the NICs of the topology file by their names, so that
- * NCCL's search keeps them. A request is over when it is made, and carries nothing. */
+ * NCCL's search keeps them. A request is over when it is made, and carries nothing. Beside it a plugin for collectives in
+ * the switches, as SHARP has them, of those NICs that the file says can do them. */
 #include <string.h>
 
 #include "../mock_cuda.h"
@@ -116,4 +117,66 @@ MOCK_API const struct {
      (void *)register_memory, (void *)register_dmabuf, (void *)deregister, (void *)send_to, (void *)receive_from,
      (void *)flush, (void *)test, (void *)close_connection, (void *)close_connection, (void *)close_connection,
      (void *)device_memory, (void *)consumed},
+};
+
+/* ---- in the switches ---- */
+
+static const mock_nic *sharp_nic(int number) {
+  for (uint32_t i = 0; i < mock_the_machine.n_nics; i++)
+    if (mock_the_machine.nics[i].is_sharp && number-- == 0) return &mock_the_machine.nics[i];
+  return NULL;
+}
+
+static int sharp_devices(int *n_devices) {
+  for (*n_devices = 0; sharp_nic(*n_devices) != NULL;) ++*n_devices;
+  return 0;
+}
+
+static int sharp_properties(int device, net_properties *out) {
+  const mock_nic *const nic = sharp_nic(device);
+  return nic != NULL ? properties((int)(nic - mock_the_machine.nics), out) : 4;
+}
+
+static int join_group(UNUSED void *handles[], UNUSED int n_nodes, UNUSED int node, UNUSED void *listener, void **group) {
+  *group = &token;
+  return 0;
+}
+
+static int reduces(UNUSED int datatype, UNUSED int operation, int *supported) {
+  *supported = 1;
+  return 0;
+}
+
+static int reduce_all(UNUSED void *group, UNUSED void *from, UNUSED void *to, UNUSED int count, UNUSED int datatype,
+                      UNUSED int operation, UNUSED void *from_handle, UNUSED void *to_handle, void **request) {
+  *request = &token;
+  return 0;
+}
+
+static int gather_all(UNUSED void *group, UNUSED void *from, UNUSED int n_parts, UNUSED void *parts, UNUSED size_t rank_bytes,
+                      UNUSED size_t offset, UNUSED size_t n_bytes, UNUSED void *handle, void **request) {
+  *request = &token;
+  return 0;
+}
+
+static int scatter_reduced(UNUSED void *group, UNUSED int n_parts, UNUSED void *parts, UNUSED void *to,
+                           UNUSED size_t rank_bytes, UNUSED size_t offset, UNUSED size_t n_bytes, UNUSED int datatype,
+                           UNUSED int operation, UNUSED void *handle, void **request) {
+  *request = &token;
+  return 0;
+}
+
+static int flush_group(UNUSED void *group, UNUSED void *data, UNUSED int n_bytes, UNUSED void *handle, void **request) {
+  *request = NULL;
+  return 0;
+}
+
+MOCK_API const struct {
+  const char *name;
+  void *functions[16];
+} ncclCollNetPlugin_v8 = {
+    "zerotune mock",
+    {(void *)init, (void *)sharp_devices, (void *)sharp_properties, (void *)listen_at, (void *)join_group, (void *)reduces,
+     (void *)register_memory, (void *)register_dmabuf, (void *)deregister, (void *)reduce_all, (void *)gather_all,
+     (void *)scatter_reduced, (void *)flush_group, (void *)test, (void *)close_connection, (void *)close_connection},
 };

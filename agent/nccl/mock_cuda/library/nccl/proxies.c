@@ -109,6 +109,8 @@ void mock_let_proxies_run(const char *communicator, uint64_t channel_mask) {
   const char *const channels = pointer_at(communicator, layout->channels);
   for (int channel = 0; channel < MOCK_MAX_CHANNELS; channel++) {
     if (!(channel_mask >> channel & 1)) continue;
+    /* Behind the ranks is the root of collectives in the switches, whose proxies compare what they are given with sizes
+     * that only the kernels know: these wait for good. */
     char **const peers = pointer_at(channels + layout->channel_bytes * (int64_t)channel, 0);
     for (int rank = 0; peers != NULL && rank < n_ranks; rank++)
       if (peers[rank] != NULL) open_peer(peers[rank]);

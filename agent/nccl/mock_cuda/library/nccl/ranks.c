@@ -234,6 +234,24 @@ void mock_number_call(communicator *of, call *one) {
   else one->sequence = of->n_calls++;
 }
 
+void mock_use_buffers(const communicator *of, call *one, uint64_t issued_ns, uint64_t until_ns) {
+  static const char *const NAMES[] = {"ncclAllGather", "ncclReduceScatter", "ncclAllReduce", "ncclBroadcast",
+                                      "ncclReduce",    "ncclSend",          "ncclRecv"};
+  const uint64_t n_bytes = one->count * mock_element_bytes(one->datatype), n_ranks = (uint64_t)of->n_ranks;
+  const bool is_rooted = one->collective == CALL_BROADCAST || one->collective == CALL_REDUCE;
+  const bool is_root = !is_rooted || one->root == of->rank;
+  const bool reads = one->from != NULL && (one->collective != CALL_BROADCAST || is_root);
+  const bool writes = one->to != NULL && (one->collective != CALL_REDUCE || is_root);
+  const char *const name = NAMES[one->collective];
+  if (one->is_lost) return;
+  if (reads)
+    one->is_lost |= !mock_use(name, one->from, n_bytes * (one->collective == CALL_REDUCE_SCATTER ? n_ranks : 1),
+                              issued_ns, until_ns);
+  if (writes && !one->is_lost)
+    one->is_lost |= !mock_use(name, one->to, n_bytes * (one->collective == CALL_ALL_GATHER ? n_ranks : 1), issued_ns,
+                              until_ns);
+}
+
 static announced_call *announced(const communicator *of, int rank, uint64_t sequence) {
   return &of->shared->members[rank].calls[sequence % N_CALLS];
 }
@@ -260,7 +278,7 @@ static bool publish(communicator *of, const call *one, uint64_t arrival_ns, uint
   mine->arrival_ns = arrival_ns;
   mine->described = described(one);
   mine->setting = setting;
-  mine->input = place_of(one->from);
+  mine->input = place_of(one->is_lost ? NULL : one->from);
   atomic_store(&mine->published, one->sequence + 1);
   return true;
 }
@@ -285,7 +303,7 @@ static void copy(void *to, const char *from, uint64_t n_bytes) {
 
 static void take_inputs(communicator *of, call *one) {
   const uint64_t n_bytes = one->count * mock_element_bytes(one->datatype);
-  if (n_bytes > most_bytes) return;
+  if (n_bytes > most_bytes || one->is_lost) return;
   const char *inputs[MOST_RANKS];
   bool all = true;
   for (int rank = 0; rank < of->n_ranks; rank++) {
@@ -328,7 +346,7 @@ static bool progress_collective(communicator *of, call *one, uint64_t arrival_ns
   }
   if (!all_have(of, one->sequence, true)) return false;
   if (one->result != NULL) {
-    memcpy(one->to, one->result, one->count * mock_element_bytes(one->datatype));
+    if (!one->is_lost) memcpy(one->to, one->result, one->count * mock_element_bytes(one->datatype));
     free(one->result);
     one->result = NULL;
   }
@@ -344,7 +362,7 @@ static bool progress_send(communicator *of, call *one, uint64_t arrival_ns) {
     if (one->sequence >= N_MESSAGES && atomic_load(&sent->taken) < one->sequence - N_MESSAGES + 1) return false;
     sent->arrival_ns = arrival_ns;
     sent->n_bytes = one->count * mock_element_bytes(one->datatype);
-    sent->input = place_of(one->from);
+    sent->input = place_of(one->is_lost ? NULL : one->from);
     atomic_store(&sent->published, one->sequence + 1);
     one->state = CALL_PUBLISHED;
   }
@@ -359,7 +377,7 @@ static bool progress_receive(communicator *of, call *one, uint64_t *start_ns) {
   const uint64_t n_bytes = one->count * mock_element_bytes(one->datatype);
   const char *from = one->root == of->rank && got->input.file >= 0 ? window_of(getpid(), got->input.file) : NULL;
   from = from != NULL ? from + got->input.offset : input_of(of, one->root, got->input, NULL);
-  copy(one->to, from, n_bytes < got->n_bytes ? n_bytes : got->n_bytes);
+  if (!one->is_lost) copy(one->to, from, n_bytes < got->n_bytes ? n_bytes : got->n_bytes);
   if (got->arrival_ns > *start_ns) *start_ns = got->arrival_ns;
   atomic_store(&got->taken, one->sequence + 1);
   one->state = CALL_DONE;

@@ -19,6 +19,7 @@ typedef struct {
   enum { CALL_NEW, CALL_PUBLISHED, CALL_READ, CALL_DONE } state;
   uint64_t sequence; /* within the communicator, or between the two peers */
   void *result;      /* of a reduction whose inputs others may still read */
+  bool is_lost;      /* its memory was freed: nothing is read nor written */
 } call;
 
 /* Meet the others; every rank calls it with the same key. NULL = no memory. */
@@ -38,6 +39,8 @@ void mock_number_call(communicator *of, call *one); /* in the order of the progr
 /* Go on with a call as far as it gets; true = done. `arrival_ns` is when this rank is ready, `start_ns` the latest time
  * at which any rank was. `setting` must be the same on all ranks. */
 bool mock_progress(communicator *of, call *one, uint64_t arrival_ns, uint64_t setting, uint64_t *start_ns);
+/* Its buffers are used until a time of the GPU; a call whose buffers are freed by then is lost. */
+void mock_use_buffers(const communicator *of, call *one, uint64_t issued_ns, uint64_t until_ns);
 bool mock_is_gone(const communicator *one);
 void mock_hold(communicator *one);    /* one more who refers to it */
 void mock_let_go(communicator *one);  /* one fewer; the last frees it */
@@ -52,7 +55,7 @@ void mock_move(communicator *of, void *stream, call *calls, size_t n_calls); /* 
 
 /* ---- calls.c ---- */
 
-/* Calls of this thread that wait for a launch of this communicator's; a copy to free(), or NULL. */
+/* The oldest group of calls that waits for a launch of this communicator's; a copy to free(), or NULL. */
 call *mock_take_calls(const char *device, communicator **of, size_t *n_calls);
 
 #endif
