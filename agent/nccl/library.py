@@ -148,6 +148,7 @@ class Plugin:
         self._set_memory_pressure = _bind(quick, "set_memory_pressure", None, f32)
         self._set_recording = _bind(quick, "set_recording", None, u32)
         self._set_observing = _bind(quick, "set_observing", None, u32)
+        self._set_capturing = _bind(quick, "set_capturing", None, u32)
         self._set_timing_source_override = _bind(quick, "set_timing_source_override", None, u32)
         self._channels_seen = _bind(quick, "channels_seen", u32, u32, u32)
         self._flip = _bind(quick, "plan_flip", ctypes.c_int, u32)
@@ -202,6 +203,10 @@ class Plugin:
     def set_observing(self, on: bool) -> None:
         """Turn NCCL's profiler events on or off, and with them timed records."""
         self._set_observing(1 if on else 0)
+
+    def set_capturing(self, on: bool) -> None:
+        """A graph is captured from now on, or not any more: NCCL's profiler must put nothing into it."""
+        self._set_capturing(1 if on else 0)
 
     def set_timing_source_override(self, source: TimingSource) -> None:
         """What kernel-channel times are reported as: `emulated` by a stand-in for NCCL, `none` = as they are."""

@@ -19,3 +19,6 @@ class EmulatedCalls:
 
     def set_observing(self, on: bool) -> None:
         """Nothing is observed."""
+
+    def set_capturing(self, on: bool) -> None:
+        """Nor put into a graph."""

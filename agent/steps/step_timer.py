@@ -31,6 +31,9 @@ class StepCounter(Protocol):
     def set_observing(self, on: bool) -> None:
         """Turn timed records on or off."""
 
+    def set_capturing(self, on: bool) -> None:
+        """A graph is captured from now on, or not any more."""
+
 
 class _End(NamedTuple):
     """Where the host has ended a step."""
@@ -70,7 +73,6 @@ class StepTimer:
         """The newest one that is known to have come."""
         self._epoch = 0
         self._n_observed = 0
-        self._is_capturing = False
         self._has_called = False
         self.step = 0
         """Number of the step under way; 0 before the first end of a step."""
@@ -86,12 +88,12 @@ class StepTimer:
 
     def capture(self, is_on: bool) -> None:
         """While a graph is captured no call is timed: for that NCCL would put work into the graph for good."""
-        self._is_capturing = is_on
-        self._set_observing()
+        if self._plugin is not None:
+            self._plugin.set_capturing(is_on)
 
     def _set_observing(self) -> None:
         if self._plugin is not None:
-            self._plugin.set_observing(self._n_observed > 0 and not self._is_capturing)
+            self._plugin.set_observing(self._n_observed > 0)
 
     def finish(self, *, is_step: bool = True) -> None:
         """A step has been enqueued, or an interval has ended in a job whose steps are not seen."""

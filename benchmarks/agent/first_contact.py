@@ -126,6 +126,9 @@ class _Plans:
     def set_observing(self, on: bool) -> None:
         raise AssertionError(on)
 
+    def set_capturing(self, on: bool) -> None:
+        raise AssertionError(on)
+
 
 class _HostClock:
     """What times steps without events: the host's clock. It is held up until the device is at most so far behind."""

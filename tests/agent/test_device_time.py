@@ -27,6 +27,9 @@ class Counter:
     def set_observing(self, on: bool) -> None:
         raise AssertionError(on)
 
+    def set_capturing(self, on: bool) -> None:
+        raise AssertionError(on)
+
 
 class Job:
     """A host that enqueues steps on a device."""

@@ -10,17 +10,18 @@ from zerotune.agent.steps.hooks import StepHooks
 
 def test_calls_that_are_captured_are_not_timed_whatever_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setenv(ENV_FABRIC, "ethernet_boxes")
-    observing = []
-    plugin = SimpleNamespace(n_calls=lambda: 0, set_observing=observing.append, set_recording=lambda _: None)
+    capturing = []
+    plugin = SimpleNamespace(
+        n_calls=lambda: 0, set_observing=lambda _: None, set_capturing=capturing.append, set_recording=lambda _: None
+    )
     session = Session(AgentSettings("ipc:///nowhere", "job", trace_dir=tmp_path), plugin)
     hooks = StepHooks(session.on_region, session.on_boundary, session.on_replay, session.on_capture)
     hooks.install()
     try:
-        assert observing == [True]
         graph = Graph()
         with graph.capture():
-            assert observing == [True, False]
-        assert observing == [True, False, True]
+            assert capturing == [True]
+        assert capturing == [True, False]
     finally:
         hooks.remove()
         session.close()

@@ -122,6 +122,7 @@ enum nccl_profile_event {
   NCCL_PROFILE_CE_COLL = 4096 /* v6 and newer */
 };
 enum { NCCL_STATE_KERNEL_CHANNEL_STOP = 22 };
+enum { NCCL_COUNTS_WHAT_IS_ASKED_FOR = 7 }; /* from this version on the host does, while kernels count all: NCCL 2.31 */
 
 /* What follows the common head of a descriptor, by version. The unions of the real descriptors are
  * wider; a plugin only reads the member that `type` names, so each member stands alone here. */

@@ -179,6 +179,9 @@ uint64_t zerotune_set_step(uint32_t step);
 void zerotune_set_memory_pressure(float pressure); /* 0..1, negative = unknown */
 void zerotune_set_recording(uint32_t decisions_on); /* decision records into the ring */
 void zerotune_set_observing(uint32_t on);           /* profiler event mask on or off */
+/* While a graph is captured NCCL is asked for nothing: what it tells of a graph's kernels costs at each replay. From 2.31
+ * on that is the end of its kernels' times on a communicator with calls in the graph. */
+void zerotune_set_capturing(uint32_t on);
 /* Timing source that kernel-channel times are reported under (TimingSource.emulated); 0 = the real
  * ones. Under an override a pTimer of 0 is a time like any other. */
 void zerotune_set_timing_source_override(uint32_t timing_source);

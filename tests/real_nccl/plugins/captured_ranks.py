@@ -1,6 +1,7 @@
 """Two ranks that capture collectives into graphs, with NCCL's profiler on and off, and replay them.
 
-captured_ranks.py LIBNCCL FOLDER prints what a replay takes, in microseconds: [off, on].
+captured_ranks.py LIBNCCL FOLDER prints what a replay takes, in microseconds, with the plugin told of the capture and not,
+and how many timed records later calls of the communicator left: [told, not told, timed].
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 from two_ranks import COUNT, TwoRanks
 
 from zerotune.agent.nccl.libnccl import BFLOAT16
 from zerotune.store.records import Collective
+from zerotune.store.wire import FLAG_TIMED
 
 N_CALLS, KERNEL_US, HOST_US = 5, 50.0, 10_000.0
 """Far above what this host takes."""
@@ -55,15 +58,26 @@ def main() -> None:
         graph.destroy()
         return 1e3 * elapsed_ms.value
 
-    found = []
-    for is_on in (False, True):
-        ranks.plugin.set_observing(is_on)
-        if is_on:  # NCCL connects its profiler with the first that is observed
-            ranks.call(Collective.all_gather)
-            time.sleep(0.1)
+    def slower_us() -> float:
         both: list[float] = []
-        ranks.on_both(lambda rank, both=both: both.append(replayed_us(rank)))
-        found.append(max(both))
+        ranks.on_both(lambda rank: both.append(replayed_us(rank)))
+        return max(both)
+
+    def n_timed() -> int:
+        ranks.plugin.set_observing(True)
+        ranks.plugin.drain()
+        for _ in range(N_CALLS):  # NCCL connects its profiler with the first that is observed
+            ranks.call(Collective.all_gather)
+        time.sleep(0.1)
+        return int(np.count_nonzero(ranks.plugin.drain()["flags"] & FLAG_TIMED))
+
+    n_before = n_timed()
+    assert n_before >= N_CALLS
+    on_us = slower_us()
+    ranks.plugin.set_capturing(True)
+    off_us = slower_us()
+    ranks.plugin.set_capturing(False)
+    found = [off_us, on_us, n_timed()]
     print(json.dumps(found), file=out, flush=True)
     os._exit(0)
 

@@ -15,6 +15,7 @@ typedef struct {
   _Atomic uint32_t pressure_bits; /* a float's */
   _Atomic uint32_t recording;
   _Atomic uint32_t observing;
+  _Atomic uint32_t capturing; /* a graph */
   _Atomic uint32_t timing_source_override;
   _Atomic uint64_t step_epochs; /* of the calls in this step: ZT_NO_CALLS, or the epoch (0 = none), | ZT_MIXED_EPOCHS */
 } zt_shared_state;

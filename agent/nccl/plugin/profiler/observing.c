@@ -24,7 +24,8 @@ static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 static void write_mask(int *mask, int events) { __atomic_store_n(mask, events, __ATOMIC_RELAXED); }
 
 static void write_joined(int i) {
-  const int ours = zt_read(&zt_shared.observing) ? masks[i].events : masks[i].always;
+  const int asked = zt_read(&zt_shared.observing) ? masks[i].events : masks[i].always;
+  const int ours = zt_read(&zt_shared.capturing) ? 0 : asked;
   write_mask(masks[i].mask, ours | __atomic_load_n(&masks[i].theirs, __ATOMIC_RELAXED));
 }
 
@@ -69,13 +70,17 @@ void zt_mask_remove(int *mask) {
   pthread_mutex_unlock(&changing);
 }
 
-void zerotune_set_observing(uint32_t on) {
+static void change(_Atomic uint32_t *which, uint32_t on) {
   pthread_mutex_lock(&changing);
-  atomic_store_explicit(&zt_shared.observing, on != 0, memory_order_relaxed);
+  atomic_store_explicit(which, on != 0, memory_order_relaxed);
   for (int i = 0; i < N_MASKS; i++)
     if (masks[i].mask != NULL) write_joined(i);
   pthread_mutex_unlock(&changing);
 }
+
+void zerotune_set_observing(uint32_t on) { change(&zt_shared.observing, on); }
+
+void zerotune_set_capturing(uint32_t on) { change(&zt_shared.capturing, on); }
 
 int *zt_mask_of_next(const int *mask) {
   int *theirs = NULL;

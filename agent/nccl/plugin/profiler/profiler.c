@@ -305,6 +305,8 @@ static bool is_ours_to_follow(uint64_t type, const void *parent) {
 
 static nccl_result start_v7(void *context, void **handle, nccl_event_v7 *event) {
   *handle = NULL;
+  const zt_communicator *const its = context;
+  if (its != NULL && atomic_load_explicit(&its->is_uncounted, memory_order_relaxed)) return NCCL_SUCCESS;
   if (event->type == NCCL_PROFILE_KERNEL_CHANNEL)
     zt_shifts_heard(context, event->kernel_channel.start_ns);
   else if (event->type == NCCL_PROFILE_COLL && !event->coll_v7.is_symmetric)
@@ -414,11 +416,10 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   if (communicator == NULL) return NCCL_SUCCESS;
   communicator->mask = start->mask;
   if (start->abi >= 4) zt_shifts_watch(communicator);
-  /* From 2.31 on NCCL's host counts only the calls whose kernel channels are asked for, and its kernels count all:
-   * after one call that was not asked for, each channel's times would be those of some earlier call. */
+  /* After one call that was not asked for, each channel's times would be those of some earlier call. */
   zt_mask_add(start->mask, NCCL_PROFILE_COLL | (start->abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |
                                (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0),
-              start->abi >= 7 ? NCCL_PROFILE_KERNEL_CHANNEL : 0);
+              start->abi >= NCCL_COUNTS_WHAT_IS_ASKED_FOR ? NCCL_PROFILE_KERNEL_CHANNEL : 0);
   *context = zt_next_profiler_init(communicator, start);
   if (*context == NULL) {
     zt_mask_remove(start->mask);

@@ -83,6 +83,7 @@ typedef struct zt_communicator {
   _Atomic uint32_t group_consumed; /* the profiler has seen an event of it */
 
   int *mask; /* the profiler's: NCCL's event mask */
+  _Atomic bool is_uncounted; /* kernels ran that NCCL's host has not counted: times would be those of others */
   zt_told_kernel enqueued, replayed; /* by the training thread, and by the one that tells of graphs */
   _Atomic uint64_t latest_event;
 } zt_communicator;

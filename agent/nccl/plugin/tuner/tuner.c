@@ -237,8 +237,12 @@ ZT_INLINE bool decide_now(zt_communicator *communicator, const zt_turn *turn, co
   atomic_store_explicit(&communicator->sequence[asked->collective], sequence + 1, memory_order_relaxed);
   const uint8_t flags = (uint8_t)((matched ? ZT_FLAG_MATCHED : 0) | (asked->registered ? ZT_FLAG_REGISTERED : 0) |
                                   (turn->is_off_cycle && !choice->found ? ZT_FLAG_OFF_CYCLE : 0));
-  if (zt_read(&zt_shared.observing))
+  if (zt_read(&zt_shared.capturing)) {
+    if (zerotune_profiler_abi() >= NCCL_COUNTS_WHAT_IS_ASKED_FOR)
+      atomic_store_explicit(&communicator->is_uncounted, true, memory_order_relaxed);
+  } else if (zt_read(&zt_shared.observing) && !atomic_load_explicit(&communicator->is_uncounted, memory_order_relaxed)) {
     zt_decision_note(communicator, asked->collective, asked->message_bytes, choice->epoch, choice->phase, flags);
+  }
   if (zt_read(&zt_shared.recording))
     record_decision(communicator, its_class, asked, choice, table, flags, sequence, asked_channels);
   return matched;
