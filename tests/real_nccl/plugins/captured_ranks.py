@@ -1,7 +1,7 @@
 """Two ranks that capture collectives into graphs, with NCCL's profiler on and off, and replay them.
 
-captured_ranks.py LIBNCCL FOLDER prints what a replay takes, in microseconds, with the plugin told of the capture and not,
-and how many timed records later calls of the communicator left: [told, not told, timed].
+captured_ranks.py LIBNCCL FOLDER prints what a replay takes, in microseconds, with the plugin told of the capture and
+not, and how many timed records later calls of the communicator left: [told, not told, timed].
 """
 
 from __future__ import annotations
