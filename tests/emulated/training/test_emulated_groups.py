@@ -47,7 +47,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", ["SHRINK_DEFAULT", "SHRINK_ABORT"])
+@pytest.mark.parametrize("flags", ["SHRINK_DEFAULT", pytest.param("SHRINK_ABORT", marks=pytest.mark.slow)])
 def test_groups_are_what_the_script_asked_for(tmp_path, flags):
     script = tmp_path / "groups.py"
     script.write_text(GROUPS.replace("FLAGS", f"dist.distributed_c10d.{flags}"))
