@@ -30,11 +30,10 @@ from benchmarks.lib.free_port import free_port
 from benchmarks.lib.last_words import last_words
 from benchmarks.rehearse.cases import CASES, FRAMEWORK_SCRIPTS, Case
 from benchmarks.rehearse.environments import RELEASES, REPOSITORY, python_of, tells_times
-from benchmarks.rehearse.outcomes import Outcome, Outcomes
+from benchmarks.rehearse.outcomes import OUTCOMES, Outcome, Outcomes
 from benchmarks.rehearse.promotion import time_over_best
 
 N_RANKS = 2
-OUTCOMES = REPOSITORY / "build" / "rehearse" / "outcomes.jsonl"
 MOST_BYTES = 6 << 30
 """Of a process's own memory: a rank of torch takes three; and a third of what the smallest machine for this has."""
 HANGS = "the mock CUDA hangs"
