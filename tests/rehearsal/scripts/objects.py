@@ -1,4 +1,4 @@
-"""What torch and frameworks send between ranks as Python objects and small tensors must arrive; sizes must be counted."""
+"""Python objects and small tensors that torch and frameworks send must arrive, and what is not 0 must be counted."""
 
 import torch
 import torch.distributed as dist
