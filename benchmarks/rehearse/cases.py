@@ -72,7 +72,7 @@ CASES: Final = (
     _theirs("fsdp2-then-ddp", "fsdp2_then_ddp.py"),
     _theirs("zero3", "zero3.py"),
     Case(
-        "zero3-beside-fsdp2", OWN_SCRIPTS / "beside_fsdp2.py", ("--width", "1024", "--blocks", "8"), n_steps=5,
+        "zero3-beside-fsdp2", OWN_SCRIPTS / "beside_fsdp2.py", ("--width", "1024", "--blocks", "16"), n_steps=5,
         moves_mb=0.1,
     ),
     _theirs("deepspeed-1", "deepspeed_zero.py", "--stage", "1", "--no-norm", needs="deepspeed"),

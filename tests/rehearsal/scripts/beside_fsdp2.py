@@ -17,7 +17,7 @@ N_WARM = 3
 """Steps after which memory is steady and the order of layers is agreed."""
 N_PRODUCTS = 250
 """Of 20 ms: so long the device is busy with what came before the steps that the host enqueues, N_AHEAD of them."""
-N_AHEAD = 3
+N_AHEAD = 2
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Step = Callable[[torch.Tensor], None]
 
