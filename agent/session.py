@@ -163,7 +163,10 @@ class Session:
     def _is_communicating_anew(self, plugin: Plugin) -> bool:
         """Whether there is another world than this rank has looked at last, and a communicator."""
         is_new = current_group() is not None and (self._world is None or self._world.is_past())
-        return is_new and plugin.counters().n_communicators > 0
+        counters = plugin.counters()
+        # NCCL makes the profiler known long before the tuner, whose interface all ranks compare when they join.
+        is_made = plugin.tuner_abi() != 0 or counters.n_timed > 0
+        return is_new and counters.n_communicators > 0 and is_made
 
     def _watch(self, plugin: Plugin) -> None:
         """Join each world that the script makes, once it communicates."""

@@ -144,6 +144,8 @@ class Engine:
                 continue
             n_bytes = sum(m.parameter.numel() for m in part) * compute.itemsize
             cap = settings.bucket_bytes or self.collectives.bucket_bytes
+            if trainable:  # what is summed in a wider type than it is gathered in moves no more either
+                cap = cap * compute.itemsize // max(compute.itemsize, settings.reduce_dtype(compute).itemsize)
             if settings.stage < 3:  # a small model still gets a few buckets, so that backward overlaps
                 cap = min(cap, max(_LEAST_BUCKET_BYTES, n_bytes // _FEWEST_BUCKETS))
             chunk_cap = chunk_cap_bytes(cap) if settings.autotune else cap

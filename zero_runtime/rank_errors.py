@@ -7,12 +7,13 @@ overlaps the pass, so it costs next to nothing. It also tells the others that a 
 a new order.
 
 On a device that runs asynchronously, reading the number would make the program wait. There it is copied to the host
-without waiting, and read when the next pass ends: one step later, on all ranks alike.
+without waiting, and read some passes later, on all ranks alike. So the host waits only where it is that far ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from zerotune.zero_runtime import collectives, phases
 from zerotune.zero_runtime.errors import LifecycleError
 
+N_BEHIND: Final = 4
+"""Passes after which a number is read: as many steps as hosts run ahead of a device that is not waited for."""
 _ORDER_CHANGED = 1
 _KINDS = ("was replaced by another tensor", "was given new storage", "was written in place")
 _MOST_PARAMETERS = 1 << 32
@@ -44,8 +47,9 @@ class RankErrors:
         runs_behind: bool | None = None,
     ) -> None:
         self._runs_behind = device.type != "cpu" if runs_behind is None else runs_behind
-        self._copied = torch.zeros(1, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._copy_done: torch.Event | None = None
+        self._copied = torch.zeros(N_BEHIND, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copies_done = [] if device.type == "cpu" else [torch.Event(device) for _ in range(N_BEHIND)]
+        self._n_passes = 0
         self._names = tuple(names)
         self._groups = tuple(groups)
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
@@ -78,7 +82,7 @@ class RankErrors:
         for group in self._groups[1:]:
             phases.announce(phases.OTHER)
             collectives.maximum(self._number, group).wait()
-        answer = self._last_answer() if self._runs_behind else int(self._number.item())
+        answer = self._earlier_answer() if self._runs_behind else int(self._number.item())
         if answer > _ORDER_CHANGED:
             self._fault = 0
             place, index = divmod(answer - 1 - _ORDER_CHANGED, _MOST_PARAMETERS)
@@ -89,16 +93,20 @@ class RankErrors:
             )
         return answer == _ORDER_CHANGED
 
-    def _last_answer(self) -> int:
-        """The last pass's number; begins to copy this one's, which the device may not have reached."""
-        if self._copy_done is not None:
-            self._copy_done.synchronize()
-        answer = int(self._copied.item())
-        if answer:  # this pass reported it again, since no rank had read it
+    def _earlier_answer(self) -> int:
+        """The number of N_BEHIND passes ago; begins to copy this one's, which the device may not have reached."""
+        place = self._n_passes % N_BEHIND
+        self._n_passes += 1
+        done = self._copies_done[place] if self._copies_done else None
+        if done is not None:
+            done.synchronize()
+        answer = int(self._copied[place].item())
+        if answer:  # the passes since then reported it again, since no rank had read it
+            for pending in self._copies_done:
+                pending.synchronize()
             self._copied.zero_()
             return answer
-        self._copied.copy_(self._number, non_blocking=True)
-        if self._number.device.type != "cpu":
-            self._copy_done = torch.Event(self._number.device)
-            self._copy_done.record()
+        self._copied[place].copy_(self._number[0], non_blocking=True)
+        if done is not None:
+            done.record()
         return answer

@@ -10,12 +10,13 @@ brain_safety.py)? Do results keep their bits under `--numerics exact`, if the or
 setting (rounding.py)? Simulated, no GPU.
 
 And for each of nineteen ways in which a GPU is known to be less kind than an emulation: do the tests of it pass
-(`readings_tested`), or is it open? `--quick` leaves that out.
+(`readings_tested`), or is it open? `--quick` leaves that out. What `make rehearse` recorded is counted, not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ from benchmarks.lib.simulated.host_view import IN_LOCKSTEP, MOST_AHEAD, HostView
 from benchmarks.policy.brain_safety import zero_calls
 from benchmarks.policy.guarded_jobs import GuardedJob
 from benchmarks.policy.training_reward import step_us, training_us, world_of
+from benchmarks.rehearse.outcomes import OUTCOMES, Outcomes
 from zerotune.agent.nccl import fabric
 from zerotune.agent.steps.clock import EventClock, Reading
 from zerotune.agent.steps.step_timer import StepTimer
@@ -312,12 +314,21 @@ def readings() -> Iterator[Result]:
     yield Result("readings_open", len(READINGS) - n_tested, f"of {len(READINGS)}", "0")
 
 
+def rehearsed(outcomes: Outcomes) -> Iterator[Result]:
+    """Of the rehearsal's cases that were carried out here, with whatever torch, how many went well?"""
+    share = outcomes.ok_share()
+    if math.isnan(share):
+        say("nothing was rehearsed here, so rehearsal_cases_ok_share is unknown: `make rehearse`")
+    yield Result("rehearsal_cases_ok_share", share, "of recorded outcomes", "1")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="one job, and lag 3 of the policy's; ends within 60 s")
     arguments = parser.parse_args()
     results = [*timed(LAGS), *policy([3] if arguments.quick else [0, 1, 3], quick=arguments.quick), *rounded()]
+    results += rehearsed(Outcomes(OUTCOMES, afresh=False))
     if not arguments.quick:
         results += readings()
     report("first_contact", results, as_json=arguments.json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import operator
 import os
 import platform
@@ -33,7 +34,7 @@ TARGET: Final = re.compile(rf"(?:(<=|>=|<|>) )?({NUMBER})(?: to ({NUMBER}))?")
 
 @dataclass(frozen=True)
 class Result:
-    """One figure. `target` is "<= 100", "> 0", "85 to 95" or "0"; `ratio` is value over the named peer's."""
+    """One figure, NaN if it is unknown. `target` is "<= 100", "> 0", "85 to 95" or "0"; `ratio` is over the peer's."""
 
     metric: str
     value: float
@@ -42,14 +43,21 @@ class Result:
     peer: str = ""
     ratio: float | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", math.nan if self.value is None else self.value)  # None: read from JSON
+
+    def as_json(self) -> dict[str, Any]:
+        """As the document has it: what is unknown is null."""
+        return {**asdict(self), "value": None if math.isnan(self.value) else self.value}
+
     @property
     def is_met(self) -> bool | None:
-        """Whether the value is what the target says; None where there is no target.
+        """Whether the value is what the target says; None where there is no target, or no value.
 
         Raises:
             ValueError: nobody can read that target.
         """
-        if not self.target:
+        if not self.target or math.isnan(self.value):
             return None
         found = TARGET.fullmatch(self.target)
         if found is None:
@@ -91,6 +99,8 @@ def environment() -> dict[str, Any]:
 
 def figure(value: float) -> str:
     """A value for people: four digits, thousands apart."""
+    if math.isnan(value):
+        return "unknown"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -106,7 +116,7 @@ def report(benchmark: str, results: Sequence[Result], *, as_json: bool) -> None:
         document = {
             "benchmark": benchmark,
             "environment": environment(),
-            "results": [asdict(result) for result in results],
+            "results": [result.as_json() for result in results],
         }
         print(json.dumps(document))
     table = Table("metric", "value", "unit", "target", "peer", "ratio", title=benchmark)

@@ -28,6 +28,7 @@ class Case:
     needs: str = ""
     """Module without which it is skipped."""
     n_steps: int = 60
+    n_ranks: int = 2
     n_nodes: int = 1
     """With a daemon each."""
     fabric: str = "h100_node"
@@ -63,15 +64,22 @@ CASES: Final = (
     _theirs("fsdp2", "fsdp2.py"),
     _theirs("fsdp2-keep", "fsdp2.py", "--keep"),
     _theirs("fsdp2-bf16", "fsdp2.py", "--bf16"),
-    _theirs("fsdp2-mesh", "fsdp2.py", "--mesh"),
+    _theirs("fsdp2-mesh", "fsdp2.py", "--mesh", "1"),
+    Case("fsdp2-hsdp", FRAMEWORK_SCRIPTS / "fsdp2.py", ("--mesh", "2"), n_ranks=4),
+    Case("fsdp2-tensor-parallel", OWN_SCRIPTS / "tensor_parallel.py", n_ranks=4),
     _theirs("fsdp2-compile", "fsdp2.py", "--compile"),
     _theirs("fsdp2-checkpoint", "fsdp2_checkpoint.py"),
     _theirs("fsdp2-then-ddp", "fsdp2_then_ddp.py"),
     _theirs("zero3", "zero3.py"),
-    _theirs("deepspeed-1", "deepspeed_zero.py", "--stage", "1", needs="deepspeed"),
+    Case(
+        "zero3-beside-fsdp2", OWN_SCRIPTS / "beside_fsdp2.py", ("--width", "1024", "--blocks", "16"), n_steps=5,
+        moves_mb=0.1,
+    ),
+    _theirs("deepspeed-1", "deepspeed_zero.py", "--stage", "1", "--no-norm", needs="deepspeed"),
     _theirs("deepspeed-3", "deepspeed_zero.py", "--stage", "3", needs="deepspeed"),
     _theirs("accelerate", "accelerated.py", needs="accelerate"),
     _theirs("hf-trainer", "hf_trainer.py", needs="transformers"),
+    Case("transformers-first", OWN_SCRIPTS / "transformers_first.py", needs="transformers"),
     _theirs("lightning", "lightning_trainer.py", needs="lightning"),
     Case("cuda-graph", OWN_SCRIPTS / "graph.py", n_steps=300),
     _ours("several-communicators", "several.py"),
@@ -86,8 +94,7 @@ CASES: Final = (
         timeout_s=900.0,
     ),
     Case(
-        "step-guard", OWN_SCRIPTS / "disturbing.py", n_steps=1000, fabric=MISJUDGED, moves_mb=0.1, withdraws=True,
-        timeout_s=900.0,
+        "step-guard", OWN_SCRIPTS / "disturbing.py", n_steps=400, fabric=MISJUDGED, moves_mb=0.1, withdraws=True,
     ),
     _module("gpu-run", "benchmarks.gpu.run", "--afresh", "--out", "build/rehearse/gpu", *LITTLE),
     _module("gpu-tests", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu/test_gpu_nccl.py"),

@@ -30,11 +30,9 @@ from benchmarks.lib.free_port import free_port
 from benchmarks.lib.last_words import last_words
 from benchmarks.rehearse.cases import CASES, FRAMEWORK_SCRIPTS, Case
 from benchmarks.rehearse.environments import RELEASES, REPOSITORY, python_of, tells_times
-from benchmarks.rehearse.outcomes import Outcome, Outcomes
+from benchmarks.rehearse.outcomes import OUTCOMES, Outcome, Outcomes
 from benchmarks.rehearse.promotion import time_over_best
 
-N_RANKS = 2
-OUTCOMES = REPOSITORY / "build" / "rehearse" / "outcomes.jsonl"
 MOST_BYTES = 6 << 30
 """Of a process's own memory: a rank of torch takes three; and a third of what the smallest machine for this has."""
 HANGS = "the mock CUDA hangs"
@@ -98,7 +96,7 @@ def carry_out(python: Path, release: str, case: Case) -> Outcome:
 
 
 class Job:
-    """Daemons and a job of two ranks, on one node or two, in a folder."""
+    """Daemons and a job of few ranks, on one node or two, in a folder."""
 
     def __init__(self, python: Path, case: Case, folder: Path) -> None:
         self.python, self.case, self.folder = python, case, folder
@@ -148,8 +146,8 @@ class Job:
         rehearsal += ["--moves-mb", str(case.moves_mb), "--", self.python, "-m"]
         if case.module:
             return self._start([*rehearsal, case.module, *case.words], node, f"{node}.log")
-        torchrun = [environment / "torchrun", "--nproc-per-node", N_RANKS // case.n_nodes, "--nnodes", case.n_nodes]
-        torchrun += ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
+        torchrun = [environment / "torchrun", "--nproc-per-node", case.n_ranks // case.n_nodes]
+        torchrun += ["--nnodes", case.n_nodes, "--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
         words = ["--steps", str(case.n_steps), "--losses", str(self.folder / "losses"), *case.words]
         launch = ["zerotune.tuner.cli", "launch", "--"]
         return self._start([*rehearsal, *launch, *torchrun, case.script, *words], node, f"{node}.log")

@@ -77,7 +77,7 @@ CASES = {
     "fsdp2-keep": Case("fsdp2.py", "--keep", ZERO2_BY_FSDP, "zero1_or_2"),
     "fsdp2-bf16": Case("fsdp2.py", "--bf16", FSDP2, "zero3"),
     "fsdp2-compile": Case("fsdp2.py", "--compile", FSDP2, "zero3"),
-    "fsdp2-mesh": Case("fsdp2.py", "--mesh", FSDP2, "zero3"),
+    "fsdp2-mesh": Case("fsdp2.py", "--mesh 1", FSDP2, "zero3"),
     "fsdp2-keep-bf16-compile": Case("fsdp2.py", "--keep --bf16 --compile", ZERO2_BY_FSDP, "zero1_or_2"),
     "fsdp2-checkpoint": Case("fsdp2_checkpoint.py", "", ROOT_KEPT, "zero3"),
     "fsdp1": Case("fsdp1.py", "", ROOT_KEPT, "zero3"),

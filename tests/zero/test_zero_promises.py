@@ -318,6 +318,48 @@ def peak_temporary_bytes(n_layers: int, stage: int) -> int:
     return peak
 
 
+def sent(stage: int, n_in_flight: int) -> tuple[int, int]:
+    """Most bytes of a reduction, and most reductions under way at a time."""
+    group = group_of(2)
+    settings = {"stage": stage, "precision": "bf16", "reduce_precision": "fp32", "n_buckets_in_flight": n_in_flight}
+    most_bytes = n_under_way = most_under_way = 0
+    real = collectives.for_group(group)
+
+    class Counted:
+        def __init__(self, work: collectives.Work) -> None:
+            self._work = work
+
+        def wait(self) -> None:
+            nonlocal n_under_way
+            n_under_way -= 1
+            self._work.wait()
+
+    def scatter(shard: Tensor, whole: Tensor, group: dist.ProcessGroup) -> collectives.Work:
+        nonlocal most_bytes, n_under_way, most_under_way
+        most_bytes = max(most_bytes, whole.nbytes)
+        n_under_way += 1
+        most_under_way = max(most_under_way, n_under_way)
+        return Counted(real.reduce_scatter(shard, whole, group))
+
+    original = collectives.for_group
+    collectives.for_group = lambda *_: dataclasses.replace(real, reduce_scatter=scatter)
+    try:
+        model = make_gpt()
+        zero_runtime.shard(model, group=group, bucket_bytes=2048, **settings)
+        model(*gpt_batch(0, 0)).backward()
+    finally:
+        collectives.for_group = original
+    return most_bytes, most_under_way
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("n_in_flight", [1, 2])
+def test_no_more_is_under_way_than_was_asked_for(world: World, stage: int, n_in_flight: int) -> None:
+    for most_bytes, most_under_way in world.run(2, sent, stage, n_in_flight):
+        assert 1024 <= most_bytes <= 2048, "sums are wider than parameters"
+        assert most_under_way == n_in_flight
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_temporary_buffers_do_not_grow_with_the_model(world: World, stage: int) -> None:
     """Two under way with what they receive, and those that one layer's largest parameter is being written to."""

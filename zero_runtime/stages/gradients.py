@@ -51,11 +51,15 @@ class Flights:
         self._limit = limit
         self.queue: deque[InFlight] = deque()
 
+    def make_room(self) -> None:
+        """Finishes the oldest until one more may be under way."""
+        while len(self.queue) >= self._limit:
+            self.land_one()
+
     def push(self, flight: InFlight) -> None:
         """Adds one, first finishing the oldest when too many are under way."""
+        self.make_room()
         self.queue.append(flight)
-        while len(self.queue) > self._limit:
-            self.land_one()
 
     def land_one(self) -> None:
         """Waits for the oldest and adds it to its shard."""
@@ -176,6 +180,7 @@ class FlatGradients:
 
     def launch(self, bundle: Sequence[int]) -> None:
         """Sends one bucket; parameters that delivered nothing count as zero."""
+        self._flights.make_room()  # before more memory is taken
         sums = tuple(map(self._prepared, bundle))
         self.changed = True
         phases.announce(phases.GRADIENT_SCATTER)

@@ -7,11 +7,15 @@ import toy
 parser = toy.parser()
 parser.add_argument("--stage", type=int, default=3)
 parser.add_argument("--bf16", action="store_true")
+parser.add_argument("--no-norm", action="store_true", help="no rank looks at gradients before it steps; stages 1 and 2")
 options = parser.parse_args()
 
 deepspeed.init_distributed()
 model = toy.model(options)
 zero = {"stage": options.stage, "reduce_bucket_size": 40_000, "allgather_bucket_size": 40_000}
+unclipped = {"gradient_clipping": 0.0} if options.no_norm else {}
+if options.no_norm:
+    zero["compute_grad_norm"] = False
 if options.stage == 3:
     zero |= toy.DEEPSPEED_3
 engine, *_ = deepspeed.initialize(
@@ -21,6 +25,7 @@ engine, *_ = deepspeed.initialize(
         "train_micro_batch_size_per_gpu": 8,
         "bf16": {"enabled": options.bf16},
         "zero_optimization": zero,
+        **unclipped,
     },
 )
 log = toy.LossLog(options.losses, engine.global_rank)

@@ -12,13 +12,14 @@ parser = toy.parser()
 parser.add_argument("--keep", action="store_true", help="do not reshard after forward: ZeRO-2")
 parser.add_argument("--bf16", action="store_true")
 parser.add_argument("--compile", action="store_true")
-parser.add_argument("--mesh", action="store_true", help="let a device mesh make the process groups")
+parser.add_argument("--mesh", type=int, default=0, metavar="N", help="let a device mesh make groups for N replicas")
 options = parser.parse_args()
 
 device_type = toy.device().type
 if options.mesh:
     # Two dimensions: shards within the second, replicas along the first.
-    mesh = init_device_mesh(device_type, (1, int(os.environ["WORLD_SIZE"])), mesh_dim_names=("replicate", "shard"))
+    shape = options.mesh, int(os.environ["WORLD_SIZE"]) // options.mesh
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
 else:
     dist.init_process_group()
     mesh = init_device_mesh(device_type, (dist.get_world_size(),))

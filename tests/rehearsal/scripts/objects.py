@@ -1,4 +1,4 @@
-"""What torch and frameworks send between ranks as Python objects and small tensors: it must arrive."""
+"""Python objects and small tensors that torch and frameworks send must arrive, and what is not 0 must be counted."""
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,10 @@ for round_ in range(options.steps):
     swapped = torch.empty(2, dtype=torch.int64, device=device)
     dist.all_to_all_single(swapped, torch.tensor([10 * rank, 10 * rank + 1]).to(device))
     assert swapped.cpu().tolist() == [rank, 10 + rank], swapped
+
+    mask = [(round_ + each) % 3 == 0 for each in range(30)]
+    assert len(torch.tensor(mask).to(device).nonzero()) == sum(mask)
+    assert "device" in str(total)  # to print it, torch takes the numbers that are not 0
 
     if rank == 0:
         dist.send(torch.tensor([7.0 + round_]).to(device), 1)

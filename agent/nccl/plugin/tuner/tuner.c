@@ -369,14 +369,13 @@ static void offer_chunk_size(const zt_next_tuner *next) {
 }
 
 static nccl_result attach(const zt_tuner_start *start, void **context) {
-  atomic_store_explicit(&abi_in_use, (uint32_t)start->abi, memory_order_relaxed);
   zt_records_prepare();
   zt_communicator *communicator =
       zt_attach(ZT_TUNER, start->comm_id, start->n_ranks, start->n_nodes, ZT_RANK_UNKNOWN);
   *context = communicator;
-  if (communicator == NULL) return NCCL_SUCCESS;
-  const zt_next_tuner *next = zt_next_tuner_find(start->abi, offer_chunk_size);
+  const zt_next_tuner *next = communicator != NULL ? zt_next_tuner_find(start->abi, offer_chunk_size) : NULL;
   if (next != NULL) zt_next_tuner_init(next, communicator, start);
+  atomic_store(&abi_in_use, (uint32_t)start->abi); /* last: whoever reads it knows the next tuner's name, too */
   return NCCL_SUCCESS;
 }
 

@@ -1,8 +1,8 @@
-/* The few kernels of torch's that are computed: those that its object collectives are made of, by their names; and the many
+/* The few kernels of torch's that are computed, by their names: those that say how large its next buffer is; and the many
  * that work element by element, of which only the addresses are known.
  *
- * Sizes of pickled objects are filled, joined, added up and compared on the GPU; torch would take what a kernel that does
- * nothing left there for the size of its next buffer. Larger tensors are left alone. */
+ * Sizes of pickled objects are filled, joined, added up and compared on the GPU; `nonzero`, and with it all that prints a
+ * tensor, counts there. What a kernel that does nothing left there might be any size. Larger tensors are left alone. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 #define MOST_BYTES (64u << 20)
 #define MOST_INPUTS 128
 
-typedef enum { NOTHING, FILL, JOIN, SUM, COMPARE, ADD, ADD_NUMBER } task;
+typedef enum { NOTHING, FILL, JOIN, SUM, COUNT, COMPARE, ADD, ADD_NUMBER } task;
 
 typedef struct {
   const void *function;
@@ -80,6 +80,9 @@ static known_kernel recognise(const char *name) {
     }
   } else if (strstr(name, "reduce_kernel") != NULL && strstr(name, "sum_functorIlll") != NULL) {
     found.what = SUM;
+  } else if (strstr(name, "DeviceReduceSingleTileKernel") != NULL && (at = strstr(name, "9NonZeroOpI")) != NULL) {
+    found.element_bytes = bytes_of_type(at + strlen("9NonZeroOpI"));
+    if (found.element_bytes > 0) found.what = COUNT;
   }
   return found;
 }
@@ -124,9 +127,18 @@ static int64_t integer_at(const computation *one, int input, int64_t index) {
   return ((const int64_t *)(const void *)one->from[input])[index];
 }
 
+/* Elements with a bit that is set */
+static int32_t count(const char *elements, int64_t n_elements, uint32_t element_bytes) {
+  static const char zero[8];
+  int32_t n_found = 0;
+  for (int64_t i = 0; i < n_elements; i++) n_found += memcmp(elements + i * element_bytes, zero, element_bytes) != 0;
+  return n_found;
+}
+
 static bool run(operation *self, uint64_t *ready_ns) {
   const computation *const one = (computation *)self;
   int64_t sum = 0;
+  int32_t n_found;
   bool is_there = mock_use(one->name, one->to, 1, self->issued_ns, *ready_ns);
   for (size_t i = 0; i < MOST_INPUTS && one->from[i] != NULL; i++)
     is_there &= mock_use(one->name, one->from[i], 1, self->issued_ns, *ready_ns);
@@ -142,6 +154,10 @@ static bool run(operation *self, uint64_t *ready_ns) {
   case SUM:
     for (int64_t i = 0; i < one->n_elements; i++) sum += integer_at(one, 0, i);
     memcpy(one->to, &sum, sizeof sum);
+    break;
+  case COUNT:
+    n_found = count(one->from[0], one->n_elements, one->element_bytes);
+    memcpy(one->to, &n_found, sizeof n_found);
     break;
   case COMPARE:
     for (int64_t i = 0; i < one->n_elements; i++) {
@@ -236,6 +252,14 @@ static bool read_sum(computation *one, void **parameters) {
   return false;
 }
 
+/* ({what is counted, without members, input}, output, elements, ...) */
+static bool read_count(computation *one, void **parameters) {
+  one->from[0] = ((const char *const *)parameters[0])[1];
+  memcpy(&one->to, parameters[1], sizeof one->to);
+  memcpy(&one->n_elements, parameters[2], sizeof one->n_elements);
+  return one->n_elements >= 0 && one->n_elements <= MOST_ELEMENTS && on_device(one->from[0]) && on_device(one->to);
+}
+
 /* (int n, functor, array of addresses, ...) */
 static void read_uses(mock_uses *uses, void **parameters, const known_kernel *kernel) {
   if (kernel->n_addresses > MOCK_MAX_USES) return;
@@ -254,9 +278,10 @@ cuda_error mock_compute(const void *function, cuda_dim3 grid, void **parameters,
   made->name = kernel->name;
   made->what = kernel->what;
   made->element_bytes = kernel->element_bytes;
-  const bool readable = kernel->what == JOIN  ? read_join(made, parameters, kernel, grid.y)
-                        : kernel->what == SUM ? read_sum(made, parameters)
-                                              : read_elementwise(made, parameters);
+  const bool readable = kernel->what == JOIN    ? read_join(made, parameters, kernel, grid.y)
+                        : kernel->what == SUM   ? read_sum(made, parameters)
+                        : kernel->what == COUNT ? read_count(made, parameters)
+                                                : read_elementwise(made, parameters);
   if (readable) {
     *uses = (mock_uses){0}; /* told by the computation */
     return mock_enqueue(stream, &made->base);
