@@ -64,10 +64,9 @@ class Decoding:
         Raises:
             Undecodable: it refused, or took more than it may.
         """
-        is_new = self._process is None
         try:
             line = self._begun()
-            ends_at_s = time.monotonic() + self._seconds + (_START_S if is_new else 0.0)
+            ends_at_s = time.monotonic() + self._seconds
             line.settimeout(ends_at_s - time.monotonic())
             named = name.encode(errors="surrogateescape")
             line.sendall(_HEAD.pack(0, len(named), len(data)) + named)
@@ -109,6 +108,7 @@ class Decoding:
                     env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "1"},
                 )  # fmt: skip
             self._line = ours
+            _received(ours, 1, time.monotonic() + _START_S)
         return self._line
 
 
@@ -130,6 +130,7 @@ def _serve(line: sockets.socket, function: str, memory_mib: int) -> None:
     most = pages * resource.getpagesize() + memory_mib * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    line.sendall(b"\0")  # from here on its time counts
     while True:
         _, n_name, n_data = _HEAD.unpack(_received(line, _HEAD.size))
         named, data = _received(line, n_name), _received(line, n_data)
