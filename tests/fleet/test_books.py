@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -205,6 +206,24 @@ def test_a_book_is_believed_with_the_right_signature_only(signed: tuple[bytes, V
     for junk in (b"", b"\n", b"[]", b'{"zerotune_book":2}\n', b"\xff\xfe", b"[" * 100_000):
         with pytest.raises(BookError):
             opened(junk, "book")
+
+
+def test_a_book_of_nothing_but_ends_of_lines_or_of_one_line_takes_little_memory(
+    signed: tuple[bytes, Verifier, Verifier],
+) -> None:
+    body = signed[0].partition(b"\n")[2]
+    n_more = 1 << 18
+    one_line = b'{"type":"fabric","fabric_id":"f","facts":{' + b'"a":1,' * 400_000 + b'"b":1}}\n'
+    for more, n_unusable in ((b"\n" * n_more, n_more), (one_line, 1)):
+        data = b'{"zerotune_book":1}\n' + body + more
+        tracemalloc.start()
+        try:
+            book = opened(data, "book")
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert book.n_unusable == n_unusable
+        assert peak_bytes < 3 * len(data) + (1 << 19)
 
 
 @given(data=st.data())

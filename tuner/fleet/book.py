@@ -6,6 +6,7 @@ Then a head, the fabrics, the contributors, the objects that were not believed, 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Final, NamedTuple
 
@@ -29,6 +30,8 @@ from zerotune.tuner.fleet.signing import Signer, Verifier
 
 FORMAT: Final = 1
 MAX_BYTES: Final = 256 * 2**20
+MAX_LINE_BYTES: Final = 2**21
+"""Of one line; a fabric's facts have half of it at most."""
 MAX_GAIN: Final = 5.0
 """Log; nothing is 150 times as fast as NCCL's own choice."""
 _DOMAIN: Final = b"zerotune book 1\n"
@@ -220,10 +223,10 @@ def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
 def _opened(body: bytes, name: str, signed_by: str) -> Book:
     found: dict[type, list[Line]] = {kind: [] for kind in (Head, FabricLine, Contributor, Skipped, Cell)}
     n_unusable = 0
-    for text in body.splitlines():
+    for text in io.BytesIO(body):  # one at a time: a book may be made of nothing but ends of lines
         try:
-            line = _lines.decode(text)
-            if isinstance(line, Cell) and not _is_possible(line):
+            line = _lines.decode(text) if len(text) <= MAX_LINE_BYTES else None
+            if line is None or (isinstance(line, Cell) and not _is_possible(line)):
                 raise ValueError
         except (ValueError, KeyError, RecursionError):  # MsgspecError is a ValueError
             n_unusable += 1
