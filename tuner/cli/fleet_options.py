@@ -148,5 +148,5 @@ def fleet_writer(fleet: str | None, contributor: str | None, store: Path) -> Fle
     from zerotune.tuner.fleet.writer import FleetWriter
 
     storage = Storage(fleet, writes=True)
-    signer = Signer.kept(store.with_name(store.name + KEY_SUFFIX), "make room for it, or name another --store")
+    signer = Signer.kept(store.with_name(store.name + KEY_SUFFIX), "name a --store in a folder of yours")
     return FleetWriter(storage, contributor or socket.gethostname(), signer)

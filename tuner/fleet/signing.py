@@ -49,7 +49,8 @@ class Signer:
                 raise UserError(f"others may read the private key {path}", f"chmod 600 {path}")
             key = load_pem_private_key(read_file(path, _MAX_BYTES), None)
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is no private key", f"make one with `zerotune book key {path}`") from error
+            remedy = "if it is damaged, move it away; `zerotune book key FILE` makes one"
+            raise UserError(f"{path} is no private key", remedy) from error
         if not isinstance(key, Ed25519PrivateKey):
             raise UserError(f"{path} is no ed25519 key", "make one with `zerotune book key FILE`")
         return cls(key)
@@ -70,7 +71,7 @@ class Signer:
             make_private(path.parent)
             refuse_open_folder(path, "the signing key", elsewhere)
             if not os.path.lexists(path):
-                make_key(path)
+                _write_key(path)
             read_file(path, _MAX_BYTES, owner=os.getuid(), follow=False)
         except OSError as error:
             raise UserError(f"cannot keep the signing key {path}: {reason(error)}", elsewhere) from error
@@ -176,21 +177,25 @@ def make_key(path: Path) -> str:
     Raises:
         UserError: one of them exists, or cannot be written.
     """
+    try:
+        return _write_key(path)
+    except OSError as error:
+        remedy = "name a file that is not there yet, in a folder that you may write to"
+        raise UserError(f"cannot write {error.filename2 or path}: {error.strerror}", remedy) from error
+
+
+def _write_key(path: Path) -> str:
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     for file, content, mode in ((path, private, 0o600), (public_path(path), public, 0o644)):
-        try:
-            # Under another name first: half a key, after a crash, would be in the way for ever.
-            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as partial:
-                partial.write(content)
-                partial.flush()
-                os.fchmod(partial.fileno(), mode)
-                os.fsync(partial.fileno())
-                os.link(partial.name, file)
-        except OSError as error:
-            remedy = "name a file that is not there yet, in a folder that you may write to, or move that one away"
-            raise UserError(f"cannot write {file}: {error.strerror}", remedy) from error
+        # Under another name first: half a key, after a crash, would be in the way for ever.
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as partial:
+            partial.write(content)
+            partial.flush()
+            os.fchmod(partial.fileno(), mode)
+            os.fsync(partial.fileno())
+            os.link(partial.name, file)
     return _hex(key.public_key())
 
 
