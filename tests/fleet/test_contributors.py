@@ -177,8 +177,8 @@ def of(contributor: str) -> object:
     [
         faster, lambda table: table.take(list(range(len(table)))[::-1]), lambda table: table.slice(1),
         marked("fabric", b"{}"), marked("contributor", b"node9"), marked("contributor", b"\xff"),
-        marked("signature", b""), marked("signature", b"\xff"), marked("signature", b"0" * 128), of(signer_of("node9").public_hex), of(signer_of("node1").public_hex.upper()),
-        of("node1"), of("/dev/zero"),
+        marked("signature", b""), marked("signature", b"\xff"), marked("signature", b"0" * 128),
+        of(signer_of("node9").public_hex), of(signer_of("node1").public_hex.upper()), of("node1"), of("/dev/zero"),
     ],
 )  # fmt: skip
 def test_a_wrong_signature_is_refused_and_named(tmp_path: Path, change: object) -> None:
