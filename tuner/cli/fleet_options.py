@@ -133,6 +133,9 @@ def fleet_writer(fleet: str | None, contributor: str | None, store: Path) -> Fle
         contributor: what whoever measured is called; None: the host's name.
         store: the daemon's; the key that signs what is written lies beside it, and is made when it is first wanted.
 
+    Returns:
+        What writes them; its thread has begun.
+
     Raises:
         UserError: packages are missing, nothing can be written there, or there can be no such key.
     """

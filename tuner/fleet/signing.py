@@ -136,7 +136,16 @@ def is_key(text: str) -> bool:
 
 
 def is_signed(key: str, signature: str, data: bytes) -> bool:
-    """Whether a key, given in hexadecimal as the signature is, signed the data."""
+    """Whether a key signed some data.
+
+    Args:
+        key: in hexadecimal.
+        signature: in hexadecimal.
+        data: what was signed.
+
+    Returns:
+        Whether it did.
+    """
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError):
