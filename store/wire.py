@@ -315,7 +315,9 @@ class FleetState(msgspec.Struct, frozen=True):
     url: str = ""
     """Where to; empty: nothing is shared."""
     contributor: str = ""
-    """Who is said to have measured."""
+    """What whoever measures here is called."""
+    key: str = ""
+    """Public key that signs it, which says who that is."""
     n_objects: int = 0
     n_written: int = 0
     """Measurements in them."""

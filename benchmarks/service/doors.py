@@ -38,7 +38,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report, say
 from zerotune.agent.nccl.compiled import PLUGIN, cache_folder
@@ -47,6 +47,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.all_users.folders import User
 from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.client.status import fetch_status
+from zerotune.tuner.fleet.book import Book
 from zerotune.tuner.fleet.building import STATE_SUFFIX, build
 from zerotune.tuner.fleet.objects import COLUMNS, Fabric, pack
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
@@ -58,6 +59,8 @@ STRANGER: Final = 25_001
 """A number that no user of the machine should have."""
 MAX_FILES: Final = 320
 """That the daemon may have open which strangers meet."""
+HONEST: Final = ("a", "b", "c")
+"""Nodes whose measurements are true."""
 ENDLESS: Final = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT"
 SCHEMAS: Final = {
     "trigger": "CREATE TRIGGER t AFTER UPDATE ON jobs BEGIN DELETE FROM measurements; END",
@@ -212,10 +215,22 @@ def strangers(begin: bytes) -> Callable[[Path], bool]:
     return attack
 
 
-def honest(folder: Path, node: str) -> Path:
-    """An honest object below `fleet`."""
-    block = measured(40)
-    packed = pack(node, Fabric("fabric", FACTS), [node], np.zeros(len(block), np.int64), block, 1_800_000_000)
+def shared(folder: Path, name: str, *, faster: float = 0.1, job_id: str = "", is_signed: bool = True) -> Path:
+    """Write an object below `fleet`.
+
+    Args:
+        folder: of the attack.
+        name: of whoever measured; the key is that name's.
+        faster: the gain (log) that it tells; what is true by default.
+        job_id: of the job; empty: as the name.
+        is_signed: with that key.
+
+    Returns:
+        Where it is.
+    """
+    block, signer = measured(40, faster=faster), signer_of(name) if is_signed else None
+    job, fabric = np.zeros(len(block), np.int64), Fabric("fabric", FACTS)
+    packed = pack(name, fabric, [job_id or name], job, block, 1_800_000_000, signer)
     path = folder / "fleet" / packed.path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(packed.data)
@@ -226,13 +241,64 @@ def masked(folder: Path) -> bool:
     """Junk bears the names of others' objects."""
     (folder / "fleet" / "v1" / "zzz").mkdir(parents=True)
     for node in ("a", "b", "c"):
-        (folder / "fleet" / "v1" / "zzz" / honest(folder, node).name).write_text("junk")
+        (folder / "fleet" / "v1" / "zzz" / shared(folder, node).name).write_text("junk")
     return build(str(folder / "fleet"), folder / "book").merged.n_objects == 3
+
+
+def says(book: Book, faster: float) -> bool:
+    """Whether a book tells this gain, and no honest node was set aside."""
+    gains = {round(one.gain, 1) for one in book.cells if one.gain is not None}
+    return gains == {faster} and not any(one.is_set_aside for one in book.contributors if one.name in HONEST)
+
+
+def eight_names(folder: Path) -> bool:
+    """One writer without a key has eight names and many jobs, which lie by less than what is outlying."""
+    for name in HONEST:
+        shared(folder, name)
+    for at in range(8):
+        for job in range(4):
+            shared(folder, f"liar{at}", faster=0.4, job_id=f"{at}-{job}", is_signed=False)
+    return says(build(str(folder / "fleet"), folder / "book").book, 0.1)
+
+
+def anothers_name(folder: Path) -> bool:
+    """One writer without a key lies in two others' names, to get the honest third set aside."""
+    for name in HONEST:
+        shared(folder, name)
+    for name in HONEST[:2]:
+        for job in range(8):
+            shared(folder, name, faster=3.0, job_id=f"{name}-{job}", is_signed=False)
+    return says(build(str(folder / "fleet"), folder / "book").book, 0.1)
+
+
+def changed_content(folder: Path) -> bool:
+    """An honest object's signature stands on other rows."""
+    import pyarrow.compute
+
+    for name in HONEST:
+        path = shared(folder, name)
+    table = pyarrow.parquet.read_table(path, partitioning=None)
+    column = table.schema.get_field_index("duration_us")
+    faster = pyarrow.compute.multiply(table["duration_us"], 0.5)
+    pyarrow.parquet.write_table(table.set_column(column, "duration_us", faster), sink := io.BytesIO())
+    path.with_name(f"{hashlib.sha256(sink.getvalue()).hexdigest()}.parquet").write_bytes(sink.getvalue())
+    built = build(str(folder / "fleet"), folder / "book")
+    return len(built.book.skipped) == 1 and says(built.book, 0.1)
+
+
+def many_keys(folder: Path) -> bool:
+    """One writer has eight keys, of which none is listed."""
+    for name in HONEST:
+        shared(folder, name)
+    for at in range(8):
+        shared(folder, f"liar{at}", faster=0.4)
+    listed = {signer_of(name).public_hex: name for name in HONEST}
+    return says(build(str(folder / "fleet"), folder / "book", listed=listed).book, 0.1)
 
 
 def one_bad_entry(folder: Path) -> bool:
     """A pipe, and a name that is no text."""
-    place = honest(folder, "a").parent
+    place = shared(folder, "a").parent
     os.mkfifo(place / "pipe.parquet")
     Path(os.fsdecode(os.fsencode(place) + b"/\xff.parquet")).write_text("junk")
     (place / "around").symlink_to(place, target_is_directory=True)
@@ -243,7 +309,7 @@ def bomb(text: str, facts: bytes) -> Callable[[Path], bool]:
     """An object that unpacks to far more than it is."""
 
     def attack(folder: Path) -> bool:
-        honest(folder, "a")
+        shared(folder, "a")
         values = {"contributor": text, "job_id": "job", "fabric_id": "fabric"}
         columns = [pyarrow.array([values.get(field.name, 1)]).cast(field.type) for field in COLUMNS]
         schema = COLUMNS.with_metadata({b"zerotune.fleet": b"1", b"zerotune.fabric": facts})
@@ -259,7 +325,7 @@ def state_of(change: Callable[[Path], None]) -> Callable[[Path], bool]:
     """What was merged is another's."""
 
     def attack(folder: Path) -> bool:
-        honest(folder, "a")
+        shared(folder, "a")
         build(str(folder / "fleet"), folder / "book")
         change(folder / f"book{STATE_SUFFIX}")
         return is_refused(command(folder, "book", "build", "fleet", "--out", "book"))
@@ -281,7 +347,7 @@ def older_book(folder: Path) -> bool:
 
     os.environ["XDG_STATE_HOME"] = str(folder / "state")
     try:
-        honest(folder, "a")
+        shared(folder, "a")
         key = make_key(folder / "key")
         books = []
         for _ in range(2):
@@ -351,6 +417,10 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
     if not is_quick:
         yield "strangers who begin", strangers(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47))
     yield "junk under others' names", masked
+    yield "one writer under eight names", eight_names
+    yield "another's name", anothers_name
+    yield "another's signature", changed_content
+    yield "eight keys that are not listed", many_keys
     yield "one bad entry", one_bad_entry
     yield "object with a long text", bomb("x" * (64 << 20), b"{}")
     yield "object with long facts", bomb("node", b'{"a":"' + b"x" * (32 << 20) + b'"}')

@@ -46,6 +46,7 @@ from benchmarks.lib.fleet.fleet_nodes import (
     Job,
     OtherNode,
 )
+from benchmarks.lib.fleet.fleet_rows import signer_of
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.lib.simulated.brain_world import Call, World
@@ -266,7 +267,7 @@ def write(url: Path, n_nodes: int, n_writers: int, every_s: float) -> list[Resul
     writers, begun_s = [], time.monotonic()
     for number in range(n_writers):
         time.sleep(max(0.0, begun_s + every_s * number / n_writers - time.monotonic()))
-        writers.append(FleetWriter(storage, f"node{number}", write_every_s=every_s))
+        writers.append(FleetWriter(storage, name := f"node{number}", signer_of(name), write_every_s=every_s))
         block = made[number % N_DIFFERENT].copy()
         block["duration_us"] *= random.lognormal(random.normal(0.0, 0.1), 0.01, len(block))
         writers[-1].measured(where.fabric_id, where.describe(), f"job{number}", block)

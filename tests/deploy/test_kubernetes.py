@@ -256,6 +256,8 @@ def test_a_sidecar_that_is_killed_comes_back_to_its_socket(place: Path) -> None:
     container = pod.container("pytorch")
     command = [*container["command"], *container["args"]]
     read_table = pytest.importorskip("pyarrow.parquet").read_table
+    from zerotune.tuner.fleet.signing import Verifier
+
     with daemon_of(pod, "zerotune", ends_with=-signal.SIGKILL) as first:
         train(pod, container, command)
         first.send_signal(signal.SIGKILL)
@@ -266,4 +268,6 @@ def test_a_sidecar_that_is_killed_comes_back_to_its_socket(place: Path) -> None:
         assert [one.n_ranks for one in store.jobs()] == [2, 2]
     shared = list((place / "fleet" / "v1").rglob("*.parquet"))
     assert shared, "what was measured is on the shared volume"
-    assert {name.as_py() for path in shared for name in read_table(path)["contributor"]} == {"node7"}
+    (key,) = {key.as_py() for path in shared for key in read_table(path)["contributor"]}
+    assert Verifier.of(str(place / "tmp" / "own" / "store.db.key.pub")).public_hex == key, "it survived the kill"
+    assert {read_table(path).schema.metadata[b"zerotune.contributor"] for path in shared} == {b"node7"}

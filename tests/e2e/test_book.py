@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from node_world import FABRIC, RANKS, ZEROTUNE
 
+from benchmarks.lib.fleet.fleet_rows import signer_of
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol, TimingSource
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
@@ -57,7 +58,8 @@ def book_of_others(folder, algorithm, protocol, n_channels):
         block["n_channels"] = np.where(others, n_channels, 2)
         noise = np.random.default_rng(node).normal(0.0, 0.01, 80)
         block["duration_us"] = 262.0 * np.exp(noise) * np.where(others, 0.8, 1.0)
-        packed = pack(f"node{node}", Fabric(where.fabric_id, where.describe()), ["job"], np.zeros(80, int), block, 1)
+        (name, job), at = (f"node{node}", np.zeros(80, int)), Fabric(where.fabric_id, where.describe())
+        packed = pack(name, at, ["job"], job, block, 1, signer_of(name))
         Storage(str(folder / "fleet"), writes=True).put(*packed)
     make_key(folder / "key")
     build(str(folder / "fleet"), folder / "book", signer=Signer.from_file(folder / "key"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Candidate, Protocol
 from zerotune.tuner.cli.app import app
@@ -34,7 +34,8 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for fabric_id, faster in (("wins", 0.1), ("loses", -0.1)):
         for node in range(3):
             block = measured(40, faster=faster, seed=node)
-            packed = pack(f"node{node}", Fabric(fabric_id, FACTS), ["job"], np.zeros(len(block), int), block, 1)
+            name, job = f"node{node}", np.zeros(len(block), int)
+            packed = pack(name, Fabric(fabric_id, FACTS), ["job"], job, block, 1, signer_of(name))
             Storage(str(folder / "fleet"), writes=True).put(*packed)
     build(str(folder / "fleet"), folder / "fleet.book")
     return folder / "fleet.book"
@@ -81,7 +82,7 @@ def test_advice_from_a_book_of_nothing_or_of_other_gpus_is_refused(run: Run, tmp
     (tmp_path / "empty.book").write_bytes(sealed([head], None))
     for capability in (80, 90):
         packed = pack("node", Fabric("one", {**FACTS, "compute_capability": capability}), ["job"],
-                      np.zeros(80, int), measured(40), 1)  # fmt: skip
+                      np.zeros(80, int), measured(40), 1, None)  # fmt: skip
         Storage(str(tmp_path / f"fleet{capability}"), writes=True).put(*packed)
         build(str(tmp_path / f"fleet{capability}"), tmp_path / f"{capability}.book")
     words = ["advise", "1B", "--machine", "dgx_a100", "--nodes", 2, "--json", "--measured"]

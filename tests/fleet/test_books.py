@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from zerotune.store.errors import BookError, UserError
 
 pytest.importorskip("pyarrow")
@@ -29,7 +29,8 @@ AT_S = 1_800_000_000
 
 
 def share(url: Path, contributor: str, job_id: str, block: np.ndarray, fabric_id: str = "fabric") -> Path:
-    packed = pack(contributor, Fabric(fabric_id, FACTS), [job_id], np.zeros(len(block), np.int64), block, AT_S)
+    job, signer = np.zeros(len(block), np.int64), signer_of(contributor)
+    packed = pack(contributor, Fabric(fabric_id, FACTS), [job_id], job, block, AT_S, signer)
     Storage(str(url), writes=True).put(*packed)
     return url / packed.path
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from zerotune.store.errors import UserError
 
 pytest.importorskip("duckdb")
@@ -31,7 +31,8 @@ MAX_MIB = 256
 def shared(root: Path, node: str) -> Path:
     """An honest object."""
     block = measured(40)
-    packed = pack(node, FABRIC, [f"job-{node}"], np.zeros(len(block), np.int64), block, 1_800_000_000)
+    job = np.zeros(len(block), np.int64)
+    packed = pack(node, FABRIC, [f"job-{node}"], job, block, 1_800_000_000, signer_of(node))
     path = root / packed.path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(packed.data)

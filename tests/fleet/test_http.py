@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from zerotune.store.errors import BookError
 
 pytest.importorskip("pyarrow")
@@ -47,7 +47,8 @@ def test_a_book_is_read_and_built_from_a_web_server(tmp_path: Path, url: str) ->
     for node in range(3):
         block = measured(40, seed=node)
         of = Fabric("a fabric/with=signs", FACTS)
-        packed = pack(f"node{node}", of, ["job"], np.zeros(len(block), np.int64), block, 1_800_000_000)
+        name, job = f"node{node}", np.zeros(len(block), np.int64)
+        packed = pack(name, of, ["job"], job, block, 1_800_000_000, signer_of(name))
         Storage(str(tmp_path / "fleet"), writes=True).put(*packed)
     key = Verifier.of(make_key(tmp_path / "key"))
     built = build(f"{url}/fleet", tmp_path / "book", signer=Signer.from_file(tmp_path / "key"))

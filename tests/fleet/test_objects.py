@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 
 pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("cryptography")
 from zerotune.tuner.fleet import objects  # noqa: E402
 from zerotune.tuner.fleet.objects import Fabric, NotOurs, Packed, pack, unpack  # noqa: E402
 
@@ -21,7 +22,8 @@ AT_S = 1_800_000_000
 
 def packed(fabric_id: str = "fabric", contributor: str = "node1", job_id: str = "job") -> Packed:
     block = measured()
-    return pack(contributor, Fabric(fabric_id, FACTS), [job_id], np.zeros(len(block), np.int64), block, AT_S)
+    job, signer = np.zeros(len(block), np.int64), signer_of(contributor)
+    return pack(contributor, Fabric(fabric_id, FACTS), [job_id], job, block, AT_S, signer)
 
 
 GOOD = packed()
@@ -31,15 +33,17 @@ GOOD = packed()
 def test_what_was_written_comes_back(fabric_id: str, job_id: str) -> None:
     made = packed(fabric_id, job_id=job_id.encode("utf-8", "replace").decode())
     assert made.path.count("/") == 3, "whatever the id, it is one folder's name"
-    table, fabric = unpack(*made)
+    table, fabric, contributor, called, _ = unpack(*made)
     assert fabric == Fabric(fabric_id, FACTS)
+    assert (contributor, called) == (signer_of("node1").public_hex, "node1")
     assert sorted(table["duration_us"].to_pylist()) == sorted(measured()["duration_us"].tolist())
     assert set(table["tuner_abi"].to_pylist()) == {5}
 
 
 def test_the_same_rows_are_the_same_object_in_any_order() -> None:
     block = measured()[::-1]
-    again = pack("node1", Fabric("fabric", FACTS), ["job"], np.zeros(len(block), np.int64), block, AT_S)
+    job, signer = np.zeros(len(block), np.int64), signer_of("node1")
+    again = pack("node1", Fabric("fabric", FACTS), ["job"], job, block, AT_S, signer)
     assert again == GOOD
     assert packed(contributor="node2").path != GOOD.path
 
@@ -52,13 +56,23 @@ def test_no_damaged_object_is_believed_even_under_the_name_of_what_it_is(at: int
     if renamed:
         path = f"{path.rpartition('/')[0]}/{hashlib.sha256(data).hexdigest()}.parquet"
         try:
-            table, _ = unpack(path, bytes(data))
+            table = unpack(path, bytes(data)).rows
         except NotOurs:
             return
         assert table.schema.equals(objects.COLUMNS)
         return
     with pytest.raises(NotOurs):
         unpack(path, bytes(data))
+
+
+def rows_of(one: Packed) -> pyarrow.Table:
+    return pyarrow.parquet.read_table(io.BytesIO(one.data), partitioning=None)
+
+
+def unsigned(**changes: str) -> pyarrow.Table:
+    table = rows_of(packed(**changes))
+    metadata = {name: value for name, value in table.schema.metadata.items() if name != b"zerotune.signature"}
+    return table.replace_schema_metadata(metadata)
 
 
 def _named(table: object, folder: str = GOOD.path.rpartition("/")[0]) -> tuple[str, bytes]:
@@ -77,11 +91,11 @@ def test_cut_objects(n_bytes: int) -> None:
 
 
 def test_objects_of_others() -> None:
-    table, _ = unpack(*GOOD)
+    table = unsigned()
     metadata = table.schema.metadata
     column = table.schema.get_field_index("duration_us")
     empty = table.set_column(column, "duration_us", pyarrow.nulls(table.num_rows, pyarrow.float64()))
-    two = pyarrow.concat_tables([table, unpack(*packed("other"))[0]])
+    two = pyarrow.concat_tables([table, unsigned(fabric_id="other")])
     for other in (
         table.replace_schema_metadata({}),
         table.replace_schema_metadata({**metadata, b"zerotune.fleet": b"2"}),
@@ -102,7 +116,7 @@ def test_objects_of_others() -> None:
 @pytest.mark.parametrize("name", ["contributor", "job_id", "fabric_id"])
 def test_long_texts_are_refused_before_they_take_room(name: str) -> None:
     """One text of a megabyte in every row: 60 KB in the file, 20 GB in full."""
-    table, _ = unpack(*GOOD)
+    table = unsigned()
     table = table.take(np.zeros(20_000, np.int64))
     ids = pyarrow.DictionaryArray.from_arrays(np.zeros(len(table), np.int32), pyarrow.array(["x" * 2**20]))
     column = table.schema.get_field_index(name)
@@ -112,7 +126,7 @@ def test_long_texts_are_refused_before_they_take_room(name: str) -> None:
 
 
 def test_an_object_is_of_one_contributor() -> None:
-    both = pyarrow.concat_tables([unpack(*packed(contributor=name))[0] for name in ("node1", "node2")])
+    both = pyarrow.concat_tables([unsigned(contributor=name) for name in ("node1", "node2")])
     with pytest.raises(NotOurs):
         unpack(*_named(both))
 
@@ -121,7 +135,7 @@ def test_an_object_is_of_one_contributor() -> None:
     "value", ["1" + 400 * "0", "1e999", "NaN", '"\\ud800"', '"' + 5000 * "x" + '"', "null", "[1]", "{}"]
 )
 def test_facts_that_no_book_can_hold_are_left_out(value: str) -> None:
-    table, _ = unpack(*GOOD)
+    table = unsigned()
     facts = f'{{"gpu": "H100", "more": {value}}}'.encode()
-    _, fabric = unpack(*_named(table.replace_schema_metadata({**table.schema.metadata, b"zerotune.fabric": facts})))
-    assert fabric.facts == {"gpu": "H100"}
+    described = {**table.schema.metadata, b"zerotune.fabric": facts}
+    assert unpack(*_named(table.replace_schema_metadata(described))).fabric.facts == {"gpu": "H100"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from zerotune.store.records import Algorithm, Candidate, Protocol
 
 pytest.importorskip("pyarrow")
@@ -32,9 +32,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Verifier, Veri
     folder = tmp_path_factory.mktemp("book")
     for node in range(3):
         block = measured(40, seed=node)
-        packed = pack(
-            f"node{node}", Fabric("fabric", FACTS), ["job"], np.zeros(len(block), np.int64), block, 1_800_000_000
-        )
+        name, job = f"node{node}", np.zeros(len(block), np.int64)
+        packed = pack(name, Fabric("fabric", FACTS), ["job"], job, block, 1_800_000_000, signer_of(name))
         Storage(str(folder / "fleet"), writes=True).put(*packed)
     ours, others = (Verifier.of(make_key(folder / name)) for name in ("key", "other"))
     build(str(folder / "fleet"), folder / "book", signer=Signer.from_file(folder / "key"))

@@ -27,8 +27,8 @@ def test_spark_reads_the_query_as_duckdb_does() -> None:
     block = measured(200)
     block["duration_us"][::7] = np.nan
     block["n_channels"][1::11] = 200
-    packed = pack("node", Fabric("fabric", FACTS), ["job"], np.zeros(len(block), int), block, 1)
-    measurements, _ = unpack(*packed)
+    packed = pack("node", Fabric("fabric", FACTS), ["job"], np.zeros(len(block), int), block, 1, None)
+    measurements = unpack(*packed).rows
     as_spark = sqlglot.parse_one(QUERY, read="spark", error_level=sqlglot.ErrorLevel.RAISE)
     with duckdb.connect() as connection:
         connection.register("measurements", measurements)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from zerotune.store.errors import UserError
 
 pytest.importorskip("pyarrow")
@@ -44,7 +44,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_what_is_measured_arrives_in_one_object_per_fabric(url: str) -> None:
-    writer = FleetWriter(Storage(url, writes=True), "node1")
+    writer = FleetWriter(Storage(url, writes=True), "node1", signer_of("node1"))
     for job_id, fabric_id in (("a", "one"), ("b", "one"), ("c", "two")):
         writer.measured(fabric_id, FACTS, job_id, measured())
     writer.close()
@@ -57,7 +57,7 @@ def test_what_is_measured_arrives_in_one_object_per_fabric(url: str) -> None:
 
 
 def test_only_what_ran_here_and_went_well_is_shared(url: str) -> None:
-    writer = FleetWriter(Storage(url, writes=True), "node1")
+    writer = FleetWriter(Storage(url, writes=True), "node1", signer_of("node1"))
     block = measured(2)
     block["source"][0], block["outcome"][1] = 1, 2
     writer.measured("fabric", FACTS, "job", block)
@@ -67,7 +67,7 @@ def test_only_what_ran_here_and_went_well_is_shared(url: str) -> None:
 
 def test_the_same_object_twice_is_one(url: str) -> None:
     for _ in range(2):
-        writer = FleetWriter(Storage(url, writes=True), "node1", clock=lambda: 1.8e9)
+        writer = FleetWriter(Storage(url, writes=True), "node1", signer_of("node1"), clock=lambda: 1.8e9)
         writer.measured("fabric", FACTS, "job", measured())
         writer.close()
         assert writer.state.n_lost == 0
@@ -100,7 +100,7 @@ def stubborn(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubborn]:
 
 
 def test_a_failing_url_is_tried_again_and_loses_nothing_that_fits_in_memory(stubborn: Stubborn) -> None:
-    writer = FleetWriter(stubborn, "node1", write_every_s=0.01)
+    writer = FleetWriter(stubborn, "node1", signer_of("node1"), write_every_s=0.01)
     writer.measured("fabric", FACTS, "job", measured())
     wait_for(lambda: stubborn.n_tried > 1)
     state = writer.state
@@ -118,7 +118,7 @@ def test_a_failing_url_is_tried_again_and_loses_nothing_that_fits_in_memory(stub
 def test_a_url_that_never_answers_holds_up_nobody(stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "MAX_WAITING_ROWS", 20)
     stubborn.fails = False
-    writer = FleetWriter(stubborn, "node1", write_every_s=0.01)
+    writer = FleetWriter(stubborn, "node1", signer_of("node1"), write_every_s=0.01)
     began_s = time.monotonic()
     for _ in range(1000):
         writer.measured("fabric", FACTS, "job", measured())
@@ -144,10 +144,10 @@ def test_no_secret_is_shown() -> None:
 
 KILLED = """
 import sys
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured
+from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from zerotune.tuner.fleet.storage import Storage
 from zerotune.tuner.fleet.writer import FleetWriter
-writer = FleetWriter(Storage(sys.argv[1], writes=True), "node1", write_every_s=0.001)
+writer = FleetWriter(Storage(sys.argv[1], writes=True), "node1", signer_of("node1"), write_every_s=0.001)
 for job in range(10**6):
     writer.measured("fabric", FACTS, str(job), measured(2000))
     print(flush=True)

@@ -311,9 +311,9 @@ def fleet_object(data: bytes) -> None:
     """Measurements below the fleet's URL; whoever writes them names them by their hash."""
     place = f"v1/fabric=fabric/day=2026-01-01/{hashlib.sha256(data).hexdigest()}.parquet"
     with contextlib.suppress(NotOurs):
-        table, described = unpack_object(place, data)
-        assert table.num_rows > 0
-        assert described.fabric_id == "fabric"
+        found = unpack_object(place, data)
+        assert found.rows.num_rows > 0
+        assert found.fabric.fabric_id == "fabric"
 
 
 def book(data: bytes) -> None:

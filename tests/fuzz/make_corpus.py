@@ -21,6 +21,7 @@ import fuzz_targets
 import msgspec
 import numpy as np
 
+from benchmarks.lib.fleet.fleet_rows import signer_of
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.observing.trace_log import TraceLog
@@ -323,8 +324,8 @@ def fleet_objects() -> Iterator[bytes]:
     block = np.zeros(4, MEASUREMENT)
     block["n_ranks"], block["n_nodes"], block["collective"], block["algorithm"], block["n_channels"] = 16, 2, 2, 1, 8
     block["message_bytes"], block["duration_us"], block["step"], block["timing_source"] = 1 << 20, 100.0, range(4), 1
-    facts = {"nccl_version": 22809, "gpu": "H100"}
-    yield pack("node", Fabric("fabric", facts), ["job"], np.zeros(4, np.int64), block, 1_767_225_600).data
+    facts, signer = {"nccl_version": 22809, "gpu": "H100"}, signer_of("node")
+    yield pack("node", Fabric("fabric", facts), ["job"], np.zeros(4, np.int64), block, 1_767_225_600, signer).data
 
 
 def plugin_programs() -> Iterator[bytes]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from zerotune.store.errors import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from zerotune.tuner.fleet.shelf import Shelf
     from zerotune.tuner.fleet.writer import FleetWriter
 
 MAX_CONTRIBUTOR_LENGTH = 253
 """Characters: what a node's name in DNS, and so in Kubernetes, may have."""
+KEY_SUFFIX: Final = ".key"
+"""Of the file beside a store that signs what is measured with it: a store has one daemon, and stays with its node."""
 
 
 def _a_contributor(value: str | None) -> str | None:
@@ -39,7 +43,7 @@ Contributor = Annotated[
     str | None,
     typer.Option(
         "--contributor",
-        help="With --fleet: who measured, the same for as long as the machine is; default: the host's name.",
+        help="With --fleet: what whoever measures is called, beside the store's key; default: the host's name.",
         metavar="NAME",
         callback=_a_contributor,
     ),
@@ -121,15 +125,19 @@ def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
     return Shelf(book, Verifier.of(book_key))
 
 
-def fleet_writer(fleet: str | None, contributor: str | None) -> FleetWriter | None:
+def fleet_writer(fleet: str | None, contributor: str | None, store: Path) -> FleetWriter | None:
     """What writes a daemon's measurements for other nodes; None: nothing does.
 
     Args:
         fleet: URL below which they are written.
-        contributor: who measured; None: the host's name.
+        contributor: what whoever measured is called; None: the host's name.
+        store: the daemon's; the key that signs what is written lies beside it, and is made when it is first wanted.
+
+    Returns:
+        What writes them; its thread has begun.
 
     Raises:
-        UserError: packages are missing, or nothing can be written there.
+        UserError: packages are missing, nothing can be written there, or there can be no such key.
     """
     if fleet is None:
         return None
@@ -138,7 +146,10 @@ def fleet_writer(fleet: str | None, contributor: str | None) -> FleetWriter | No
     from zerotune.tuner.fleet import check_installed
 
     check_installed("--fleet")
+    from zerotune.tuner.fleet.signing import Signer
     from zerotune.tuner.fleet.storage import Storage
     from zerotune.tuner.fleet.writer import FleetWriter
 
-    return FleetWriter(Storage(fleet, writes=True), contributor or socket.gethostname())
+    storage = Storage(fleet, writes=True)
+    signer = Signer.kept(store.with_name(store.name + KEY_SUFFIX), "name a --store in a folder of yours")
+    return FleetWriter(storage, contributor or socket.gethostname(), signer)

@@ -131,7 +131,7 @@ def fleet_text(fleet: wire.FleetState) -> Iterator[tuple[str, str | None]]:
     if not fleet.url:
         return
     lost = f", {counted(fleet.n_lost, 'measurement')} lost" if fleet.n_lost else ""
-    whom = f" as {fleet.contributor}" if fleet.contributor else ""
+    whom = f" as {fleet.contributor}, key {fleet.key}" if fleet.contributor else ""
     written = f"{counted(fleet.n_written, 'measurement')} in {counted(fleet.n_objects, 'object')} written"
     yield f"fleet {fleet.url}{whom}: {written}, {fleet.n_waiting:,} waiting{lost}", "yellow" if fleet.n_lost else None
     if fleet.is_failing:

@@ -1,7 +1,8 @@
 """Units that a cluster engine made of the objects below a URL by the query of `merging.UNITS`, as Parquet files.
 
 They come from whoever builds the book, so a file that is none is a mistake, not skipped. Their numbers are checked as
-those of rows are: an engine does not see whether an object's name is the hash of what is in it.
+those of rows are: an engine does not see whether an object's name is the hash of what is in it, nor whose signature it
+has, so contributors are what stands in that column.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def take(connection: duckdb.DuckDBPyConnection, units: Storage, objects: Storage
         n_calls = 0
         for batch in _batches(units, path):
             n_calls += _insert(connection, batch)
-        connection.execute("INSERT INTO objects VALUES (?, ?, ?)", [path, path, n_calls])
+        connection.execute("INSERT INTO objects VALUES (?, ?, ?, '')", [path, path, n_calls])
         n_rows += n_calls
         progress(at, len(paths), n_rows)
     connection.execute("INSERT INTO changed_jobs SELECT DISTINCT fabric_id, contributor, job_id FROM units")
@@ -114,7 +115,7 @@ def _fabric(objects: Storage, fabric_id: str) -> Fabric:
     try:
         for path in list(objects.walk(fabric_folder(fabric_id)))[:_LOOKED_AT]:
             try:
-                return unpack(path, objects.read(path, MAX_OBJECT_BYTES))[1]
+                return unpack(path, objects.read(path, MAX_OBJECT_BYTES)).fabric
             except NotOurs:
                 continue
     except Exception as error:  # of any library below fsspec

@@ -68,6 +68,9 @@ class Contributor(msgspec.Struct, frozen=True, tag="contributor", kw_only=True, 
 
     fabric_id: Text
     name: Text
+    """What it calls itself, or who gave a list of contributors calls it; anybody may be called so."""
+    key: Text = ""
+    """That signed what it measured, in hexadecimal; empty: nobody looked at a signature."""
     n_jobs: Count = 0
     n_cells: Count = 0
     n_judged: Count = 0
@@ -79,6 +82,11 @@ class Contributor(msgspec.Struct, frozen=True, tag="contributor", kw_only=True, 
     """How much longer (log) everything takes than for others."""
     is_level_off: bool = False
     is_set_aside: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its name, and as much of its key as nobody finds another to begin with."""
+        return f"{self.name} ({self.key[:16]})" if self.key else self.name
 
 
 class Skipped(msgspec.Struct, frozen=True, tag="skipped"):

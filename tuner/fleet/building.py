@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -41,6 +41,7 @@ def build(
     out: Path,
     *,
     aggregated: str = "",
+    listed: Mapping[str, str] | None = None,
     signer: Signer | None = None,
     memory_mb: int = MEMORY_MB,
     made_by: str = "",
@@ -53,6 +54,8 @@ def build(
         out: the book's file; what was merged is kept beside it.
         aggregated: where units are that a cluster engine made of all objects below `url`, which are not read then, and
             nothing is kept; empty: nowhere.
+        listed: names, by key, of the contributors that are heard; None: all are. Signatures are not looked at where
+            units are `aggregated`, so both together are refused.
         signer: None: it will not be signed.
         memory_mb: that DuckDB may take.
         made_by: the version of zerotune, for the head.
@@ -62,9 +65,12 @@ def build(
         What was done.
 
     Raises:
-        UserError: the URL cannot be listed, there is nothing of ours below it, the units are none, or a file cannot be
-            written.
+        UserError: the URL cannot be listed, there is nothing of ours below it, the units are none, a file cannot be
+            written, or options contradict each other.
     """
+    if aggregated and listed is not None:
+        problem = "--contributors would hold nobody back: units of --aggregated have no signatures"
+        raise UserError(problem, "leave one of them out")
     storage, state = Storage(url), out.with_name(out.name + STATE_SUFFIX)
     with ExitStack() as stack:
         if aggregated:
@@ -85,7 +91,7 @@ def build(
             if not n_objects:
                 n_skipped = len(merged.skipped)
                 raise UserError(f"nothing below {shown(url)} is ours, {n_skipped} objects were skipped", "is it right?")
-            contributors, cells = agree(connection)
+            contributors, cells = agree(connection, listed)
             (n_jobs,) = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {_JOB} FROM lines)").fetchall()[0]
             (made_before_s,) = connection.execute("SELECT made_at_s FROM meta").fetchall()[0]
             made_at_s = max(int(time.time()), made_before_s + 1)  # daemons do not go back to an older one

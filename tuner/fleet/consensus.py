@@ -1,6 +1,8 @@
-"""What all jobs say together: each counts once, and contributors that are far off all others are set aside.
+"""What all jobs say together: each contributor counts once, and those that are far off all others are set aside.
 
-    level       of a job: how much longer (log) its settings take than in other jobs, the median over what both ran
+Within a contributor each job counts once: none is heard more for having many jobs, which cost nothing to invent.
+
+    level       of a job: how much longer (log) its settings take than elsewhere, the median over what both ran
     value       of a contributor at a cell (one setting at one key): the median of its jobs, at the usual level
     outlying    further from the median of all contributors than `OUTLYING_Z` times their spread (1.4826 MAD, and at
                 least a floor), where `LEAST_JUDGED` or more measured it
@@ -10,7 +12,7 @@ A contributor is left out where it is outlying; as a whole where its level is, o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import duckdb
@@ -40,8 +42,9 @@ CREATE OR REPLACE TEMP TABLE levelled AS
 WITH numbered AS (
     SELECT *, dense_rank() OVER (ORDER BY fabric_id, contributor, job_id) AS job,
            dense_rank() OVER (ORDER BY {_KEY}) AS key, dense_rank() OVER (ORDER BY {_KEY}, {_SETTING}) AS cell
-    FROM lines),
-usual AS (SELECT cell, median(log_us) AS usual FROM numbered GROUP BY cell HAVING count(*) > 1),
+    FROM heard),
+own AS (SELECT cell, median(log_us) AS own, count(*) AS n_jobs FROM numbered GROUP BY cell, contributor),
+usual AS (SELECT cell, median(own) AS usual FROM own GROUP BY cell HAVING sum(n_jobs) > 1),
 levels AS (SELECT job, median(log_us - usual) AS level FROM numbered JOIN usual USING (cell) GROUP BY job)
 SELECT numbered.*, coalesce(level, 0) AS level, log_us - coalesce(level, 0) AS at_usual
 FROM numbered LEFT JOIN levels USING (job)
@@ -78,50 +81,70 @@ WITH kept AS (
     SELECT levelled.* FROM levelled
     ANTI JOIN (SELECT * FROM judged_contributors WHERE is_set_aside) out USING (fabric_id, contributor)
     ANTI JOIN (SELECT * FROM judged WHERE is_outlying) bad USING (fabric_id, contributor, cell)),
-cells AS (
-    SELECT any_value(key) AS key, {_ANY},
-           exp(median(at_usual)) AS median_us, median(spread) AS spread, 1.4826 * mad(at_usual) AS between_jobs,
-           sum(n_calls) AS n_calls, count(*) AS n_jobs, count(DISTINCT contributor) AS n_contributors,
-           count(*) FILTER (NOT isnan(gain)) AS n_gains, median(gain) FILTER (NOT isnan(gain)) AS gain,
-           1.4826 * mad(gain) FILTER (NOT isnan(gain)) AS gain_between,
-           median(gain_std) FILTER (NOT isnan(gain)) AS gain_within
-    FROM kept GROUP BY cell),
+jobs AS (SELECT cell, 1.4826 * mad(at_usual) AS between_jobs FROM kept GROUP BY cell),
+own AS (
+    SELECT cell, any_value(key) AS key, {_ANY}, median(at_usual) AS own, median(spread) AS spread,
+           sum(n_calls) AS n_calls, count(*) AS n_jobs, median(gain) FILTER (NOT isnan(gain)) AS gain,
+           ({BETWEEN_JOBS_STD} * {BETWEEN_JOBS_STD} + pow(1.4826 * mad(gain) FILTER (NOT isnan(gain)), 2)
+            + pow(median(gain_std) FILTER (NOT isnan(gain)), 2)) / count(*) FILTER (NOT isnan(gain)) AS gain_variance
+    FROM kept GROUP BY cell, contributor),
 gains AS (
-    SELECT *, sqrt(({BETWEEN_JOBS_STD} * {BETWEEN_JOBS_STD} + gain_between * gain_between + gain_within * gain_within)
-                   / n_gains) AS gain_std
-    FROM cells)
+    SELECT any_value(key) AS key, {_ANY}, exp(median(own)) AS median_us, median(spread) AS spread,
+           any_value(between_jobs) AS between_jobs, sum(n_calls) AS n_calls, sum(n_jobs) AS n_jobs,
+           count(*) AS n_contributors, count(gain) AS n_gains, median(gain) AS gain,
+           sqrt((pow(1.4826 * mad(gain), 2) + median(gain_variance)) / count(gain)) AS gain_std
+    FROM own JOIN jobs USING (cell) GROUP BY cell)
 SELECT *, NOT is_default AND gain > greatest({MIN_GAIN}, {WINNER_Z} * gain_std)
        AND row_number() OVER (PARTITION BY key ORDER BY is_default, gain - gain_std DESC NULLS LAST) = 1 AS is_winner
 FROM gains ORDER BY {_KEY}, is_default DESC, gain DESC NULLS LAST, {_SETTING}
 """
 
 
-def agree(connection: duckdb.DuckDBPyConnection) -> tuple[list[Contributor], Iterator[Cell]]:
+def agree(
+    connection: duckdb.DuckDBPyConnection, listed: Mapping[str, str] | None = None
+) -> tuple[list[Contributor], Iterator[Cell]]:
     """What the lines of all jobs say together.
 
     Args:
         connection: of `Merging`, with `lines` up to date.
+        listed: names, by key, of the contributors that are heard; None: all are.
 
     Returns:
         Contributors, and the cells of the book, sorted.
     """
+    heard = "CREATE OR REPLACE TEMP TABLE heard AS FROM lines WHERE ? OR list_contains(?::VARCHAR[], contributor)"
+    connection.execute(heard, [listed is None, [*(listed or ())]])
     for statement in (_LEVELLED, _JUDGED, _CONTRIBUTORS):
         connection.execute(statement)
     found = connection.execute(
         "SELECT fabric_id, contributor, n_jobs, n_cells, n_judged, n_outlying, is_off, is_set_aside, level"
         " FROM judged_contributors ORDER BY fabric_id, contributor"
     ).fetchall()
-    refused = dict(
+    refused: dict[str, int] = dict(
         connection.execute("SELECT contributor, sum(n_rows)::BIGINT FROM refused GROUP BY ALL ORDER BY ALL").fetchall()
     )
+    signed: dict[str, str] = dict(connection.execute("FROM names").fetchall())
+    called = signed | {key: name for key, name in (listed or {}).items() if name}
     contributors = [
         Contributor(
-            fabric_id=fabric_id, name=name, n_jobs=n_jobs, n_cells=n_cells, n_judged=n_judged, n_outlying=n_outlying,
-            n_refused_rows=refused.pop(name, 0), level=round(level, 4), is_level_off=is_off, is_set_aside=is_set_aside,
+            fabric_id=fabric_id, name=called.get(one, one), key=one if one in signed else "", n_jobs=n_jobs,
+            n_cells=n_cells, n_judged=n_judged, n_outlying=n_outlying, n_refused_rows=refused.pop(one, 0),
+            level=round(level, 4), is_level_off=is_off, is_set_aside=is_set_aside,
         )
-        for fabric_id, name, n_jobs, n_cells, n_judged, n_outlying, is_off, is_set_aside, level in found
+        for fabric_id, one, n_jobs, n_cells, n_judged, n_outlying, is_off, is_set_aside, level in found
     ]  # fmt: skip
-    contributors += [Contributor(fabric_id="", name=name, n_refused_rows=n) for name, n in refused.items()]
+    contributors += [
+        Contributor(fabric_id="", name=called.get(one, one), key=one if one in signed else "", n_refused_rows=n)
+        for one, n in refused.items()
+    ]
+    unheard = connection.execute(
+        "SELECT fabric_id, count(DISTINCT (contributor, job_id)) FROM lines ANTI JOIN heard USING (contributor)"
+        " GROUP BY ALL ORDER BY ALL"
+    )
+    contributors += [
+        Contributor(fabric_id=fabric_id, name="not listed", n_jobs=n_jobs, is_set_aside=True)
+        for fabric_id, n_jobs in unheard.fetchall()
+    ]
     return contributors, _cells(connection)
 
 
@@ -152,7 +175,7 @@ def _cell(row: dict[str, Any]) -> Cell:
         spread=round(row["spread"], 5),
         between_jobs=round(row["between_jobs"], 5),
         n_calls=int(row["n_calls"]),
-        n_jobs=row["n_jobs"],
+        n_jobs=int(row["n_jobs"]),
         n_contributors=row["n_contributors"],
         gain=round(row["gain"], 5) if has_gain else None,
         gain_std=round(row["gain_std"], 5) if has_gain else None,

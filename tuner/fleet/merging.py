@@ -27,7 +27,7 @@ from zerotune.store.foreign.decoding import Decoding
 from zerotune.store.foreign.ways import refuse_reachable
 from zerotune.store.private_folders import refuse_open_folder
 from zerotune.tuner.fleet.job_lines import LINES
-from zerotune.tuner.fleet.objects import MAX_OBJECT_BYTES, VERSION, Fabric, NotOurs, decoding, unpack
+from zerotune.tuner.fleet.objects import MAX_OBJECT_BYTES, VERSION, NotOurs, Unpacked, decoding, unpack
 from zerotune.tuner.fleet.storage import IrregularError, Storage
 
 BATCH_ROWS: Final = 1_000_000
@@ -40,13 +40,14 @@ MEMORY_MB: Final = 4096
 _BESIDE: Final = (".wal", ".spilled")
 """What DuckDB puts beside its file."""
 _ELSEWHERE: Final = "write the book into a folder of your own, with another --out"
-_LAYOUT: Final = 2
+_LAYOUT: Final = 3
 
 _TABLES: Final = (
     LINES.rstrip()
     + """;
 CREATE TABLE meta (layout INTEGER, url VARCHAR, made_at_s BIGINT);
-CREATE TABLE objects (name VARCHAR PRIMARY KEY, path VARCHAR, n_rows BIGINT);
+CREATE TABLE objects (name VARCHAR PRIMARY KEY, path VARCHAR, n_rows BIGINT, content VARCHAR);
+CREATE TABLE names (contributor VARCHAR PRIMARY KEY, name VARCHAR);
 CREATE TABLE not_believed (path VARCHAR PRIMARY KEY, hash VARCHAR, reason VARCHAR);
 CREATE TABLE fabrics (fabric_id VARCHAR PRIMARY KEY, facts VARCHAR);
 CREATE TABLE refused (contributor VARCHAR, n_rows BIGINT);
@@ -146,6 +147,7 @@ class Merging:
         """
         run = self.connection.execute
         known = {name for (name,) in run("SELECT name FROM objects").fetchall()}
+        contents = {content for (content,) in run("SELECT content FROM objects WHERE content <> ''").fetchall()}
         refused = {path: (digest, reason) for path, digest, reason in run("FROM not_believed").fetchall()}
         try:
             paths = list(storage.walk(f"v{VERSION}"))
@@ -156,7 +158,7 @@ class Merging:
         run("DELETE FROM not_believed")
         n_rows = n_objects = n_looked_at = 0
         skipped: list[tuple[str, str]] = []
-        batch: list[tuple[str, pyarrow.Table, Fabric]] = []
+        batch: list[tuple[str, Unpacked]] = []
         for path, digest, found in _read_all(storage, new, refused):
             n_looked_at += 1
             if isinstance(found, NotOurs):
@@ -168,9 +170,12 @@ class Merging:
                 skipped.append((_as_text(path), "it cannot be read now"))
             elif _name(path) not in known:
                 known.add(_name(path))
-                batch.append((path, *found))
-                n_rows, n_objects = n_rows + found[0].num_rows, n_objects + 1
-            if sum(table.num_rows for _, table, _ in batch) >= BATCH_ROWS or len(batch) >= BATCH_OBJECTS:
+                if found.content in contents:  # others may copy what was signed into another file: it counts once
+                    found = found._replace(rows=found.rows.slice(0, 0))
+                contents |= {found.content} - {""}
+                batch.append((path, found))
+                n_rows, n_objects = n_rows + found.rows.num_rows, n_objects + 1
+            if sum(one.rows.num_rows for _, one in batch) >= BATCH_ROWS or len(batch) >= BATCH_OBJECTS:
                 self._take(batch)
                 batch = []
                 progress(n_looked_at, len(new), n_rows)
@@ -179,17 +184,19 @@ class Merging:
         progress(n_looked_at, len(new), n_rows)
         return Merged(n_objects, len(paths) - len(new), n_rows, tuple(skipped))
 
-    def _take(self, batch: list[tuple[str, pyarrow.Table, Fabric]]) -> None:
-        rows, run = pyarrow.concat_tables([table for _, table, _ in batch]), self.connection.execute
+    def _take(self, batch: list[tuple[str, Unpacked]]) -> None:
+        rows, run = pyarrow.concat_tables([one.rows for _, one in batch]), self.connection.execute
         self.connection.register("incoming", rows)
         self.connection.begin()
         try:
             run(f"INSERT INTO units {UNITS.format(rows='incoming')}")
             run(f"INSERT INTO refused SELECT contributor, count(*) FROM incoming WHERE NOT ({PLAUSIBLE}) GROUP BY 1")
             run("INSERT OR IGNORE INTO changed_jobs SELECT DISTINCT fabric_id, contributor, job_id FROM incoming")
-            for path, table, fabric in batch:
-                run("INSERT INTO objects VALUES (?, ?, ?)", [_name(path), path, table.num_rows])
-                run("INSERT OR IGNORE INTO fabrics VALUES (?, ?)", [fabric.fabric_id, json.dumps(dict(fabric.facts))])
+            for path, one in batch:
+                fabric_id, facts = one.fabric
+                run("INSERT INTO objects VALUES (?, ?, ?, ?)", [_name(path), path, one.rows.num_rows, one.content])
+                run("INSERT OR IGNORE INTO fabrics VALUES (?, ?)", [fabric_id, json.dumps(dict(facts))])
+                run("INSERT OR REPLACE INTO names VALUES (?, ?)", [one.contributor, one.called])
             self.connection.commit()
         except BaseException:
             self.connection.rollback()
@@ -232,7 +239,7 @@ def _as_text(path: str) -> str:
     return path.encode(errors="backslashreplace").decode()
 
 
-Found = tuple[pyarrow.Table, Fabric] | NotOurs | None
+Found = Unpacked | NotOurs | None
 
 
 def _read_all(

@@ -4,6 +4,9 @@ An object holds rows of one fabric by one contributor, and is called by the SHA-
 
     v1/fabric=FABRIC_ID/day=YYYY-MM-DD/SHA256.parquet
 
+A contributor is a key, which signs what is in the object, whatever Parquet makes of it. Anybody may have written what
+nobody has signed: all such rows have the contributor `UNSIGNED`.
+
 `fabric` and `day` are partitions as Hive, DuckDB and Spark know them (percent-encoded where need be). Nothing is ever
 written over: other columns would be another version beside this one.
 """
@@ -31,6 +34,7 @@ from numpy.typing import NDArray
 
 from zerotune.agent.nccl.release import Release
 from zerotune.store.foreign.decoding import Decoding, Undecodable
+from zerotune.tuner.fleet.signing import Signer, is_key, is_signed
 
 VERSION: Final = 1
 MAX_OBJECT_BYTES: Final = 64 * 2**20
@@ -47,8 +51,16 @@ MAX_FACT_TEXT: Final = 4096
 """Characters of one fact of a fabric: books hold them."""
 MAX_FACTS_BYTES: Final = 2**20
 """Of all of them, as JSON."""
+UNSIGNED: Final = ""
 _MARK: Final = b"zerotune.fleet"
 _FACTS: Final = b"zerotune.fabric"
+_CALLED: Final = b"zerotune.contributor"
+"""What a contributor calls itself."""
+_SIGNATURE: Final = b"zerotune.signature"
+_CONTENT: Final = b"zerotune.content"
+"""Only in what a decoding process says."""
+_DOMAIN: Final = b"zerotune measurements 1\n"
+"""What is signed begins with it, so that no signature of something else fits."""
 
 COLUMNS: Final = pyarrow.schema(
     [
@@ -101,22 +113,43 @@ class Packed(NamedTuple):
     data: bytes
 
 
+class Unpacked(NamedTuple):
+    """What is believed of an object."""
+
+    rows: pyarrow.Table
+    """Columns as in `COLUMNS`; numbers may still be nonsense."""
+    fabric: Fabric
+    contributor: str
+    """The key that signed them, or UNSIGNED."""
+    called: str
+    """What its owner is called."""
+    content: str
+    """Digest of what was signed, the same for every file that holds it; empty: nothing was."""
+
+
 class NotOurs(ValueError):
     """An object that is not believed; the text says why."""
 
 
 def pack(
-    contributor: str, fabric: Fabric, job_ids: list[str], job: NDArray[np.int64], block: NDArray[np.void], at_s: int
+    contributor: str,
+    fabric: Fabric,
+    job_ids: list[str],
+    job: NDArray[np.int64],
+    block: NDArray[np.void],
+    at_s: int,
+    signer: Signer | None,
 ) -> Packed:
     """Rows as an object.
 
     Args:
-        contributor: who measured them.
+        contributor: what whoever measured them is called.
         fabric: where.
         job_ids: ids of the jobs.
         job: index into `job_ids` of each row, shape (n,).
         block: MEASUREMENT, shape (n,).
         at_s: Unix time, of all of them; its day (UTC) is the partition.
+        signer: key of whoever measured them; None: nobody signs.
 
     Returns:
         The object; the same rows give the same one.
@@ -125,8 +158,8 @@ def pack(
     block, job = block[order], job[order]
     n_rows, version = len(block), _nccl_version(fabric.facts)
     constants = {
-        "contributor": contributor, "fabric_id": fabric.fabric_id, "nccl_version": version,
-        "tuner_abi": _tuner_abi(version), "measured_at_s": at_s,
+        "contributor": contributor if signer is None else signer.public_hex, "fabric_id": fabric.fabric_id,
+        "nccl_version": version, "tuner_abi": _tuner_abi(version), "measured_at_s": at_s,
     }  # fmt: skip
     ids = pyarrow.array(job_ids, pyarrow.string())
     columns = [
@@ -138,9 +171,13 @@ def pack(
         for field in COLUMNS
     ]
     facts = json.dumps(dict(fabric.facts), sort_keys=True).encode()
-    schema = COLUMNS.with_metadata({_MARK: str(VERSION).encode(), _FACTS: facts})
+    marks = {_MARK: str(VERSION).encode(), _FACTS: facts}
+    table = pyarrow.table(columns, COLUMNS)
+    if signer is not None:
+        marks[_CALLED] = contributor.encode(errors="replace")
+        marks[_SIGNATURE] = signer.sign(_DOMAIN + _content(table, marks)).encode()
     sink = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table(columns, schema), sink, compression="zstd")
+    pyarrow.parquet.write_table(table.replace_schema_metadata(marks), sink, compression="zstd")
     data = sink.getvalue()
     return Packed(f"{folder_of(fabric.fabric_id, at_s)}/{hashlib.sha256(data).hexdigest()}.parquet", data)
 
@@ -169,10 +206,8 @@ _alone: Final = threading.Lock()
 atexit.register(_shared.close)
 
 
-def unpack(path: str, data: bytes, decode: Decoding | None = None) -> tuple[pyarrow.Table, Fabric]:
-    """The rows of an object that was found, columns as in `COLUMNS`.
-
-    Only its form is checked: numbers may still be nonsense.
+def unpack(path: str, data: bytes, decode: Decoding | None = None) -> Unpacked:
+    """What is in an object that was found.
 
     Args:
         path: where it was found, below the URL.
@@ -180,10 +215,11 @@ def unpack(path: str, data: bytes, decode: Decoding | None = None) -> tuple[pyar
         decode: where it is decoded; None: in one process for all such calls.
 
     Returns:
-        Its rows, and the fabric that they are of.
+        Its rows, and whose and of what they are.
 
     Raises:
-        NotOurs: its name is not the hash of its bytes, it is damaged, too large, or not of this version.
+        NotOurs: its name is not the hash of its bytes, it is damaged, too large, of another version, or has a wrong
+            signature.
     """
     named = _NAME.fullmatch(path.rpartition("/")[2])
     if named is None or hashlib.sha256(data).hexdigest() != named[1]:
@@ -197,9 +233,10 @@ def unpack(path: str, data: bytes, decode: Decoding | None = None) -> tuple[pyar
     except Undecodable as error:
         raise NotOurs(str(error)) from error
     table = pyarrow.ipc.open_stream(said).read_all()
-    facts = json.loads(table.schema.metadata[_FACTS])
-    table = table.cast(COLUMNS.with_metadata(table.schema.metadata))
-    return table, Fabric(table["fabric_id"][0].as_py(), facts)
+    marks = table.schema.metadata
+    table = table.cast(COLUMNS.with_metadata(marks))
+    fabric = Fabric(table["fabric_id"][0].as_py(), json.loads(marks[_FACTS]))
+    return Unpacked(table, fabric, table["contributor"][0].as_py(), marks[_CALLED].decode(), marks[_CONTENT].decode())
 
 
 def checked(path: str, data: bytes) -> bytes:
@@ -230,11 +267,53 @@ def checked(path: str, data: bytes) -> bytes:
         raise NotOurs("it has empty cells, or rows of several fabrics or contributors")
     if f"fabric={_quoted(fabric_ids[0])}/" not in path:
         raise NotOurs(f"it is of fabric {fabric_ids[0][:64]!r}, and lies elsewhere")
-    table = table.replace_schema_metadata({_MARK: marks[_MARK], _FACTS: json.dumps(facts).encode()})
+    said = {_MARK: marks[_MARK], _FACTS: json.dumps(facts).encode(), _CALLED: b"unsigned", _CONTENT: b""}
+    if (signature := marks.get(_SIGNATURE)) is None:
+        nobody = pyarrow.repeat(pyarrow.scalar(UNSIGNED), table.num_rows).dictionary_encode()
+        table = table.set_column(0, COLUMNS.field("contributor").with_type(nobody.type), nobody)
+    else:
+        key, content = contributors[0], _content(table, marks)
+        if not is_key(key) or not is_signed(key, signature.decode("ascii", "replace"), _DOMAIN + content):
+            raise NotOurs(f"its signature is not one of {key[:16]!r} for what is in it")
+        if len(called := marks.get(_CALLED, b"").decode()) > MAX_TEXT:
+            raise NotOurs(f"its contributor is called by more than {MAX_TEXT} characters")
+        said |= {_CALLED: called.encode(), _CONTENT: content.hex().encode()}
+    table = table.replace_schema_metadata(said)
     sink = io.BytesIO()
     with pyarrow.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return sink.getvalue()
+
+
+def _content(table: pyarrow.Table, marks: Mapping[bytes, bytes]) -> bytes:
+    """Digest of rows without empty cells, what they are of, and who says so; how Parquet or Arrow keep them is no part.
+
+    Of each part the number of its bytes and these: the facts, what the contributor is called, and the columns in their
+    order. Numbers are little-endian; texts those that occur, sorted, as JSON, and each row's place among them.
+    """
+    found = hashlib.sha256()
+
+    def add(part: bytes) -> None:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+
+    for mark in (_FACTS, _CALLED):
+        add(marks.get(mark, b""))
+    for field in COLUMNS:
+        column = table[field.name]
+        if pyarrow.types.is_string(field.type):
+            encoded = column.dictionary_encode().unify_dictionaries().combine_chunks()
+            texts, at = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+            used = sorted({texts[one] for one in np.flatnonzero(np.bincount(at))})
+            add(json.dumps(used).encode())
+            place = {text: number for number, text in enumerate(used)}
+            numbers = np.array([place.get(text, 0) for text in texts], np.int32)[at]
+        else:
+            numbers = column.to_numpy()
+        if numbers.dtype.kind == "f":
+            numbers = np.where(np.isnan(numbers), np.nan, numbers)  # there are many, and Parquet keeps one
+        add(numbers.astype(numbers.dtype.newbyteorder("<")).tobytes())
+    return found.digest()
 
 
 def _refuse_texts(table: pyarrow.Table) -> None:

@@ -98,13 +98,14 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
         f" below {head.url}",
         f"made {made:%Y-%m-%d %H:%M} UTC by {head.made_by}; {by}",
     ]
-    lines += [f"set aside: {one.name} on {one.fabric_id}, {_why(one)}" for one in book.contributors if one.is_set_aside]
+    aside = [one for one in book.contributors if one.is_set_aside]
+    lines += [f"set aside: {one.shown} on {one.fabric_id}, {_why(one)}" for one in aside]
     lines += [
-        f"outlying: {one.name} on {one.fabric_id}, in {one.n_outlying} of {one.n_judged} cells"
+        f"outlying: {one.shown} on {one.fabric_id}, in {one.n_outlying} of {one.n_judged} cells"
         for one in book.contributors
         if one.n_outlying and not one.is_set_aside
     ]
-    n_refused = {one.name: one.n_refused_rows for one in book.contributors if one.n_refused_rows}
+    n_refused = {one.shown: one.n_refused_rows for one in book.contributors if one.n_refused_rows}
     lines += [f"impossible numbers: {n:,} rows of {name}" for name, n in n_refused.items()]
     lines += [f"skipped: {one.path}: {one.reason}" for one in book.skipped[:10]]
     if len(book.skipped) > 10:
@@ -222,6 +223,8 @@ def percent(gain: float | None) -> str:
 def _why(one: Any) -> str:
     if one.is_level_off:
         return f"everything takes {math.exp(one.level):.3g} times as long as elsewhere"
+    if not one.n_judged:
+        return f"{counted(one.n_jobs, 'job')} by keys that are not in the list of contributors"
     return f"{one.n_outlying} of {one.n_judged} cells are far off all others'"
 
 

@@ -1,9 +1,10 @@
-"""Keys of books: ed25519, as PEM files that openssl reads, too."""
+"""Keys of books and of contributors: ed25519, as PEM files that openssl reads, too."""
 
 from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +19,15 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UserError, reason
 from zerotune.store.foreign.regular_file import read_file
+from zerotune.store.private_folders import make_private, refuse_open_folder
 
 _MAX_BYTES: Final = 4096
+_MAX_LIST_BYTES: Final = 2**24
+_MAX_NAME: Final = 253
+"""Characters."""
+_A_LINE: Final = "write in each line the 64 hexadecimal digits that `zerotune status` shows, and a name behind them"
 _HEX: Final = re.compile("[0-9a-fA-F]{64}")
 
 
@@ -43,10 +49,33 @@ class Signer:
                 raise UserError(f"others may read the private key {path}", f"chmod 600 {path}")
             key = load_pem_private_key(read_file(path, _MAX_BYTES), None)
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is no private key", f"make one with `zerotune book key {path}`") from error
+            remedy = "if it is damaged, move it away; `zerotune book key FILE` makes one"
+            raise UserError(f"{path} is no private key", remedy) from error
         if not isinstance(key, Ed25519PrivateKey):
             raise UserError(f"{path} is no ed25519 key", "make one with `zerotune book key FILE`")
         return cls(key)
+
+    @classmethod
+    def kept(cls, path: Path, elsewhere: str) -> Signer:
+        """The key that a program keeps for itself, made when it is first wanted.
+
+        Args:
+            path: of its PEM file.
+            elsewhere: how to name another, for the remedy.
+
+        Raises:
+            UserError: it cannot be made, is no key, or others could read it or have put it there.
+        """
+        path = path.absolute()
+        try:
+            make_private(path.parent)
+            refuse_open_folder(path, "the signing key", elsewhere)
+            if not os.path.lexists(path):
+                _write_key(path)
+            read_file(path, _MAX_BYTES, owner=os.getuid(), follow=False)
+        except OSError as error:
+            raise UserError(f"cannot keep the signing key {path}: {reason(error)}", elsewhere) from error
+        return cls.from_file(path)
 
     @property
     def public_hex(self) -> str:
@@ -98,13 +127,54 @@ class Verifier:
         Returns:
             Whether it did.
         """
-        if key.lower() != self.public_hex:
-            return False
-        try:
-            self._key.verify(bytes.fromhex(signature), data)
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+        return key.lower() == self.public_hex and is_signed(self.public_hex, signature, data)
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is a public key as we write it: one key has one spelling."""
+    return re.fullmatch("[0-9a-f]{64}", text) is not None
+
+
+def is_signed(key: str, signature: str, data: bytes) -> bool:
+    """Whether a key signed some data.
+
+    Args:
+        key: in hexadecimal.
+        signature: in hexadecimal.
+        data: what was signed.
+
+    Returns:
+        Whether it did.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def listed_keys(path: Path) -> dict[str, str]:
+    """A list of contributors: in each line a public key, and a name behind it; from # on a line says nothing.
+
+    Returns:
+        Names by key, as `is_key` spells it.
+
+    Raises:
+        UserError: it cannot be read, or a line has no key.
+    """
+    try:
+        lines = read_file(path, _MAX_LIST_BYTES).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is no list of contributors: {reason(error)}", _A_LINE) from error
+    found = {}
+    for at, line in enumerate(lines, start=1):
+        if words := line.partition("#")[0].split(maxsplit=1):
+            if not is_key(key := words[0].lower()):
+                raise UserError(f"{path}, line {at}: {words[0][:80]!r} is no public key", _A_LINE)
+            found[key] = " ".join(words[1:])[:_MAX_NAME]
+    if not found:
+        raise UserError(f"{path} lists no contributor", _A_LINE)
+    return found
 
 
 def make_key(path: Path) -> str:
@@ -116,15 +186,25 @@ def make_key(path: Path) -> str:
     Raises:
         UserError: one of them exists, or cannot be written.
     """
+    try:
+        return _write_key(path)
+    except OSError as error:
+        remedy = "name a file that is not there yet, in a folder that you may write to"
+        raise UserError(f"cannot write {error.filename2 or path}: {error.strerror}", remedy) from error
+
+
+def _write_key(path: Path) -> str:
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     for file, content, mode in ((path, private, 0o600), (public_path(path), public, 0o644)):
-        try:
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as opened:
-                opened.write(content)
-        except OSError as error:
-            raise UserError(f"cannot write {file}: {error.strerror}", "name a file that is not there yet") from error
+        # Under another name first: half a key, after a crash, would be in the way for ever.
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as partial:
+            partial.write(content)
+            partial.flush()
+            os.fchmod(partial.fileno(), mode)
+            os.fsync(partial.fileno())
+            os.link(partial.name, file)
     return _hex(key.public_key())
 
 

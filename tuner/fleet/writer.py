@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from zerotune.store.records import Outcome, Source
 from zerotune.store.wire import FleetState
 from zerotune.tuner.fleet.objects import MAX_TEXT, Fabric, pack
+from zerotune.tuner.fleet.signing import Signer
 from zerotune.tuner.fleet.storage import Storage, shown
 
 _log = logging.getLogger("zerotune.fleet")
@@ -46,7 +47,8 @@ class FleetWriter:
 
     Args:
         storage: where to.
-        contributor: who writes; the same for as long as the machine is, such as the node's name.
+        contributor: what people call whoever writes, such as the node's name.
+        signer: its key, which says who that is; the same for as long as the machine is.
         clock: seconds since the epoch.
         write_every_s: how long rows are gathered.
     """
@@ -55,11 +57,13 @@ class FleetWriter:
         self,
         storage: Storage,
         contributor: str,
+        signer: Signer,
         clock: Callable[[], float] = time.time,
         write_every_s: float = WRITE_EVERY_S,
     ) -> None:
         self._storage = storage
         self._contributor = contributor[:MAX_TEXT]
+        self._signer = signer
         self._clock = clock
         self._write_every_s = write_every_s
         self._changed = threading.Condition()
@@ -77,6 +81,7 @@ class FleetWriter:
             return FleetState(
                 url=shown(self._storage.url),
                 contributor=self._contributor,
+                key=self._signer.public_hex,
                 n_objects=self._n_objects,
                 n_written=self._n_written,
                 n_waiting=self._n_waiting,
@@ -147,7 +152,8 @@ class FleetWriter:
                 job_ids = list(dict.fromkeys(one.job_id for one in rows))
                 job = np.repeat([job_ids.index(one.job_id) for one in rows], [len(one.block) for one in rows])
                 block = np.concatenate([one.block for one in rows])
-                self._storage.put(*pack(self._contributor, rows[0].fabric, job_ids, job, block, int(self._clock())))
+                at_s = int(self._clock())
+                self._storage.put(*pack(self._contributor, rows[0].fabric, job_ids, job, block, at_s, self._signer))
             except Exception as error:  # of any library below fsspec
                 self._failed(rows, n_rows, error)
                 return False

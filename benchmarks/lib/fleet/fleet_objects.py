@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.lib.fleet.fleet_rows import signer_of
 from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.fleet.objects import Fabric, Packed, pack
@@ -69,7 +70,8 @@ def object_of(at: int, n_rows: int = ROWS_PER_OBJECT) -> Packed:
     block = _rows(n_rows, gains()[fabric], FABRICS[fabric], at)
     if is_liar(at):
         block["duration_us"][~block["is_default"].astype(bool)] /= 50.0
-    return pack(f"node{at}", FABRICS[fabric], [f"job{at}"], np.zeros(n_rows, np.int64), block, AT_S + 60 * at)
+    name, job = f"node{at}", np.zeros(n_rows, np.int64)
+    return pack(name, FABRICS[fabric], [f"job{at}"], job, block, AT_S + 60 * at, signer_of(name))
 
 
 def is_liar(at: int) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Collective, Phase, TimingSource
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
+
+if TYPE_CHECKING:
+    from zerotune.tuner.fleet.signing import Signer
 
 FACTS: dict[str, str | int | float | bool] = {"nccl_version": 22809, "gpu": "H100", "n_nodes": 2}
 
@@ -35,3 +41,12 @@ def measured(n_steps: int = 4, *, faster: float = 0.1, level: float = 0.0, seed:
     logs = np.log(block["message_bytes"] / 1e4) + level - np.where(block["is_default"], 0.0, faster)
     block["duration_us"] = np.exp(logs + np.random.default_rng(seed).normal(0.0, 0.01, len(block)))
     return block
+
+
+def signer_of(name: str) -> Signer:
+    """The key of a node of this name: always the same one, and another's for any other name."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from zerotune.tuner.fleet.signing import Signer
+
+    return Signer(Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest()))

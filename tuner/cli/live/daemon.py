@@ -141,7 +141,7 @@ def daemon(
             flush=True,
         )
 
-    shelf, writer = shelf_of(book, book_key), fleet_writer(fleet, contributor)
+    shelf, writer = shelf_of(book, book_key), fleet_writer(fleet, contributor, path)
     retention = Retention(max_rows_per_fabric=retention_rows, max_days=retention_days)
     metrics_at = ""
     with contextlib.ExitStack() as stack:

@@ -60,6 +60,10 @@ def build(
         str,
         typer.Option("--aggregated", help="Units that a cluster engine made of URL's objects (fleet-scale.md)."),
     ] = "",
+    contributors: Annotated[
+        Path | None,
+        typer.Option("--contributors", help="File of who is heard: in each line a key of `status`, and a name."),
+    ] = None,
     memory_mb: Annotated[int, typer.Option("--memory-mb", help="Memory that DuckDB may take.", min=64)] = 4096,
     as_json: AsJson = False,
 ) -> None:
@@ -73,14 +77,16 @@ def build(
 
     check_installed("book build")
     from zerotune.tuner.fleet.building import build as build_book
-    from zerotune.tuner.fleet.signing import Signer
+    from zerotune.tuner.fleet.signing import Signer, listed_keys
     from zerotune.tuner.service.daemon_status import version
 
     signer = None if sign is None else Signer.from_file(sign)
+    listed = None if contributors is None else listed_keys(contributors)
     out = output_file(out)
     with progress_console().status("reading") as status:
         built = build_book(
-            url, out, aggregated=aggregated, signer=signer, memory_mb=memory_mb, made_by=f"zerotune {version()}",
+            url, out, aggregated=aggregated, listed=listed, signer=signer, memory_mb=memory_mb,
+            made_by=f"zerotune {version()}",
             progress=lambda looked_at, there_are, n_rows: status.update(
                 f"{looked_at:,} of {there_are:,} new objects, {n_rows:,} measurements"
             ),
@@ -92,7 +98,7 @@ def build(
             {
                 "file": str(out), "n_objects": merged.n_objects, "n_known": merged.n_known, "n_rows": merged.n_rows,
                 "skipped": [{"path": path, "reason": reason} for path, reason in merged.skipped],
-                "set_aside": [one.name for one in found.contributors if one.is_set_aside],
+                "set_aside": [one.shown for one in found.contributors if one.is_set_aside],
                 "n_cells": len(found.cells), "n_winners": n_winners, "signed_by": found.signed_by,
             }
         )  # fmt: skip
