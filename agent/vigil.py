@@ -14,6 +14,7 @@ import sys
 import time
 
 from zerotune.agent.reasons import Mark, Reason, say, untuned
+from zerotune.store.foreign.own_python import python_with
 
 LOOK_EVERY_S = 0.2
 """Where the kernel has no pidfd_open (before 5.3)."""
@@ -25,7 +26,7 @@ def begin(folder: str) -> None:
     Args:
         folder: where its processes will leave their marks; removed in the end.
     """
-    words = [sys.executable, "-m", "zerotune.agent.vigil", str(os.getpid()), folder]
+    words = [*python_with("zerotune.agent.vigil"), str(os.getpid()), folder]
     # The shell leaves at once, so that the command has no child that it did not start.
     subprocess.run(
         ["/bin/sh", "-c", '"$@" &', "sh", *words],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     When anything fails, `path` stays as it was and nothing is left behind. Else what was written is on disk. A pipe or
     a device is written to directly.
+
+    Raises:
+        OSError: it cannot be written, or another user has put a link there.
     """
+    with contextlib.suppress(FileNotFoundError):
+        its = os.lstat(path)
+        if stat.S_ISLNK(its.st_mode) and its.st_uid not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, f"user {its.st_uid} has put a link there", str(path))
     if path.exists() and not path.is_file():
         yield path
         return
@@ -27,6 +35,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
         partial.unlink()  # of a process that was killed, or a link of others to a file that they cannot write
     os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
+        if whole.exists():
+            partial.chmod(stat.S_IMODE(whole.stat().st_mode))
         yield partial
         _sync(partial)  # else a power cut may leave the new name with no content
         partial.replace(whole)

@@ -131,8 +131,12 @@ class KnowledgePool:
                 shared = None if not is_read else self._of_user(uid, fabric_id, decode)
                 if shared is None:
                     continue
-                n_lines += sum(len(lines) for lines in (shared.statistics, *shared.by_job))
-                if n_lines > MAX_LINES or time.monotonic() > ends_at_s:
+                n_its = sum(len(lines) for lines in (shared.statistics, *shared.by_job))
+                if n_its > MAX_LINES:
+                    _log.warning("user %d shares more in %s than is read: it is not used", uid, self._folder)
+                    continue
+                n_lines += n_its
+                if n_lines > MAX_ALL_LINES or time.monotonic() > ends_at_s:
                     _log.warning(
                         "users share more in %s than is read: from user %d on it is not used", self._folder, uid
                     )

@@ -86,8 +86,10 @@ MAX_STEPS: Final = 4096
 MAX_ID_LENGTH: Final = 256
 MAX_REASON_LENGTH: Final = 200
 # Ranges of what travels in a body: a message with anything outside of them is refused as a whole.
-Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
-Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH)]
+_ONE_LINE: Final = r"\A[^\n]*\Z"
+"""Names are shown in lines: none makes one of its own."""
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH, pattern=_ONE_LINE)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH, pattern=_ONE_LINE)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
 RankCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK + 1)]
 RecordCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RECORDS_BYTES // OBSERVATION_BYTES)]

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import Collective, TimingSource
+from zerotune.store.records import LEAST_US, Collective, TimingSource
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT, well_formed
 from zerotune.store.wire import (
     FLAG_CAPTURED,
@@ -240,7 +240,7 @@ def measurements_of(observed: NDArray[np.void]) -> NDArray[np.void]:
     made["is_default"] = (observed["flags"] & FLAG_MATCHED == 0) & ~unasked
     # Nor did it where the communicator's history did not say which phase a call was in.
     made["epoch"][unasked | (observed["flags"] & FLAG_OFF_CYCLE != 0)] = UNKNOWN_EPOCH
-    good = well_formed(made) & (made["duration_us"] > 0)
+    good = well_formed(made) & (made["duration_us"] >= LEAST_US)
     return made if good.all() else made[good]
 
 

@@ -367,6 +367,22 @@ def test_names_are_no_formulas_to_a_spreadsheet(tmp_path: Path, first: str):
     assert float(row["duration_us"]) == 100.0
 
 
+@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
+def test_nor_are_they_behind_what_else_may_separate_cells(tmp_path: Path, separator: str):
+    path, out = tmp_path / "s.db", tmp_path / "m.csv"
+    block = np.zeros(1, MEASUREMENT)
+    block["message_bytes"], block["duration_us"], block["n_ranks"], block["n_nodes"] = 1 << 20, 100.0, 2, 1
+    block["collective"], block["algorithm"], block["protocol"] = Collective.all_gather, 1, 2
+    with Store.open(path) as store:
+        store.record_job(f"x{separator}=HYPERLINK(1)", "fabric", {}, 2)
+        store.record_measurements("fabric", f"x{separator}=HYPERLINK(1)", block)
+    export_measurements(path, out)
+    with out.open(newline="") as text:
+        cells = [cell.strip('" ') for line in csv.reader(text, delimiter=separator) for cell in line]
+    assert any("HYPERLINK" in cell for cell in cells)
+    assert not any(cell.startswith("=") for cell in cells)
+
+
 def test_nothing_to_export_is_no_success(tmp_path: Path, store_path: Path):
     with Store.open(tmp_path / "s.db") as store:
         store.record_job("idle", "f", {}, 2)

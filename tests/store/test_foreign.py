@@ -62,3 +62,22 @@ def test_a_link_in_the_place_of_the_partial_file_leaves_its_target_as_it_is(tmp_
     with atomic_write(tmp_path / "out") as partial:
         partial.write_text("new")
     assert (precious.read_text(), (tmp_path / "out").read_text()) == ("data", "new")
+
+
+def test_a_link_that_another_user_has_put_there_is_not_written_through(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("gives a link to another user: needs root")
+    (theirs := tmp_path / "link").symlink_to(tmp_path / "target")
+    os.chown(theirs, 25_001, 25_001, follow_symlinks=False)
+    with pytest.raises(PermissionError), atomic_write(theirs):
+        raise AssertionError("it was opened")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_file_that_is_replaced_stays_as_closed_as_it_was(tmp_path):
+    (closed := tmp_path / "closed").write_text("old")
+    closed.chmod(0o600)
+    with atomic_write(closed) as partial:
+        partial.write_text("new")
+    assert closed.read_text() == "new"
+    assert closed.stat().st_mode & 0o777 == 0o600

@@ -32,8 +32,9 @@ u32 = st.integers(0, 2**32 - 1)
 ordinals = st.integers(0, 2**31 - 1)
 epochs = st.integers(0, 2**30)
 ranks = st.integers(0, wire.MAX_RANK)
-ids = st.text(min_size=1, max_size=20)
-names = st.text(max_size=20)
+one_line = st.characters(exclude_characters="\n", exclude_categories=["Cs"])
+ids = st.text(one_line, min_size=1, max_size=20)
+names = st.text(one_line, max_size=20)
 real = st.floats(-1e15, 1e15)
 facts = st.dictionaries(names, names | st.integers(-(2**63), 2**63 - 1) | st.booleans() | real, max_size=4)
 steps = st.builds(StepRecord, ordinals, ordinals, real, st.none() | real, st.none() | st.floats(0, 1))
@@ -58,7 +59,7 @@ agent_messages = st.one_of(
     st.builds(wire.Hello, ids, ranks, ranks, ranks, names, u32, names, facts, u32, u32, epochs),
     st.builds(wire.Steps, ids, ranks, st.lists(steps, max_size=3).map(tuple)),
     st.builds(wire.Adopted, ids, epochs, ordinals),
-    st.builds(wire.Goodbye, ids, ranks, st.text(max_size=wire.MAX_ID_LENGTH)),
+    st.builds(wire.Goodbye, ids, ranks, st.text(one_line, max_size=wire.MAX_ID_LENGTH)),
     st.builds(wire.Bell, ids, ordinals),
     st.just(wire.StatusRequest()),
 )
@@ -276,3 +277,9 @@ def test_greetings_beyond_any_rank_of_ours_are_refused(fields):
     hello = wire.Hello(local_rank=0, node="n", pid=1, nccl_version=1, tuner_abi=5, **values)
     with pytest.raises(WireError):
         wire.decode_agent(wire.encode(hello))
+
+
+@pytest.mark.parametrize("job_id", ["a\nzerotune: fake line", "a\n", "\n"])
+def test_no_name_makes_a_line_of_its_own(job_id):
+    with pytest.raises(WireError):
+        wire.decode_agent(wire.encode(wire.Goodbye(job_id, 0)))

@@ -73,6 +73,8 @@ def _run() -> None:
             what_to_do = "look whether its disk is full or cannot be read, and what else has it open"
             words = f"the store {path} cannot be used ({reason}); {what_to_do}"
         code = _failed(words, 2)
+    except MemoryError:
+        code = _failed("there is not enough memory; give it more (`ulimit -v`, the batch system's limit)", 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has left
         code = 0

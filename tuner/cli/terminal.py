@@ -20,8 +20,8 @@ _STEERING: Final = (
     "\ud800-\udfff"  # bytes of file names that are no text
 )
 _ESCAPED: Final = re.compile(f"[{_STEERING}]")
-_COLOURS: Final = re.compile(r"(\x1b\[[0-79;]*m)")
-"""As typer's messages have them; without 8, which hides."""
+_COLOURS: Final = re.compile(r"(\x1b\[(?:(?:0|[1-4]|2[2-4]|39|3[1-7]|9[0-7])(?:;|(?=m)))*m)")
+"""As typer's messages have them: of letters, none of which is black, and of nothing behind them."""
 
 _LONG: Final = re.compile(r"(?<=(?<!\w)')[^']{257,}(?=')|[^\s']{257,}")
 """A quoted value, or a word."""

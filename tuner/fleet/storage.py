@@ -21,6 +21,10 @@ from zerotune.store.errors import UserError, reason
 from zerotune.store.foreign.regular_file import begin_of
 
 READ_ONLY: Final = ("http", "https")
+WEB_S: Final = 60.0
+"""One answer of a web server takes so long at most."""
+DEEPEST: Final = 4
+"""Folders below which nothing of ours lies: version, fabric, day."""
 
 
 class IrregularError(Exception):
@@ -110,7 +114,7 @@ class Storage:
             return
         with contextlib.suppress(FileNotFoundError):
             files.invalidate_cache()
-            for path in sorted(files.find(self._below(root, below))):
+            for path in sorted(files.find(self._below(root, below), maxdepth=DEEPEST)):
                 if not posixpath.basename(path).startswith("."):
                     found = posixpath.relpath(path, root)
                     yield urllib.parse.unquote(found) if self._is_web else found
@@ -121,9 +125,17 @@ class Storage:
 
     def _open(self) -> tuple[Any, str]:
         if self._found is None:
-            files, root = fsspec.url_to_fs(self.url)
+            files, root = fsspec.url_to_fs(self.url, **_options(self._is_web))
             self._found = files, str(root)
         return self._found
+
+
+def _options(is_web: bool) -> dict[str, Any]:
+    if not is_web:
+        return {}
+    import aiohttp
+
+    return {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=WEB_S)}}
 
 
 def shown(url: str) -> str:

@@ -10,6 +10,7 @@ simple; its init changes constants of NCCL's model for Blackwell; it has no phas
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -348,7 +349,7 @@ _ENUMS: Final = {
 
 
 _OF_JOB: Final = ("job_id", "fabric_id")
-_FORMULA_SIGNS: Final = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+_FORMULA: Final = re.compile("(^|[;,|\t])(?=[ ]*[=+@\t\r\n\uff1d\uff0b\uff0d\uff20-])")
 """Full-width ones among them, which East Asian spreadsheets take, too."""
 
 
@@ -358,8 +359,11 @@ def _columns(found: NDArray[Any], job_id: str, fabric_id: str) -> dict[str, list
 
 
 def _no_formula(cell: Any) -> Any:
-    """A cell as spreadsheets show it: text that begins as a formula gets the apostrophe that makes it text."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA_SIGNS) else cell
+    """A cell as spreadsheets show it: what begins as a formula gets the apostrophe that makes it text.
+
+    Also behind what some of them take for the end of a cell.
+    """
+    return _FORMULA.sub(r"\1'", cell) if isinstance(cell, str) else cell
 
 
 def _named(name: str, values: NDArray[Any]) -> list[Any]:

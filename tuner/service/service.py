@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,6 +52,8 @@ JOIN_EVERY_S: Final = 0.05
 TICK_EVERY_S: Final = 0.5
 MAX_SESSIONS: Final = 16_384
 MAX_JOBS: Final = 1024
+MAX_FACTS_CHARACTERS: Final = 16_384
+"""Of a job's fabric, with which each job is remembered."""
 
 Reply = tuple[bytes, DaemonMessage]
 
@@ -246,7 +249,7 @@ class Service:
     def close(self) -> None:
         """The daemon ends: join and record what has arrived; the jobs go on without it."""
         deque(self._slices or (), maxlen=0)
-        for job in self._jobs.values():
+        for job in [*self._jobs.values()]:  # one whose ranks are silent leaves meanwhile
             deque(self._tick_job(job, self._clock(), give_up=True), maxlen=0)
 
     def stood_still(self, held_up_s: float) -> None:
@@ -403,7 +406,7 @@ class Service:
         return [(sender, bell) for sender in [*senders, *(job.nodes if rank == 0 else ())]]
 
     def _steps(self, job: Job, steps: Sequence[StepRecord]) -> list[Reply]:
-        steps = [step for step in steps if step.duration_us >= 0]
+        steps = [_possible(step) for step in steps if step.duration_us >= 0]
         for step in steps:
             job.finish_step(step)
         self._store.record_steps(job.job_id, [step for step in steps if step.is_whole])
@@ -479,4 +482,13 @@ class Service:
 
 def _problem(hello: Hello) -> str:
     """Why this Hello cannot be of a rank of ours; empty when it can."""
+    n_characters = sum(len(name) + len(str(value)) for name, value in hello.fabric.items())
+    if n_characters > MAX_FACTS_CHARACTERS:
+        return f"its fabric is described in {n_characters:,} characters, {MAX_FACTS_CHARACTERS:,} are allowed"
     return "" if hello.rank < hello.n_ranks else f"rank {hello.rank} of {hello.n_ranks} is impossible"
+
+
+def _possible(step: StepRecord) -> StepRecord:
+    """No step waits for communication longer than it takes."""
+    is_possible = step.exposed_us is None or step.exposed_us <= step.duration_us
+    return step if is_possible else msgspec.structs.replace(step, exposed_us=step.duration_us)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from service_stubs import kinds
 
 from zerotune.store import wire
+from zerotune.store.records import StepRecord
 from zerotune.tuner.service import service as service_module
+from zerotune.tuner.service.service import RANK_TIMEOUT_S
 
 
 def test_a_connection_speaks_for_its_own_rank_only(bench, records):
@@ -77,3 +80,34 @@ def test_what_waits_for_a_brain_is_bounded_in_bytes(bench, records, monkeypatch)
         bench.send(0, wire.Observations("job", 0, 30), records(30, n_ranks=1))
     bench.service.model_ready("fabric", "knowledge")
     assert sum(len(block) for what, block in bench.brains["job"].told if what == "sequence") == 90
+
+
+def test_the_end_joins_all_jobs_though_ranks_of_others_fell_silent(bench, records):
+    for job in ("silent", "live"):
+        bench.hello(0, n_ranks=1, job=job)
+    bench.now_s += RANK_TIMEOUT_S + 0.1
+    bench.hello(0, n_ranks=1, job="live")
+    bench.send(0, wire.Observations("live", 0, 5, 0), records(5, n_ranks=2), job="live")
+    bench.service.close()
+    assert sum(len(block) for _, job, block in bench.store.blocks if job == "live") == 5
+
+
+def test_a_fabric_is_described_in_so_many_words_only(bench):
+    much = {f"fact {at}": "\U0001f600" * 900 for at in range(200)}
+    hello = wire.Hello("job", 0, 1, 0, "node", 1, "fabric", much, 22809, 5)
+    ((_, reply),) = bench.send(0, hello)
+    assert isinstance(reply, wire.ErrorReply)
+    assert not bench.service.jobs()
+
+
+def test_no_step_waits_longer_than_it_takes(bench):
+    bench.hello(0, n_ranks=1)
+    bench.send(0, wire.Steps("job", 0, (StepRecord(1, 0, 1000.0, 1e11),)))
+    assert [(one.duration_us, one.exposed_us) for one in bench.store.steps] == [(1000.0, 1000.0)]
+
+
+def test_durations_that_no_clock_tells_are_not_recorded(bench, records):
+    bench.hello(0, n_ranks=1)
+    bench.send(0, wire.Observations("job", 0, 2, 0), records(2, n_ranks=2, duration_us=np.array([1e-40, 50.0])))
+    bench.tick(5.0)
+    assert [one for _, _, block in bench.store.blocks for one in block["duration_us"].tolist()] == [50.0]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from zerotune.store.errors import UserError
+from zerotune.store.errors import UserError, printable
 from zerotune.store.paths import SERVICE_RUNTIME_DIR, SERVICE_STATE_DIR
 from zerotune.tuner.all_users.folders import Share, User
 from zerotune.tuner.all_users.user_process import outputs_of
@@ -106,12 +106,22 @@ def all_status() -> Iterator[StatusReply]:
     command = [sys.executable, "-I", "-m", "zerotune.tuner.cli", "status", "--json", "--endpoint"]
     ends_at_s = time.monotonic() + STATUS_TIMEOUT_S
     for at in range(0, len(users), AT_ONCE):
-        commands = {
-            user: [*command, f"ipc://{runtime / str(user.uid) / 'daemon.sock'}"] for user in users[at : at + AT_ONCE]
-        }
+        sockets = {user: runtime / str(user.uid) / "daemon.sock" for user in users[at : at + AT_ONCE]}
+        commands = {user: [*command, f"ipc://{path}"] for user, path in sockets.items()}
         left_s = max(LEAST_S, ends_at_s - time.monotonic())
-        for said in outputs_of(commands, {"PATH": os.defpath}, left_s, MAX_STATUS_BYTES).values():
+        said = outputs_of(commands, {"PATH": os.defpath}, left_s, MAX_STATUS_BYTES)
+        for user, path in sockets.items():
             try:
-                yield msgspec.json.decode(said, type=StatusReply)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue  # none runs there now
+                yield msgspec.convert(_in_lines(msgspec.json.decode(said.get(user, b""))), StatusReply)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                if path.is_socket():
+                    print(f"zerotune: nobody answers as a daemon should at {path}", file=sys.stderr)
+
+
+def _in_lines(said: object) -> object:
+    """What a user's daemon says, its texts such that none makes a line, or moves the cursor."""
+    if isinstance(said, str):
+        return printable(said)
+    if isinstance(said, dict):
+        return {name: _in_lines(value) for name, value in said.items()}
+    return [_in_lines(one) for one in said] if isinstance(said, list) else said
