@@ -136,6 +136,7 @@ def test_the_same_rows_are_the_same_whatever_parquet_makes_of_them(tmp_path: Pat
         assert again.contributor == found.contributor
 
 
+@pytest.mark.slow
 def test_a_copy_in_another_file_is_not_counted_again(tmp_path: Path) -> None:
     fleet(tmp_path)
     before = made(tmp_path)

@@ -26,7 +26,7 @@ from zerotune.store.records import (
     Protocol,
     size_class,
 )
-from zerotune.tuner.learning.knowledge import Knowledge, Prior
+from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay import replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
@@ -43,10 +43,10 @@ RING_LL_1 = Candidate(Algorithm.ring, Protocol.ll, 1)
 class PatIsFree(Knowledge):
     """Sure that PAT costs nothing, and the more channels the less."""
 
-    def prior(self, key, message_bytes, candidates, costs) -> Prior:
+    def prior(self, key, message_bytes, candidates, costs):
         del key, message_bytes, costs
         mean = [np.log(20.0 / one.n_channels) if one.algorithm is Algorithm.pat else np.log(50.0) for one in candidates]
-        return Prior(np.array(mean), np.full(len(mean), 0.01))
+        return np.array(mean), np.full(len(mean), 0.01)
 
 
 def scatter(n: int, us: float, candidate: Candidate = RING_LL_1, **changes: object) -> np.ndarray:

@@ -118,6 +118,7 @@ def test_workers_report_what_the_fabric_file_says():
             assert {(one.algorithm, one.protocol, one.n_channels) for one in ranks} == {(1, 0, 2)}
 
 
+@pytest.mark.slow
 def test_settings_that_hang_or_fail_are_recorded_and_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ZEROTUNE_FAULTS", "hang:ring/simple/2,fail:ring/ll/4")
     request = SweepRequest(

@@ -101,6 +101,7 @@ def n_measured(path: Path) -> int:
         return 0
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_sweep_as_ctrl_c_does(tmp_path: Path):
     path = tmp_path / "s.db"
     command = [

@@ -462,6 +462,7 @@ def curves(n_steps: int) -> tuple[list[float], list[float]]:
     return losses
 
 
+@pytest.mark.slow
 def test_fifty_steps_on_text_follow_fsdp2(world: World) -> None:
     for ours, theirs in world.run(4, curves, 50):
         assert ours[0] > 4.5

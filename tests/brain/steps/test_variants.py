@@ -166,6 +166,7 @@ def test_gathers_that_are_waited_for_end_with_other_settings_than_hidden_ones_of
     assert brain.spent_percent <= 1.0
 
 
+@pytest.mark.slow
 def test_where_channels_cost_nothing_and_all_settings_are_alike_none_is_adopted() -> None:
     place = fabric.load("h100_node").communicator(range(8))
     calls = [Call(kind, phase, 1 << 22) for kind, phase in ((GATHER, Phase.forward_gather), (SCATTER, Phase.other))] * 4
