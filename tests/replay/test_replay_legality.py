@@ -69,7 +69,7 @@ def named_by_model(table) -> Candidate:
     estimates = CostEstimates(table, shapes, index)
     if not estimates.sums:
         without_refused(costs, fabrics.load(FABRIC), shapes)
-    return model(PolicyContext(estimates, knowledge=PatIsFree.empty(), costs=costs), shapes[0])
+    return model(PolicyContext(estimates, knowledge=PatIsFree(), costs=costs), shapes[0])
 
 
 def test_nothing_is_promised_of_what_averages_are_refused(tmp_path: Path):
