@@ -35,9 +35,8 @@ from zerotune.store.records import Phase
 
 logger = logging.getLogger("zerotune.agent")
 
-FIRST_LOOKS_S: Final = 0.02
 LOOK_EVERY_S: Final = 0.2
-"""Between two looks for a process group with communicators, before the first one and after it."""
+"""Between two looks for a process group with communicators."""
 STEPLESS_AFTER_S: Final = 10.0
 """When a rank that communicates has seen no step for this long, intervals stand in for steps."""
 INTERVAL_S: Final = 1.0
@@ -172,7 +171,7 @@ class Session:
         """Join each world that the script makes, once it communicates."""
         is_last = False
         while not is_last:
-            self._wake.wait(LOOK_EVERY_S if self._world is not None else FIRST_LOOKS_S)
+            self._wake.wait(LOOK_EVERY_S)
             self._wake.clear()
             is_last, world = self._is_closing, None
             try:

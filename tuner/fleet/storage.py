@@ -114,7 +114,8 @@ class Storage:
             return
         with contextlib.suppress(FileNotFoundError):
             files.invalidate_cache()
-            for path in sorted(files.find(self._below(root, below), maxdepth=DEEPEST)):
+            # A web server's folders are walked one by one; object stores list all at once.
+            for path in sorted(files.find(self._below(root, below), maxdepth=DEEPEST if self._is_web else None)):
                 if not posixpath.basename(path).startswith("."):
                     found = posixpath.relpath(path, root)
                     yield urllib.parse.unquote(found) if self._is_web else found
