@@ -7,6 +7,8 @@ has no part in it. Each measurement says by itself how many ranks and nodes it i
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import json
 import os
@@ -35,9 +37,13 @@ def describe(fabric: str | None) -> tuple[str, Description]:
 
 
 def nccl_version() -> int:
-    """NCCL's version as NCCL encodes it (22809 for 2.28.9); 0 where there is none."""
+    """The loaded NCCL's version as NCCL encodes it (22809 for 2.28.9), not that which torch was built with; 0: none."""
     if not torch.cuda.is_available():
         return 0
+    with contextlib.suppress(OSError, AttributeError):  # torch may have NCCL within itself
+        loaded, version = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD), ctypes.c_int()
+        if loaded.ncclGetVersion(ctypes.byref(version)) == 0:
+            return version.value
     major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
     return int(major * 10000 + minor * 100 + patch)
 

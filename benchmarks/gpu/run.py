@@ -32,6 +32,7 @@ from benchmarks.gpu.ranks import Machine, RanksFailed
 from benchmarks.gpu.results import Record
 from benchmarks.gpu.steps import Context, NotAsItMust, Step, forced, load, scratch_is_short, soak, sweep
 from benchmarks.gpu.training import kill_daemon, overhead, training, tuned
+from zerotune.agent.machine.identity import nccl_version
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
 from zerotune.store.errors import FabricError
@@ -142,13 +143,12 @@ def describe(fabric: str | None, n_ranks: int, n_gpus: int) -> dict[str, Any] | 
         return None
     if REHEARSAL in os.environ:
         identity["rehearsal"] = os.environ[REHEARSAL]
-    properties = torch.cuda.get_device_properties(0)
+    properties, version = torch.cuda.get_device_properties(0), nccl_version()
     identity |= {
         "gpu": properties.name,
         "n_gpus": n_gpus if n_gpus >= n_ranks else 1,
         "memory_gib": round(properties.total_memory / 2**30, 1),
-        # torch has no types for this function.
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())),  # type: ignore[no-untyped-call]
+        "nccl": ".".join(map(str, (version // 10000, version // 100 % 100, version % 100))),
         "cuda": torch.version.cuda,
         "driver": _driver(),
     }

@@ -31,6 +31,8 @@ class Case:
     n_ranks: int = 2
     n_nodes: int = 1
     """With a daemon each."""
+    n_gpus: int = 0
+    """That are visible; 0 = all."""
     fabric: str = "h100_node"
     moves_mb: float = 1e12
     fault: str = ""
@@ -52,8 +54,8 @@ def _ours(name: str, script: str, *words: str) -> Case:
     return Case(name, OWN_SCRIPTS / script, words)
 
 
-def _module(name: str, module: str, *words: str) -> Case:
-    return Case(name, words=words, module=module, fabric=SHARED, trains=False, timeout_s=3600.0)
+def _module(name: str, module: str, *words: str, fabric: str = SHARED, n_gpus: int = 1) -> Case:
+    return Case(name, words=words, module=module, fabric=fabric, n_gpus=n_gpus, trains=False, timeout_s=3600.0)
 
 
 CASES: Final = (
@@ -97,5 +99,9 @@ CASES: Final = (
         "step-guard", OWN_SCRIPTS / "disturbing.py", n_steps=400, fabric=MISJUDGED, moves_mb=0.1, withdraws=True,
     ),
     _module("gpu-run", "benchmarks.gpu.run", "--afresh", "--out", "build/rehearse/gpu", *LITTLE),
+    _module(
+        "gpu-run-several", "benchmarks.gpu.run", "--afresh", "--out", "build/rehearse/gpus", *LITTLE,
+        fabric="h100_node", n_gpus=0,
+    ),
     _module("gpu-tests", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu/test_gpu_nccl.py"),
 )  # fmt: skip

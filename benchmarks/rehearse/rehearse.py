@@ -155,6 +155,8 @@ class Job:
     def _start(self, command: Sequence[object], node: int, log: str) -> subprocess.Popen[bytes]:
         quick = {"ZEROTUNE_TICK_MS": "50", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(FRAMEWORK_SCRIPTS)}
         quick["ZEROTUNE_ENDPOINT"] = f"ipc://{self.folder}/{node}.sock"
+        if self.case.n_gpus:
+            quick["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(self.case.n_gpus)))
         with (self.folder / log).open("wb") as file:
             return subprocess.Popen(
                 [str(word) for word in command], stdout=file, stderr=file, env={**os.environ, **quick},

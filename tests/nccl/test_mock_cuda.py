@@ -29,6 +29,15 @@ def read(tmp_path, text):
     return read_machine(path)
 
 
+@pytest.mark.parametrize(
+    ("visible_devices", "seen"),
+    [(None, [0, 1]), ("1", [1]), ("1, 0", [1, 0]), ("0,7,1", [0]), ("", []), ("GPU-8932f937", [])],
+)
+def test_a_process_sees_the_gpus_that_it_is_left(tmp_path, visible_devices, seen):
+    machine = read(tmp_path, system(GPU + GPU.replace("0f:", "1f:")))
+    assert machine.seen_with(visible_devices).gpus == tuple(machine.gpus[i] for i in seen)
+
+
 @pytest.mark.parametrize("name", list(MACHINES))
 def test_shipped_machines_are_read_as_they_are_described(name, tmp_path):
     described = MACHINES[name]

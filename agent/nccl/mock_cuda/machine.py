@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -76,6 +77,18 @@ class Machine:
     def multicast(self) -> bool:
         """Whether NVLink switches multicast, so that NVLS exists: third generation, from Hopper on."""
         return all(gpu.behind_switch and gpu.capability >= 90 for gpu in self.gpus)
+
+    def seen_with(self, visible_devices: str | None) -> Machine:
+        """The node with the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; NVML shows no others here either.
+
+        Args:
+            visible_devices: numbers; as in CUDA, nothing counts from the first one on that is none. None: all are seen.
+        """
+        if visible_devices is None:
+            return self
+        numbers = (text.strip() for text in visible_devices.split(","))
+        seen = takewhile(lambda number: number.isdecimal() and int(number) < len(self.gpus), numbers)
+        return replace(self, gpus=tuple(self.gpus[int(number)] for number in seen))
 
 
 def read_machine(path: Path) -> Machine:

@@ -4,6 +4,7 @@
     python -m zerotune.agent.nccl.rehearsal h100_node --slower 50 -- zerotune launch -- torchrun ...
 
 Kernels compute nothing, so no value is worth anything, and neither is any time: they follow the fabric's file.
+NCCL_LIBRARY names a libnccl.so.2 of another release than torch's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-from zerotune.agent.nccl.libnccl import Libnccl
+from zerotune.agent.nccl.libnccl import LIBRARY, LIBRARY_VARIABLE, Libnccl
 from zerotune.agent.nccl.mock_cuda.device_functions import device_functions
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.mock import HOST_US, MockCuda, Patched
@@ -40,7 +40,7 @@ def start() -> None:
     fabric = rehearsal.fabric
     runtime = _library("libcudart.so.*")
     mock = MockCuda(in_front=True)
-    machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"]))
+    machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"])).seen_with(os.environ.get("CUDA_VISIBLE_DEVICES"))
     # torchrun's node, unless the program says which hosts its ranks are to be, and how they reach each other
     host = os.environ.get("NCCL_HOSTID", "")
     if not host or host.startswith(_HOST):  # torchrun imports torch, too, and its ranks inherit what that set
@@ -61,7 +61,7 @@ def start() -> None:
     mock.set_queue(rehearsal.ahead)
     if limits := fabric.nccl_algo():
         os.environ.setdefault("NCCL_ALGO", limits)
-    path = _library("libnccl.so.2")
+    path = Path(os.environ.get(LIBRARY_VARIABLE) or _library(LIBRARY))  # torch takes what has this name already
     nccl = Libnccl(path)
     base = mock.attach(path, nccl.library, nccl.version)
     mock.stand_in_front_of(nccl.library)

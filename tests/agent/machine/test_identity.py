@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,26 @@ def test_nodes_are_known_where_the_launcher_is_slurms(monkeypatch: pytest.Monkey
     _, described = identity.describe(None)
     assert (described["n_nodes"], described["n_ranks_per_node"]) == (2, 8)
     assert not is_first_of_node()
+
+
+NCCL = "int ncclGetVersion(int *version) { *version = 23203; return 0; }"
+LOADED = """
+import ctypes, sys, torch
+torch.cuda.is_available = lambda: True
+torch.cuda.nccl.version = lambda: (2, 27, 5)
+from zerotune.agent.machine.identity import nccl_version
+built_with = nccl_version()
+ctypes.CDLL(sys.argv[1])
+print(built_with, nccl_version())
+"""
+
+
+def test_the_nccl_that_is_loaded_counts_and_not_that_of_the_build(tmp_path: Path) -> None:
+    library = tmp_path / "libnccl.so.2"
+    compile_it = ["cc", "-shared", "-x", "c", "-", "-Wl,-soname,libnccl.so.2", "-o", str(library)]
+    subprocess.run(compile_it, input=NCCL, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", LOADED, library], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["22705", "23203"]
 
 
 def test_adapters_count_by_kind_and_not_by_name(tmp_path: Path) -> None:

@@ -130,6 +130,27 @@ static void channels_that_nccl_does_not_count(profiled profiler, tuned tuner) {
   CHECK_EQUAL(counted().n_lost_events, 0);
 }
 
+/* NCCL's thread may be away between its looks at a channel's start and at its end, and then tells of neither. */
+static void channels_that_nccl_forgets_to_tell(profiled profiler, tuned tuner) {
+  (void)tuner;
+  enum { N_CALLS = 3000 }; /* more than the pool has events */
+  zt_record records[2];
+  for (int i = 0; i < N_CALLS; i++) {
+    const bool is_forgotten = i % 2 == 0;
+    void *group = start_group(profiler), *handle = start_coll(profiler, group, &gather);
+    stop_event(profiler, handle);
+    stop_event(profiler, group);
+    const uint64_t now_ns = gpu_now();
+    for (int c = 0; c < (is_forgotten ? 1 : 2); c++)
+      stop_kernel_channel(profiler, start_kernel_channel(profiler, handle, c, now_ns), now_ns + 1000);
+    CHECK_EQUAL(drained(records, 2), is_forgotten ? 0 : 2); /* it is known once the next one is over */
+    if (is_forgotten) continue;
+    CHECK_EQUAL(records[0].timing_source, HOST_ONLY);
+    CHECK_EQUAL(records[1].timing_source, GPU_KERNEL);
+  }
+  CHECK_EQUAL(counted().n_lost_events, 0);
+}
+
 /* Hosts run ahead: hundreds of calls are enqueued before the first one runs. */
 static void far_ahead_of_the_gpu(profiled profiler, tuned tuner) {
   (void)tuner;
@@ -204,7 +225,8 @@ static void channels_that_never_ran_together(profiled profiler, tuned tuner) {
 void test_kernels(void) {
   static void (*const each[])(profiled, tuned) = {
       a_fused_run_is_one_collective_of_its_sum, decisions_that_share_a_kernel_are_not_timed, half_a_run_is_not_timed,
-      a_run_may_be_cut_short, channels_that_nccl_does_not_count, far_ahead_of_the_gpu, a_thread_that_was_away_is_not_believed,
+      a_run_may_be_cut_short, channels_that_nccl_does_not_count,
+      channels_that_nccl_forgets_to_tell, far_ahead_of_the_gpu, a_thread_that_was_away_is_not_believed,
       channels_that_never_ran_together};
   for (int version = 4; version <= 7; version++)
     for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {

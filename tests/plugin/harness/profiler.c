@@ -167,6 +167,8 @@ static void falls_back_and_says_so(int version) {
   launched narrow = gather;
   narrow.n_channels = 1;
   run_collective(profiler, &narrow, 1, 0, 2000);
+  CHECK_EQUAL(drained(&record, 1), 1); /* the one that lacks three channels: enqueue time only */
+  CHECK_EQUAL(record.timing_source, 3);
   one_record(&record);
   CHECK_EQUAL(record.timing_source, 4);
   CHECK_EQUAL(record.start_ns, 0);
@@ -181,8 +183,6 @@ static void falls_back_and_says_so(int version) {
   CHECK_EQUAL(record.n_channels, 0);
   tuner_finalize(tuner);
   profiler_finalize(profiler);
-  CHECK_EQUAL(drained(&record, 1), 1); /* the one that lacks three channels: enqueue time only */
-  CHECK_EQUAL(record.timing_source, 3);
 }
 
 static void captured_graphs_are_marked(int version) {

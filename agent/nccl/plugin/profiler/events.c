@@ -318,11 +318,24 @@ static void host_stop(zt_handle handle) {
   part_is_over(its, &its->host_part, generation_of(handle));
 }
 
+/* NCCL launches a communicator's kernels one after the other, and looks at all that it has launched in turns. What it has
+ * not told of an earlier one by now it never will: it drops a channel whose start and end both came between two of its
+ * looks (2.27 to 2.30: src/transport/profiler.cc). Without its time that one is over; else it would hold its event for good. */
+static void kernel_is_over(event *its, uint32_t generation) {
+  for (zt_handle handle = READ(its->earlier); event_of(handle) != NULL;) {
+    event *earlier = event_of(handle);
+    const zt_handle next = READ(earlier->earlier);
+    if (READ(earlier->group) != READ(its->group)) part_is_over(earlier, &earlier->kernel_part, generation_of(handle));
+    handle = next;
+  }
+  part_is_over(its, &its->kernel_part, generation);
+}
+
 /* Where the number of its channels is not known. */
 static void settle(event *its, uint32_t generation) {
   const uint64_t stopped = READ(its->n_stopped);
   const bool may_be_over = READ(its->is_followed) && !READ(its->is_certain);
-  if (may_be_over && (uint32_t)stopped > 0 && stopped == READ(its->n_started)) part_is_over(its, &its->kernel_part, generation);
+  if (may_be_over && (uint32_t)stopped > 0 && stopped == READ(its->n_started)) kernel_is_over(its, generation);
 }
 
 static void settle_earlier(event *running) {
@@ -379,7 +392,7 @@ static void channel_stop(zt_handle handle) {
                            : READ(slot->stop_ns) != NO_TIME ? STOPPED_BY_GPU
                                                              : NOT_TIMED;
   if (!atomic_compare_exchange_strong(&slot->tag, &tag, (uint64_t)generation << 8 | stopped)) return;
-  if (count_up(&its->n_stopped, generation) == READ(its->n_expected)) part_is_over(its, &its->kernel_part, generation);
+  if (count_up(&its->n_stopped, generation) == READ(its->n_expected)) kernel_is_over(its, generation);
   settle(its, generation);
 }
 
