@@ -125,7 +125,8 @@ def sized_call(
     implied = large // small if collective in (*_JOINING, *_DIVIDING) and small and large % small == 0 else None
     count = agreed({**told, f"the sizes of its {collective.name}": implied})
     summary.tell(count, file_name)
-    return total_bytes(collective, *sides, count.n_ranks), count.n_ranks
+    in_bytes, out_bytes = sides
+    return total_bytes(collective, in_bytes, out_bytes, count.n_ranks), count.n_ranks
 
 
 def is_impossible(n_elements: Any) -> bool:

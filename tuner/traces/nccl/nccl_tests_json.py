@@ -148,8 +148,9 @@ def _times(body: Any, iterations: Any) -> Iterator[float]:
 def _bandwidths(body: Any) -> Iterator[tuple[float, float]]:
     """Algorithm and bus bandwidth; none if either is no number."""
     both = [body.get(name) for name in ("alg_bw", "bus_bw")] if isinstance(body, Mapping) else []
-    if both and all(isinstance(one, int | float) and 0 < one < _MOST_GBS for one in both):
-        yield float(both[0]), float(both[1])
+    known = [float(one) for one in both if isinstance(one, int | float) and 0 < one < _MOST_GBS]
+    if len(known) > 1:
+        yield known[0], known[1]
 
 
 def _ranks(devices: Any, n_each: int) -> dict[int, tuple[int, str]]:

@@ -175,9 +175,9 @@ def _observation(
         summary.skip(LeftOut.barrier_or_unknown)
         return None
     n_bytes, sizes = attributes.get("comm_size"), {name: attributes.get(name) for name in ("pg_size", "group_size")}
-    told = {name: size for name, size in sizes.items() if type(size) is int and 0 < size < 1 << 31}
+    sizes_told = {name: size for name, size in sizes.items() if type(size) is int and 0 < size < 1 << 31}
     side = n_bytes if type(n_bytes) is int and 0 < n_bytes <= MAX_BYTES else None
-    message_bytes, n_ranks = sized_call(collective, (side, None), told, summary, file_name)
+    message_bytes, n_ranks = sized_call(collective, (side, None), sizes_told, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_or_ranks_unknown)
         return None
