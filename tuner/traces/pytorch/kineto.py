@@ -334,7 +334,8 @@ def _observation(
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None
-    comm_id = _communicator_of(f"{group}\0{ranks}")
+    # Groups without a name are others if they are of other sizes.
+    comm_id = _communicator_of(f"{group}\0{ranks}" if group or ranks else f"of {n_ranks}")
     sequence = _integer(told.get("Seq"))
     timed = 0 < kernel.duration_us < 1e12
     return Observation(

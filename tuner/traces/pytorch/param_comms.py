@@ -98,7 +98,7 @@ def _observation(
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None
-    comm_id = communicator_id(group, ranks or "")
+    comm_id = communicator_id(group, ranks or ("" if group else n_ranks))  # without a name, others if of other sizes
     start = _told(entry, "start")
     return Observation(
         sequence=counters.next(comm_id, collective),
