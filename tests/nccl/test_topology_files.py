@@ -80,6 +80,7 @@ def test_eight_gpus_of_a_baseboard_without_links_are_asked_about(tmp_path: Path)
         (BARE, 8, V100, "linked"),
         (BARE, 4, H100, "linked"),
         ('<pci busid="0000:00:1{}.0"/>', 8, H100, "no GPU"),
+        (BARE.replace("000{}", "x{}"), 8, H100, "^(?!.*zerotune-).*cloud.xml: a GPU has the bus id"),
         ('<pci busid="0000:0f:00.0"><gpu dev="0" sm="107"/><gpu dev="0" sm="107"/></pci>', 1, None, "one bus id"),
     ],
 )

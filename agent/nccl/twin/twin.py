@@ -77,6 +77,10 @@ def topology_file(name_or_path: str, capability: int | None = None, nic_gbps: fl
     with tempfile.TemporaryDirectory(prefix="zerotune-") as folder:
         path = Path(folder) / (given.name if is_file else f"{name_or_path}.xml")
         path.write_text(text, encoding="utf-8")
+        try:
+            read_machine(path)
+        except UserError as error:
+            raise UserError(error.problem.replace(str(path), name_or_path), error.remedy) from None
         yield path
 
 
