@@ -252,6 +252,16 @@ def test_a_csv_that_states_other_ranks_than_its_figures_is_refused(tmp_path: Pat
         assert found(path)[0] == counts
 
 
+def test_a_summary_whose_sizes_are_of_other_ranks_than_it_states_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nccl_summary_implicit_sync.csv"
+    for n_out, counts in ((8, {(8, 1)}), (16, set())):
+        path.write_text(
+            "Collective name,dtype,In msg nelems,Out msg nelems,Group size,comm_latency_mean,count\n"
+            f"_allgather_base,Float,1000,{1000 * n_out},8,12.5,4\n"
+        )
+        assert found(path, n_nodes=1)[0] == counts
+
+
 def test_summaries_of_single_ranks_are_named_with_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "nccl_summary_long.csv"
     path.write_text(
