@@ -1,9 +1,10 @@
 """Files and models as people have them: how many are read rightly, refused with a remedy, or read wrongly.
 
 `files/` holds one small file for each report, written by us in the shape of the public one; `files.json` says what is
-true of it: the ranks or rows, or that it must be refused and which words help. `published_models.json` has published
-configurations, as far as their shapes go, with the models' published numbers of parameters. Every report adds to them.
-A silent error is a file or model that is read, with other numbers than the true ones.
+true of it: the ranks, rows, or a machine's GPUs, NVLinks of each and adapters; or that it must be refused and which
+words help. `published_models.json` has published configurations, as far as their shapes go, with the models' published
+numbers of parameters. Every report adds to them. A silent error is a file or model that is read, with other numbers
+than the true ones.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.lib.reporting import Result, report, say
+from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.twin.twin import topology_file
 from zerotune.store.errors import UserError
 from zerotune.store.records import CommunicatorClass, Phase
 from zerotune.tuner.advice.models.huggingface import from_config
@@ -41,6 +44,10 @@ def _found(case: dict[str, Any]) -> tuple[str, Any]:
     path = HERE / "files" / case["file"]
     if "n_rows" in case:
         return "n_rows", sum(row.phase is Phase.other for row in plan_rows(path, [HERE_IT_RUNS]))
+    if path.suffix == ".xml":
+        with topology_file(str(path), case.get("gpu"), case.get("nic_gbps")) as whole:
+            machine = read_machine(whole)
+        return "machine", [len(machine.gpus), min(gpu.n_nvlinks for gpu in machine.gpus), len(machine.nics)]
     trace = read_trace(path)
     n_ranks = {int(n) for one in trace.portions(UserFacts(is_default=True, n_nodes=1)) for n in one.rows["n_ranks"]}
     if not n_ranks:

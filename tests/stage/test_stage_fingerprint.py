@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
 from zerotune.tuner.fingerprint.training.evaluation import changes_noticed, feed, middle, recognised
 from zerotune.tuner.fingerprint.training.held_out import total
+from zerotune.tuner.traces import read_trace
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 
@@ -295,3 +298,29 @@ def test_all_reduces_among_other_ranks_than_the_buckets_are_activations(n_layers
         for _ in range(4):
             fingerprint.add_records(records)
         assert (fingerprint.stage, fingerprint.shown.tensor_parallel) == (Stage.ddp, wanted)
+
+
+@pytest.mark.parametrize(("n_replicas", "wanted"), [(2, True), (4, None)])
+def test_groups_without_names_are_told_apart_by_their_sizes(tmp_path: Path, n_replicas: int, wanted: bool) -> None:
+    """Four ranks hold parts of a layer; groups of one size and no name may be one."""
+    step = [*[(AR, ACTIVATION)] * 48, *[(AR, BUCKET)] * 5, (AR, 66 << 20), (AR, 4)]
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "dur": 5.0}
+    events = [
+        {
+            **kernel,
+            "ts": 10.0 * place,
+            "args": {
+                "Collective name": "allreduce",
+                "Group size": 4 if n_bytes <= ACTIVATION else n_replicas,
+                "In msg nelems": n_bytes,
+                "dtype": "Byte",
+            },
+        }
+        for place, (_, n_bytes) in enumerate(step * 4)
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}))
+    fingerprint = StageFingerprint()
+    for block in read_trace(path).blocks():
+        fingerprint.add_records(block)
+    assert (fingerprint.stage, fingerprint.shown.tensor_parallel) == (Stage.ddp, wanted)

@@ -318,7 +318,7 @@ def test_blocks_and_observations_are_the_same_thing(tmp_path: Path) -> None:
 def test_directories_join_ranks_and_refuse_mixtures(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing")
     for rank in (10, 2):
-        shutil.copy(samples.REAL["flight_recorder"], tmp_path / f"_dump_{rank}.json")
+        shutil.copy(samples.written(tmp_path.parent, "param_comms"), tmp_path / f"comms_rank{rank}.json")
     ranks = [one.rank for one in read_trace(tmp_path).observations()]
     assert sorted(set(ranks)) == [2, 10]
     assert ranks == sorted(ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from import_runs import command
 from zerotune.store.records import Collective
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.rank_count import Implied, implied_ranks, rank_count
+from zerotune.tuner.traces.records import UNKNOWN_U4
 
 HEADING = (
     "#\n#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw "
@@ -110,6 +112,97 @@ def test_ratios_that_say_nothing_say_nothing() -> None:
     assert rank_count(16, Implied(16, 16), range(16)).is_complete
 
 
+def write_json(path: Path, n_processes: int, n_gpus: int, n_ranks: int) -> None:
+    """As `-J` writes it: of each process the first rank alone."""
+    entries = [
+        {"rank": n_gpus * process, "group": 0, "hostname": f"node{process}", "device": 0}
+        for process in range(n_processes)
+    ]
+    factor = 2 * (n_ranks - 1) / n_ranks
+    sides = {"time": 203.2, "alg_bw": 82.565039, "bus_bw": round(82.565039 * factor, 6), "nwrong": 0.0}
+    written = {
+        "version": 3,
+        "start_time": "2026-01-01 00:00:00",
+        "args": ["./all_reduce_perf"],
+        "env": [],
+        "config": {"nthreads": 1, "ngpus": n_gpus, "devices": entries},
+        "results": [{"size": 1 << 24, "type": "float", "out_of_place": sides, "in_place": sides}],
+    }
+    path.write_text(json.dumps(written))
+
+
+@pytest.mark.parametrize(
+    ("n_processes", "n_gpus", "n_ranks", "counts"),
+    [(2, 8, 16, {(16, 2)}), (1, 8, 8, {(8, 1)}), (16, 1, 16, {(16, 16)}), (2, 1, 16, {(16, 4)}), (4, 8, 16, set())],
+)
+def test_ranks_of_a_json_file_are_those_of_all_gpus(tmp_path: Path, n_processes, n_gpus, n_ranks, counts) -> None:
+    path = tmp_path / "out.json"
+    write_json(path, n_processes, n_gpus, n_ranks)
+    is_whole = n_processes * n_gpus == n_ranks
+    told, notes = found(path, **({} if is_whole else {"n_nodes": 4}))
+    assert (told, not notes) == (counts, is_whole)
+    assert found(path, n_ranks=n_ranks, n_nodes=2)[0] == {(n_ranks, 2)}
+
+
+GATHER = {"profiling_name": "nccl:_all_gather_base", "process_group": ["0", "default_pg"], "pg_id": 0,
+          "duration_ms": 1.5, "input_dtypes": ["Float"], "output_dtypes": ["Float"]}  # fmt: skip
+
+
+def kineto(n_stated: int, n_listed: int, n_sized: int, **described: object) -> dict[str, object]:
+    call = {"Collective name": "_allgather_base", "dtype": "Float", "Process Group Name": "0", "External id": 1,
+            "Group size": n_stated, "Process Group Ranks": str(list(range(n_listed))),
+            "In msg nelems": 1000, "Out msg nelems": 1000 * n_sized}  # fmt: skip
+    event = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL", "ts": 1.0, "dur": 50.0}
+    groups = {"pg_config": [{"pg_name": "0", **described}]} if described else {}
+    return {"schemaVersion": 1, "deviceProperties": [], "distributedInfo": {"rank": 0, **groups},
+            "traceEvents": [{**event, "args": {**call, "correlation": 1}}]}  # fmt: skip
+
+
+def flight_recorder(n_listed: int, n_sized: int) -> dict[str, object]:
+    entry = {**GATHER, "input_sizes": [[1000]], "output_sizes": [[1000 * n_sized]], "collective_seq_id": 1}
+    return {"version": "2.10", "entries": [entry], "pg_config": {"0": {"ranks": str(list(range(n_listed)))}}}
+
+
+CALLS = {
+    "recorder": ("dump_rank_3.json", flight_recorder(8, 8), True),
+    "recorder_of_other_sizes": ("dump_rank_3.json", flight_recorder(8, 4), False),
+    "kineto": ("trace.json", kineto(8, 8, 8, pg_size=8, ranks=list(range(8))), True),
+    "kineto_of_another_list": ("trace.json", kineto(8, 4, 8), False),
+    "kineto_of_other_sizes": ("trace.json", kineto(8, 8, 16), False),
+    "kineto_of_another_description": ("trace.json", kineto(8, 8, 8, pg_size=16), False),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "agrees"), CALLS.values(), ids=CALLS)
+def test_what_a_trace_tells_of_a_group_is_compared(tmp_path: Path, name: str, content, agrees: bool) -> None:
+    path = tmp_path / name
+    path.write_text(json.dumps(content))
+    counts, notes = found(path, n_nodes=1)
+    assert (counts, not notes) == (({(8, 1)}, True) if agrees else (set(), False))
+    counts, notes = found(path, n_nodes=1, n_ranks=32)
+    assert counts == {(32, 1)}
+    assert notes
+
+
+def test_a_rank_by_name_that_its_groups_are_without_is_no_rank(tmp_path: Path) -> None:
+    path = tmp_path / "dump_20260101.json"
+    path.write_text(json.dumps(flight_recorder(8, 8)))
+    trace = read_trace(path)
+    (block,) = trace.blocks()
+    assert block["rank"].tolist() == [UNKNOWN_U4]
+    assert trace.summary.notes
+
+
+def test_an_address_that_another_communicator_had_says_nothing_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "nccl.log"
+    head = "n:1:2 [0] NCCL INFO "
+    call = "AllGather: opCount {} sendbuff 0x1 recvbuff 0x2 count 1024 datatype 7 op 0 root 0 comm 0x5 [nranks={}]"
+    lines = ["comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0", call.format(1, 16), call.format(2, 4)]
+    path.write_text("".join(f"{head}{line}\n" for line in lines))
+    (block,) = read_trace(path).blocks()
+    assert block[["n_ranks", "n_nodes"]].tolist() == [(16, 2), (4, 0)]
+
+
 CSV = {
     "prefixed": "operation,size,count,type,redop,root,oop_time,oop_algbw,oop_busbw,oop_wrong,ip_time,ip_algbw,ip_busbw,"
     "ip_wrong",
@@ -157,6 +250,16 @@ def test_a_csv_that_states_other_ranks_than_its_figures_is_refused(tmp_path: Pat
         )
         path.write_text(header + "\n" + "".join(lines))
         assert found(path)[0] == counts
+
+
+def test_a_summary_whose_sizes_are_of_other_ranks_than_it_states_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "nccl_summary_implicit_sync.csv"
+    for n_out, counts in ((8, {(8, 1)}), (16, set())):
+        path.write_text(
+            "Collective name,dtype,In msg nelems,Out msg nelems,Group size,comm_latency_mean,count\n"
+            f"_allgather_base,Float,1000,{1000 * n_out},8,12.5,4\n"
+        )
+        assert found(path, n_nodes=1)[0] == counts
 
 
 def test_summaries_of_single_ranks_are_named_with_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:

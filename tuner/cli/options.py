@@ -46,6 +46,16 @@ Endpoint = Annotated[
         envvar="ZEROTUNE_ENDPOINT",
     ),
 ]
+NicGbps = Annotated[
+    float | None,
+    typer.Option(
+        "--nic-gbps",
+        help="Gbit/s of each adapter that a topology file leaves to the machine.",
+        min=0.001,
+        max=10_000,
+        callback=a_number,
+    ),
+]
 StorePath = Annotated[
     Path | None,
     typer.Option(

@@ -1,7 +1,7 @@
 """Turns a trace's records into measurements for the store, with the user's words for what the file does not say.
 
 An option of the user does not override what a file states of each record: options that were not needed get a note.
-Ranks and nodes of a whole table, which are mostly counted in lines of its header, give way to the user's words.
+Ranks and nodes, which are mostly counted, give way to the user's words unless the file tells several numbers.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ class Portion:
     """The file with these rows; None where the files of ranks make one trace."""
 
 
-def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_table: bool = False) -> Block:
+def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_one_shape: bool = False) -> Block:
     """The timed records of a block as measurements; what is left out is counted by reason.
 
     Args:
         block: OBSERVATION, shape (n,).
         user_facts: what the user says where the file does not.
         summary: counts what is left out, and gets notes.
-        is_table: all records are of one communicator, whose ranks and nodes the user knows best.
+        is_one_shape: all records are of communicators of one size, whose ranks and nodes the user knows best.
 
     Returns:
         MEASUREMENT, shape (m,), m <= n.
@@ -93,7 +93,7 @@ def measured(block: Block, user_facts: UserFacts, summary: Summary, *, is_table:
             f"{uncounted.sum():,} records ran on more than {STORED_CHANNELS} channels, NCCL's limit: they are recorded"
             " without their number"
         )
-    if is_table:
+    if is_one_shape:
         _overrule(rows, user_facts, summary)
     is_placed = _place(rows, user_facts, summary, fewest_ranks=2)
     return with_setting(rows[is_placed], user_facts, summary, is_forced[is_placed])
@@ -181,7 +181,7 @@ def placed(rows: Block, user_facts: UserFacts, summary: Summary) -> Block:
 
 
 def _overrule(rows: Block, user_facts: UserFacts, summary: Summary) -> None:
-    """Put the user's ranks and nodes in the place of those that a table states, unless it states several."""
+    """Put the user's ranks and nodes in the place of those that a file states, unless it states several."""
     for name, option, said in (
         ("n_ranks", "--n-ranks", user_facts.n_ranks),
         ("n_nodes", "--n-nodes", user_facts.n_nodes),

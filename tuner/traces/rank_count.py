@@ -7,7 +7,8 @@ which each rank has a share. So a list of ranks that was cut or pasted shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ _SHARED: Final = (
     Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
 )  # fmt: skip
 """Their bus bandwidth is (n - 1) / n of the algorithm's; an all-reduce's is twice that."""
+MOST_RATIOS: Final = 64
+"""Rows of the highest bandwidths: these have the most digits."""
 _MARGINS: Final = (0.51, 1.01)
 """Of the last printed digit: what rounding takes, and what cutting takes."""
 
@@ -116,6 +119,64 @@ def rank_count(stated: int, implied: Implied, listed: Sequence[int] | None = Non
         return RankCount(n_ranks, remark=f"only {len(numbers)} of its {n_ranks} ranks are listed{how}")
     how = "" if numbers or stated else f"its ranks are not listed: {ratio}"
     return RankCount(n_ranks, is_complete=len(numbers) == n_ranks, remark=how)
+
+
+@dataclass
+class RunRanks:
+    """What one run of nccl-tests says of its ranks."""
+
+    ranks: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Number of each rank that is listed -> its group and its host."""
+    ratios: list[tuple[float, float]] = field(default_factory=list)
+    """Algorithm and bus bandwidths of its rows, a few of each piece."""
+    count: RankCount | None = None
+    """Found when the first rows are given out."""
+
+    def saw(self, ratios: Iterable[tuple[float, float]]) -> None:
+        """Keep the algorithm and bus bandwidths of more rows, of the fastest ones."""
+        self.ratios = sorted([*self.ratios, *ratios])[-MOST_RATIOS:]
+
+    def compared(self, collective: Collective | None) -> RankCount:
+        """The ranks of one communicator, now that its fastest rows were seen."""
+        ratios = np.array(self.ratios or [(0.0, 0.0)])
+        self.count = rank_count(0, implied_ranks(collective, ratios[:, 0], ratios[:, 1]), self._members)
+        return self.count
+
+    @property
+    def _members(self) -> list[int]:
+        """The ranks that are listed of one communicator, counted from 0; NCCL_TESTS_SPLIT makes several groups."""
+        groups: dict[int, list[int]] = {}
+        for rank, (group, _) in self.ranks.items():
+            groups.setdefault(group, []).append(rank)
+        if len(groups) <= 1:
+            return list(self.ranks)
+        sizes = {len(group) for group in groups.values()}
+        return list(range(sizes.pop())) if len(sizes) == 1 else []
+
+    @property
+    def n_nodes(self) -> int:
+        """Hosts of one communicator; 0: not all of its ranks are listed, or groups differ."""
+        hosts: dict[int, set[str]] = {}
+        for group, host in self.ranks.values():
+            hosts.setdefault(group, set()).add(host)
+        each = {len(one) for one in hosts.values()}
+        return each.pop() if len(each) == 1 and self.count is not None and self.count.is_complete else 0
+
+
+def agreed(told: Mapping[str, int | None]) -> RankCount:
+    """The ranks of one call's communicator, of which a trace tells in several ways.
+
+    Args:
+        told: what says so -> the number that it says; None or 0: it says none.
+
+    Returns:
+        The number, if all say the same.
+    """
+    known = {what: n_ranks for what, n_ranks in told.items() if n_ranks}
+    if len(set(known.values())) > 1:
+        said = ", ".join(f"{n_ranks} by {what}" for what, n_ranks in known.items())
+        return RankCount(0, contradiction=f"the numbers of ranks of a group contradict each other: {said}")
+    return RankCount(next(iter(known.values()), 0))
 
 
 def _range(implied: Implied) -> str:

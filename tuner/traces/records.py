@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from zerotune.store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
 from zerotune.store.wire import FLAG_TIMED, OBSERVATION_FIELDS
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.rank_count import RankCount
+from zerotune.tuner.traces.rank_count import RankCount, agreed
 
 Block = NDArray[np.void]
 
@@ -102,6 +102,33 @@ def total_bytes(collective: Collective, in_bytes: int | None, out_bytes: int | N
     return max(known) if known and max(known) <= MAX_BYTES else None
 
 
+def sized_call(
+    collective: Collective,
+    sides: Sequence[int | None],
+    told: Mapping[str, int | None],
+    summary: Summary,
+    file_name: str,
+) -> tuple[int | None, int]:
+    """Bytes and ranks of one rank's call, from what a trace tells of its group and from its sides, compared.
+
+    Args:
+        collective: what was called.
+        sides: bytes of its input and of its output; None: unknown.
+        told: what tells a number of ranks -> that number; None or 0: it tells none.
+        summary: is told of a contradiction.
+        file_name: the trace's.
+
+    Returns:
+        Total bytes as of `total_bytes`, and the ranks; 0: unknown, or told in contradictory ways.
+    """
+    small, large = sorted(side or 0 for side in sides)
+    implied = large // small if collective in (*_JOINING, *_DIVIDING) and small and large % small == 0 else None
+    count = agreed({**told, f"the sizes of its {collective.name}": implied})
+    summary.tell(count, file_name)
+    in_bytes, out_bytes = sides
+    return total_bytes(collective, in_bytes, out_bytes, count.n_ranks), count.n_ranks
+
+
 def is_impossible(n_elements: Any) -> bool:
     """Whether it is a number, but below 0 or above MAX_BYTES."""
     return isinstance(n_elements, int | float) and not 0 <= n_elements <= MAX_BYTES
@@ -170,12 +197,11 @@ class Summary:
 
         Args:
             reason: why.
-            n_entries: how many.
+            n_entries: how many; 0: they are counted elsewhere.
             examples: the first such entries in words, of which MAX_EXAMPLES are kept per reason.
         """
-        if not n_entries:
-            return
-        self.unusable[reason] += n_entries
+        if n_entries:
+            self.unusable[reason] += n_entries
         for example in examples:
             known = self.examples.setdefault(reason, [])
             if example not in known and len(known) < MAX_EXAMPLES:
@@ -190,7 +216,7 @@ class Summary:
         if count.remark:
             self.note(f"{file_name}: {count.remark}")
         if count.contradiction:
-            self.examples.setdefault(LeftOut.ranks_unknown, []).append(f"{file_name}: {count.contradiction}")
+            self.skip(LeftOut.ranks_unknown, 0, f"{file_name}: {count.contradiction}")
             self.note(f"{file_name}: {count.contradiction}")
 
     def count(self, block: Block) -> None:

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+import numpy as np
+
 from zerotune.store.counted import counted
 from zerotune.store.errors import TraceAccessError, TraceError, UserError
 from zerotune.store.records import Candidate, Collective, Observation
@@ -184,7 +186,9 @@ class Trace:
             yield from self._of_files(lambda *file: self._measured(self._blocks_of(*file), user_facts, file[0]))
         else:
             blocks = self._of_files(self._blocks_of, self._without_copies())
-            yield from self._measured(joined(blocks, self.summary), user_facts, None)
+            calls = list(joined(blocks, self.summary))
+            shapes = {shape for block in calls for shape in np.unique(block[["n_ranks", "n_nodes"]]).tolist()}
+            yield from self._measured(iter(calls), user_facts, None, is_one_shape=len(shapes) == 1)
 
     def _without_copies(self) -> list[tuple[Path, Format]]:
         """The files without copies. Equal files are copies: two ranks never measure exactly the same."""
@@ -201,10 +205,12 @@ class Trace:
                 self.summary.note(f"{path.name} holds the same as {same.name}: it was used once")
         return kept
 
-    def _measured(self, blocks: Iterator[Block], user_facts: UserFacts, path: Path | None) -> Iterator[Portion]:
+    def _measured(
+        self, blocks: Iterator[Block], user_facts: UserFacts, path: Path | None, *, is_one_shape: bool = True
+    ) -> Iterator[Portion]:
         for block in blocks:
             self._found(path, block.tobytes())
-            yield Portion(measured(block, user_facts, self.summary, is_table=self.is_measurements), path=path)
+            yield Portion(measured(block, user_facts, self.summary, is_one_shape=is_one_shape), path=path)
 
     def _found(self, path: Path | None, content: bytes) -> None:
         self.contents.setdefault(path, hashlib.blake2b()).update(content)

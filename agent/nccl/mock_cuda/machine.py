@@ -18,15 +18,22 @@ MAX_DEVICES: Final = 64
 """MOCK_MAX_DEVICES and MOCK_MAX_NICS of mock_cuda.h."""
 _BUS_ID: Final = re.compile(r"(?:0000)?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
 """The domain may have eight digits, as nvidia-smi prints it."""
-_GPU_CLASSES: Final = ("0x0302", "0x0300")
+GPU_CLASSES: Final = ("0x0302", "0x0300")
 """PCI classes of GPUs; files of clouds name GPUs by them alone, and NCCL asks the machine for the rest."""
-_SWITCH_CLASS: Final = "0x068000"
+SWITCH_CLASS: Final = "0x068000"
 """PCI class of an NVSwitch, as an nvlink's target."""
+SWITCHED: Final = {80: (2,) * 6, 90: (5, 4, 5, 4), 100: (9, 9), 103: (9, 9)}
+"""NVLinks to each NVLink switch of an eight-GPU baseboard, by compute capability."""
+ON_A_BASEBOARD: Final = 8
+"""GPUs."""
+_DEFAULT_MBPS: Final = 10_000
+"""What NCCL takes for an adapter that does not say its speed."""
 _MULTIPROCESSORS: Final = {70: 80, 75: 72, 80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 103: 148, 120: 170}
 """By compute capability, of the largest GPU of its kind; NCCL reads them to bound channels."""
 _MEMORY_BYTES: Final = 80 << 30
 _XML_VERSION: Final = "1"
 _REMEDY: Final = "give a file that NCCL_TOPO_DUMP_FILE wrote"
+_DUMP: Final = "give the file that NCCL_TOPO_DUMP_FILE writes there beside it, or a machine of `zerotune nccl list`"
 
 
 @dataclass(frozen=True)
@@ -91,11 +98,11 @@ class Machine:
         return replace(self, gpus=tuple(self.gpus[int(number)] for number in seen))
 
 
-def read_machine(path: Path) -> Machine:
-    """Read a topology file.
+def read_topology(path: Path) -> ElementTree.Element:
+    """The root of a topology file.
 
     Raises:
-        UserError: it cannot be read, is too large, no topology, or has no GPU or impossible ones.
+        UserError: it cannot be read, is too large, or no topology.
     """
     try:
         text = read_file(path, MAX_FILE_BYTES).decode()
@@ -111,16 +118,33 @@ def read_machine(path: Path) -> Machine:
         raise UserError(f"{path} is no topology: it begins with <{root.tag}>, not with <system>", _REMEDY)
     if root.get("version", _XML_VERSION) != _XML_VERSION:
         raise UserError(f"{path} has version {root.get('version')!r}, NCCL reads {_XML_VERSION}", _REMEDY)
+    return root
+
+
+def read_machine(path: Path) -> Machine:
+    """The machine that a topology file describes.
+
+    Raises:
+        UserError: it is no topology, leaves to the machine what has to be known, or has no GPU or impossible ones.
+    """
+    root = read_topology(path)
     pcis = list(root.iter("pci"))
-    gpus = tuple(_gpu(path, pci, gpu) for pci in pcis if (gpu := pci.find("gpu")) is not None)
+    gpus = tuple(_gpu(path, pci, gpu) for pci in pcis for gpu in pci.findall("gpu"))
     nics = tuple(_nic(path, net) for net in root.iter("net"))
     if not gpus:
-        n_bare = sum(pci.get("class", "").lower().startswith(_GPU_CLASSES) for pci in pcis)
+        n_bare = sum(pci.get("class", "").lower().startswith(GPU_CLASSES) for pci in pcis)
         n_others = len(pcis) - n_bare
         what = f"{n_bare} GPUs by their PCI class alone" if n_bare else f"{n_others} PCI devices and no GPU"
         raise UserError(
             f"{path} has {what}: NCCL asks the machine for the GPUs' kind, links and adapters",
-            "give the file that NCCL_TOPO_DUMP_FILE writes there beside it, or a machine of `zerotune nccl list`",
+            ("say --gpu (`nccl`, `advise`), or " if n_bare else "") + _DUMP,
+        )
+    if len({cpu.get("host_hash") for cpu in root.iter("cpu")} - {None}) > 1:
+        raise UserError(f"{path} joins several hosts, and NCCL_TOPO_FILE is of one", "leave one host's <cpu> in it")
+    if lacks_links(root):
+        raise UserError(
+            f"{path} has {len(gpus)} GPUs without links or PCI device: NCCL asks the machine for their NVLinks",
+            f"say --gpu (`nccl`, `advise`), give their PCIe cards a `device` if they have none, or {_DUMP}",
         )
     for what, found in (("GPUs", gpus), ("network adapters", nics)):
         if len(found) > MAX_DEVICES:
@@ -130,17 +154,47 @@ def read_machine(path: Path) -> Machine:
     return Machine(path, gpus, nics, any(cpu.get("vendor") == "AuthenticAMD" for cpu in root.iter("cpu")))
 
 
+def lacks_links(root: ElementTree.Element) -> bool:
+    """Whether all GPUs of a baseboard are without NVLinks in a file that nobody dumped on the machine.
+
+    A dump names each GPU's PCI device, and without links there are none. In any other file NCCL adds them.
+    """
+    gpus = [(pci, gpu) for pci in root.iter("pci") for gpu in pci.findall("gpu")]
+    return len(gpus) == ON_A_BASEBOARD and all(
+        gpu.find("nvlink") is None and pci.get("device") is None and gpu.get("sm", "") in map(str, SWITCHED)
+        for pci, gpu in gpus
+    )
+
+
+def connect(machine: Machine, name: str, n_nodes: int) -> None:
+    """Check that so many nodes can be connected.
+
+    Args:
+        machine: one of them.
+        name: what the user calls it.
+        n_nodes: how many.
+
+    Raises:
+        UserError: they have no adapters.
+    """
+    if n_nodes > 1 and not machine.nics:
+        raise UserError(
+            f"{name} has no network adapter, so {n_nodes} nodes cannot be connected",
+            "use 1 node; if its file leaves adapters to the machine, say --nic-gbps",
+        )
+
+
 def _gpu(path: Path, pci: ElementTree.Element, gpu: ElementTree.Element) -> Gpu:
     bus_id = pci.get("busid", "").lower()
     found = _BUS_ID.fullmatch(bus_id)
     if found is None:
         raise UserError(f"{path}: a GPU has the bus id {pci.get('busid')!r}", "bus ids look like 0000:0f:00.0")
-    links = gpu.findall("nvlink")
+    links = [link for link in gpu.findall("nvlink") if link.get("target", "").lower() != bus_id]  # a loop joins nothing
     return Gpu(
         bus_id=found[1],
         capability=_number(path, gpu, "sm", 50, 200),
         n_nvlinks=sum(_number(path, link, "count", 1, 64) for link in links),
-        behind_switch=bool(links) and all(link.get("tclass") == _SWITCH_CLASS for link in links),
+        behind_switch=bool(links) and all(link.get("tclass") == SWITCH_CLASS for link in links),
     )
 
 
@@ -154,13 +208,18 @@ def _nic(path: Path, net: ElementTree.Element) -> Nic:
         raise UserError(f"{path}: adapter {name}: {error}", _REMEDY) from error
     return Nic(
         name=name,
-        speed_mbps=_number(path, net, "speed", 1, 10_000_000),
+        speed_mbps=_number(path, net, "speed", 1, 10_000_000) if _says_speed(net) else _DEFAULT_MBPS,
         port=_number(path, net, "port", 0, 1 << 15, default=1),
         latency_us=latency_us,
         guid=guid % (1 << 64),
         reaches_gpu_memory=net.get("gdr") == "1",
         is_sharp=net.get("coll") == "1",
     )
+
+
+def _says_speed(net: ElementTree.Element) -> bool:
+    """Some adapters say -1 or 0."""
+    return net.get("speed", "-1") not in ("-1", "0")
 
 
 def _number(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from xml.sax.saxutils import quoteattr
 
-from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.mock_cuda.machine import ON_A_BASEBOARD, SWITCHED, read_machine
 from zerotune.store.errors import UserError
 
 _INTEL: Final = 'arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143"'
@@ -81,10 +81,6 @@ class DescribedMachine:
         return [*lines, "    </pci>"]
 
 
-_SWITCHED: Final = {80: (2,) * 6, 90: (5, 4, 5, 4), 100: (9, 9)}
-"""NVLinks to each NVLink switch of an eight-GPU baseboard, by compute capability."""
-
-
 def _baseboard(
     title: str, capability: int, n_nics: int, nic_gbps: int, *, amd: bool = False, sharp: bool = False
 ) -> DescribedMachine:
@@ -92,8 +88,8 @@ def _baseboard(
     return DescribedMachine(
         title=title,
         capability=capability,
-        n_gpus=8,
-        nvlinks=_SWITCHED[capability],
+        n_gpus=ON_A_BASEBOARD,
+        nvlinks=SWITCHED[capability],
         pcie_gts="16.0" if capability < 90 else "32.0",
         n_nics=n_nics,
         nic_gbps=nic_gbps,

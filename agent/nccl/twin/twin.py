@@ -18,6 +18,7 @@ import msgspec
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.other_plugins import PROFILER, TUNER
+from zerotune.agent.nccl.twin.completing import completed
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.protocol import USER_ERROR, NodeAnswer, NodeRequest, Question
 from zerotune.store.errors import PluginError, UserError
@@ -53,18 +54,33 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def topology_file(name_or_path: str) -> Iterator[Path]:
+def topology_file(name_or_path: str, capability: int | None = None, nic_gbps: float | None = None) -> Iterator[Path]:
     """The topology file that a name of MACHINES, a path, or a fabric's name means.
+
+    Args:
+        name_or_path: which.
+        capability: of the GPUs that a file leaves to the machine; None: it is not said.
+        nic_gbps: of each adapter likewise.
+
+    Yields:
+        The file, while the context lasts.
 
     Raises:
         UserError: it is none of them, or the fabric names no machine.
     """
-    if name_or_path not in MACHINES and Path(name_or_path).is_file():
-        yield Path(name_or_path)
+    given = Path(name_or_path)
+    is_file = name_or_path not in MACHINES and given.is_file()
+    text = completed(given, capability, nic_gbps) if is_file else _topology(name_or_path)
+    if text is None:
+        yield given
         return
     with tempfile.TemporaryDirectory(prefix="zerotune-") as folder:
-        path = Path(folder) / f"{name_or_path}.xml"
-        path.write_text(_topology(name_or_path), encoding="utf-8")
+        path = Path(folder) / (given.name if is_file else f"{name_or_path}.xml")
+        path.write_text(text, encoding="utf-8")
+        try:
+            read_machine(path)
+        except UserError as error:
+            raise UserError(error.problem.replace(str(path), name_or_path), error.remedy) from None
         yield path
 
 

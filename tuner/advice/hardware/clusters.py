@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from zerotune.agent.nccl import fabric
-from zerotune.agent.nccl.mock_cuda.machine import read_machine
+from zerotune.agent.nccl.mock_cuda.machine import connect, read_machine
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.nccl.twin.twin import topology_file
 from zerotune.store.errors import UserError
@@ -31,6 +31,7 @@ def cluster(
     gpu_name: str | None = None,
     memory_gb: float | None = None,
     peak_tflops: float | None = None,
+    nic_gbps: float | None = None,
 ) -> Cluster:
     """The cluster that a user describes.
 
@@ -42,6 +43,7 @@ def cluster(
         gpu_name: a name of GPUS; None: what such a machine usually has, or what the fabric says.
         memory_gb: of one GPU, in 10^9 bytes, instead of the table's.
         peak_tflops: of one GPU in 16 bits, instead of the table's.
+        nic_gbps: of each adapter that a topology file leaves to the machine, in 10^9 bits per second.
 
     Returns:
         The cluster.
@@ -67,12 +69,12 @@ def cluster(
         network: FabricNetwork | LinkNetwork = FabricNetwork(described, n_nodes)
         found = gpu(gpu_name) if gpu_name else _fabrics_gpu(described)
     else:
-        with topology_file(machine) as path:
+        named = gpu(gpu_name) if gpu_name else None
+        with topology_file(machine, None if named is None else named.capability, nic_gbps) as path:
             node = read_machine(path)
-        if n_nodes > 1 and not node.nics:
-            raise UserError(f"{machine} has no network adapter, so {n_nodes} nodes cannot be connected", "use 1 node")
+        connect(node, machine, n_nodes)
         network = LinkNetwork(links_of(node), constants.network_share)
-        found = gpu(gpu_name) if gpu_name else usual(node.gpus[0].capability)
+        found = named or usual(node.gpus[0].capability)
     changes: dict[str, float] = {}
     if memory_gb is not None:
         changes["memory_bytes"] = round(memory_gb * 1e9)

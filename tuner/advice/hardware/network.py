@@ -64,7 +64,8 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
 def links_of(machine: Machine) -> Links:
     """The links of a node that a topology file describes."""
     gpu = machine.gpus[0]
-    linked = NVLINK_GBS[max((known for known in NVLINK_GBS if known <= gpu.capability), default=60)] * gpu.n_nvlinks
+    n_nvlinks = min(each.n_nvlinks for each in machine.gpus)  # a ring is as fast as its slowest part
+    linked = NVLINK_GBS[max((known for known in NVLINK_GBS if known <= gpu.capability), default=60)] * n_nvlinks
     return Links(
         capability=gpu.capability,
         ranks_per_node=len(machine.gpus),

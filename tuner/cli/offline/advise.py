@@ -10,7 +10,7 @@ import typer
 from zerotune.store.errors import UserError
 from zerotune.store.foreign.regular_file import begin_of
 from zerotune.tuner.cli import completion
-from zerotune.tuner.cli.options import AsJson, JobOfStore, a_number, console, print_json
+from zerotune.tuner.cli.options import AsJson, JobOfStore, NicGbps, a_number, console, print_json
 from zerotune.tuner.cli.paths import output_file, store_path
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def advise(
             help="a100_80gb, h100_80gb, ...; default: what the machine usually has.", autocompletion=completion.gpus
         ),
     ] = None,
+    nic_gbps: NicGbps = None,
     memory_gb: Annotated[
         float | None, typer.Option("--gpu-memory-gb", help="Memory of a GPU, 10^9 bytes.", callback=a_number)
     ] = None,
@@ -129,6 +130,7 @@ def advise(
             gpu_name=gpu,
             memory_gb=memory_gb,
             peak_tflops=peak_tflops,
+            nic_gbps=nic_gbps,
         ),
         software=Software(
             precision=document.a_precision(precision),

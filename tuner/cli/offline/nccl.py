@@ -10,7 +10,7 @@ import typer
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli import completion
 from zerotune.tuner.cli.nccl_library import NcclLibrary, nccl_library
-from zerotune.tuner.cli.options import AsJson, console, print_json
+from zerotune.tuner.cli.options import AsJson, NicGbps, console, print_json
 from zerotune.tuner.cli.paths import output_file
 from zerotune.tuner.cli.sizes import a_size
 
@@ -39,6 +39,14 @@ def nccl(
     << 10,
     max_bytes: Annotated[int, typer.Option(help="Largest message, e.g. 1GiB.", parser=a_size, metavar="SIZE")] = 1
     << 30,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="h100_80gb, ...: what a topology file leaves to the machine, as on a baseboard of eight.",
+            autocompletion=completion.gpus,
+        ),
+    ] = None,
+    nic_gbps: NicGbps = None,
     library: NcclLibrary = None,
     against: Annotated[
         Path | None, typer.Option(help="Another libnccl.so.2: show what it would choose differently.")
@@ -53,10 +61,11 @@ def nccl(
 
     Example: zerotune nccl dgx_h100 --nodes 2
     """
-    from zerotune.agent.nccl.mock_cuda.machine import read_machine
+    from zerotune.agent.nccl.mock_cuda.machine import connect, read_machine
     from zerotune.agent.nccl.twin.machines import MACHINES
     from zerotune.agent.nccl.twin.twin import Cluster, topology_file
     from zerotune.store.records import Collective, CommunicatorClass
+    from zerotune.tuner.advice.hardware.gpus import gpu as find_gpu
     from zerotune.tuner.offline.nccl_choices import choices, plan_check, render
 
     if topology == "list":
@@ -66,10 +75,9 @@ def nccl(
     found_library = nccl_library(library)
     if plan is not None and against is not None:
         raise UserError("--plan and --against ask for two things", "give one of them")
-    with topology_file(topology) as path:
+    with topology_file(topology, find_gpu(gpu).capability if gpu else None, nic_gbps) as path:
         machine = read_machine(path)
-        if nodes > 1 and not machine.nics:
-            raise UserError(f"{topology} has no network adapter, so {nodes} nodes cannot be connected", "use --nodes 1")
+        connect(machine, topology, nodes)
         cluster = Cluster(path, nodes, ranks_per_node or len(machine.gpus))
         if plan is not None:
             from zerotune.tuner.offline.replay.plans import plan_rows

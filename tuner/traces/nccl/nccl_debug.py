@@ -231,8 +231,9 @@ def _call(head: bytes, tail: bytes, log: _Log, row: Any) -> int | LeftOut:
     collective, width = find_collective(begin["name"].decode()), datatype_bytes(int(end["datatype"]))
     if collective is None or width is None or collective in _POINT_TO_POINT:
         return LeftOut.point_to_point_or_unknown
-    known = log.communicators.get((begin["host"], end["comm"]), _Communicator(UNKNOWN_U4, 0))
-    n_ranks = int(end["n_ranks"])
+    known, n_ranks = log.communicators.get((begin["host"], end["comm"])), int(end["n_ranks"])
+    if known is None or known.n_ranks != n_ranks:  # another one was at this address
+        known = _Communicator(UNKNOWN_U4, n_ranks)
     row["collective"], row["datatype"], row["n_ranks"] = collective, int(end["datatype"]), n_ranks
     row["n_nodes"], row["rank"] = known.n_nodes, log.process_ranks.get(begin["host"], known.rank)
     row["comm_id"] = known.comm_id or communicator_id(end["comm"], begin["host"])

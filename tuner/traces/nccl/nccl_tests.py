@@ -24,7 +24,7 @@ from zerotune.tuner.traces.columns import Fields, Floats, Integers
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.nccl.nccl_tables import TableReader
-from zerotune.tuner.traces.rank_count import RankCount, implied_ranks, rank_count
+from zerotune.tuner.traces.rank_count import MOST_RATIOS, RunRanks
 from zerotune.tuner.traces.records import (
     BLOCK_ROWS,
     FLAG_FORCED,
@@ -49,8 +49,6 @@ _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
 _KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
 _KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
 MAX_DEVIATION: Final = 1e-3
-_MOST_RATIOS: Final = 64
-"""Rows of the highest bandwidths: these have the most digits."""
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
 _BODY: Final = re.compile(rb"^\s+(%b)\s+(%b)\s+(%b)\s+(\d+|N/A)" % (3 * (_NUMBER,)))
@@ -92,16 +90,10 @@ class _Split:
 
 
 @dataclass
-class _Run:
+class _Run(RunRanks):
     """What the lines before a table say of it."""
 
     collective: Collective | None = None
-    ranks: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    """Number of each rank that is listed -> its group and its host."""
-    ratios: list[tuple[float, float]] = field(default_factory=list)
-    """Algorithm and bus bandwidths of its rows, a few of each piece."""
-    count: RankCount | None = None
-    """Found when the first rows are given out."""
     in_header: bool = True
     nccl_algo: str = ""
     """What NCCL says NCCL_ALGO was set to."""
@@ -112,30 +104,6 @@ class _Run:
     n_extra: int = 0
     """Columns after the wrong results, out of place and in place each."""
     is_cpu_time: bool = False
-
-    def saw(self, ratios: Iterable[tuple[float, float]]) -> None:
-        """Keep the algorithm and bus bandwidths of more rows, of the fastest ones."""
-        self.ratios = sorted([*self.ratios, *ratios])[-_MOST_RATIOS:]
-
-    @property
-    def members(self) -> list[int]:
-        """The ranks that are listed of one communicator, counted from 0; NCCL_TESTS_SPLIT makes several groups."""
-        groups: dict[int, list[int]] = {}
-        for rank, (group, _) in self.ranks.items():
-            groups.setdefault(group, []).append(rank)
-        if len(groups) <= 1:
-            return list(self.ranks)
-        sizes = {len(group) for group in groups.values()}
-        return list(range(sizes.pop())) if len(sizes) == 1 else []
-
-    @property
-    def n_nodes(self) -> int:
-        """Hosts of one communicator; 0: not all of its ranks are listed, or groups differ."""
-        hosts: dict[int, set[bytes]] = {}
-        for group, host in self.ranks.values():
-            hosts.setdefault(group, set()).add(host)
-        each = {len(one) for one in hosts.values()}
-        return each.pop() if len(each) == 1 and self.count is not None and self.count.is_complete else 0
 
     @property
     def is_forced(self) -> bool:
@@ -164,6 +132,19 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     yield from reader.rest()
     if tables.cells:
         summary.facts["model_table"] = tables.cells
+
+
+def with_ranks(block: Block, run: RunRanks, n_runs: int = 0) -> None:
+    """Write into a block the ranks and nodes that were found for its run.
+
+    Args:
+        block: the records of one run, changed in place.
+        run: the run, whose ranks were compared.
+        n_runs: how many runs came before it in the file.
+    """
+    n_ranks = 0 if run.count is None else run.count.n_ranks
+    block["n_ranks"], block["n_nodes"] = n_ranks, run.n_nodes
+    block["comm_id"] = communicator_id("nccl-tests", n_runs, n_ranks)
 
 
 def named_in(path: Path) -> Collective | None:
@@ -214,11 +195,8 @@ class _Reader:
         run = self.run
         for block in self.held:
             if run.count is None:
-                ratios = np.array(run.ratios or [(0.0, 0.0)])
-                run.count = rank_count(0, implied_ranks(run.collective, ratios[:, 0], ratios[:, 1]), run.members)
-                self.summary.tell(run.count, self.file_name)
-            block["n_ranks"], block["n_nodes"] = run.count.n_ranks, run.n_nodes
-            block["comm_id"] = communicator_id("nccl-tests", self.n_runs, run.count.n_ranks)
+                self.summary.tell(run.compared(run.collective), self.file_name)
+            with_ranks(block, run, self.n_runs)
             if run.is_forced:
                 block["flags"] |= FLAG_FORCED
             yield block
@@ -283,7 +261,7 @@ class _Reader:
             block["protocol"] = UNKNOWN_U1 if setting.protocol is None else setting.protocol
         for side in sides:
             algbw, busbw = (_numbers(fields, full[side + offset]) for offset in (1, 2))
-            best = np.lexsort((busbw, algbw))[-_MOST_RATIOS:]
+            best = np.lexsort((busbw, algbw))[-MOST_RATIOS:]
             self.run.saw(zip(algbw[best].tolist(), busbw[best].tolist(), strict=True))
         block["sequence"] = self.counters.take(self.n_runs, collective, len(block)) + np.arange(len(block))
         return block
@@ -372,7 +350,7 @@ def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
 def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
     rank = _RANK.match(line)
     if rank is not None:
-        run.ranks[int(rank[1])] = int(rank[2] or 0), rank[3]
+        run.ranks[int(rank[1])] = int(rank[2] or 0), rank[3].decode("utf-8", "replace")
     if b" algbw " in line and b" busbw " in line:
         run.has_root = b" root " in line
         names = line.split()

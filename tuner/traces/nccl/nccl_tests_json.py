@@ -5,6 +5,8 @@ The environment is read for NCCL_ALGO, NCCL_PROTO and channel limits only; nothi
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +16,8 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, forced_setting
+from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, forced_setting, with_ranks
+from zerotune.tuner.traces.rank_count import MAX_RANKS, RunRanks
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
@@ -22,9 +25,12 @@ from zerotune.tuner.traces.records import (
     SequenceNumbers,
     Summary,
     blocks_of,
-    communicator_id,
 )
 
+_MOST_EACH: Final = 256
+"""GPUs of one process, or its threads: more means that the file is damaged."""
+_MOST_LISTED: Final = 1 << 20
+_MOST_GBS: Final = 1e9
 _BODIES: Final = (("out_of_place", "out_of_place_per_iter"), ("in_place", "in_place_per_iter"))
 
 
@@ -37,21 +43,27 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     """One record per result, or per iteration where iterations were timed one by one."""
     head: dict[str, Any] = {}
     stream = JsonStream(path, ("results",))
-    seen = False
+    seen, n_each = False, 1
     for key, value in stream.members():
         if key == "results" and isinstance(value, Iterator):
             seen = True
             settings, flag = _environment(head.get("env")), _chosen_by(head.get("env"))
-            for block in blocks_of(_observations(head, value, settings, summary)):
+            run, collective = RunRanks(_ranks(head.get("devices"), n_each)), _collective(head.get("args"))
+            for block in blocks_of(_observations(run, collective, value, settings, summary)):
+                if run.count is None:
+                    summary.tell(run.compared(collective), path.name)
+                with_ranks(block, run)
                 block["flags"] |= flag
                 yield block
         elif key in ("version", "args", "nccl_version", "env"):
             head[key] = value
         elif key in ("config", "devices", "ranks"):
-            head.setdefault("devices", value)
-            grouped = value.get("aggregated_iterations") if isinstance(value, Mapping) else None
+            head.setdefault("devices", []).append(value)
+            config = value if isinstance(value, Mapping) else {}
+            grouped, *each = (config.get(name) for name in ("aggregated_iterations", "nthreads", "ngpus"))
             if type(grouped) is int and grouped > 1:
                 summary.note(GROUPED)
+            n_each = math.prod(n for n in each if type(n) is int and 0 < n < _MOST_EACH)
     summary.facts["nccl_version"] = head.get("nccl_version")
     if stream.truncated:
         summary.fault(f"{path.name} ends early")
@@ -77,20 +89,22 @@ def _environment(env: Any) -> tuple[str, str]:
     return found["NCCL_ALGO"], found["NCCL_PROTO"]
 
 
+def _collective(arguments: Any) -> Collective | None:
+    """What the program measures, by its name."""
+    program = str(arguments[0])[:200] if isinstance(arguments, list) and arguments else ""
+    return find_collective(program.rsplit("/", 1)[-1])
+
+
 def _observations(
-    head: Mapping[str, Any],
+    run: RunRanks,
+    collective: Collective | None,
     results: Iterator[Any],
     settings: tuple[str, str],
     summary: Summary,
 ) -> Iterator[Observation]:
-    arguments = head.get("args")
-    program = str(arguments[0])[:200] if isinstance(arguments, list) and arguments else ""
-    collective = find_collective(program.rsplit("/", 1)[-1])
-    hosts = list(_hosts(head.get("devices")))
     if collective is None:
         summary.skip(LeftOut.unknown_program, sum(1 for _ in results))
         return
-    comm_id = communicator_id("nccl-tests", len(hosts))
     counters = SequenceNumbers()
     forced = forced_setting(*settings, collective)
     for result in results:
@@ -105,14 +119,13 @@ def _observations(
             body = result.get(body_key)
             if isinstance(body, Mapping) and "cpu_time" in body:
                 summary.skip(LeftOut.cpu_time)
+            run.saw(_bandwidths(body))
             for duration_us in _times(body, result.get(iterations_key)):
                 yield Observation(
-                    sequence=counters.next(comm_id, collective),
-                    collective=Collective(collective),
+                    sequence=counters.next(0, collective),
+                    collective=collective,
                     message_bytes=message_bytes,
-                    n_ranks=len(hosts),
-                    n_nodes=len(set(hosts)) or None,
-                    comm_id=comm_id,
+                    n_ranks=0,
                     datatype=datatype if isinstance(datatype, str) else None,
                     algorithm=forced.algorithm,
                     protocol=forced.protocol,
@@ -132,17 +145,29 @@ def _times(body: Any, iterations: Any) -> Iterator[float]:
             yield float(time_us)
 
 
-def _hosts(devices: Any, depth: int = 0) -> Iterator[str]:
-    """Host names of the ranks, wherever this version puts the list."""
-    if depth > 4:
-        return
-    if isinstance(devices, Mapping):
-        if "hostname" in devices and "rank" in devices:
-            yield str(devices["hostname"])[:256]
-            return
-        for value in devices.values():
-            if isinstance(value, list | Mapping):
-                yield from _hosts(value, depth + 1)
-    elif isinstance(devices, list):
-        for value in devices:
-            yield from _hosts(value, depth + 1)
+def _bandwidths(body: Any) -> Iterator[tuple[float, float]]:
+    """Algorithm and bus bandwidth; none if either is no number."""
+    both = [body.get(name) for name in ("alg_bw", "bus_bw")] if isinstance(body, Mapping) else []
+    known = [float(one) for one in both if isinstance(one, int | float) and 0 < one < _MOST_GBS]
+    if len(known) > 1:
+        yield known[0], known[1]
+
+
+def _ranks(devices: Any, n_each: int) -> dict[int, tuple[int, str]]:
+    """Rank -> its group and host. A file lists each process's first rank alone, whatever GPUs (-g) and threads (-t)."""
+    listed = (
+        (first + place, (group if type(group := entry.get("group")) is int else 0, str(entry["hostname"])[:256]))
+        for entry in _listed(devices)
+        if type(first := entry["rank"]) is int and 0 <= first < MAX_RANKS
+        for place in range(n_each)
+    )
+    return dict(itertools.islice(listed, _MOST_LISTED))
+
+
+def _listed(devices: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """What is said of each process, wherever this version puts the list."""
+    if isinstance(devices, Mapping) and "hostname" in devices and "rank" in devices:
+        yield devices
+    elif isinstance(devices, Mapping | list) and depth < 4:
+        for value in devices.values() if isinstance(devices, Mapping) else devices:
+            yield from _listed(value, depth + 1)

@@ -28,7 +28,7 @@ from zerotune.tuner.traces.records import (
     communicator_id,
     datatype_bytes,
     datatype_index,
-    total_bytes,
+    sized_call,
 )
 
 _NAMES: Final = {
@@ -173,8 +173,8 @@ def _rows_of(
     message_bytes: int | None = int(_number(cells.get("bytes", ""), MAX_BYTES))
     if "bytes" not in cells and index is not None:
         width = datatype_bytes(index) or 0
-        in_bytes, out_bytes = (int(_number(cells.get(side, ""), MAX_BYTES)) * width or None for side in ("in", "out"))
-        message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
+        sides = [int(_number(cells.get(side, ""), MAX_BYTES)) * width or None for side in ("in", "out")]
+        message_bytes, n_ranks = sized_call(collective, sides, {"its column": n_ranks}, summary, where)
     if not message_bytes:
         is_zero = cells.get("bytes") == "0"
         summary.skip(LeftOut.size_zero if is_zero else LeftOut.bytes_or_ranks_unknown, 1, where)

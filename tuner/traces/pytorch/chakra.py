@@ -28,7 +28,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     blocks_of,
     communicator_id,
-    total_bytes,
+    sized_call,
 )
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
@@ -129,7 +129,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
                 attributes = dict(_value(attribute_class.FromString(one)) for one in node.attributes)
             except DecodeError as error:
                 raise TraceError(f"{path}: message {index} is damaged ({error})", "copy the file again") from None
-            observation = _observation(node, attributes, rank, counters, summary)
+            observation = _observation(node, attributes, rank, counters, summary, path.name)
             if observation is not None:
                 yield observation
 
@@ -161,7 +161,12 @@ def _messages(file: Readable, path: Path, summary: Summary) -> Iterator[bytes]:
 
 
 def _observation(
-    node: Any, attributes: dict[str, Any], rank: int | None, counters: SequenceNumbers, summary: Summary
+    node: Any,
+    attributes: dict[str, Any],
+    rank: int | None,
+    counters: SequenceNumbers,
+    summary: Summary,
+    file_name: str,
 ) -> Observation | None:
     kind = attributes.get("comm_type")
     told = find_collective(node.name.decode("utf-8", "replace"))
@@ -169,10 +174,10 @@ def _observation(
     if collective is None:
         summary.skip(LeftOut.barrier_or_unknown)
         return None
-    n_bytes, n_ranks = attributes.get("comm_size"), attributes.get("pg_size", attributes.get("group_size"))
-    n_ranks = n_ranks if type(n_ranks) is int and 0 < n_ranks < 1 << 31 else 0
+    n_bytes, sizes = attributes.get("comm_size"), {name: attributes.get(name) for name in ("pg_size", "group_size")}
+    sizes_told = {name: size for name, size in sizes.items() if type(size) is int and 0 < size < 1 << 31}
     side = n_bytes if type(n_bytes) is int and 0 < n_bytes <= MAX_BYTES else None
-    message_bytes = total_bytes(collective, side, None, n_ranks)
+    message_bytes, n_ranks = sized_call(collective, (side, None), sizes_told, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_or_ranks_unknown)
         return None

@@ -29,7 +29,7 @@ from zerotune.tuner.traces.records import (
     datatype_bytes,
     datatype_index,
     is_impossible,
-    total_bytes,
+    sized_call,
 )
 
 _GROUPS_NODE: Final = "## process_group:init ##"
@@ -65,7 +65,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
             if node.get("name") == _GROUPS_NODE:
                 group_sizes.update(_groups(node))
             elif node.get("name") == _CALL_NODE:
-                observation = _observation(node, group_sizes, rank, counters, summary)
+                observation = _observation(node, group_sizes, rank, counters, summary, path.name)
                 if observation is not None:
                     yield observation
     if stream.truncated:
@@ -100,6 +100,7 @@ def _observation(
     rank: int | None,
     counters: SequenceNumbers,
     summary: Summary,
+    file_name: str,
 ) -> Observation | None:
     attributes = _attributes(node)
     name, group, n_ranks = attributes.get("collective_name"), attributes.get("pg_name"), attributes.get("pg_size")
@@ -116,15 +117,17 @@ def _observation(
         summary.skip(LeftOut.not_a_collective if known else LeftOut.unknown_operation)
         return None
     group_name = str(group)[:200] if isinstance(group, str | int) else ""
-    if type(n_ranks) is not int or not 0 < n_ranks < 1 << 31:
-        n_ranks = group_sizes.get(group_name, 0)
+    told = {
+        "its call": n_ranks if type(n_ranks) is int and 0 < n_ranks < 1 << 31 else 0,
+        "its group": group_sizes.get(group_name),
+    }
     index = datatype_index(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
     if isinstance(attributes.get("collective_name"), str) and any(is_impossible(attributes.get(key)) for key in _SIZES):
         summary.skip(LeftOut.impossible_size)
         return None
     sides = [None if count is None or width is None or not count else count * width for count in elements]
-    message_bytes = total_bytes(collective, sides[0], sides[1], n_ranks)
+    message_bytes, n_ranks = sized_call(collective, sides, told, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None

@@ -28,7 +28,7 @@ from zerotune.tuner.traces.records import (
     datatype_bytes,
     datatype_index,
     is_impossible,
-    total_bytes,
+    sized_call,
 )
 
 FACTS: Final = {
@@ -94,7 +94,7 @@ def observations(
         summary.note(f"{path.name} does not name its rank")
     known = {_text(name): _ranks(group) for name, group in groups.items()}
     for entry in entries:
-        observation = _observation(entry, known, rank, summary)
+        observation = _observation(entry, known, rank, summary, path.name)
         if observation is not None:
             yield observation
 
@@ -114,7 +114,7 @@ def rank_of(path: Path) -> int | None:
 
 
 def _observation(
-    entry: Any, groups: Mapping[str, tuple[int, ...] | None], rank: int | None, summary: Summary
+    entry: Any, groups: Mapping[str, tuple[int, ...] | None], rank: int | None, summary: Summary, file_name: str
 ) -> Observation | None:
     if not isinstance(entry, Mapping):
         summary.skip(LeftOut.no_entry)
@@ -129,13 +129,16 @@ def _observation(
         return None
     group_name, group_text = _group(entry)
     ranks = groups.get(group_name)
-    n_ranks = len(ranks) if ranks else None
+    if ranks and rank is not None and rank not in ranks:
+        summary.note(f"{file_name}: its name says rank {rank}, but its groups are without it: the rank is unknown")
+        rank = None
     sides = [(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
     if any(_is_damaged(sizes) for sizes, _ in sides):
         summary.skip(LeftOut.impossible_size)
         return None
-    in_bytes, out_bytes = (_side_bytes(sizes, dtypes) for sizes, dtypes in sides)
-    message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
+    told = {"its group": len(ranks or ())}
+    both_bytes = [_side_bytes(sizes, dtypes) for sizes, dtypes in sides]
+    message_bytes, n_ranks = sized_call(collective, both_bytes, told, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None
@@ -146,7 +149,7 @@ def _observation(
         sequence=_small(entry.get("collective_seq_id", entry.get("seq_id"))),
         collective=collective,
         message_bytes=message_bytes,
-        n_ranks=n_ranks or 0,
+        n_ranks=n_ranks,
         rank=UNKNOWN_U4 if rank is None else rank,
         comm_id=communicator_id(group_text, ranks or ""),
         datatype=_datatype_name(entry),

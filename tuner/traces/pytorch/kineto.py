@@ -39,7 +39,7 @@ from zerotune.tuner.traces.records import (
     datatype_bytes,
     datatype_index,
     is_impossible,
-    total_bytes,
+    sized_call,
 )
 
 _CALLS: Final = ("record_param_comms", "nccl:")
@@ -92,6 +92,8 @@ class _Events:
     """What is kept of a trace: its collectives, and where each launch happened."""
 
     rank: int | None = None
+    groups: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Name of a process group -> what tells its number of ranks -> that number."""
     base_ns: int = 0
     kernels: list[_Kernel] = field(default_factory=list)
     told: dict[int, tuple[float, Mapping[str, Any]]] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class _Events:
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """The collectives of one rank, in the order of their kernels."""
     events = _collect(path, summary)
-    yield from blocks_of(_observations(events, summary))
+    yield from blocks_of(_observations(events, summary, path.name))
 
 
 def _collect(path: Path, summary: Summary) -> _Events:
@@ -127,7 +129,7 @@ def _collect(path: Path, summary: Summary) -> _Events:
                 elif isinstance(event, dict):
                     _take(event, events)
         elif key == "distributedInfo" and isinstance(value, Mapping):
-            events.rank = _integer(value.get("rank"))
+            events.rank, events.groups = _integer(value.get("rank")), _sizes(value.get("pg_config"))
             summary.facts["world_size"] = _integer(value.get("world_size"))
             summary.facts["nccl_version"] = value.get("nccl_version")
         elif key == "baseTimeNanoseconds":
@@ -194,7 +196,7 @@ def _take(event: dict[str, Any], events: _Events) -> None:
             events.launch_thread.append(_integer(event.get("tid")) or 0)
 
 
-def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
+def _observations(events: _Events, summary: Summary, file_name: str) -> Iterator[Observation]:
     counters = SequenceNumbers()
     launches = _launches(events)
     for calls in (*events.calls.values(), *events.operators.values()):
@@ -219,7 +221,7 @@ def _observations(events: _Events, summary: Summary) -> Iterator[Observation]:
             summary.skip(LeftOut.point_to_point_or_unknown if is_pair else unsized)
             continue
         is_begun = True
-        observation = _observation(kernel, told, events, counters, summary)
+        observation = _observation(kernel, told, events, counters, summary, file_name)
         if observation is not None:
             yield observation
 
@@ -277,7 +279,7 @@ def _around(
 
 
 def _both_sides(name: str, args: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """An operator's output and input, and the ranks that follow: the one is as many times the other."""
+    """An operator's output and input."""
     dims, types = args.get("Input Dims"), args.get("Input type")
     sides = [_n_elements(dim) for dim in dims[:2]] if isinstance(dims, list) else []
     if len(sides) < 2 or not isinstance(types, list) or len(types) < 2 or types[0] != types[1]:
@@ -285,9 +287,7 @@ def _both_sides(name: str, args: Mapping[str, Any]) -> Mapping[str, Any] | None:
     n_out, n_in = sides
     if not n_out or not n_in:
         return None
-    told = {"Collective name": name, "In msg nelems": n_in, "Out msg nelems": n_out, "dtype": types[0]}
-    n_ranks, rest = divmod(max(n_out, n_in), min(n_out, n_in))
-    return told if rest else {**told, "Group size": n_ranks}
+    return {"Collective name": name, "In msg nelems": n_in, "Out msg nelems": n_out, "dtype": types[0]}
 
 
 def _input_side(name: str, args: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -309,7 +309,12 @@ def _n_elements(dim: Any) -> int | None:
 
 
 def _observation(
-    kernel: _Kernel, told: Mapping[str, Any], events: _Events, counters: SequenceNumbers, summary: Summary
+    kernel: _Kernel,
+    told: Mapping[str, Any],
+    events: _Events,
+    counters: SequenceNumbers,
+    summary: Summary,
+    file_name: str,
 ) -> Observation | None:
     name, dtype = told.get("Collective name"), told.get("dtype")
     collective = _collective_of(name) if isinstance(name, str) else None
@@ -318,25 +323,26 @@ def _observation(
         return None
     index = _datatype_of(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
-    n_ranks = _integer(told.get("Group size")) or 0
     elements = [told.get(f"{side} msg nelems") for side in ("In", "Out")]
     if any(map(is_impossible, elements)):
         summary.skip(LeftOut.impossible_size)
         return None
-    in_bytes, out_bytes = (_side(n_elements, width) for n_elements in elements)
-    message_bytes = total_bytes(collective, in_bytes, out_bytes, n_ranks)
+    group, ranks = str(told.get("Process Group Name", ""))[:400], str(told.get("Process Group Ranks", ""))[:400]
+    n_told = {"its call": _size(told.get("Group size")), "its list": _n_listed(told), **events.groups.get(group, {})}
+    sides = [_side(n_elements, width) for n_elements in elements]
+    message_bytes, n_ranks = sized_call(collective, sides, n_told, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None
-    group, ranks = str(told.get("Process Group Name", ""))[:400], str(told.get("Process Group Ranks", ""))[:400]
-    comm_id = _communicator_of(f"{group}\0{ranks}")
+    # Groups without a name are others if they are of other sizes.
+    comm_id = _communicator_of(f"{group}\0{ranks}" if group or ranks else f"of {n_ranks}")
     sequence = _integer(told.get("Seq"))
     timed = 0 < kernel.duration_us < 1e12
     return Observation(
         sequence=counters.next(comm_id, collective) if sequence is None or sequence < 0 else sequence & UNKNOWN_U4,
         collective=collective,
         message_bytes=message_bytes,
-        n_ranks=n_ranks if 0 <= n_ranks <= UNKNOWN_U4 else 0,
+        n_ranks=n_ranks,
         rank=UNKNOWN_U4 if events.rank is None or not 0 <= events.rank < UNKNOWN_U4 else events.rank,
         comm_id=comm_id,
         datatype=dtype if isinstance(dtype, str) else None,
@@ -345,6 +351,31 @@ def _observation(
         duration_us=kernel.duration_us if timed else None,
         timing_source=TimingSource.reported if timed else TimingSource.none,
     )
+
+
+def _size(value: Any) -> int:
+    """A number of ranks; 0 if it can be none."""
+    n_ranks = _integer(value)
+    return n_ranks if n_ranks is not None and 0 < n_ranks <= UNKNOWN_U4 else 0
+
+
+def _n_listed(told: Mapping[str, Any]) -> int:
+    """Ranks in a call's list; 0: it has none, or a long one, which torch cuts."""
+    ranks = told.get("Process Group Ranks")
+    listed = ranks if isinstance(ranks, list) else str(ranks or "").strip("[]").split(",")
+    return len(listed) if all(str(rank).strip().isdigit() for rank in listed) else 0
+
+
+def _sizes(groups: Any) -> dict[str, dict[str, int]]:
+    """Name of a group -> what the trace's description of the job says of its ranks."""
+    return {
+        str(group.get("pg_name"))[:400]: {
+            "its description": _size(group.get("pg_size")),
+            "the ranks that it lists": len(ranks) if isinstance(ranks := group.get("ranks"), list) else 0,
+        }
+        for group in (groups if isinstance(groups, list) else ())
+        if isinstance(group, Mapping)
+    }
 
 
 def _side(n_elements: Any, width: int | None) -> int | None:

@@ -26,7 +26,7 @@ from zerotune.tuner.traces.records import (
     datatype_bytes,
     datatype_index,
     is_impossible,
-    total_bytes,
+    sized_call,
 )
 
 _NAMES: Final = {
@@ -61,7 +61,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
             for entry in entries:
                 if isinstance(entry, Mapping) and isinstance(ranks := _told(entry, "ranks"), list) and ranks:
                     groups[_group(entry)] = ranks[:MAX_RANKS]
-                observation = _observation(entry, groups, rank_of(path), counters, summary)
+                observation = _observation(entry, groups, rank_of(path), counters, summary, path.name)
                 if observation is not None:
                     yield observation
     if stream.truncated:
@@ -69,7 +69,12 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
 
 
 def _observation(
-    entry: Any, groups: Mapping[str, list[Any]], rank: int | None, counters: SequenceNumbers, summary: Summary
+    entry: Any,
+    groups: Mapping[str, list[Any]],
+    rank: int | None,
+    counters: SequenceNumbers,
+    summary: Summary,
+    file_name: str,
 ) -> Observation | None:
     name = entry.get("comms") if isinstance(entry, Mapping) else None
     collective = find_collective(name) if isinstance(name, str) else None
@@ -81,7 +86,6 @@ def _observation(
         return None
     dtype, world, group = entry.get("dtype"), _told(entry, "world"), _group(entry)
     ranks = groups.get(group, [])
-    n_ranks = len(ranks) or (world if type(world) is int else 0)
     index = datatype_index(dtype) if isinstance(dtype, str) else None
     width = None if index is None else datatype_bytes(index)
     elements = [_told(entry, side) for side in ("in", "out")]
@@ -89,17 +93,18 @@ def _observation(
         summary.skip(LeftOut.impossible_size)
         return None
     sides = [_side(n_elements, width) for n_elements in elements]
-    message_bytes = total_bytes(collective, sides[0], sides[1], n_ranks)
+    told = {"its group": len(ranks), "its world size": world if type(world) is int and 0 < world < 1 << 31 else 0}
+    message_bytes, n_ranks = sized_call(collective, sides, told, summary, file_name)
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None
-    comm_id = communicator_id(group, ranks or "")
+    comm_id = communicator_id(group, ranks or ("" if group else n_ranks))  # without a name, others if of other sizes
     start = _told(entry, "start")
     return Observation(
         sequence=counters.next(comm_id, collective),
         collective=collective,
         message_bytes=message_bytes,
-        n_ranks=n_ranks if 0 <= n_ranks <= UNKNOWN_U4 else 0,
+        n_ranks=n_ranks,
         rank=UNKNOWN_U4 if rank is None else rank,
         comm_id=comm_id,
         datatype=dtype,
