@@ -113,6 +113,18 @@ def test_root_sees_all_and_nobody_else_does(served: Node) -> None:
     assert served.command(BOB, "status", "--all-users")[0] == 2
 
 
+def test_root_is_told_whose_daemon_does_not_answer(served: Node) -> None:
+    served.kill(BOB, pid := served.daemon(BOB)[0], signal.SIGSTOP)
+    try:
+        code, out, told = served.command(0, "status", "--all-users", "--json")
+    finally:
+        served.kill(BOB, pid, signal.SIGCONT)
+    assert code == 0
+    assert [reply["endpoint"] for reply in json.loads(out)] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock"]
+    assert f"{RUNTIME}/{BOB}/daemon.sock" in told
+    assert f"{RUNTIME}/{ALICE}/daemon.sock" not in told
+
+
 def test_what_is_shared_is_read_by_others_and_written_by_its_owner(served: Node) -> None:
     pool = f"{STATE}/shared/node"
     assert served.write(ALICE, f"{pool}/{ALICE}/f.msgpack") == 1
