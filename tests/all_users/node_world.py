@@ -174,10 +174,11 @@ class World:
             time.sleep(0.02)
         return True
 
-    def command(self, uid: int, *words: str) -> Any:
-        """Exit code and output of `zerotune WORDS` as a user."""
+    def command(self, uid: int, *words: str, max_processes: int = 0) -> Any:
+        """Exit code and output of `zerotune WORDS` as a user, who may have so many processes and threads."""
+        limited = ["prlimit", f"--nproc={max_processes}"] if max_processes else []
         done = subprocess.run(
-            [sys.executable, "-I", "-m", "zerotune.tuner.cli", *words],
+            [*limited, sys.executable, "-I", "-m", "zerotune.tuner.cli", *words],
             user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
             env={"PATH": os.defpath, "HOME": f"/tmp/nobody-{uid}"},
         )  # fmt: skip
