@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KEEP = Path("/mnt")
 RUNTIME, STATE = Path("/run/zerotune"), Path("/var/lib/zerotune")
 START_TIMEOUT_S = 60.0
+PLANTED = dict.fromkeys(("LD_LIBRARY_PATH", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "PYTHONPATH"), "/planted")
+"""In the service's environment: nobody's daemon may load what lies there."""
 
 
 def mount(*words: str) -> None:
@@ -81,7 +83,9 @@ class World:
         if max_files:
             command = ["prlimit", f"--nofile={max_files}", *command]
         command += [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--all-users", *options]
-        self.service = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.service = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | PLANTED
+        )
         assert self.service.stderr is not None
         return self.service.stderr.readline()
 
@@ -164,6 +168,11 @@ class World:
             return [pid, os.stat(f"/proc/{pid}").st_uid]
         except FileNotFoundError:  # it ended meanwhile
             return None
+
+    def told_to(self, pid: int) -> Any:
+        """Names in the environment of a process, and its folder."""
+        names = [one.partition("=")[0] for one in Path(f"/proc/{pid}/environ").read_text().split("\0") if one]
+        return [names, os.readlink(f"/proc/{pid}/cwd")]
 
     def gone(self, uid: int) -> bool:
         """Wait for the end of a user's daemon."""

@@ -113,6 +113,13 @@ def test_root_sees_all_and_nobody_else_does(served: Node) -> None:
     assert served.command(BOB, "status", "--all-users")[0] == 2
 
 
+def test_a_users_daemon_gets_nothing_that_names_libraries(served: Node) -> None:
+    names, folder = served.told_to(served.daemon(ALICE)[0])
+    assert "PATH" in names
+    assert not [name for name in names if name.startswith(("LD_", "NCCL_", "PYTHON", "ZEROTUNE_"))]
+    assert folder == "/"
+
+
 def test_root_is_told_whose_daemon_does_not_answer(served: Node) -> None:
     served.kill(BOB, pid := served.daemon(BOB)[0], signal.SIGSTOP)
     try:
