@@ -18,12 +18,11 @@ from typing import Any, Final
 import zmq
 
 from zerotune.agent.daemon_link.keys import keys_dir, use_client_keys
-from zerotune.store.errors import UntrustedError, UserError
+from zerotune.agent.daemon_link.least_free import refuse_few_files, refuse_few_threads
+from zerotune.store.errors import UntrustedError
 from zerotune.store.paths import ENDPOINT_REMEDY
 from zerotune.store.private_folders import open_socket_folder
 
-LEAST_FREE: Final = 24
-"""Descriptors that must be free before ZeroMQ is begun: where it wants one and finds none, it ends the process."""
 _UCRED: Final = struct.Struct("3i")
 """Pid, user and group, as SO_PEERCRED gives them."""
 
@@ -32,18 +31,10 @@ def new_context() -> zmq.Context[Any]:
     """ZeroMQ's threads, begun only where there is room for them.
 
     Raises:
-        UserError: there are not enough free descriptors.
+        UserError: there are not enough free descriptors or threads.
     """
-    held: list[int] = []
-    try:
-        while len(held) < LEAST_FREE:
-            held.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        problem = f"fewer than {LEAST_FREE} more files can be opened: {error.strerror}"
-        raise UserError(problem, "raise `ulimit -n`") from error
-    finally:
-        for one in held:
-            os.close(one)
+    refuse_few_files()
+    refuse_few_threads()
     return zmq.Context()
 
 

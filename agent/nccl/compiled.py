@@ -14,15 +14,19 @@ import os
 import shlex
 import shutil
 import subprocess
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from zerotune.store.errors import PluginError, UntrustedError, reason
+from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.foreign.ways import make_own_folder, refuse_reachable
 
 _HASH_MARK: Final = b"zerotune-source:"
+_MAX_BYTES: Final = 64 * 2**20
+"""Of a library."""
 _FLAGS: Final = "plugin/compile_flags.txt"
 _REMEDY: Final = "install gcc or clang (Debian: apt install gcc libc6-dev) or name one in CC"
 _INSTALLATIONS: Final = frozenset({"site-packages", "dist-packages"})
@@ -87,7 +91,7 @@ class SharedLibrary:
         Raises:
             PluginError: there is no compiler, or it failed.
         """
-        temporary = library.with_name(f".{library.name}.{os.getpid()}")
+        temporary = library.with_name(f".{library.name}.{uuid.uuid4().hex[:8]}")
         command = [
             *self.compiler(),
             f"@{self.root / _FLAGS}",
@@ -150,7 +154,8 @@ def may_hold_builds(folder: Path) -> bool:
 def _locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # NFS may have no locks: then each compiles for itself
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
@@ -158,7 +163,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _is_current(library: Path, source_hash: str) -> bool:
     try:
-        return _HASH_MARK + source_hash.encode() in library.read_bytes()
+        return _HASH_MARK + source_hash.encode() in read_file(library, _MAX_BYTES)
     except OSError:
         return False
 

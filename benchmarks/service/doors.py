@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import io
 import os
 import resource
 import shutil
@@ -34,22 +33,30 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
-import pyarrow
-import pyarrow.parquet
+import zmq
 
-from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
+from benchmarks.lib.faults.wire_tap import WireTap
+from benchmarks.lib.fleet.fleet_attacks import (
+    anothers_name,
+    bomb,
+    changed_content,
+    eight_names,
+    many_keys,
+    masked,
+    one_bad_entry,
+    shared,
+)
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report, say
+from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.agent.nccl.compiled import PLUGIN, cache_folder
+from zerotune.store import wire
 from zerotune.store.knowledge_pool import KnowledgePool
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.all_users.folders import User
 from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.client.status import fetch_status
-from zerotune.tuner.fleet.book import Book
 from zerotune.tuner.fleet.building import STATE_SUFFIX, build
-from zerotune.tuner.fleet.objects import COLUMNS, Fabric, pack
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
 from zerotune.tuner.service.endpoint import make_keys
 
@@ -59,8 +66,6 @@ STRANGER: Final = 25_001
 """A number that no user of the machine should have."""
 MAX_FILES: Final = 320
 """That the daemon may have open which strangers meet."""
-HONEST: Final = ("a", "b", "c")
-"""Nodes whose measurements are true."""
 ENDLESS: Final = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT"
 SCHEMAS: Final = {
     "trigger": "CREATE TRIGGER t AFTER UPDATE ON jobs BEGIN DELETE FROM measurements; END",
@@ -113,6 +118,14 @@ def environment(folder: Path) -> dict[str, str]:
     return kept | {name: str(folder / name.lower()) for name in names}
 
 
+def until(is_so: Callable[[], bool]) -> bool:
+    """Wait for LONGEST_S at most; whether it came to be so."""
+    ends_at_s = time.monotonic() + LONGEST_S
+    while not (found := is_so()) and time.monotonic() < ends_at_s:
+        time.sleep(0.05)
+    return found
+
+
 def is_refused(done: subprocess.CompletedProcess[str]) -> bool:
     """Whether a command ended with a sentence."""
     return done.returncode == 2 and "Traceback" not in done.stderr
@@ -144,7 +157,7 @@ def brings(statements: str, *words: str) -> Callable[[Path], bool]:
 
 def planted_module(folder: Path) -> bool:
     """A module of others lies where `launch --start-daemon` is run."""
-    for name in ("zmq", "msgspec", "numpy"):
+    for name in ("zmq", "msgspec", "numpy", "zerotune"):
         (folder / f"{name}.py").write_text("open('ran', 'w').close()\n")
     folder.joinpath("run").mkdir(mode=0o700)
     endpoint = f"ipc://{folder}/run/d.sock"
@@ -185,9 +198,7 @@ def daemon(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
         cwd=folder, stderr=subprocess.DEVNULL, env=environment(folder),
     )  # fmt: skip
     try:
-        ends_at_s = time.monotonic() + LONGEST_S
-        while fetch_status(ipc, 1.0) is None and time.monotonic() < ends_at_s:
-            time.sleep(0.05)
+        until(lambda: fetch_status(ipc, 1.0) is not None)
         yield process, ipc, tcp
     finally:
         process.kill()
@@ -215,110 +226,44 @@ def strangers(begin: bytes) -> Callable[[Path], bool]:
     return attack
 
 
-def shared(folder: Path, name: str, *, faster: float = 0.1, job_id: str = "", is_signed: bool = True) -> Path:
-    """Write an object below `fleet`.
+def said_again(folder: Path) -> bool:
+    """What a peer with keys said is recorded on its way, and said again: by a stranger, doubled, and backwards."""
+    n_said = 5
+    hello = wire.Hello("job", 0, 1, 0, "node", 1, "fabric", {}, 22809, 5)
+    observed = wire.Observations("job", 0, n_said)
+    said = [wire.encode(hello), wire.encode(observed, bytes(n_said * wire.OBSERVATION_BYTES))]
+    n_frames = sum(map(len, said))
+    with ExitStack() as stack:
+        _, ipc, tcp = stack.enter_context(daemon(folder))
+        tap = stack.enter_context(closing(WireTap(int(tcp.rpartition(":")[2]))))
+        rank = stack.enter_context(stack.enter_context(zmq.Context()).socket(zmq.DEALER))
+        rank.linger = 0
+        use_client_keys(rank, folder / "keys")
+        rank.connect(f"tcp://127.0.0.1:{tap.port}")
 
-    Args:
-        folder: of the attack.
-        name: of whoever measured; the key is that name's.
-        faster: the gain (log) that it tells; what is true by default.
-        job_id: of the job; empty: as the name.
-        is_signed: with that key.
+        def speak() -> None:
+            for frames in said:
+                rank.send_multipart(frames)
 
-    Returns:
-        Where it is.
-    """
-    block, signer = measured(40, faster=faster), signer_of(name) if is_signed else None
-    job, fabric = np.zeros(len(block), np.int64), Fabric("fabric", FACTS)
-    packed = pack(name, fabric, [job_id or name], job, block, 1_800_000_000, signer)
-    path = folder / "fleet" / packed.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(packed.data)
-    return path
+        def n_heard() -> int:
+            found = fetch_status(ipc, 5.0)
+            return -1 if found is None else sum(job.n_observations for job in found.jobs)
 
+        def is_heard(n_times: int) -> bool:
+            """What it says over its latest connection is heard, and nothing else is."""
+            until(lambda: len(tap.sent) == n_times)
+            speak()
+            return until(lambda: n_heard() == n_times * n_said)
 
-def masked(folder: Path) -> bool:
-    """Junk bears the names of others' objects."""
-    (folder / "fleet" / "v1" / "zzz").mkdir(parents=True)
-    for node in ("a", "b", "c"):
-        (folder / "fleet" / "v1" / "zzz" / shared(folder, node).name).write_text("junk")
-    return build(str(folder / "fleet"), folder / "book").merged.n_objects == 3
-
-
-def says(book: Book, faster: float) -> bool:
-    """Whether a book tells this gain, and no honest node was set aside."""
-    gains = {round(one.gain, 1) for one in book.cells if one.gain is not None}
-    return gains == {faster} and not any(one.is_set_aside for one in book.contributors if one.name in HONEST)
-
-
-def eight_names(folder: Path) -> bool:
-    """One writer without a key has eight names and many jobs, which lie by less than what is outlying."""
-    for name in HONEST:
-        shared(folder, name)
-    for at in range(8):
-        for job in range(4):
-            shared(folder, f"liar{at}", faster=0.4, job_id=f"{at}-{job}", is_signed=False)
-    return says(build(str(folder / "fleet"), folder / "book").book, 0.1)
-
-
-def anothers_name(folder: Path) -> bool:
-    """One writer without a key lies in two others' names, to get the honest third set aside."""
-    for name in HONEST:
-        shared(folder, name)
-    for name in HONEST[:2]:
-        for job in range(8):
-            shared(folder, name, faster=3.0, job_id=f"{name}-{job}", is_signed=False)
-    return says(build(str(folder / "fleet"), folder / "book").book, 0.1)
-
-
-def changed_content(folder: Path) -> bool:
-    """An honest object's signature stands on other rows."""
-    import pyarrow.compute
-
-    for name in HONEST:
-        path = shared(folder, name)
-    table = pyarrow.parquet.read_table(path, partitioning=None)
-    column = table.schema.get_field_index("duration_us")
-    faster = pyarrow.compute.multiply(table["duration_us"], 0.5)
-    pyarrow.parquet.write_table(table.set_column(column, "duration_us", faster), sink := io.BytesIO())
-    path.with_name(f"{hashlib.sha256(sink.getvalue()).hexdigest()}.parquet").write_bytes(sink.getvalue())
-    built = build(str(folder / "fleet"), folder / "book")
-    return len(built.book.skipped) == 1 and says(built.book, 0.1)
-
-
-def many_keys(folder: Path) -> bool:
-    """One writer has eight keys, of which none is listed."""
-    for name in HONEST:
-        shared(folder, name)
-    for at in range(8):
-        shared(folder, f"liar{at}", faster=0.4)
-    listed = {signer_of(name).public_hex: name for name in HONEST}
-    return says(build(str(folder / "fleet"), folder / "book", listed=listed).book, 0.1)
-
-
-def one_bad_entry(folder: Path) -> bool:
-    """A pipe, and a name that is no text."""
-    place = shared(folder, "a").parent
-    os.mkfifo(place / "pipe.parquet")
-    Path(os.fsdecode(os.fsencode(place) + b"/\xff.parquet")).write_text("junk")
-    (place / "around").symlink_to(place, target_is_directory=True)
-    return build(str(folder / "fleet"), folder / "book").merged.n_objects == 1
-
-
-def bomb(text: str, facts: bytes) -> Callable[[Path], bool]:
-    """An object that unpacks to far more than it is."""
-
-    def attack(folder: Path) -> bool:
-        shared(folder, "a")
-        values = {"contributor": text, "job_id": "job", "fabric_id": "fabric"}
-        columns = [pyarrow.array([values.get(field.name, 1)]).cast(field.type) for field in COLUMNS]
-        schema = COLUMNS.with_metadata({b"zerotune.fleet": b"1", b"zerotune.fabric": facts})
-        pyarrow.parquet.write_table(pyarrow.table(columns, schema), sink := io.BytesIO(), compression="zstd")
-        name = hashlib.sha256(sink.getvalue()).hexdigest()
-        (folder / "fleet" / "v1" / "fabric=fabric" / f"{name}.parquet").write_bytes(sink.getvalue())
-        return build(str(folder / "fleet"), folder / "book").merged.n_objects == 1
-
-    return attack
+        holds = is_heard(1)
+        tap.say_anew(*tap.sent[0])
+        tap.say(*tap.sent[0][-len(said[1]) :])
+        holds &= is_heard(2)
+        tap.hold()
+        speak()
+        holds &= until(lambda: tap.n_held == n_frames)
+        tap.release(*reversed(range(n_frames)))
+        return holds and is_heard(3)
 
 
 def state_of(change: Callable[[Path], None]) -> Callable[[Path], bool]:
@@ -357,9 +302,7 @@ def older_book(folder: Path) -> bool:
         shelf.start()
         shelf.told("fabric")
         (folder / "book").write_bytes(books[0])
-        ends_at_s = time.monotonic() + LONGEST_S
-        while not shelf.error and time.monotonic() < ends_at_s:
-            time.sleep(0.05)
+        until(lambda: bool(shelf.error))
         shelf.close()
         return bool(shelf.error)
     finally:
@@ -411,11 +354,13 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
             yield f"store with {name}: check", brings(statements, "store", "check")
             yield f"store with {name}: explain", brings(statements, "explain", "--store")
     yield "module in the current folder", planted_module
-    yield "library in an open cache", lambda folder: planted_library(folder, of_stranger=False)
+    if not is_quick:
+        yield "library in an open cache", lambda folder: planted_library(folder, of_stranger=False)
     yield "few descriptors", few_files
     yield "strangers who are silent", strangers(b"")
     if not is_quick:
         yield "strangers who begin", strangers(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47))
+    yield "words said again", said_again
     yield "junk under others' names", masked
     yield "one writer under eight names", eight_names
     yield "another's name", anothers_name

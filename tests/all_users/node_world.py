@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KEEP = Path("/mnt")
 RUNTIME, STATE = Path("/run/zerotune"), Path("/var/lib/zerotune")
 START_TIMEOUT_S = 60.0
+PLANTED = dict.fromkeys(("LD_LIBRARY_PATH", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "PYTHONPATH"), "/planted")
+"""In the service's environment: nobody's daemon may load what lies there."""
 
 
 def mount(*words: str) -> None:
@@ -81,7 +83,9 @@ class World:
         if max_files:
             command = ["prlimit", f"--nofile={max_files}", *command]
         command += [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--all-users", *options]
-        self.service = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.service = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | PLANTED
+        )
         assert self.service.stderr is not None
         return self.service.stderr.readline()
 
@@ -165,6 +169,11 @@ class World:
         except FileNotFoundError:  # it ended meanwhile
             return None
 
+    def told_to(self, pid: int) -> Any:
+        """Names in the environment of a process, and its folder."""
+        names = [one.partition("=")[0] for one in Path(f"/proc/{pid}/environ").read_text().split("\0") if one]
+        return [names, os.readlink(f"/proc/{pid}/cwd")]
+
     def gone(self, uid: int) -> bool:
         """Wait for the end of a user's daemon."""
         ends_at_s = time.monotonic() + START_TIMEOUT_S
@@ -174,10 +183,11 @@ class World:
             time.sleep(0.02)
         return True
 
-    def command(self, uid: int, *words: str) -> Any:
-        """Exit code and output of `zerotune WORDS` as a user."""
+    def command(self, uid: int, *words: str, max_processes: int = 0) -> Any:
+        """Exit code and output of `zerotune WORDS` as a user, who may have so many processes and threads."""
+        limited = ["prlimit", f"--nproc={max_processes}"] if max_processes else []
         done = subprocess.run(
-            [sys.executable, "-I", "-m", "zerotune.tuner.cli", *words],
+            [*limited, sys.executable, "-I", "-m", "zerotune.tuner.cli", *words],
             user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
             env={"PATH": os.defpath, "HOME": f"/tmp/nobody-{uid}"},
         )  # fmt: skip

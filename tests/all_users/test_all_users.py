@@ -22,7 +22,7 @@ from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.cli.app import app
 
 WORLD = Path(__file__).with_name("node_world.py")
-ALICE, BOB, MALLORY = 20_001, 20_002, 20_003
+ALICE, BOB, MALLORY, CAROL = 20_001, 20_002, 20_003, 20_900
 GROUP = "users"
 USERS_GID = 100
 RUNTIME, STATE = "/run/zerotune", "/var/lib/zerotune"
@@ -111,6 +111,35 @@ def test_root_sees_all_and_nobody_else_does(served: Node) -> None:
     assert "job-of-alice" in jobs[f"ipc://{RUNTIME}/{ALICE}/daemon.sock"]
     assert set(jobs) == {f"ipc://{RUNTIME}/{uid}/daemon.sock" for uid in (ALICE, BOB)}
     assert served.command(BOB, "status", "--all-users")[0] == 2
+
+
+def test_a_users_daemon_gets_nothing_that_names_libraries(served: Node) -> None:
+    names, folder = served.told_to(served.daemon(ALICE)[0])
+    assert "PATH" in names
+    assert not [name for name in names if name.startswith(("LD_", "NCCL_", "PYTHON", "ZEROTUNE_"))]
+    assert folder == "/"
+
+
+def test_root_is_told_whose_daemon_does_not_answer(served: Node) -> None:
+    served.kill(BOB, pid := served.daemon(BOB)[0], signal.SIGSTOP)
+    try:
+        code, out, told = served.command(0, "status", "--all-users", "--json")
+    finally:
+        served.kill(BOB, pid, signal.SIGCONT)
+    assert code == 0
+    assert [reply["endpoint"] for reply in json.loads(out)] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock"]
+    assert f"{RUNTIME}/{BOB}/daemon.sock" in told
+    assert f"{RUNTIME}/{ALICE}/daemon.sock" not in told
+
+
+@pytest.mark.parametrize("words", [("daemon", "--idle-exit", "1"), ("status",)])
+@pytest.mark.parametrize("max_processes", [1, 3, 5])
+def test_who_may_begin_few_threads_is_told_so(served: Node, words: tuple[str, ...], max_processes: int) -> None:
+    """Libraries end or interrupt their process where they can begin none."""
+    code, _, told = served.command(CAROL, *words, max_processes=max_processes)
+    assert code == 2, told
+    assert "ulimit -u" in told
+    assert "Traceback" not in told
 
 
 def test_what_is_shared_is_read_by_others_and_written_by_its_owner(served: Node) -> None:

@@ -37,3 +37,24 @@ def test_what_is_no_file_is_refused_at_once(command, name, tmp_path):
     done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
+
+
+LITTLE_MEMORY = """
+import contextlib, resource
+from pathlib import Path
+from zerotune.tuner import cli
+
+with contextlib.suppress(SystemExit):
+    cli.main()  # what it imports is there from then on
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (8 << 20), resource.RLIM_INFINITY))
+cli.main()
+"""
+
+
+def test_a_file_that_memory_has_no_room_for_is_one_sentence(tmp_path):
+    (tmp_path / "plan.json").write_bytes(b" " * (16 << 20))
+    command = [sys.executable, "-c", LITTLE_MEMORY, "launch", "--plan", "plan.json", "--", "true"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2), done.stderr
+    assert "ulimit -v" in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -314,6 +315,21 @@ def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
         assert (job.n_ranks, len(store.steps("job"))) == (1, 99)
         assert job.started_at_s > 0
         assert store.fabrics() == {"fabric": {"emulated": "x"}}
+
+
+def test_a_socket_that_cannot_be_removed_is_no_failure(private_path, monkeypatch):
+    """Its folder may have come to be read-only, while the store is written."""
+
+    def refused(path, **_):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    def on_ready(*_):
+        monkeypatch.setattr(Path, "unlink", refused)
+
+    endpoint, store = f"ipc://{private_path}/d.sock", private_path / "s.db"
+    assert run_daemon(endpoint, store, idle_exit_s=0.1, on_ready=on_ready) == 0
+    monkeypatch.undo()
+    assert run_daemon(endpoint, store, idle_exit_s=0.1) == 0, "what is left hinders nobody"
 
 
 def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_path, monkeypatch, capsys):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,11 +20,15 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("cryptography")
 pytest.importorskip("aiohttp")
+from zerotune.tuner.fleet import storage
 from zerotune.tuner.fleet.building import build
 from zerotune.tuner.fleet.objects import Fabric, pack
 from zerotune.tuner.fleet.reading import read_book
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
 from zerotune.tuner.fleet.storage import Storage
+
+DROP_S = 0.1
+N_DROPS = 50
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -32,15 +38,34 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """Of `tmp_path`, by HTTP."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path)) as server:
+class Dripping(Quiet):
+    """Sends its answers byte by byte."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(N_DROPS))
+        self.end_headers()
+        with suppress(OSError):  # whoever asked has left
+            for _ in range(N_DROPS):
+                self.wfile.write(b"x")
+                time.sleep(DROP_S)
+
+
+@contextmanager
+def served(handler: type[Quiet], folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=folder)) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Of `tmp_path`, by HTTP."""
+    with served(Quiet, tmp_path) as address:
+        yield address
 
 
 def test_a_book_is_read_and_built_from_a_web_server(tmp_path: Path, url: str) -> None:
@@ -56,3 +81,13 @@ def test_a_book_is_read_and_built_from_a_web_server(tmp_path: Path, url: str) ->
     assert read_book(f"{url}/book", key) == built.book
     with pytest.raises(BookError):
         read_book(f"{url}/no-book", key)
+
+
+def test_a_server_that_drips_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "WEB_S", 1.0)
+    began_s = time.monotonic()
+    with served(Dripping, tmp_path) as address:
+        with pytest.raises(BookError):
+            read_book(f"{address}/book", Verifier.of(make_key(tmp_path / "key")))
+        waited_s = time.monotonic() - began_s
+    assert waited_s < N_DROPS * DROP_S / 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -163,6 +165,22 @@ def test_a_link_in_the_place_of_the_lock_leaves_its_target_as_it_is(installed, t
     with pytest.raises(PluginError):
         installed.build()
     assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_a_pipe_in_the_place_of_a_library_is_not_waited_for(installed, tmp_path):
+    built = planted(installed, tmp_path / "cache")
+    built.unlink()
+    os.mkfifo(built, 0o600)
+    assert installed.path() is None
+    assert installed.build() == built == installed.path()
+
+
+def test_a_file_system_without_locks_holds_a_cache(installed, tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    assert planted(installed, tmp_path / "cache") == installed.path()
 
 
 def test_the_cache_is_closed_to_others_whatever_the_umask(installed, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import signal
@@ -84,6 +86,23 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, monke
             assert ours.exists()
             assert third.exists()
     assert {path.name for path in tmp_path.iterdir()} == {"zt-file", "zt-link"}
+
+
+def test_a_file_system_without_locks_is_not_filled_with_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "zt-other").mkdir()
+    n_tries = 0
+
+    def refused(*_: object) -> None:
+        nonlocal n_tries
+        n_tries += 1
+        assert n_tries < 10
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with ScratchFolder("zt-") as ours:
+        assert {path.name for path in tmp_path.iterdir()} == {"zt-other", ours.name}, "nobody knows whose it is"
+    assert [path.name for path in tmp_path.iterdir()] == ["zt-other"]
 
 
 def test_a_store_without_sweeps_says_what_to_run(tmp_path: Path):

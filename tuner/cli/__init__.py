@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
+from zerotune.agent.daemon_link.least_free import refuse_few_threads
 from zerotune.store.errors import UserError, ZerotuneError
 from zerotune.tuner.cli.terminal import filtered_output, shortened
 
@@ -59,6 +60,8 @@ def _run() -> None:
         code = app(prog_name="zerotune", standalone_mode=False)
     except KeyboardInterrupt:
         code = 130
+    except SystemExit as told:  # a daemon's, while it loads
+        code = _few_threads() or told.code
     except UserError as error:
         code = _failed(str(error), 2)
     except ZerotuneError as error:
@@ -84,9 +87,11 @@ def _run() -> None:
         where = f" {error.filename}" if error.filename else ""
         code = _failed(f"cannot use{where}: {error.strerror or error}; check the path, its permissions and its disk", 2)
     except Exception as error:
-        code = _of_typer(error)
+        code = _of_typer(error) or _few_threads()
         if code is None:
             raise
+    if code == 130:
+        code = _few_threads() or code
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -121,6 +126,15 @@ def _refuse_empty(words: list[str]) -> None:
 def _failed(words: str, code: int) -> int:
     print(f"zerotune: {shortened(words)}", file=sys.stderr)
     return code
+
+
+def _few_threads() -> int | None:
+    """The exit code where no threads can be begun: OpenBLAS then interrupts its own process, as Ctrl-C would."""
+    try:
+        refuse_few_threads()
+    except UserError as error:
+        return _failed(str(error), 2)
+    return None
 
 
 def _of_typer(error: Exception) -> int | None:

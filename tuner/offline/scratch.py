@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
 from types import TracebackType
+from typing import Final
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ScratchFolder:
     """A private temporary folder; a context manager.
 
     Its owner holds a lock on it, which the kernel frees however the process ends: a folder without a lock is unused.
-    Unused folders of the same `prefix` and user are removed at the start.
+    Unused folders of the same `prefix` and user are removed at the start, if there are locks on that file system.
     """
 
     def __init__(self, prefix: str) -> None:
         _remove_leftovers(prefix)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
-            descriptor = _locked(self.path)
-            if descriptor is not None and self.path.exists():
-                self._descriptor = descriptor
-                return
+            with contextlib.suppress(FileNotFoundError):
+                self._descriptor = os.open(self.path, _FOLDER)
+                if _lock(self._descriptor) is not False and self.path.exists():
+                    return
+                os.close(self._descriptor)
             # Another process took it for a leftover before it was locked.
-            if descriptor is not None:
-                os.close(descriptor)
 
     def __enter__(self) -> Path:
         return self.path
@@ -48,24 +51,22 @@ class ScratchFolder:
 def _remove_leftovers(prefix: str) -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         try:
-            is_ours = path.lstat().st_uid == os.getuid()
-        except FileNotFoundError:
+            if path.lstat().st_uid != os.getuid():
+                continue
+            descriptor = os.open(path, _FOLDER)
+        except OSError:  # it has gone, or is no folder
             continue
-        descriptor = _locked(path) if is_ours else None
-        if descriptor is not None:
+        if _lock(descriptor):
             shutil.rmtree(path, ignore_errors=True)
-            os.close(descriptor)
+        os.close(descriptor)
 
 
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None where another has it, or it is no folder."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
+def _lock(descriptor: int) -> bool | None:
+    """Whether it is ours from now on; None: its file system has no locks, as NFS may have none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     except OSError:
-        os.close(descriptor)
         return None
-    return descriptor
+    return True

@@ -85,7 +85,8 @@ class BoundEndpoint:
         if self._gate is not None:
             self._gate.remove()
         if self._lock is not None and self._socket_path is not None:
-            self._socket_path.unlink(missing_ok=True)  # ours for as long as we hold the lock
+            with contextlib.suppress(OSError):  # a file system that can only be read by now
+                self._socket_path.unlink(missing_ok=True)  # ours for as long as we hold the lock
             self._lock.release()
 
 
