@@ -88,7 +88,7 @@ CASES: Final = (
     _ours("destroyed-and-again", "again.py"),
     Case("object-collectives", OWN_SCRIPTS / "objects.py", n_steps=10, trains=False),
     _ours("memory-pressure", "pressure.py"),
-    Case("two-nodes", FRAMEWORK_SCRIPTS / "fsdp2.py", n_nodes=2, fabric="h100_ib_2"),
+    Case("two-nodes", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=200, n_nodes=2, fabric="h100_ib_2"),
     Case("daemon-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=60, fault="daemon"),
     Case("rank-killed", FRAMEWORK_SCRIPTS / "fsdp2.py", n_steps=4000, fault="rank"),
     Case(
