@@ -43,7 +43,7 @@ from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
+from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.equal_channels import RunsFewer
@@ -210,7 +210,7 @@ class Brain(Inspection):
             self._offered_by = self._costs.revision
             self._policy.withdraw_what_is_not_offered()
         self._policy.price.connection_us = self._attribution.connection_us
-        self._policy.price.traffic = self._keys.traffic(self._step)
+        self._policy.price.traffic = self._keys.traffic()
         self._policy.may_promote = not self._attribution.is_suspicious
         is_new = self._step_feedback.is_new
         self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
@@ -249,8 +249,9 @@ class Brain(Inspection):
         if looks:
             plans.ask(self._policy.end_first_looks(looks))
             last = self._stage(plans.next + 1, gathers_after_step, first)
-            entry = entry.followed_by(last, FIRST_LOOK_STEPS)
-            plans.follow(entry.plan.epoch, last)
+            n_steps = self._policy.price.look_steps([state.index for state in looks])
+            entry = entry.followed_by(last, n_steps)
+            plans.follow(entry.plan.epoch, last, n_steps)
         if last.tentative:
             asked = {index: plans.asked[index] for index in last.tentative}
             plans.ask({index: self._states[index].incumbent for index in asked})

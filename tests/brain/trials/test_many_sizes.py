@@ -100,7 +100,7 @@ def test_a_key_that_is_called_seldom_is_called_at_once() -> None:
             blocks.append(_block(step, 4 * MIB, 8))
         block = np.concatenate(blocks)
         table.count(table.indices(block), block["step"].astype(np.int64))
-        traffic = table.traffic(step)
+        traffic = table.traffic()
         if step > 100:
             assert traffic.at_once.tolist() == [2.0, 8.0]
             assert traffic.calls_in(0, 3.0) == 6.0

@@ -148,7 +148,7 @@ class Options:
             evidence.log_us(slot),
             room_us,
             float(price.traffic.per_step[state.index]),
-            price.traffic.calls_in(state.index, price.withdrawal.first_steps) * price.charged_share,
+            price.first_calls(state.index) * price.charged_share,
             unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0,
             budget.gained_us,
             price.connection_us * np.array(is_new, np.float64),

@@ -280,11 +280,11 @@ class KeyTable(Columns):
             self._last_step[is_called] = step
             self._newest_step = max(self._newest_step, step)
 
-    def traffic(self, step: int) -> Traffic:
-        """How often each key is called, up to `step`."""
+    def traffic(self) -> Traffic:
+        """How often each key is called, up to the newest step that was measured."""
         here = slice(len(self.states))
         first, n_calls, n_called = self._first_step[here], self._n_calls[here], np.maximum(self._n_steps[here], 1)
-        n_steps = np.maximum(1, step - first + 1)
+        n_steps = np.maximum(1, self._newest_step - first + 1)
         usual_gap = (self._last_step[here] - first) / np.maximum(n_called - 1, 1)
         idle_steps = self._newest_step - self._last_step[here]
         return Traffic(

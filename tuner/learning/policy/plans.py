@@ -92,8 +92,8 @@ class Plans:
         self._active = 0
         """The epoch in force."""
         self._active_since = 0
-        self._looks: set[int] = set()
-        """Epochs of first looks."""
+        self._looks: dict[int, int] = {}
+        """Epochs of first looks, and after how many steps they end by themselves."""
         self._rests: dict[int, int] = {}
         """Epochs at which what was on trial has given way by itself; and after how many steps."""
         self.next = 1
@@ -123,7 +123,7 @@ class Plans:
         while len(self._plans) > KEPT_EPOCHS:
             oldest = next(old for old in self._plans if old not in (0, self._active))
             del self._plans[oldest]
-            self._looks.discard(oldest)
+            self._looks.pop(oldest, None)
             self._slots.pop(oldest, None)
 
     def slots(self, epoch: int) -> Ints:
@@ -225,7 +225,7 @@ class Plans:
         self._planned_at_step = step
         if self._offered is not None and self._is_overdue(step):
             self._offered, self.must_repeat = None, True
-            if self._is_looking:
+            if self._active in self._looks:
                 self._withdrawal.looks_on()
 
     def offer(self, entry: PlanInForce, step: int) -> None:
@@ -238,9 +238,9 @@ class Plans:
         self.next = entry.plan.last_epoch + 1
         self._withdrawal.offered(entry.plan.epoch)
 
-    def follow(self, look: int, after: PlanInForce) -> None:
-        """The plan of epoch `look` is a first look, and gives way to `after` by itself."""
-        self._looks.add(look)
+    def follow(self, look: int, after: PlanInForce, after_steps: int) -> None:
+        """The plan of epoch `look` is a first look, and gives way to `after` by itself, so many steps later."""
+        self._looks[look] = after_steps
         self.add(after)
 
     def rest(self, resting: PlanInForce, after_steps: int) -> None:
@@ -250,15 +250,10 @@ class Plans:
         self.add(resting)
 
     def _is_overdue(self, step: int) -> bool:
-        if self._is_looking:
-            return self._steps_in_epoch > ENOUGH * self._withdrawal.first_steps  # it does not end by itself
+        if self._active in self._looks:
+            return self._steps_in_epoch > ENOUGH * self._looks[self._active]  # it does not end by itself
         patience_steps = max(HORIZON_STEPS, 2.0 * self._withdrawal.steps)
         return step - self._offered_at_step >= patience_steps
-
-    @property
-    def _is_looking(self) -> bool:
-        """A first look is in force."""
-        return self._active in self._looks
 
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:

@@ -148,6 +148,16 @@ class Price(Columns):
         """Share of a collective's extra time that the budget pays for: what may be waited for, and a little more."""
         return min(1.0, self.exposed.bounds[1] + 0.1)
 
+    def look_steps(self, keys: Sequence[int]) -> int:
+        """How long a first look at these keys lasts: what is called, or measured, in few steps is looked at in more."""
+        least_calls = min(1.0, float(self.traffic.per_step[[*keys]].min()))
+        return round(FIRST_LOOK_STEPS / max(least_calls, FIRST_LOOK_STEPS / self.withdrawal.trial_steps))
+
+    def first_calls(self, key: int) -> float:
+        """Calls of a key under a setting before anything is known of it."""
+        withdrawal = self.withdrawal
+        return self.traffic.calls_in(key, self.look_steps([key]) if withdrawal.needs_looks else withdrawal.steps)
+
     @property
     def calls_us(self) -> float:
         """What a step's calls are charged at."""
@@ -195,22 +205,17 @@ class Withdrawal:
         self._response_steps: float | None = None
         """From the last known step when a plan is offered to the step at which it is in force."""
         self._offered: dict[int, int] = {}
-        self._look_steps = float(FIRST_LOOK_STEPS)
+        self._looks_end = True
 
     @property
     def needs_looks(self) -> bool:
         """A first look ends by itself before a setting could be withdrawn, as far as that is known or assumed."""
-        return math.isfinite(self._look_steps) and (self._response_steps is None or self.steps > self._look_steps)
+        return self._looks_end and (self._response_steps is None or self.steps > FIRST_LOOK_STEPS)
 
     @property
     def trial_steps(self) -> int:
         """How many steps a plan with something on trial lasts if nobody renews it: no trial runs unwatched for long."""
         return max(LEAST_TRIAL_STEPS, math.ceil(TRIAL_RESPONSES * self.steps))
-
-    @property
-    def first_steps(self) -> float:
-        """How many steps a setting runs before anything is known of it."""
-        return self._look_steps if self.needs_looks else self.steps
 
     @property
     def steps(self) -> float:
@@ -238,7 +243,7 @@ class Withdrawal:
 
     def looks_on(self) -> None:
         """A first look did not end by itself: none is relied on any more."""
-        self._look_steps = math.inf
+        self._looks_end = False
 
     def offered(self, epoch: int) -> None:
         """A plan is on its way to the ranks."""
