@@ -16,7 +16,7 @@ OPTIONS = driver.LITTLE if REHEARSAL in os.environ else ("--minutes", "3")
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(20 + float(OPTIONS[-1])),
+    pytest.mark.timeout(20 + 60 * float(OPTIONS[-1])),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a torch built for CUDA"),
 ]
 
