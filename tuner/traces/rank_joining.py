@@ -74,8 +74,8 @@ def _shifted(records: Block) -> NDArray[np.bool_]:
     most, least = np.zeros(groups[-1] + 1, np.int64), np.full(groups[-1] + 1, len(records))
     np.maximum.at(most, of_rank[:, 0], n_calls)
     np.minimum.at(least, of_rank[:, 0], n_calls)
-    is_counted: NDArray[np.bool_] = (records["flags"] & FLAG_COUNTED) != 0
-    return (most > least)[groups] & is_counted
+    shifted: NDArray[np.bool_] = (most > least)[groups] & ((records["flags"] & FLAG_COUNTED) != 0)
+    return shifted
 
 
 def _begins(records: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:

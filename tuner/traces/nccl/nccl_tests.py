@@ -64,7 +64,7 @@ _STARTING: Final = re.compile(rb"^\W*Collective test starting: (\w+)")
 _CONCLUDED: Final = b"Collective test concluded"
 _HEADER_WORDS: Final = (b"Rank", b"nThread", b"nccl-tests version", b"Collective test", b"algbw")
 """One of them is in each line of a header; where a log was pasted into a text, the # before it may be gone."""
-_PROGRAM: Final = re.compile(rb"(?<![\w.-])([a-zA-Z]\w*?_perf)\w*(?![\w/-]|\.\w)")
+_PROGRAM: Final = re.compile(rb"(?<![\w.-])([a-zA-Z]\w{0,40}?_perf)\w{0,40}(?![\w/-]|\.\w)")
 _REDUCING: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
 _GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
@@ -190,7 +190,7 @@ class _Reader:
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
         """The records that can be given out after a piece of the file; consecutive rows are read as one table."""
-        self.is_tagged = self.is_tagged or _TAGGED.search(chunk) is not None
+        self.is_tagged = self.is_tagged or (b"#" in chunk and _TAGGED.search(chunk) is not None)
         if self.is_tagged:
             chunk = _TAG_INSIDE.sub(b"", _TAGS.sub(b"", chunk))
         if b"NCCL INFO" in chunk:
