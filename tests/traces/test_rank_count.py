@@ -296,6 +296,10 @@ def test_rows_of_nccl_tests_as_csv(tmp_path: Path, header: str) -> None:
     assert set(block["n_ranks"]) == {16}
     assert block["message_bytes"].tolist() == [size for size in (1 << 20, 1 << 24, 1 << 28) for _ in range(2)]
     assert block["duration_us"][:2].tolist() == pytest.approx([61.7, 61.7])
+    path.write_text(path.read_text().replace("all_gather,", "all_reduce,"))
+    trace = read_trace(path)
+    assert list(trace.blocks()) == []
+    assert trace.summary.unusable == {LeftOut.other_collective: 3}
 
 
 def test_one_side_alone_takes_its_collective_from_the_file_name(tmp_path: Path) -> None:

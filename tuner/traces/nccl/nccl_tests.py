@@ -263,7 +263,7 @@ class _Reader:
         found = [(_KINDS if self.run.has_root else _KINDS_WITHOUT_ROOT).fullmatch(kind) for kind in kinds[1]]
         if not all(column is not None and all(map(is_right, column[1])) for column in wrong) or not all(found):
             return None
-        if not all(one is not None and _fits(collective, one[2]) for one in found):
+        if not all(one is not None and fits(collective, one[2]) for one in found):
             return None
         unused = [(first + 1, rb"\d+"), *((side + offset, _NUMBER) for side in sides for offset in (1, 2))]
         if not all(_is_all(fields, full[column], pattern) for column, pattern in unused):
@@ -295,7 +295,7 @@ class _Reader:
         row = _row(run.has_root, run.n_extra).match(line)
         if row is not None:
             run.in_header = False
-            if not _fits(run.collective, row[3]):
+            if not fits(run.collective, row[3]):
                 self.summary.skip(LeftOut.other_collective)
                 return
             bodies = (row.groups()[3:7], row.groups()[7:11])
@@ -384,9 +384,9 @@ def _is_heading(line: bytes) -> bool:
     return b" algbw " in line and b" busbw " in line
 
 
-def _fits(collective: Collective | None, redop: bytes | None) -> bool:
+def fits(collective: Collective | None, redop: bytes | str | None) -> bool:
     """Whether a collective may have what stands in the column of reductions."""
-    return collective is None or not redop or (redop != b"none") == (collective in _REDUCING)
+    return collective is None or not redop or (redop not in (b"none", "none")) == (collective in _REDUCING)
 
 
 def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
