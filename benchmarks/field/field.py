@@ -1,10 +1,10 @@
 """Files and models as people have them: how many are read rightly, refused with a remedy, or read wrongly.
 
 `files/` holds one small file for each report, written by us in the shape of the public one; `files.json` says what is
-true of it: the ranks, rows, or a machine's GPUs, NVLinks of each and adapters; or that it must be refused and which
-words help. `published_models.json` has published configurations, as far as their shapes go, with the models' published
-numbers of parameters. Every report adds to them. A silent error is a file or model that is read, with other numbers
-than the true ones.
+true of it: the ranks, the rows of a plan, how many measurements, or a machine's GPUs, NVLinks of each and adapters;
+or that it must be refused and which words help. `published_models.json` has published configurations, as far as their
+shapes go, with the models' published numbers of parameters. Every report adds to them. A silent error is a file or
+model that is read, with other numbers than the true ones.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def _found(case: dict[str, Any]) -> tuple[str, Any]:
             machine = read_machine(whole)
         return "machine", [len(machine.gpus), min(gpu.n_nvlinks for gpu in machine.gpus), len(machine.nics)]
     trace = read_trace(path)
-    n_ranks = {int(n) for one in trace.portions(UserFacts(is_default=True, n_nodes=1)) for n in one.rows["n_ranks"]}
+    n_ranks = [int(n) for one in trace.portions(UserFacts(is_default=True, n_nodes=1)) for n in one.rows["n_ranks"]]
     if not n_ranks:
         words = "; ".join(map(trace.summary.with_examples, trace.summary.unusable))
         raise UserError(f"{path.name}: {words}", "--n-ranks" if "number of ranks" in words else "")
-    return "n_ranks", sorted(n_ranks)
+    return ("n_measured", len(n_ranks)) if "n_measured" in case else ("n_ranks", sorted(set(n_ranks)))
 
 
 def outcome_of(case: dict[str, Any]) -> Outcome:

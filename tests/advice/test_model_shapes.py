@@ -98,6 +98,43 @@ def test_a_key_that_is_absent_means_the_default_of_its_class():
     assert untied.n_parameters - from_config(case["config"], "c").n_parameters == 256000 * 3584
 
 
+WRONG_KINDS = [
+    ("google/gemma-2-9b", {"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+    ("ai21labs/Jamba-v0.1", {"attn_layer_period": "8"}, "attn_layer_period"),
+    ("ai21labs/Jamba-v0.1", {"expert_layer_period": None}, "expert_layer_period"),
+    ("Qwen/Qwen3-Next-80B-A3B-Instruct", {"full_attention_interval": "4"}, "full_attention_interval"),
+    ("Qwen/Qwen3-8B", {"layer_types": "x"}, "layer_types"),
+    ("Qwen/Qwen3-30B-A3B", {"moe_intermediate_size": None}, "moe_intermediate_size"),
+    ("MiniMaxAI/MiniMax-Text-01", {"attn_type_list": [0, 1]}, "attn_type_list"),
+    ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"num_hidden_layers": 30}, "pattern"),
+    ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"hybrid_override_pattern": 5}, "hybrid_override_pattern"),
+    ("Qwen/Qwen3-VL-8B-Instruct", {"vision_config": {"hidden_size": "1152", "depth": 27}}, "hidden_size"),
+    ("Qwen/Qwen3-VL-8B-Instruct", {"vision_config": {"hidden_size": 1152}}, "depth"),
+    (
+        "Qwen/Qwen3-VL-8B-Instruct",
+        {"vision_config": {"hidden_size": 1152, "depth": 27, "deepstack_visual_indexes": 5}},
+        "deepstack_visual_indexes",
+    ),
+    ("google/gemma-3-4b-pt", {"text_config": {"model_type": []}}, "model_type"),
+    ("LiquidAI/LFM2-350M", {"block_ffn_dim_multiplier": "4096"}, "block_ffn_dim_multiplier"),
+    ("LiquidAI/LFM2-350M", {"block_ffn_dim_multiplier": []}, "block_ffn_dim_multiplier"),
+]
+
+
+@pytest.mark.parametrize(("name", "more", "named"), WRONG_KINDS)
+def test_a_field_of_another_kind_is_refused_by_its_name(name: str, more: dict[str, object], named: str) -> None:
+    config = next(case["config"] for case in PUBLISHED if case["name"] == name)
+    with pytest.raises(UserError, match=named):
+        from_config({**config, **more}, "c")
+
+
+def test_no_experts_leave_the_shared_part_alone() -> None:
+    config = next(case["config"] for case in PUBLISHED if case["name"] == "ibm-granite/granite-4.0-h-small")
+    whole, dense = (from_config(config | {"num_local_experts": n, "num_experts_per_tok": n}, "c") for n in (2, 0))
+    assert whole.n_parameters - dense.n_parameters == 40 * 2 * (3 * 4096 * 768 + 4096)
+    assert from_config(config | {"mamba_d_head": "auto"}, "c").n_parameters == pytest.approx(32.2e9, rel=1e-3)
+
+
 def test_blocks_without_experts_are_counted_as_they_are():
     fields = {"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0]}
     all_sparse, one_dense = (from_config(fields | more, "c") for more in ({}, {"mlp_only_layers": [0]}))

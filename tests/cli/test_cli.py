@@ -43,6 +43,14 @@ def test_paper_tables():
     assert "1.88 GB" in zerotune("memory", "--model", "7.5B", "--ranks", "64").stdout
 
 
+def test_memory_of_a_file_shows_its_parameters(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text(
+        '{"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024, "vocab_size": 50257}'
+    )
+    assert "1.56 billion" in " ".join(zerotune("memory", "--model", str(path)).stdout.split())
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

@@ -15,7 +15,7 @@ from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.store.errors import UserError
 
-GPU = '<pci busid="0000:0f:00.0"><gpu dev="0" sm="90"/></pci>'
+GPU = '<pci busid="0000:0f:00.0" device="0x2331"><gpu dev="0" sm="90"/></pci>'
 NET = '<nic><net name="mlx5_0" dev="0" speed="400000" port="1" guid="0x1" gdr="1"/></nic>'
 
 

@@ -54,10 +54,17 @@ def test_bare_devices_become_what_the_user_says(tmp_path: Path, capability: int,
     assert not read(name, capability).nics
 
 
-def test_what_a_file_states_is_left_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("capability", "nic_gbps", "says"), [(H100, None, "--gpu 90"), (None, 400, "--nic-gbps 400"), (100, 100, None)]
+)
+def test_what_a_file_states_is_not_contradicted(tmp_path: Path, capability, nic_gbps, says: str | None) -> None:
     net = '<pci busid="0000:50:00.0" class="0x020000"><nic><net name="e0" dev="0" speed="100000"/></nic></pci>'
     name = write(tmp_path, RACK, 4, net, ADAPTER.format(1))
-    assert read(name, H100, 400) == read(name)
+    if says is None:
+        assert read(name, capability, nic_gbps) == read(name)
+    else:
+        with pytest.raises(UserError, match=says):
+            read(name, capability, nic_gbps)
     assert [gpu.n_nvlinks for gpu in read(name).gpus] == [18] * 4
     assert links_of(read(name)).gpu_gbs == pytest.approx(18 * 40.1)
 
@@ -79,6 +86,8 @@ def test_eight_gpus_of_a_baseboard_without_links_are_asked_about(tmp_path: Path)
         (BARE, 8, None, "--gpu"),
         (BARE, 8, V100, "linked"),
         (BARE, 4, H100, "linked"),
+        (UNLINKED, 4, None, "without links"),
+        (UNLINKED, 4, H100, "linked"),
         ('<pci busid="0000:00:1{}.0"/>', 8, H100, "NCCL_TOPO_DUMP_FILE"),
         (BARE.replace("000{}", "x{}"), 8, H100, "x0:00:00.0"),
         ('<pci busid="0000:0f:00.0"><gpu dev="0" sm="107"/><gpu dev="0" sm="107"/></pci>', 1, None, "cloud.xml"),
@@ -106,7 +115,35 @@ def test_a_link_of_a_gpu_to_itself_carries_nothing_to_others(tmp_path: Path) -> 
 @pytest.mark.parametrize("speed", ['speed="-1"', ""])
 def test_adapters_of_unknown_speed_are_what_nccl_takes_them_for(tmp_path: Path, speed: str) -> None:
     net = f'<nic><net name="e0" dev="0" {speed}/></nic>'
-    assert [nic.speed_mbps for nic in read(write(tmp_path, RACK, 4, net)).nics] == [10_000]
+    name = write(tmp_path, RACK, 4, net)
+    assert [nic.speed_mbps for nic in read(name).nics] == [10_000]
+    assert [nic.speed_mbps for nic in read(name, None, 400).nics] == [400_000]
+    assert cluster(name, 1, DEFAULT).gpus_per_node == 4
+    with pytest.raises(UserError, match="--nic-gbps"):
+        cluster(name, 2, DEFAULT)
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        ("dgx_h100", {"nic_gbps": 25}),
+        ("dgx_h100", {"gpu_name": "a100_80gb"}),
+        ("h100_ib_16", {"nic_gbps": 25}),
+        ("h100_ib_16", {"gpu_name": "a100_80gb"}),
+    ],
+)
+def test_what_a_named_machine_states_is_not_contradicted(machine: str, said: dict[str, object]) -> None:
+    assert cluster(machine, 2, DEFAULT).n_nodes == 2
+    with pytest.raises(UserError, match="--" + next(iter(said)).removesuffix("_name").replace("_", "-")):
+        cluster(machine, 2, DEFAULT, **said)
+
+
+def test_an_adapter_without_a_port_and_classes_in_capitals_are_completed(tmp_path: Path) -> None:
+    name = write(tmp_path, BARE.replace("0x03", "0X03"), 8, ADAPTER.format(1).replace("/>", "><nic/></pci>"))
+    machine = read(name, H100, 400)
+    assert (len(machine.gpus), [nic.speed_mbps for nic in machine.nics]) == (8, [400_000])
+    with pytest.raises(UserError, match="--nic-gbps"):
+        read(write(tmp_path, BARE, 8), H100, 400)
 
 
 def test_a_cluster_of_a_clouds_file_is_that_of_the_machine(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ def test_selections_of_every_version(tmp_path: Path, version: str) -> None:
     text = P + f"NCCL version {version}+cuda12.8\n" + SHAPE + 3 * (P + line.replace("{b}", str(MIB)) + "\n")
     found, summary = read_text(tmp_path, text)
     assert summary.facts["nccl_version"] == ".".join(version.split(".")[:2])
+    text += P + f"NCCL version {'2.27.3' if total is None or total == MIB else '2.23.4'}+cuda12.8\n"
+    if total is not None:  # of each release's lines it is not known any more how they count
+        assert read_text(tmp_path, text)[1].unusable == {LeftOut.selection_of_several_releases: 3}
     if total is None:
         assert found == []
         assert summary.unusable == {LeftOut.selection_without_collective: 3}
@@ -178,7 +181,20 @@ TABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("prefix", ["", "[1,0]<stdout>:", "0: "])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "",
+        "[1,0]<stdout>:",
+        "0: ",
+        "[prterun-n1-7@1,0]<stdout>: ",
+        "[pod/job-0/main] ",
+        "2026-01-02T03:04:05.12Z ",
+        "2026-01-02 03:04:05,123 ",
+        "node001: ",
+        "nccl-test-1  | ",
+    ],
+)
 @pytest.mark.parametrize("version", TABLES)
 def test_tables_of_every_version(tmp_path: Path, version: str, prefix: str) -> None:
     names, row = TABLES[version]
@@ -192,7 +208,9 @@ def test_tables_of_every_version(tmp_path: Path, version: str, prefix: str) -> N
     assert not summary.notes
 
 
-@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "[12345,0]<stdout>:"])
+@pytest.mark.parametrize(
+    "tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "[12345,0]<stdout>:", "[prterun-n1-7@1,0]<stdout>: "]
+)
 def test_rows_that_mpirun_tagged_part_by_part(tmp_path: Path, tag: str) -> None:
     row = ROW + tag + "    20.25    0.05    0.03       0" + tag + "    21.50    0.05    0.03       0"
     text = HEAD + NAMES + 2 * SIDE + "\n" + 3 * (row + "\n") + "# Out of bounds values : 0 OK\n"
@@ -211,6 +229,11 @@ def test_rows_that_mpirun_tagged_where_a_buffer_was_full(tmp_path: Path, tag: st
     assert {(one.duration_us, one.message_bytes, one.n_ranks) for one in found} == {(20.25, 1024, 2)}
     assert len(found) == 2 * len(rows)
     assert not summary.unusable
+
+
+def test_rows_without_their_heading_say_so(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="heading"):
+        read_text(tmp_path, 2 * (ROW + "    20.25    0.05    0.03       0    21.50    0.05    0.03       0\n"))
 
 
 def test_in_place_only_and_times_of_the_cpu(tmp_path: Path) -> None:

@@ -288,8 +288,7 @@ def test_chakra_without_protobuf_names_the_extra(tmp_path: Path, monkeypatch: py
 def test_pickles_of_every_protocol_read_the_same(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "nccl_trace_rank_3"
     path.write_bytes(pickle.dumps(samples.FLIGHT_RECORDER, protocol=protocol))
-    name = "flight_recorder_pickle" if protocol < 2 else None
-    found = list(read_trace(path, name).observations())
+    found = list(read_trace(path).observations())
     assert found == observed(samples.written(tmp_path, "flight_recorder"))
 
 

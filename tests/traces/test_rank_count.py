@@ -11,7 +11,9 @@ from import_runs import command
 
 from zerotune.store.records import Collective
 from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.rank_count import Implied, implied_ranks, rank_count
+from zerotune.tuner.traces.rank_joining import ALONE
 from zerotune.tuner.traces.records import UNKNOWN_U4
 
 HEADING = (
@@ -32,8 +34,9 @@ def run(n_ranks: int, collective: str = "all_reduce", n_listed: int | None = Non
 
 def rows(n_ranks: int, collective: str = "all_reduce") -> list[str]:
     factor = (2 if collective == "all_reduce" else 1) * (n_ranks - 1) / n_ranks
+    redop = "none" if collective == "all_gather" else "sum"
     return [
-        f"{size:12d} {size // 4:12d}     float     sum      -1 "
+        f"{size:12d} {size // 4:12d}     float    {redop:>4s}      -1 "
         + 2 * f" {time:8.1f} {size / time / 1e3:7.2f} {factor * size / time / 1e3:7.2f}      0"
         + "\n"
         for size, time in ((1 << 20, 61.7), (1 << 24, 203.2), (1 << 28, 1530.4))
@@ -101,6 +104,37 @@ def test_runs_and_groups_are_counted_for_themselves(tmp_path: Path) -> None:
     assert found(path)[0] == {(8, 1)}
 
 
+OTHERS = {
+    "heading alone": ([HEADING, *rows(16, "all_gather")], LeftOut.other_collective),
+    "rows alone": (rows(16, "all_gather"), LeftOut.other_collective),
+    "name at the end": ([HEADING, *rows(16, "reduce_scatter"), "# Collective test concluded: reduce_scatter_perf\n"],
+                        LeftOut.other_collective),
+    "unknown program": (run(8, "hypercube"), LeftOut.unknown_program),
+    "unknown program by its call": (["srun ./hypercube_perf -b 8\n", *run(8)[1:]], LeftOut.unknown_program),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "reason"), OTHERS.values(), ids=OTHERS)
+def test_rows_of_another_collective_are_left_out(tmp_path: Path, more: list[str], reason: LeftOut) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_text("".join(run(8) + more))
+    trace = read_trace(path)
+    assert {(one.collective, one.n_ranks) for one in trace.observations()} == {(Collective.all_reduce, 8)}
+    assert trace.summary.n_records == 6
+    assert sum(trace.summary.unusable.values()) == trace.summary.unusable[reason] > 0
+
+
+def test_rows_of_several_runs_without_lines_between_them_have_no_number_of_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "all_reduce.log"
+    path.write_text("".join(run(8)[:-1] + rows(16)))
+    counts, notes = found(path)
+    assert counts == set()
+    assert len(notes) == 1
+    assert implied_ranks(Collective.all_reduce, [100.0, 100.0], [175.0, 187.5]).is_possible is False
+    path.write_text("".join([*run(8), "srun ./reduce_scatter_perf\n"]))  # what comes next says nothing of these
+    assert found(path)[0] == {(8, 1)}
+
+
 def test_ratios_that_say_nothing_say_nothing() -> None:
     assert implied_ranks(Collective.broadcast, [10.0], [10.0]) == Implied()
     assert implied_ranks(None, [10.0], [18.75]) == Implied()
@@ -144,6 +178,37 @@ def test_ranks_of_a_json_file_are_those_of_all_gpus(tmp_path: Path, n_processes,
     assert found(path, n_ranks=n_ranks, n_nodes=2)[0] == {(n_ranks, 2)}
 
 
+@pytest.mark.parametrize(
+    ("env", "is_default"),
+    [
+        ([], True),
+        (["NCCL_DEBUG=INFO"], True),
+        (["NCCL_TUNER_PLUGIN=libother.so"], False),
+        (["NCCL_MAX_NCHANNELS=2"], False),
+        ({"NCCL_MAX_CTAS": "2"}, False),
+    ],
+)
+def test_an_environment_that_limits_the_choice_is_not_nccls_own(tmp_path: Path, env: object, is_default: bool) -> None:
+    path = tmp_path / "out.json"
+    write_json(path, 1, 8, 8)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "env": env}))
+    assert bool(found(path)[0]) is is_default
+
+
+def test_results_of_json_that_are_wrong_or_without_a_time_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    write_json(path, 1, 8, 8)
+    written = json.loads(path.read_text())
+    (result,) = written["results"]
+    result["out_of_place"] = {**result["out_of_place"], "nwrong": 7}
+    result["out_of_place_per_iter"] = {"times_us": [200.0, 210.0]}
+    result["in_place"] = {**result["in_place"], "time": "nan"}
+    path.write_text(json.dumps(written))
+    trace = read_trace(path)
+    assert list(trace.blocks()) == []
+    assert trace.summary.unusable == {LeftOut.wrong_result: 1, LeftOut.row_without_time: 1}
+
+
 GATHER = {"profiling_name": "nccl:_all_gather_base", "process_group": ["0", "default_pg"], "pg_id": 0,
           "duration_ms": 1.5, "input_dtypes": ["Float"], "output_dtypes": ["Float"]}  # fmt: skip
 
@@ -178,7 +243,7 @@ def test_what_a_trace_tells_of_a_group_is_compared(tmp_path: Path, name: str, co
     path = tmp_path / name
     path.write_text(json.dumps(content))
     counts, notes = found(path, n_nodes=1)
-    assert (counts, not notes) == (({(8, 1)}, True) if agrees else (set(), False))
+    assert (counts, not set(notes) - {ALONE}) == (({(8, 1)}, True) if agrees else (set(), False))
     counts, notes = found(path, n_nodes=1, n_ranks=32)
     assert counts == {(32, 1)}
     assert notes
@@ -201,6 +266,10 @@ def test_an_address_that_another_communicator_had_says_nothing_of_this_one(tmp_p
     path.write_text("".join(f"{head}{line}\n" for line in lines))
     (block,) = read_trace(path).blocks()
     assert block[["n_ranks", "n_nodes"]].tolist() == [(16, 2), (4, 0)]
+    made = "ncclCommInitRank comm 0x5 rank {} nranks 16 commId {} - Init COMPLETE"
+    lines = [made.format(3, "0x11"), call.format(1, 16), made.format(5, "0x22"), call.format(1, 16)]
+    path.write_text("".join(f"{head}{line}\n" for line in lines))
+    assert [int(one["comm_id"][0]) for one in read_trace(path).blocks()] == [0x11, 0x22]
 
 
 CSV = {
@@ -227,6 +296,10 @@ def test_rows_of_nccl_tests_as_csv(tmp_path: Path, header: str) -> None:
     assert set(block["n_ranks"]) == {16}
     assert block["message_bytes"].tolist() == [size for size in (1 << 20, 1 << 24, 1 << 28) for _ in range(2)]
     assert block["duration_us"][:2].tolist() == pytest.approx([61.7, 61.7])
+    path.write_text(path.read_text().replace("all_gather,", "all_reduce,"))
+    trace = read_trace(path)
+    assert list(trace.blocks()) == []
+    assert trace.summary.unusable == {LeftOut.other_collective: 3}
 
 
 def test_one_side_alone_takes_its_collective_from_the_file_name(tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import trace_samples as samples
 
+from zerotune.store.errors import TraceError
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.rank_joining import joined
-from zerotune.tuner.traces.records import UNKNOWN_U4, Summary, empty_block
+from zerotune.tuner.traces.rank_joining import ALONE, joined
+from zerotune.tuner.traces.records import FLAG_COUNTED, UNKNOWN_U4, Summary, empty_block
 
 
 def timed(calls: list[tuple[int, int, int, float]], n_ranks: int = 4) -> np.ndarray:
@@ -51,6 +53,30 @@ def test_unnamed_ranks_and_groups_of_one_name_are_not_joined():
     found, summary = of(*(timed([(1, 0, rank, 10)], n_ranks=2) for rank in range(4)))
     assert found == []
     assert summary.unusable == {LeftOut.too_many_ranks: 4}
+
+
+def test_calls_without_numbers_that_a_rank_has_fewer_of_are_left_out():
+    blocks = [timed([(1, call, rank, 10 + call) for call in range(rank == 1, 3)]) for rank in range(2)]
+    blocks += [timed([(2, 0, rank, 7)]) for rank in range(2)]
+    for block in blocks:
+        block["flags"] |= FLAG_COUNTED
+    found, summary = of(*blocks)
+    assert (found, summary.unusable) == ([7], {LeftOut.partial_ranks: 5})
+
+
+def test_a_rank_alone_is_told():
+    assert of(timed([(1, 0, 0, 30)]))[1].notes == [ALONE]
+    assert of(*(timed([(1, 0, rank, 30)]) for rank in range(4)))[1].notes == []
+
+
+def test_ranks_merged_into_one_profile_are_refused(tmp_path: Path):
+    path = tmp_path / "trace.json"
+    told = {"Collective name": "allreduce", "dtype": "Float", "Group size": 2, "In msg nelems": 9, "Out msg nelems": 9}
+    event = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "ts": 1.0, "dur": 50.0, "args": told}
+    document = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": [{**event, "pid": pid} for pid in (0, 1)]}
+    path.write_text(json.dumps(document))
+    with pytest.raises(TraceError, match="pid 0, 1"):
+        list(read_trace(path).blocks())
 
 
 def test_dumps_of_a_folder_are_joined(tmp_path: Path):

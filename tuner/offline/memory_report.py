@@ -11,6 +11,7 @@ from rich.table import Table
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.advice.models.meta_module import shape_of_config
+from zerotune.tuner.advice.models.model_shape import in_words
 from zerotune.zero_runtime import analysis
 
 PRECISIONS = tuple(analysis.PARAMETER_BYTES)
@@ -108,9 +109,11 @@ def _stage_needs(stage: int, n_parameters: float, n_ranks: int, precision: str, 
 def render_model(needs: ModelNeeds, console: Console) -> None:
     """Print what a model needs."""
     ranks = "1 rank" if needs.n_ranks == 1 else f"{needs.n_ranks:,} ranks"
+    is_file = needs.model.endswith(".json")
+    named = f"{needs.model}: {in_words(needs.n_parameters)} parameters" if is_file else f"{needs.model} parameters"
     table = Table(
         "stage", "parameters", "gradients", "optimizer", "total per rank", "sent per step",
-        title=f"{needs.model} parameters, {ranks}, {needs.precision}, {needs.optimizer} "
+        title=f"{named}, {ranks}, {needs.precision}, {needs.optimizer} "
         f"(K = {needs.optimizer_bytes_per_parameter}); GB = 10^9 bytes",
     )  # fmt: skip
     for one in needs.stages:

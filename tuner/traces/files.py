@@ -183,6 +183,16 @@ class JsonStream:
         with opened(self._path) as file:
             self._file = file
             yield from self._until_cut(self._document())
+            if not self.truncated and self._goes_on():
+                raise TraceError(
+                    f"{self._path} goes on after its JSON document", "give each document a file of its own"
+                )
+
+    def _goes_on(self) -> bool:
+        try:
+            return bool(self._peek())
+        except _EndedEarly:
+            return False
 
     def _until_cut(self, values: Iterator[_Value]) -> Iterator[_Value]:
         try:

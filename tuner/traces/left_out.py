@@ -35,8 +35,12 @@ class LeftOut(Enum):
     nothing_to_choose = "collectives for which NCCL has nothing to choose"
     selection_without_collective = "selection without its collective (before 2.23)"
     selection_without_ranks = "selection of a communicator of unknown ranks"
+    selection_of_several_releases = (
+        "selections in a log of NCCL before and since 2.24, which count their bytes otherwise"
+    )
     selection_with_unknown_name = "selection with an unknown name"
     collective_unknown = "rows of a table that does not say which collective (name it with --collective)"
+    other_collective = "rows of another collective than the one that the file names before them"
     point_to_point = "point to point"
     point_to_point_or_unknown = "point to point or unknown operation"
     not_a_collective = "not a collective (waits, barriers, compute)"

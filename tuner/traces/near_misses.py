@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -23,6 +24,12 @@ _TUNER: Final = {name.lower() for name in TUNER_COLUMNS}
 _SEPARATORS: Final = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _UTF_16: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _LIKE_A_HEADER: Final = 3
+_OTHER_UNIT: Final = re.compile(
+    r"\b(size|bytes|time|latency|duration)[a-z]*[ _]*\(?(ms|msec|s|sec|ns|kb|kib|mb|mib|gb|gib)\)?\s*(?:,|$)"
+)
+_ROW: Final = re.compile(
+    rb"(?m)^ *\d+ +\d+ +(?:b?float\w*|half|double|u?int\w*|fp8\w*|f8\w*) +(?:[a-z]+ +)?-?\d[-\d. ]*$"
+)
 _SHOWN: Final = 80
 
 
@@ -34,6 +41,9 @@ def near_miss(begin: bytes) -> Refusal | None:
         found = wrong_with(line, number)
         if found is not None:
             return found
+    if _ROW.search(begin):
+        what = "has rows of nccl-tests' table without the heading that names their columns"
+        return Refusal(what, "copy it with the lines before the table (its last ones name size, time, algbw, busbw)")
     return None
 
 
@@ -45,6 +55,12 @@ def wrong_with(line: str, number: int) -> Refusal | None:
         if len(names & _TUNER) >= _LIKE_A_HEADER or len(names & _OWN) >= _LIKE_A_HEADER:
             what = f"separates its columns with {words} (line {number}: {_cut(line)!r})"
             return Refusal(what, "save it with commas, and with points in its numbers")
+    unit = _OTHER_UNIT.search(header.lower()) if "," in header else None
+    if unit is not None:
+        return Refusal(
+            f"gives its {unit[1]} in {unit[2]} (line {number}: {_cut(line)!r})",
+            "give sizes in bytes and times in microseconds, as size_bytes and time_us",
+        )
     missing = _missing_column(header_cells(line))
     if missing is not None:
         return Refusal(

@@ -39,6 +39,11 @@ class Implied(NamedTuple):
         """Whether they allow one number alone."""
         return self.least == self.most
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether they allow any number: ratios of several runs, or of another collective, do not."""
+        return self.least <= self.most
+
 
 def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayLike) -> Implied:
     """The ranks that the ratios of bandwidths allow.
@@ -49,7 +54,7 @@ def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayL
         busbw: bus bandwidths likewise.
 
     Returns:
-        The range; any number if the collective's ratio does not depend on it, or no ratio is what it can be.
+        The range; any number if the collective's ratio does not depend on it; no number if the ratios contradict.
     """
     factor = 2 if collective is Collective.all_reduce else 1 if collective in _SHARED else 0
     plain, bus = np.asarray(algbw, float), np.asarray(busbw, float)
@@ -57,6 +62,7 @@ def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayL
     if not factor or not usable.any():
         return Implied()
     plain, bus = plain[usable], bus[usable]
+    least, most = 1, MAX_RANKS
     for margin in _MARGINS:
         plain_off, bus_off = margin * _last_digit(plain), margin * _last_digit(bus)
         low = float(np.max((bus - bus_off) / (plain + plain_off))) / factor
@@ -65,8 +71,8 @@ def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayL
         least = max(1, math.ceil(1 / (1 - low))) if low < 1 else MAX_RANKS + 1
         most = math.floor(1 / (1 - high)) if high < 1 and 1 / (1 - high) < MAX_RANKS else MAX_RANKS
         if least <= most:
-            return Implied(least, most)
-    return Implied()
+            break
+    return Implied(least, most)
 
 
 def _last_digit(printed: np.ndarray) -> float:
@@ -101,6 +107,9 @@ def rank_count(stated: int, implied: Implied, listed: Sequence[int] | None = Non
     Returns:
         The number that agrees with all of it; the lines of a list may have been lost, so it gives the least number.
     """
+    if not implied.is_possible:
+        what = "busbw / algbw of its rows is that of no one number of ranks"
+        return RankCount(0, contradiction=f"{what}: they are of several runs, or of another collective")
     numbers = sorted(set(listed or ()))
     least = numbers[-1] + 1 if numbers else 0
     ratio = f"busbw / algbw is that of {_range(implied)} ranks"

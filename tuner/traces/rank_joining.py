@@ -6,19 +6,25 @@ Their files come rank by rank and in any order, so the timed records of all of t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import BLOCK_ROWS, Block, Summary
+from zerotune.tuner.traces.records import BLOCK_ROWS, FLAG_COUNTED, Block, Summary
+
+ALONE: Final = (
+    "not all ranks of a communicator are here: the times may include waiting for others; give the files of all ranks"
+)
 
 
 def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
     """One record per timed collective, with the shortest of its ranks' durations.
 
     A collective that fewer ranks report than others of its communicator is left out, since its duration may be
-    waiting for the silent ones. Records that do not name their rank stay as they are.
+    waiting for the silent ones; so are calls that their files do not number, if a rank has fewer of them than others,
+    as nothing says which ones. Records that do not name their rank stay as they are.
     """
     timed = []
     for block in blocks:
@@ -30,6 +36,11 @@ def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
         return
     order = np.lexsort([records[name] for name in ("rank", "sequence", "collective", "comm_id")])
     records = records[order]
+    if (shifted := _shifted(records)).any():
+        summary.skip(LeftOut.partial_ranks, int(shifted.sum()), "calls without numbers, of which a rank has fewer")
+        if shifted.all():
+            return
+        records = records[~shifted]
     repeat = _place_in_row(_begins(records, ("comm_id", "collective", "sequence", "rank")))
     order = np.lexsort([repeat, *(records[name] for name in ("sequence", "collective", "comm_id"))])
     records, repeat = records[order], repeat[order]
@@ -47,11 +58,24 @@ def joined(blocks: Iterable[Block], summary: Summary) -> Iterator[Block]:
     summary.skip(LeftOut.partial_ranks, int(counts[is_partial & ~is_mixed].sum()))
     summary.skip(LeftOut.too_many_ranks, int(counts[is_mixed].sum()))
     is_whole = ~(is_partial | is_mixed)
+    if (usual[communicator] < calls["n_ranks"]).any():
+        summary.note(ALONE)
     if counts.max() > 1:
         summary.n_joined = int(counts[is_whole].sum())
     whole = calls[is_whole]
     for first in range(0, len(whole), BLOCK_ROWS):
         yield whole[first : first + BLOCK_ROWS]
+
+
+def _shifted(records: Block) -> NDArray[np.bool_]:
+    """Which records are of calls without numbers that some ranks made more often; sorted by communicator."""
+    groups = np.cumsum(_begins(records, ("comm_id", "collective"))) - 1
+    of_rank, n_calls = np.unique(np.stack((groups, records["rank"].astype(np.int64)), 1), axis=0, return_counts=True)
+    most, least = np.zeros(groups[-1] + 1, np.int64), np.full(groups[-1] + 1, len(records))
+    np.maximum.at(most, of_rank[:, 0], n_calls)
+    np.minimum.at(least, of_rank[:, 0], n_calls)
+    shifted: NDArray[np.bool_] = (most > least)[groups] & ((records["flags"] & FLAG_COUNTED) != 0)
+    return shifted
 
 
 def _begins(records: Block, names: tuple[str, ...]) -> NDArray[np.bool_]:

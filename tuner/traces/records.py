@@ -40,6 +40,8 @@ MAX_CHANNELS: Final = 255
 
 FLAG_FORCED: Final = 64
 """The file says that this setting was asked for."""
+FLAG_COUNTED: Final = 32
+"""The record's number is its place among its rank's calls: the file does not number them."""
 FLAG_DEFAULT: Final = 128
 """The file says that NCCL chose this setting by itself."""
 

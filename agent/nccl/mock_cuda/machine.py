@@ -67,6 +67,8 @@ class Nic:
     latency_us: float
     guid: int
     reaches_gpu_memory: bool
+    is_speed_assumed: bool = False
+    """The file leaves it to the machine, and it is what NCCL takes then."""
     is_sharp: bool = False
     """Its switches reduce, so that NCCL has CollNet and NVLS across nodes."""
 
@@ -144,7 +146,8 @@ def read_machine(path: Path) -> Machine:
     if lacks_links(root):
         raise UserError(
             f"{path} has {len(gpus)} GPUs without links or PCI device: NCCL asks the machine for their NVLinks",
-            f"say --gpu (`nccl`, `advise`), give their PCIe cards a `device` if they have none, or {_DUMP}",
+            ("say --gpu (`nccl`, `advise`), " if len(gpus) == ON_A_BASEBOARD else "")
+            + f"give their PCIe cards a `device` if they have none, or {_DUMP}",
         )
     for what, found in (("GPUs", gpus), ("network adapters", nics)):
         if len(found) > MAX_DEVICES:
@@ -155,12 +158,12 @@ def read_machine(path: Path) -> Machine:
 
 
 def lacks_links(root: ElementTree.Element) -> bool:
-    """Whether all GPUs of a baseboard are without NVLinks in a file that nobody dumped on the machine.
+    """Whether all GPUs are without NVLinks that others of their kind have, in a file that nobody dumped on the machine.
 
     A dump names each GPU's PCI device, and without links there are none. In any other file NCCL adds them.
     """
     gpus = [(pci, gpu) for pci in root.iter("pci") for gpu in pci.findall("gpu")]
-    return len(gpus) == ON_A_BASEBOARD and all(
+    return len(gpus) > 1 and all(
         gpu.find("nvlink") is None and pci.get("device") is None and gpu.get("sm", "") in map(str, SWITCHED)
         for pci, gpu in gpus
     )
@@ -208,17 +211,18 @@ def _nic(path: Path, net: ElementTree.Element) -> Nic:
         raise UserError(f"{path}: adapter {name}: {error}", _REMEDY) from error
     return Nic(
         name=name,
-        speed_mbps=_number(path, net, "speed", 1, 10_000_000) if _says_speed(net) else _DEFAULT_MBPS,
+        speed_mbps=_number(path, net, "speed", 1, 10_000_000) if says_speed(net) else _DEFAULT_MBPS,
         port=_number(path, net, "port", 0, 1 << 15, default=1),
         latency_us=latency_us,
         guid=guid % (1 << 64),
         reaches_gpu_memory=net.get("gdr") == "1",
         is_sharp=net.get("coll") == "1",
+        is_speed_assumed=not says_speed(net),
     )
 
 
-def _says_speed(net: ElementTree.Element) -> bool:
-    """Some adapters say -1 or 0."""
+def says_speed(net: ElementTree.Element) -> bool:
+    """Whether a `<net>` states its speed; some say -1 or 0."""
     return net.get("speed", "-1") not in ("-1", "0")
 
 

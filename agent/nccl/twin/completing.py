@@ -1,5 +1,6 @@
 """Topology files that leave GPUs or adapters to the machine, completed by what the user says of it.
 
+What a file states and the user contradicts is refused: nothing that was said goes unused.
 Clouds ship files that place PCI devices and say no more. NCCL adds each GPU's capability and NVLinks and each
 adapter's speed from the machine that it runs on.
 """
@@ -17,6 +18,7 @@ from zerotune.agent.nccl.mock_cuda.machine import (
     SWITCHED,
     lacks_links,
     read_topology,
+    says_speed,
 )
 from zerotune.store.errors import UserError
 
@@ -39,30 +41,52 @@ def completed(path: Path, capability: int | None, nic_gbps: float | None) -> str
         XML; None if nothing was to be added.
 
     Raises:
-        UserError: it is no topology, or how such GPUs are linked does not follow.
+        UserError: it is no topology, states something else, or how such GPUs are linked does not follow.
     """
     root = read_topology(path)
     pcis = sorted(root.iter("pci"), key=lambda pci: pci.get("busid", "").lower())  # CUDA numbers them in this order
-    bare = [pci for pci in pcis if pci.get("class", "").startswith(GPU_CLASSES) and pci.find("gpu") is None]
-    has_gpus = root.find(".//gpu") is not None  # NCCL trims those of the class that nobody uses
+    bare = [pci for pci in pcis if _class(pci).startswith(GPU_CLASSES) and pci.find("gpu") is None]
+    gpus = list(root.iter("gpu"))  # NCCL trims those of the class that nobody uses
+    stated = sorted({gpu.get("sm", "") for gpu in gpus})
+    if capability is not None and gpus and stated != [str(capability)]:
+        raise UserError(
+            f"{path} has GPUs of capability {', '.join(stated)}, --gpu {capability}", "correct --gpu, or leave it out"
+        )
     n_added = 0
-    if capability is not None and bare and not has_gpus:
+    if capability is not None and bare and not gpus:
         for dev, pci in enumerate(bare):
             ElementTree.SubElement(pci, "gpu", dev=str(dev), sm=str(capability), rank=str(dev), gdr="1")
         _link(path, [pci[-1] for pci in bare], capability)
         n_added += len(bare)
     elif capability is not None and lacks_links(root):
-        gpus = list(root.iter("gpu"))
-        if stated := sorted({gpu.get("sm", "") for gpu in gpus} - {str(capability)}):
-            raise UserError(f"{path} has GPUs of capability {', '.join(stated)}, --gpu {capability}", "mend --gpu")
         _link(path, gpus, capability)
         n_added += len(gpus)
-    nics = [pci for pci in pcis if pci.get("class", "").startswith(_NIC_CLASS) and pci.find("nic") is None]
-    if nic_gbps is not None and root.find(".//net") is None:
-        for dev, pci in enumerate(nics):
-            _adapter(pci, dev, nic_gbps)
-        n_added += len(nics)
+    if nic_gbps is not None:
+        n_added += _speeds(path, root, [pci for pci in pcis if _class(pci).startswith(_NIC_CLASS)], nic_gbps)
     return ElementTree.tostring(root, encoding="unicode") if n_added else None
+
+
+def _class(pci: ElementTree.Element) -> str:
+    return pci.get("class", "").lower()
+
+
+def _speeds(path: Path, root: ElementTree.Element, nics: list[ElementTree.Element], gbps: float) -> int:
+    """Give the speed to adapters that the file leaves to the machine; how many there were."""
+    mbps, nets = str(round(1000 * gbps)), list(root.iter("net"))
+    if not nets:
+        for dev, pci in enumerate(nics):
+            _adapter(pci, dev, mbps)
+        if not nics:
+            raise UserError(f"{path} has no network adapter for --nic-gbps {gbps:g}", "leave it out")
+        return len(nics)
+    silent = [net for net in nets if not says_speed(net)]
+    for net in silent:
+        net.set("speed", mbps)
+    stated = {net.get("speed", "") for net in nets}
+    if not silent and stated != {mbps}:
+        said = ", ".join(sorted(stated))
+        raise UserError(f"{path} has adapters of {said} Mb/s, --nic-gbps {gbps:g}", "leave it out, or correct the file")
+    return len(silent)
 
 
 def _link(path: Path, gpus: list[ElementTree.Element], capability: int) -> None:
@@ -80,13 +104,14 @@ def _link(path: Path, gpus: list[ElementTree.Element], capability: int) -> None:
         )
 
 
-def _adapter(pci: ElementTree.Element, dev: int, gbps: float) -> None:
+def _adapter(pci: ElementTree.Element, dev: int, mbps: str) -> None:
+    nic = pci.find("nic")
     ElementTree.SubElement(
-        ElementTree.SubElement(pci, "nic"),
+        ElementTree.SubElement(pci, "nic") if nic is None else nic,
         "net",
         name=f"nic{dev}",
         dev=str(dev),
-        speed=str(round(1000 * gbps)),
+        speed=mbps,
         port="1",
         latency="0",
         guid=hex(dev + 1),

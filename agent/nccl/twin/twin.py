@@ -66,19 +66,22 @@ def topology_file(name_or_path: str, capability: int | None = None, nic_gbps: fl
         The file, while the context lasts.
 
     Raises:
-        UserError: it is none of them, or the fabric names no machine.
+        UserError: it is none of them, the fabric names no machine, or it states something else than the user.
     """
     given = Path(name_or_path)
     is_file = name_or_path not in MACHINES and given.is_file()
-    text = completed(given, capability, nic_gbps) if is_file else _topology(name_or_path)
-    if text is None:
-        yield given
-        return
+    text = None if is_file else _topology(name_or_path)
     with tempfile.TemporaryDirectory(prefix="zerotune-") as folder:
         path = Path(folder) / (given.name if is_file else f"{name_or_path}.xml")
-        path.write_text(text, encoding="utf-8")
         try:
-            read_machine(path)
+            if text is not None:
+                path.write_text(text, encoding="utf-8")
+            text = completed(given if is_file else path, capability, nic_gbps) or text
+            if text is None:
+                path = given
+            else:
+                path.write_text(text, encoding="utf-8")
+                read_machine(path)
         except UserError as error:
             raise UserError(error.problem.replace(str(path), name_or_path), error.remedy) from None
         yield path

@@ -127,6 +127,16 @@ def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
         list(by_name("inspector").read(path, Summary()))
 
 
+@pytest.mark.parametrize("name", ["flight_recorder", "nccl_tests_json", "param_comms", "kineto"])
+def test_documents_one_after_the_other_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace_rank_1"
+    path.write_bytes(contents(name) + b"\n \n")
+    assert read_as(path, name)
+    path.write_bytes(contents(name) + b"\n" + contents(name))
+    with pytest.raises(TraceError, match="goes on"):
+        read_as(path, name)
+
+
 class Malicious:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch /tmp/zerotune-was-here",)

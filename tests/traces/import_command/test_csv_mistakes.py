@@ -171,6 +171,13 @@ def test_other_summaries_by_their_columns(tmp_path: Path, text: str) -> None:
     assert (one.n_ranks, one.n_nodes, one.algorithm) == (16, 2, None)
 
 
+def test_times_in_another_unit_are_refused_with_the_right_one(tmp_path: Path, monkeypatch, capsys) -> None:
+    path = tmp_path / "summary.csv"
+    path.write_text("collective,size_bytes,time_ms,ranks\nall_reduce,4096,0.05,8\n")
+    code, _, err = command(monkeypatch, capsys, path, "--store", tmp_path / "s.db")
+    assert (code, "time_us" in err) == (2, True)
+
+
 def test_a_table_with_other_columns_names_them(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "summary.csv"
     path.write_text("what,how much,algbw,busbw,seconds\nall_reduce,4K,0.1,0.2,0.5\n")

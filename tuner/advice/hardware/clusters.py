@@ -49,7 +49,8 @@ def cluster(
         The cluster.
 
     Raises:
-        UserError: there is no such machine or GPU, no GPU at all, or no network for several nodes.
+        UserError: there is no such machine or GPU, no GPU at all, no network for several nodes, or the machine states
+            something else.
     """
     if n_nodes < 1 or n_nodes > MAX_NODES:
         raise UserError(f"{n_nodes} nodes are no cluster", f"give 1 to {MAX_NODES}")
@@ -66,13 +67,23 @@ def cluster(
     )
     if is_fabric:
         described = fabric.load(machine)
+        if nic_gbps is not None:
+            raise UserError(f"the fabric {machine} describes its network, --nic-gbps {nic_gbps:g}", "leave it out")
         network: FabricNetwork | LinkNetwork = FabricNetwork(described, n_nodes)
         found = gpu(gpu_name) if gpu_name else _fabrics_gpu(described)
+        stated = described.belief.compute_capability
+        if gpu_name and found.capability != stated:
+            raise UserError(
+                f"the fabric {machine} has GPUs of capability {stated}, --gpu {gpu_name}",
+                "leave it out, or say --memory-gb and --peak-tflops",
+            )
     else:
         named = gpu(gpu_name) if gpu_name else None
         with topology_file(machine, None if named is None else named.capability, nic_gbps) as path:
             node = read_machine(path)
         connect(node, machine, n_nodes)
+        if n_nodes > 1 and any(nic.is_speed_assumed for nic in node.nics):
+            raise UserError(f"{machine} does not state the speed of all of its adapters", "say --nic-gbps")
         network = LinkNetwork(links_of(node), constants.network_share)
         found = named or usual(node.gpus[0].capability)
     changes: dict[str, float] = {}

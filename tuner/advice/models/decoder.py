@@ -109,6 +109,10 @@ class Decoder:
         pattern = self.raw.get("hybrid_override_pattern") or self.raw.get("layers_block_type")
         if pattern and self.kind == "nemotron_h":
             self.n_layers = len(pattern)
+            if self.number("layers", default=self.n_layers) != self.n_layers:
+                raise UserError(
+                    f"{self.where} has {self.number('layers')} layers, but a pattern of {self.n_layers}", "correct one"
+                )
             return self._mixers(pattern), [_FEEDS.get(str(one), "none") for one in pattern]
         self.n_layers = self.number("layers", least=1)
         if self.n_layers > MAX_LAYERS:
@@ -117,24 +121,33 @@ class Decoder:
 
     def _types(self) -> list[str]:
         """The kind of each layer's mixer, in transformers' words."""
-        every, period = self.raw.get("full_attention_interval"), self.raw.get("attn_layer_period")
-        flags, linear = self.raw.get("attn_type_list"), self.raw.get("linear_attn_config")
-        given = self.stated.get("layer_types")
-        layers = range(self.n_layers)
-        if isinstance(given, list):
-            if len(given) != self.n_layers:
-                raise UserError(f"{self.where} has {self.n_layers} layers, but {len(given)} layer_types", "correct one")
-            return [str(one) for one in given]
-        full = "full_attention"
-        if isinstance(linear, dict) and isinstance(linear.get("full_attn_layers"), list):
+        every, period = (self.number(name, default=0) for name in ("full_attention_interval", "attn_layer_period"))
+        linear, listed = self.raw.get("linear_attn_config"), self.raw.get("full_attn_idxs")
+        given, flags = self._of_layers("layer_types"), self._of_layers("attn_type_list")
+        layers, full = range(self.n_layers), "full_attention"
+        if given is not None:
+            return given
+        if linear is not None:
+            if "full_attn_layers" not in linear:
+                raise UserError(f"{self.where}: linear_attn_config has no full_attn_layers", "give a complete file")
             return [full if layer + 1 in linear["full_attn_layers"] else "linear_attention" for layer in layers]
-        if isinstance(flags, list) and len(flags) == self.n_layers:
+        if listed is not None:
+            return [full if layer in listed else "conv" for layer in layers]
+        if flags is not None:
             return [full if one else "linear_attention" for one in flags]
-        if type(period) is int and period > 0:
-            return [full if layer % period == self.raw.get("attn_layer_offset") else "mamba1" for layer in layers]
-        if type(every) is int and every > 0:
+        if period:
+            offset = self.number("attn_layer_offset", default=0)
+            return [full if layer % period == offset else "mamba1" for layer in layers]
+        if every:
             return ["linear_attention" if (layer + 1) % every else full for layer in layers]
         return [full] * self.n_layers
+
+    def _of_layers(self, name: str) -> list[Any] | None:
+        """A list of something of each layer."""
+        given: list[Any] | None = self.stated.get(name)
+        if given is not None and len(given) != self.n_layers:
+            raise UserError(f"{self.where} has {self.n_layers} layers, but {len(given)} {name}", "correct one")
+        return given
 
     def _mixers(self, types: Any) -> list[Mixer]:
         linear: Mixer = _LINEAR.get(self.kind, "mamba" if self.raw.get("mamba_n_heads") else "delta")
@@ -150,18 +163,17 @@ class Decoder:
     def _feed(self, layer: int) -> Feed:
         if self.number("experts", default=1) <= 1:
             return "dense"
-        told = self.stated.get("mlp_layer_types")
-        if isinstance(told, list) and len(told) == self.n_layers:
+        told = self._of_layers("mlp_layer_types")
+        if told is not None:
             return "dense" if told[layer] == "dense" else "sparse"
         listed = self.stated.get("moe_layers")
-        if isinstance(listed, list):
+        if listed is not None:
             return "sparse" if layer in listed else "dense"
         dense = self.raw.get("mlp_only_layers")
         step = self.number("decoder_sparse_step", default=self.number("interleave_moe_layer_step", default=1)) or 1
         first = self.number("first_k_dense_replace", default=self.number("moe_layer_start_index", default=0))
-        if self.raw.get("expert_layer_period"):
-            offset = self.number("expert_layer_offset", default=0)
-            return "sparse" if layer % max(1, self.number("expert_layer_period")) == offset else "dense"
+        if period := self.number("expert_layer_period", default=0):
+            return "sparse" if layer % period == self.number("expert_layer_offset", default=0) else "dense"
         is_dense = (isinstance(dense, list) and layer in dense) or layer < first or (layer + 1) % step
         return "dense" if is_dense else "sparse"
 
@@ -196,13 +208,11 @@ class Decoder:
         return (2 * key + value) * kernel + self.width * (2 * key + 3 * value + 2 * n_values) + 2 * n_values
 
     def _kimi_delta(self) -> int:
-        told = self.raw.get("linear_attn_config")
-        told = told if isinstance(told, dict) else {}
+        told = self.raw.get("linear_attn_config") or {}
         names = ("num_heads", "head_dim", "short_conv_kernel_size")
         ours = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
         heads, each, kernel = (
-            told[name] if type(told.get(name)) is int else self.number(one)
-            for one, name in zip(ours, names, strict=True)
+            self.number(one) if told.get(name) is None else told[name] for one, name in zip(ours, names, strict=True)
         )
         inner = heads * each
         low_rank = 2 * (self.width * each + each * inner)
@@ -214,7 +224,9 @@ class Decoder:
     def _mamba(self) -> int:
         """Mamba 2: state spaces with heads."""
         heads = self.number("mamba_n_heads", default=self.number("mamba_num_heads", default=0))
-        inner = heads * self.number("mamba_d_head", default=self.number("mamba_head_dim", default=0))
+        each = 0 if self.raw.get("mamba_d_head") == "auto" else self.number("mamba_d_head", default=0)
+        each = each or self.number("mamba_head_dim", default=0)
+        inner = heads * each if each else self.number("mamba_expand", default=2) * self.width
         groups = self.number("mamba_n_groups", default=self.number("n_groups", default=1))
         state = self.number("mamba_d_state", default=self.number("ssm_state_size", default=0))
         kernel = self.number("mamba_d_conv", default=self.number("conv_kernel", default=4))
@@ -224,8 +236,9 @@ class Decoder:
     def _mamba1(self) -> int:
         inner = self.number("mamba_expand", default=2) * self.width
         state, kernel = self.number("mamba_d_state", default=16), self.number("mamba_d_conv", default=4)
-        rank = self.raw.get("mamba_dt_rank")
-        rank = rank if isinstance(rank, int) else math.ceil(self.width / 16)
+        is_auto = self.raw.get("mamba_dt_rank") == "auto"
+        usual = math.ceil(self.width / 16)
+        rank = usual if is_auto else self.number("mamba_dt_rank", default=usual, least=1)
         return 3 * self.width * inner + inner * (kernel + 1 + 2 * rank + 3 * state + 2)
 
     def _conv(self) -> int:
@@ -242,11 +255,16 @@ class Decoder:
     @property
     def dense_width(self) -> int:
         """Of a feed-forward without experts."""
-        stated = self.number("intermediate_size_mlp", default=0) or self.number("intermediate_size", default=0)
+        if self.kind == "granitemoehybrid":  # without experts it has the shared part alone
+            return self.number("shared_width")
+        names = ("intermediate_size_mlp", "block_ff_dim", "intermediate_size")
+        stated = next((size for name in names if (size := self.number(name, default=0))), 0)
         wide = stated or self.number("ffn_hidden_size", default=4 * self.width)
         if self.raw.get("block_auto_adjust_ff_dim"):
-            multiple = self.number("block_multiple_of", default=256, least=1)
-            wide = -(-int(float(self.raw.get("block_ffn_dim_multiplier", 1)) * (2 * wide // 3)) // multiple) * multiple
+            multiple, share = self.number("block_multiple_of", default=256), self.raw.get("block_ffn_dim_multiplier", 1)
+            wide = 2 * wide // 3
+            if share is not None:
+                wide = -(-int(share * wide) // multiple) * multiple
         return wide
 
     @property

@@ -11,6 +11,7 @@ import msgspec
 from zerotune.store.errors import UserError, reason
 from zerotune.store.foreign.regular_file import read_file
 from zerotune.tuner.advice.models.decoder import Decoder, class_defaults
+from zerotune.tuner.advice.models.kinds import check_kinds
 from zerotune.tuner.advice.models.model_shape import ModelShape, checked
 from zerotune.tuner.advice.models.vision import vision_parameters
 
@@ -45,6 +46,10 @@ class _Fields:
         """Whether something is on."""
         value = self.raw.get(name)
         return default if value is None else bool(value)
+
+    def tied(self, default: bool) -> bool:
+        """Whether the embedding is the head, too."""
+        return self.flag("tie_word_embeddings", default)
 
 
 def _decoder(fields: _Fields, **more: Any) -> ModelShape:
@@ -81,7 +86,7 @@ def _modern(fields: _Fields) -> ModelShape:
     if text_kind == kind:
         text_kind = str(known.get("text_kind", kind))
     decoder = Decoder(fields.where, text, text_kind)
-    said = [source.get("tie_word_embeddings") for source in (fields.raw, text)]
+    said = [source.get(name) for name in ("tie_embedding", "tie_word_embeddings") for source in (fields.raw, text)]
     tied = bool(next((one for one in said if one is not None), known["tie_word_embeddings"]))
     vocabulary = decoder.number("vocab_size", least=1)
     outer = decoder.width * vocabulary * (1 if tied else 2)
@@ -92,7 +97,7 @@ def _modern(fields: _Fields) -> ModelShape:
     met = {"none": 0, "dense": decoder.dense_width, "sparse": experts + decoder.shared_width if experts else 0}
     beside = decoder.mean(lambda _, feed: met[feed]) - experts
     seen = fields.raw.get("vision_config")
-    in_images = vision_parameters(seen, kind, decoder.width) if isinstance(seen, dict) else 0
+    in_images = vision_parameters(fields.where, seen, kind, decoder.width) if isinstance(seen, dict) else 0
     return checked(
         ModelShape(
             n_layers=decoder.n_layers,
@@ -116,31 +121,36 @@ def _modern(fields: _Fields) -> ModelShape:
 
 
 def _gpt(fields: _Fields) -> ModelShape:
-    return _decoder(fields, tied=fields.flag("tie_word_embeddings", default=True), learned_positions=True)
+    return _decoder(fields, tied=fields.tied(True), learned_positions=True)
+
+
+def _bigcode(fields: _Fields) -> ModelShape:
+    kv_heads = {"n_kv_heads": 1} if fields.flag("multi_query", default=True) else {}
+    return _decoder(fields, tied=fields.tied(True), learned_positions=True, **kv_heads)
 
 
 def _plain(fields: _Fields) -> ModelShape:
-    return _decoder(fields, tied=fields.flag("tie_word_embeddings", default=False))
+    return _decoder(fields, tied=fields.tied(False))
 
 
-def _bloom(fields: _Fields) -> ModelShape:
-    return _decoder(fields, tied=True)
+def _tied(fields: _Fields) -> ModelShape:
+    return _decoder(fields, tied=fields.tied(True))
 
 
 def _mpt(fields: _Fields) -> ModelShape:
     width = fields.count("d_model")
-    return _decoder(fields, tied=True, ffn_width=fields.count("expansion_ratio", default=4) * width)
+    return _decoder(fields, tied=fields.tied(True), ffn_width=fields.count("expansion_ratio", default=4) * width)
 
 
 def _falcon(fields: _Fields) -> ModelShape:
     kv_heads = 1 if fields.flag("multi_query", default=True) else None
     if fields.flag("new_decoder_architecture", default=False):
         kv_heads = fields.count("num_kv_heads")
-    return _decoder(fields, tied=True, **({"n_kv_heads": kv_heads} if kv_heads else {}))
+    return _decoder(fields, tied=fields.tied(True), **({"n_kv_heads": kv_heads} if kv_heads else {}))
 
 
 def _bert(fields: _Fields) -> ModelShape:
-    return _decoder(fields, tied=True, learned_positions=True, causal=False)
+    return _decoder(fields, tied=fields.tied(True), learned_positions=True, causal=False)
 
 
 def _vit(fields: _Fields) -> ModelShape:
@@ -175,7 +185,7 @@ def _t5(fields: _Fields) -> ModelShape:
             gated=str(fields.raw.get("feed_forward_proj", "relu")).startswith("gated"),
             vocabulary=fields.count("vocab_size"),
             n_context=fields.count("n_positions", default=512),
-            tied=fields.flag("tie_word_embeddings", default=True),
+            tied=fields.tied(True),
             causal=False,
             assumed=("n_context",),
         )
@@ -184,10 +194,11 @@ def _t5(fields: _Fields) -> ModelShape:
 
 READERS: Final[dict[str, Callable[[_Fields], ModelShape]]] = {
     **dict.fromkeys(class_defaults(), _modern),
-    **dict.fromkeys(("gpt2", "opt", "gpt_bigcode"), _gpt),
-    **dict.fromkeys(("gpt_neox", "gptj", "phi", "starcoder2"), _plain),
+    **dict.fromkeys(("gpt2", "opt"), _gpt),
+    **dict.fromkeys(("gpt_neox", "gptj", "phi"), _plain),
+    **dict.fromkeys(("bloom", "starcoder2"), _tied),
     **dict.fromkeys(("bert", "roberta", "electra"), _bert),
-    "bloom": _bloom,
+    "gpt_bigcode": _bigcode,
     "mpt": _mpt,
     "falcon": _falcon,
     "vit": _vit,
@@ -230,4 +241,5 @@ def from_config(raw: object, where: str) -> ModelShape:
             "n_shared_experts and moe_intermediate_size for experts, kv_lora_rank and q_lora_rank for latent ranks; "
             f"known are {', '.join(sorted(READERS))}",
         )
+    check_kinds(where, raw)
     return READERS[kind](_Fields(where, raw))

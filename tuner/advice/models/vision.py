@@ -5,28 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from zerotune.store.errors import UserError
+from zerotune.tuner.advice.models.kinds import is_count
+
 _GATED: Final = ("qwen2_5_vl", "mistral3")
 _JOINED: Final = {"gemma3": 1, "mistral3": 2}
 """Families with a projection of their own: matrices from the encoder's width to the decoder's."""
 
 
-def vision_parameters(told: Mapping[str, Any], kind: str, width: int) -> int:
-    """Of an image encoder of equal blocks; what a file does not tell counts nothing.
+def vision_parameters(where: str, told: Mapping[str, Any], kind: str, width: int) -> int:
+    """Of an image encoder of equal blocks.
 
     Args:
+        where: names the configuration in messages.
         told: its part of the configuration.
         kind: the whole model's `model_type`.
         width: of the decoder.
 
     Returns:
         Parameters, biases left out.
+
+    Raises:
+        UserError: its width or its number of blocks is missing, or a size is no number.
     """
 
-    def number(*names: str, default: int = 0) -> int:
-        found = next((told[name] for name in names if type(told.get(name)) is int and 0 < told[name] < 1 << 31), 0)
-        return int(found or default)
+    def number(*names: str, default: int | None = 0) -> int:
+        name, found = next(((name, told[name]) for name in names if told.get(name) is not None), (names[0], default))
+        if found is not default and not is_count(found, 1):
+            raise UserError(f"{where}: {name} of vision_config is {found!r}", "it must be a whole number from 1 on")
+        if found is None:
+            raise UserError(f"{where} has no {name} in its vision_config", "give a complete configuration file")
+        return int(found)
 
-    inner, n_layers = number("embed_dim" if kind == "qwen2_vl" else "hidden_size"), number("depth", "num_hidden_layers")
+    inner = number("embed_dim" if kind == "qwen2_vl" else "hidden_size", default=None)
+    n_layers = number("depth", "num_hidden_layers", default=None)
     ffn = number("intermediate_size", default=4 * inner)
     patch = number("patch_size", default=14)
     in_block = 4 * inner * inner + (3 if kind in _GATED else 2) * inner * ffn

@@ -84,13 +84,24 @@ class _Communicator:
     n_nodes: int = 0
     comm_id: int = 0
 
+    def agrees(self, other: _Communicator) -> bool:
+        """Whether both may be one communicator."""
+        told = ((self.n_nodes, other.n_nodes), (self.comm_id, other.comm_id))
+        is_one_shape = (self.rank, self.n_ranks) == (other.rank, other.n_ranks)
+        return is_one_shape and all(mine == its or not mine or not its for mine, its in told)
+
 
 @dataclass
 class _Log:
     """What the first reading of a log finds."""
 
     version: tuple[int, int] = (0, 0)
+    is_mixed: bool = False
+    """Whether runs of NCCL before and since 2.24 are in it, which count bytes differently."""
     communicators: dict[tuple[bytes, bytes], _Communicator] = field(default_factory=dict)
+    """Process and address -> the communicator that is there."""
+    earlier: list[tuple[bytes, _Communicator]] = field(default_factory=list)
+    """Process -> communicators at whose address another one was made later."""
     has_calls: bool = False
     has_numbers: bool = True
     """Whether opCount is another one for each of a rank's calls, as far as the first of them show."""
@@ -104,7 +115,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     """The calls of all ranks in the log, or its selections."""
     log = _survey(path, summary)
     counters = SequenceNumbers()
-    for chunk in line_chunks(path, summary):
+    for chunk in _pieces(path, log, summary):
         if log.has_calls:
             block = _records(calls(chunk), _call, log, summary)
             if not log.has_numbers:
@@ -119,6 +130,23 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
             yield block
 
 
+def _pieces(path: Path, log: _Log, summary: Summary) -> Iterator[bytes]:
+    """Pieces of the file, with the communicators in `log` that are there then if a later one took an address."""
+    if not log.earlier:
+        yield from line_chunks(path, summary)
+        return
+    log.communicators = {}
+    for chunk in line_chunks(path, summary):
+        at = end = 0
+        for line in chunk.split(b"\n"):
+            if b"anks " in line and b" comm 0x" in line and b": opCount " not in line:
+                yield chunk[at:end]
+                at = end
+                _communicators(line, log)
+            end += len(line) + 1
+        yield chunk[at:]
+
+
 def _survey(path: Path, summary: Summary) -> _Log:
     log = _Log()
     tables = TableReader()
@@ -126,9 +154,10 @@ def _survey(path: Path, summary: Summary) -> _Log:
     for chunk in line_chunks(path):
         # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
         # character faster still.
-        version = _VERSION.search(chunk) if not log.version[0] and b"CCL version" in chunk else None
-        if version is not None:
-            log.version = (int(version[1]), int(version[2]))
+        for found in _VERSION.finditer(chunk) if b"CCL version" in chunk else ():
+            version = int(found[1]), int(found[2])
+            log.version = log.version if log.version[0] else version
+            log.is_mixed = log.is_mixed or (version >= _PER_RANK_SINCE) != (log.version >= _PER_RANK_SINCE)
             summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"
         if b"anks " in chunk:
             _communicators(chunk, log)
@@ -163,15 +192,24 @@ def _communicators(chunk: bytes, log: _Log) -> None:
 
 def _communicator(host: bytes, found: re.Match[bytes], log: _Log) -> None:
     pointer, rank, n_ranks, n_nodes, comm_id = found.groups()
-    known = log.communicators.setdefault((host, pointer), _Communicator(int(rank), int(n_ranks)))
-    known.n_nodes = int(n_nodes or 0) or known.n_nodes
-    known.comm_id = int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else known.comm_id
+    told = _Communicator(
+        int(rank), int(n_ranks), int(n_nodes or 0), int(comm_id, 16) & 0xFFFFFFFFFFFFFFFF if comm_id else 0
+    )
+    known = log.communicators.get((host, pointer))
+    if known is not None and not known.agrees(told):
+        log.earlier.append((host, known))
+        known = None
+    if known is None:
+        log.communicators[host, pointer] = told
+    else:
+        known.n_nodes, known.comm_id = told.n_nodes or known.n_nodes, told.comm_id or known.comm_id
 
 
 def _process_ranks(log: _Log) -> dict[bytes, int]:
     """By process, its rank in its largest communicator; left out if it has several there, one for each of its GPUs."""
     largest: dict[bytes, tuple[int, set[int]]] = {}
-    for (host, _), known in log.communicators.items():
+    living = ((host, known) for (host, _), known in log.communicators.items())
+    for host, known in (*log.earlier, *living):
         n_ranks, ranks = largest.get(host, (0, set()))
         if known.n_ranks > n_ranks:
             largest[host] = known.n_ranks, {known.rank}
@@ -255,6 +293,8 @@ def _choice(head: bytes, tail: bytes, log: _Log, row: Any) -> int | LeftOut:
     shapes = {known.n_ranks for known in mine}
     n_ranks = shapes.pop() if len(shapes) == 1 else 0
     is_named = not (end["algorithm"] or b"").isdigit()
+    if log.is_mixed and collective in _SHARED_OUT:
+        return LeftOut.selection_of_several_releases
     per_rank = is_named if log.version == (0, 0) else log.version >= _PER_RANK_SINCE
     if per_rank and collective in _SHARED_OUT and not n_ranks:
         return LeftOut.selection_without_ranks

@@ -41,13 +41,18 @@ from zerotune.tuner.traces.records import (
 )
 
 _NUMBER: Final = rb"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
-_TAG: Final = re.compile(rb"(?m)^(?:\[\d+,\d+\]<std(?:out|err)>:? ?| *\d+: )")
-"""What mpirun and srun put before every line when they are asked for the rank."""
-_TAG_INSIDE: Final = re.compile(rb"\[\d+,\d+\]<std(?:out|err)>:? ?")
+_TAG: Final = (
+    rb"(?m)^(?:\[[^\]\n]{1,99}\](?:<std(?:out|err)>)?:? ?| *\d+: |[\w.-]{1,64}: |[\w.-]{1,64} +\| "
+    rb"|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? )"
+)
+"""What mpirun, srun, kubectl, pdsh and Docker put before every line: a rank, a time, a node's or a service's name."""
+_TAGS: Final = re.compile(_TAG)
+_TAGGED: Final = re.compile(_TAG + rb"#")
+_TAG_INSIDE: Final = re.compile(rb"\[(?:[\w.-]+@)?\d+,\d+\]<std(?:out|err)>:? ?")
 """mpirun tags what is written at once: nccl-tests writes a row in parts, and a full buffer ends within a number."""
 _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
-_KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)? +-?\d+")
-_KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +[a-z]\w*)?")
+_KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +([a-z]\w*))? +-?\d+")
+_KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +([a-z]\w*))?")
 MAX_DEVIATION: Final = 1e-3
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
@@ -56,9 +61,11 @@ _SELECTED: Final = re.compile(rb"Bytes ?-> Algo (\w+) +proto (\w+) +channel\{Lo\
 _RANK: Final = re.compile(rb"^\W*Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _RUN: Final = re.compile(rb"^\W*(?:nThread \d|nccl-tests version)")
 _STARTING: Final = re.compile(rb"^\W*Collective test starting: (\w+)")
+_CONCLUDED: Final = b"Collective test concluded"
 _HEADER_WORDS: Final = (b"Rank", b"nThread", b"nccl-tests version", b"Collective test", b"algbw")
 """One of them is in each line of a header; where a log was pasted into a text, the # before it may be gone."""
-_PROGRAM: Final = re.compile(rb"\b((?:all_reduce|all_gather|reduce_scatter|broadcast|reduce|alltoall)_perf\w*)")
+_PROGRAM: Final = re.compile(rb"(?<![\w.-])([a-zA-Z]\w{0,40}?_perf)\w{0,40}(?![\w/-]|\.\w)")
+_REDUCING: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
 _GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
 GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chose for them together, perhaps fused"
@@ -94,6 +101,10 @@ class _Run(RunRanks):
     """What the lines before a table say of it."""
 
     collective: Collective | None = None
+    is_unknown_program: bool = False
+    """Whether it names a program, and no collective is called like that."""
+    is_other: bool = False
+    """Whether its last line names another collective than the one that its rows were taken for."""
     in_header: bool = True
     nccl_algo: str = ""
     """What NCCL says NCCL_ALGO was set to."""
@@ -104,6 +115,12 @@ class _Run(RunRanks):
     n_extra: int = 0
     """Columns after the wrong results, out of place and in place each."""
     is_cpu_time: bool = False
+
+    def names(self, *programs: bytes) -> None:
+        """Take the collective of the programs that a line names."""
+        known = (find_collective(program.decode()) for program in programs)
+        self.collective = next((one for one in known if one is not None), None)
+        self.is_unknown_program = self.collective is None
 
     @property
     def is_forced(self) -> bool:
@@ -173,9 +190,9 @@ class _Reader:
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
         """The records that can be given out after a piece of the file; consecutive rows are read as one table."""
-        self.is_tagged = self.is_tagged or b"]<std" in chunk or b"0: #" in chunk
+        self.is_tagged = self.is_tagged or (b"#" in chunk and _TAGGED.search(chunk) is not None)
         if self.is_tagged:
-            chunk = _TAG_INSIDE.sub(b"", _TAG.sub(b"", chunk))
+            chunk = _TAG_INSIDE.sub(b"", _TAGS.sub(b"", chunk))
         if b"NCCL INFO" in chunk:
             yield from self._line_by_line(chunk)
             return
@@ -193,6 +210,9 @@ class _Reader:
     def rest(self) -> Iterator[Block]:
         """The records that are held, with what is known of the run."""
         run = self.run
+        if run.is_other:
+            self.summary.skip(LeftOut.other_collective, sum(map(len, self.held)))
+            self.held = []
         for block in self.held:
             if run.count is None:
                 self.summary.tell(run.compared(run.collective), self.file_name)
@@ -215,13 +235,15 @@ class _Reader:
                 yield from self.rest()
                 observations = []
                 self.n_runs += 1
-                self.run = _Run(collective=self.run.collective)
+                self.run = _Run(collective=self.run.collective, is_unknown_program=self.run.is_unknown_program)
             observations += self._line(line)
         yield from self._hold(blocks_of(iter(observations)))
 
     def _begins_run(self, line: bytes) -> bool:
-        is_header = (b"Rank" in line and _RANK.match(line)) or (b"n" in line and _RUN.match(line))
-        return bool(is_header) and not self.run.in_header
+        if self.run.in_header:
+            return False
+        is_header = (b"Rank" in line and _RANK.match(line)) or (b"n" in line and _RUN.match(line)) or _is_heading(line)
+        return bool(is_header or (_programs(line) and _CONCLUDED not in line))
 
     def _table(self, text: bytes) -> Block | None:
         """Rows of a known collective, all with both times and no wrong results; None: go line by line."""
@@ -240,6 +262,8 @@ class _Reader:
             return None
         found = [(_KINDS if self.run.has_root else _KINDS_WITHOUT_ROOT).fullmatch(kind) for kind in kinds[1]]
         if not all(column is not None and all(map(is_right, column[1])) for column in wrong) or not all(found):
+            return None
+        if not all(one is not None and fits(collective, one[2]) for one in found):
             return None
         unused = [(first + 1, rb"\d+"), *((side + offset, _NUMBER) for side in sides for offset in (1, 2))]
         if not all(_is_all(fields, full[column], pattern) for column, pattern in unused):
@@ -271,6 +295,9 @@ class _Reader:
         row = _row(run.has_root, run.n_extra).match(line)
         if row is not None:
             run.in_header = False
+            if not fits(run.collective, row[3]):
+                self.summary.skip(LeftOut.other_collective)
+                return
             bodies = (row.groups()[3:7], row.groups()[7:11])
             yield from self._records(int(row[1][:18]), row[2], bodies)
             return
@@ -283,8 +310,11 @@ class _Reader:
             return
         if b"NCCL INFO" in line:
             _interleaved(line, run)
-        if b"_perf" in line and (program := _PROGRAM.search(line)) is not None:
-            run.collective = find_collective(program[1].decode()) or run.collective
+        programs = _programs(line)
+        if programs and _CONCLUDED in line:
+            run.is_other = run.collective is not None and run.collective is not find_collective(programs[0].decode())
+        elif programs:
+            run.names(*programs)
         if b"algbw" in line and b"busbw" in line:
             self.summary.columns_found = " ".join(line[:1000].decode("utf-8", "replace").strip("# \r").split())
         if line.startswith(b"#") or any(word in line for word in _HEADER_WORDS):
@@ -299,10 +329,9 @@ class _Reader:
         """A row's records; each of `bodies` is a time, two bandwidths and the wrong results."""
         run = self.run
         if message_bytes == 0 or run.is_cpu_time or run.collective is None:
-            is_zero, is_cpu = message_bytes == 0, run.is_cpu_time
-            self.summary.skip(
-                LeftOut.size_zero if is_zero else LeftOut.cpu_time if is_cpu else LeftOut.collective_unknown
-            )
+            unnamed = LeftOut.unknown_program if run.is_unknown_program else LeftOut.collective_unknown
+            reason = LeftOut.cpu_time if run.is_cpu_time else unnamed
+            self.summary.skip(LeftOut.size_zero if message_bytes == 0 else reason)
             return
         setting, n_channels = run.setting()
         for time_text, algbw, busbw, wrong_text in bodies:
@@ -347,11 +376,24 @@ def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
     return numbers is not None or (texts is not None and all(re.fullmatch(pattern, text) for text in texts[1]))
 
 
+def _programs(line: bytes) -> list[bytes]:
+    return _PROGRAM.findall(line) if b"_perf" in line and b"NCCL INFO" not in line else []
+
+
+def _is_heading(line: bytes) -> bool:
+    return b" algbw " in line and b" busbw " in line
+
+
+def fits(collective: Collective | None, redop: bytes | str | None) -> bool:
+    """Whether a collective may have what stands in the column of reductions."""
+    return collective is None or not redop or (redop not in (b"none", "none")) == (collective in _REDUCING)
+
+
 def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
     rank = _RANK.match(line)
     if rank is not None:
         run.ranks[int(rank[1])] = int(rank[2] or 0), rank[3].decode("utf-8", "replace")
-    if b" algbw " in line and b" busbw " in line:
+    if _is_heading(line):
         run.has_root = b" root " in line
         names = line.split()
         times = [place for place, name in enumerate(names) if name in (b"time", b"cputime")]
@@ -362,7 +404,7 @@ def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
         summary.note(GROUPED)
     starting = _STARTING.match(line)
     if starting is not None:
-        run.collective = find_collective(starting[1].decode()) or run.collective
+        run.names(starting[1])
     if line.startswith(b"# Out of bounds"):
         run.in_header, run.split = False, None
 

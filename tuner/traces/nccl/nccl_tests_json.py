@@ -1,6 +1,6 @@
 """nccl-tests' `-J` files (versions 2 and 3): booleans and nan are text, and the whole environment is inside.
 
-The environment is read for NCCL_ALGO, NCCL_PROTO and channel limits only; nothing else of it is kept.
+The environment is read for NCCL_ALGO and NCCL_PROTO, and for whether NCCL chose by itself; nothing else of it is kept.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ _MOST_EACH: Final = 256
 """GPUs of one process, or its threads: more means that the file is damaged."""
 _MOST_LISTED: Final = 1 << 20
 _MOST_GBS: Final = 1e9
+_ASKING: Final = (
+    "NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER_PLUGIN", "NCCL_TUNER_CONFIG_FILE", "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_CTA_POLICY", "NCCL_NTHREADS", "NCCL_LL128_NTHREADS",
+    "NCCL_THREAD_THRESHOLDS",
+)  # fmt: skip
+"""Variables under which NCCL does not choose by itself, or among fewer settings (`^NVLS` does, too)."""
 _BODIES: Final = (("out_of_place", "out_of_place_per_iter"), ("in_place", "in_place_per_iter"))
 
 
@@ -47,7 +53,9 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
     for key, value in stream.members():
         if key == "results" and isinstance(value, Iterator):
             seen = True
-            settings, flag = _environment(head.get("env")), _chosen_by(head.get("env"))
+            asked = _asked(head.get("env"))
+            flag = 0 if asked is None else FLAG_FORCED if any(asked.values()) else FLAG_DEFAULT
+            settings = ("", "") if asked is None else (asked["NCCL_ALGO"], asked["NCCL_PROTO"])
             run, collective = RunRanks(_ranks(head.get("devices"), n_each)), _collective(head.get("args"))
             for block in blocks_of(_observations(run, collective, value, settings, summary)):
                 if run.count is None:
@@ -55,6 +63,8 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
                 with_ranks(block, run)
                 block["flags"] |= flag
                 yield block
+        elif seen and key in ("args", "env", "config", "devices", "ranks"):
+            raise TraceError(f"{path} has its {key} after its results", "write it as nccl-tests does, the results last")
         elif key in ("version", "args", "nccl_version", "env"):
             head[key] = value
         elif key in ("config", "devices", "ranks"):
@@ -71,22 +81,13 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
         raise TraceError(f"{path} has no results", "name a file that nccl-tests -J wrote")
 
 
-def _chosen_by(env: Any) -> int:
-    """FLAG_DEFAULT, or FLAG_FORCED where the environment limits the choice (`^NVLS` does, too); 0: not known."""
-    if not isinstance(env, list):
-        return 0
-    asked = any(isinstance(entry, str) and entry.startswith(("NCCL_ALGO=", "NCCL_PROTO=")) for entry in env)
-    return FLAG_FORCED if asked else FLAG_DEFAULT
-
-
-def _environment(env: Any) -> tuple[str, str]:
-    """NCCL_ALGO and NCCL_PROTO."""
-    found = dict.fromkeys(("NCCL_ALGO", "NCCL_PROTO"), "")
-    for entry in env if isinstance(env, list) else ():
-        name, _, value = entry.partition("=") if isinstance(entry, str) else ("", "", "")
-        if name in found:
-            found[name] = value
-    return found["NCCL_ALGO"], found["NCCL_PROTO"]
+def _asked(env: Any) -> dict[str, str] | None:
+    """The values of _ASKING, "" for those that are not set; None: the file does not tell the environment."""
+    if not isinstance(env, list | Mapping):
+        return None
+    entries = (f"{name}={value}" for name, value in env.items()) if isinstance(env, Mapping) else env
+    told = dict(entry.partition("=")[::2] for entry in entries if isinstance(entry, str))
+    return {name: told.get(name, "") for name in _ASKING}
 
 
 def _collective(arguments: Any) -> Collective | None:
@@ -113,14 +114,18 @@ def _observations(
             continue
         message_bytes, datatype = result.get("size"), result.get("type")
         if type(message_bytes) is not int or not 0 < message_bytes < 1 << 50:
-            summary.skip(LeftOut.size_zero)
+            summary.skip(LeftOut.size_zero if message_bytes == 0 else LeftOut.impossible_size)
             continue
         for body_key, iterations_key in _BODIES:
             body = result.get(body_key)
             if isinstance(body, Mapping) and "cpu_time" in body:
                 summary.skip(LeftOut.cpu_time)
+                continue
+            if isinstance(body, Mapping) and body.get("nwrong") not in (None, "N/A") and body["nwrong"] != 0:
+                summary.skip(LeftOut.wrong_result)
+                continue
             run.saw(_bandwidths(body))
-            for duration_us in _times(body, result.get(iterations_key)):
+            for duration_us in _times(body, result.get(iterations_key), summary):
                 yield Observation(
                     sequence=counters.next(0, collective),
                     collective=collective,
@@ -134,15 +139,15 @@ def _observations(
                 )
 
 
-def _times(body: Any, iterations: Any) -> Iterator[float]:
+def _times(body: Any, iterations: Any, summary: Summary) -> Iterator[float]:
     times = iterations.get("times_us") if isinstance(iterations, Mapping) else None
     if not isinstance(times, list) or not times:
-        wrong = body.get("nwrong") if isinstance(body, Mapping) else None
-        right = isinstance(body, Mapping) and (wrong is None or wrong == 0)
-        times = [body.get("time")] if right else []
+        times = [body.get("time")] if isinstance(body, Mapping) else []
     for time_us in times:
         if isinstance(time_us, int | float) and 0 < time_us < 1e12:
             yield float(time_us)
+        else:
+            summary.skip(LeftOut.row_without_time)
 
 
 def _bandwidths(body: Any) -> Iterator[tuple[float, float]]:

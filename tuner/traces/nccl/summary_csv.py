@@ -16,7 +16,7 @@ from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.nccl_tests import is_right, named_in
+from zerotune.tuner.traces.nccl.nccl_tests import fits, is_right, named_in
 from zerotune.tuner.traces.rank_count import MAX_RANKS, Implied, implied_ranks, rank_count
 from zerotune.tuner.traces.records import (
     BLOCK_ROWS,
@@ -43,6 +43,7 @@ _NAMES: Final = {
     ),
     "ranks": ("group_size", "ranks", "n_ranks", "nranks", "world_size", "num_ranks", "gpus", "n_gpus", "num_gpus"),
     "each": ("gpusperrank",),
+    "redop": ("redop",),
     "nodes": ("nodes", "n_nodes", "nnodes", "num_nodes"),
     "calls": ("count", "n_calls", "calls"),
 }  # fmt: skip
@@ -166,6 +167,9 @@ def _rows_of(
         return
     if collective is None:
         summary.skip(LeftOut.unknown_operation, 1, f"{value_in('collective', cells.get('collective', ''))} {where}")
+        return
+    if not fits(collective, cells.get("redop")):
+        summary.skip(LeftOut.other_collective, 1, where)
         return
     n_ranks, n_nodes = (int(_number(cells.get(name, ""), MAX_RANKS)) for name in ("ranks", "nodes"))
     n_ranks *= int(_number(cells.get("each", "1"), MAX_RANKS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from zerotune.store.errors import TraceError
 from zerotune.tuner.traces.files import opened, read_some
@@ -11,10 +12,13 @@ from zerotune.tuner.traces.pytorch.flight_recorder import FACTS, observations
 from zerotune.tuner.traces.pytorch.plain_pickle import MAX_PICKLE_BYTES, load_plain
 from zerotune.tuner.traces.records import Block, Summary, blocks_of
 
+_OLD: Final = (b"(dp0\n", b"(d", b"}q\0(")
+
 
 def matches(begin: bytes) -> bool:
-    """Protocol 2 and newer start with an instruction that says so."""
-    return len(begin) > 2 and begin[0] == 0x80 and 2 <= begin[1] <= 5
+    """Protocol 2 and newer start with an instruction that says so, older ones with a dictionary."""
+    is_new = len(begin) > 2 and begin[0] == 0x80 and 2 <= begin[1] <= 5
+    return is_new or (begin.startswith(_OLD) and b"version" in begin[:64])
 
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:

@@ -28,6 +28,7 @@ from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import Batches, JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.records import (
+    FLAG_COUNTED,
     MAX_BYTES,
     MAX_CHANNELS,
     UNKNOWN_U4,
@@ -61,6 +62,7 @@ class _Event(msgspec.Struct, gc=False):
     cat: Any = None
     ts: Any = None
     dur: Any = None
+    pid: Any = None
     tid: Any = None
     args: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -96,6 +98,10 @@ class _Events:
     """Name of a process group -> what tells its number of ranks -> that number."""
     base_ns: int = 0
     kernels: list[_Kernel] = field(default_factory=list)
+    devices: set[str] = field(default_factory=set)
+    """On which the kernels ran."""
+    is_counted: bool = False
+    """Whether calls are without numbers of their own."""
     told: dict[int, tuple[float, Mapping[str, Any]]] = field(default_factory=dict)
     """External id -> start and arguments of the call that launched the kernel."""
     calls: dict[int, list[tuple[float, float, str, Mapping[str, Any]]]] = field(default_factory=dict)
@@ -112,7 +118,14 @@ class _Events:
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """The collectives of one rank, in the order of their kernels."""
     events = _collect(path, summary)
-    yield from blocks_of(_observations(events, summary, path.name))
+    if len(events.devices) > 1:
+        raise TraceError(
+            f"{path} has collectives of several devices (pid {', '.join(sorted(events.devices)[:4])})",
+            "give the traces of single ranks, as a folder, not merged into one file",
+        )
+    for block in blocks_of(_observations(events, summary, path.name)):
+        block["flags"] |= FLAG_COUNTED if events.is_counted else 0
+        yield block
 
 
 def _collect(path: Path, summary: Summary) -> _Events:
@@ -166,6 +179,7 @@ def _take(event: dict[str, Any], events: _Events) -> None:
     if category == "kernel":
         if "nccl" in name.lower() and isinstance(duration, int | float):
             grid = args.get("grid")
+            events.devices.add(str(event.get("pid"))[:16])
             width = grid[0] if isinstance(grid, list) and grid and type(grid[0]) is int else 0
             events.kernels.append(
                 _Kernel(
@@ -337,6 +351,7 @@ def _observation(
     # Groups without a name are others if they are of other sizes.
     comm_id = _communicator_of(f"{group}\0{ranks}" if group or ranks else f"of {n_ranks}")
     sequence = _integer(told.get("Seq"))
+    events.is_counted = events.is_counted or sequence is None
     timed = 0 < kernel.duration_us < 1e12
     return Observation(
         sequence=counters.next(comm_id, collective) if sequence is None or sequence < 0 else sequence & UNKNOWN_U4,
