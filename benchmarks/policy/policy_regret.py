@@ -67,6 +67,8 @@ FIRST_GENERATED_SEED = 1000
 """Generated fabrics below this seed were looked at while the policy was made."""
 QUICK_S = 45
 """With --quick no data set is begun after so many seconds."""
+OF_FAMILY = ("family", "sealed", "data", "quick", "json", "seed")
+"""Options that may be given with --family."""
 BEST_BY = 0.97
 """What NCCL's own choice takes of the time of the best other setting, where nothing is to be gained."""
 
@@ -358,9 +360,10 @@ def main() -> None:
     if arguments.recorded_only and arguments.data is None:
         parser.error("--recorded-only without --data leaves nothing to judge on")
     if arguments.family:
-        given = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
-        if others := sorted({*given} - {"family", "sealed", "data", "quick", "json", "seed"}):
-            parser.error(f"--{others[0].replace('_', '-')}: not with --family, which has machines and jobs of its own")
+        for name, value in vars(arguments).items():
+            if name not in OF_FAMILY and value != parser.get_default(name):
+                option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+                parser.error(f"{option}: not with --family, which has machines and jobs of its own; leave it out")
         options = {"is_quick": arguments.quick, "with_sealed": arguments.sealed}
         found = family_results(arguments.seed, partial(recordings, arguments), **options)
         report("policy_regret", list(found), as_json=arguments.json)
