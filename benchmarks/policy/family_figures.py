@@ -316,11 +316,12 @@ def family_results(first_seed: int, recordings: Recordings, *, is_quick: bool, w
     groups: dict[str, list[Machine]] = {}
     for side, seeds in sides.items() if with_sealed else [*sides.items()][:1]:
         groups[side] = [draw(seed) for seed in seeds]
-        groups[f"{side}recorded_"] = [recorded_machine(one) for one in recordings(sealed=bool(side))]
+        if measured := [recorded_machine(one) for one in recordings(sealed=bool(side))]:
+            groups[f"{side}recorded_"] = measured
     yield from matches([machine.problems for machine in groups[""]])
     for at, (prefix, machines) in enumerate(groups.items(), 1):
         until_s = started_s + QUICK_S * at / len(groups) if is_quick else math.inf
-        found[prefix] = judge_family(machines, is_quick=is_quick, until_s=until_s) if machines else []
+        found[prefix] = judge_family(machines, is_quick=is_quick, until_s=until_s)
         if found[prefix]:
             yield from (replace(one, metric=prefix + one.metric) for one in together(found[prefix]))
     if with_sealed:
