@@ -17,7 +17,8 @@ from benchmarks.lib.argument_types import natural, whole
 from benchmarks.lib.data.data_sets import DataSet, add_sources, check_sources, of_folder, sweep_block
 from benchmarks.lib.reporting import Result, report
 from benchmarks.modeling.prediction_elsewhere import TooFew, many_rank_counts, rank_counts, with_rank_counts
-from benchmarks.policy.policy_regret import Ours, judge, play
+from benchmarks.policy.policy_regret import judge
+from benchmarks.policy.regret_jobs import Ours, play
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import Baked

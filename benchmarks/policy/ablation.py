@@ -47,8 +47,9 @@ from benchmarks.lib.data.generated_fabrics import generate
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.policy.guarded_jobs import GUARDED, GUARDED_MARGINS, GuardedJob
 from benchmarks.policy.mechanisms import MECHANISMS, without
-from benchmarks.policy.policy_regret import FIRST_GENERATED_SEED, Ours, judge, play, where_nccl_is_best
+from benchmarks.policy.policy_regret import FIRST_GENERATED_SEED, judge, where_nccl_is_best
 from benchmarks.policy.recorded_figures import SEALED_JOB_SEEDS, SEALED_SEEDS, is_kept_aside
+from benchmarks.policy.regret_jobs import Ours, play
 from benchmarks.policy.training_reward import FIRST_SEED, whole_job
 from zerotune.tuner.learning.knowledge import Knowledge
 

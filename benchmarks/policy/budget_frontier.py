@@ -17,7 +17,8 @@ from rich.progress import track
 from benchmarks.lib.argument_types import percent, positive
 from benchmarks.lib.data.data_sets import DataSet, add_sources, check_sources
 from benchmarks.lib.reporting import Result, report
-from benchmarks.policy.policy_regret import Ours, all_data_sets, check_only, judge, play, where_nccl_is_best
+from benchmarks.policy.policy_regret import all_data_sets, check_only, judge, where_nccl_is_best
+from benchmarks.policy.regret_jobs import Ours, play
 from zerotune.tuner.learning.brain import BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 

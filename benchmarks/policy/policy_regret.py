@@ -3,6 +3,7 @@
     python -m benchmarks policy_regret [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--only TEXT]
                                        [--draws N] [--calls N] [--looks-every N] [--undescribed] [--ours-only]
                                        [--recorded-only] [--sealed]
+    python -m benchmarks policy_regret --family [--sealed] [--data DIR] [--quick] [--json]
 
 Data sets: every shipped fabric, `--generated` random ones, every fabric of a store (`--store`), and everything measured
 below `--data`: tuner CSVs and published nccl-tests grids; each also with nothing to gain (A/A, NCCL best). A training
@@ -23,6 +24,9 @@ Peers and ours meet one draw of noise; `--draws N` plays ours under N others, an
 figure. Recordings (`--data`) are also judged together: `recorded_*`, `budget_worst_window`. One in three of them, and
 a range of seeds, are kept aside: `--sealed` judges on those, too, with `sealed_` before each figure; that is done once
 per release of the policy. `--curves FILE` writes regret by call of every policy, which `learning_pictures.py` draws.
+
+`--family` judges on random machines that are like recorded ones instead, by pairs of jobs (`family_figures`); of a
+`--data` folder its figures are `recorded_`. It takes about ten minutes on two cores, and as long again if `--sealed`.
 """
 
 from __future__ import annotations
@@ -31,20 +35,17 @@ import argparse
 import json
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.lib.argument_types import a_file_to_write, natural, positive
 from benchmarks.lib.data.data_sets import (
     DataSet,
-    Facts,
-    Measured,
     add_sources,
     as_undescribed,
     check_sources,
@@ -54,126 +55,22 @@ from benchmarks.lib.data.data_sets import (
     shipped,
 )
 from benchmarks.lib.reporting import Result, report
+from benchmarks.policy.family_figures import family_results
 from benchmarks.policy.recorded_figures import N_CALLS, SEALED_SEEDS, Recorded, is_kept_aside, recorded, together
+from benchmarks.policy.regret_jobs import COMM_SHARE_OF_STEP, Ours, play, warm_knowledge
 from benchmarks.policy.regret_policies import Default, Problem, peers
-from zerotune.store.records import BASELINE, Candidate, DecisionKey, Plan, StepRecord, TimingSource, size_class
-from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.baked import Baked
 
-COMM_SHARE_OF_STEP = 0.3
-COMPUTE_NOISE = 0.01
 ONE_IN_TEN_WRONG = 1.282
 """Standard deviations (normal, one-sided)."""
 FIRST_GENERATED_SEED = 1000
 """Generated fabrics below this seed were looked at while the policy was made."""
 QUICK_S = 45
 """With --quick no data set is begun after so many seconds."""
+OF_FAMILY = ("family", "sealed", "data", "quick", "json", "seed")
+"""Options that may be given with --family."""
 BEST_BY = 0.97
 """What NCCL's own choice takes of the time of the best other setting, where nothing is to be gained."""
-
-
-class Ours(Default):
-    """The brain, fed as the daemon feeds it, asked after every `looks_every`th step; plans are adopted at the next."""
-
-    def __init__(
-        self,
-        name: str,
-        problems: Sequence[Problem],
-        facts: Facts,
-        knowledge: Knowledge,
-        looks_every: int = 1,
-        settings: BrainSettings | None = None,
-    ) -> None:
-        self.name = name
-        self._looks_every = looks_every
-        self.brain = Brain(name, "fabric", facts, knowledge, settings or BrainSettings(), lambda: 0.0)
-        self.brain.restrict(Measured(facts, problems))
-        self._problems = problems
-        self._compute_us = sum(p.truth_us[0] for p in problems) * (1.0 / COMM_SHARE_OF_STEP - 1.0)
-        self._rng = np.random.default_rng(0)
-        self._step = self._adopted_at = 0
-        self._plan = Plan(0)
-        self._settings: dict[DecisionKey, Candidate] = {}
-        self._rows: list[tuple[object, ...]] = []
-        self.measured: list[np.ndarray] = []
-
-    def choose(self, key: int) -> int:
-        problem = self._problems[key]
-        asked = self._settings.get(problem.key, BASELINE)
-        return problem.candidates.index(asked) if asked in problem.candidates else 0
-
-    def learn(self, key: int, arm: int, us: float) -> None:
-        problem = self._problems[key]
-        ran = problem.candidates[arm] if arm else problem.ran_by_default
-        place = problem.key.communicator
-        cell = (255, 255) if ran.algorithm is None else (int(ran.algorithm), int(ran.protocol or 0))
-        self._rows.append(
-            (
-                place.n_ranks,
-                place.n_nodes,
-                problem.message_bytes,
-                us,
-                self._plan.epoch,
-                self._step,
-                math.nan,
-                int(problem.key.collective),
-                int(problem.key.phase),
-                *cell,
-                ran.n_channels,
-                arm == 0,
-                0,
-                0,
-                int(TimingSource.emulated),
-            )
-        )
-
-    def end_of_step(self) -> None:
-        block = np.array(self._rows, MEASUREMENT)
-        self.measured.append(block)
-        self._rows = []
-        self.brain.observe(block)
-        total_us = float(block["duration_us"].sum())
-        compute_us = self._compute_us * math.exp(COMPUTE_NOISE * self._rng.standard_normal())
-        self.brain.step_finished(StepRecord(self._step, self._plan.epoch, compute_us + total_us, total_us))
-        self._step += 1
-        proposed = self.brain.propose() if self._step % self._looks_every == 0 else None
-        plan = proposed or self._plan.at(self._step - self._adopted_at)
-        if plan is not self._plan:
-            self._plan, self._adopted_at = plan, self._step
-            self._settings = {
-                DecisionKey(row.communicator, row.collective, phase, size_class(row.min_bytes)): row.candidate
-                for row in plan.rows
-                for phase in row.phases
-            }
-            self.brain.adopted(plan.epoch, self._step)
-
-
-def play(problems: Sequence[Problem], policies: Sequence[Default], n_calls: int, seed: int) -> np.ndarray:
-    """Let policies choose, all of them under the same noise.
-
-    Args:
-        problems: keys with true times.
-        policies: each starts as it is and learns.
-        n_calls: per key.
-        seed: of the noise.
-
-    Returns:
-        Index of the candidate that was chosen, shape (n_policies, n_keys, n_calls).
-    """
-    rng = np.random.default_rng(seed)
-    noise = rng.standard_normal((len(problems), n_calls))
-    arms = np.zeros((len(policies), len(problems), n_calls), dtype=np.int64)
-    for call in range(n_calls):
-        for at, policy in enumerate(policies):
-            for key, problem in enumerate(problems):
-                arm = arms[at, key, call] = policy.choose(key)
-                policy.learn(key, arm, problem.truth_us[arm] * math.exp(problem.noise * noise[key, call]))
-            policy.end_of_step()
-    return arms
 
 
 def judge(name: str, problems: Sequence[Problem], policies: Sequence[Default], arms: np.ndarray) -> Iterator[Result]:
@@ -242,35 +139,6 @@ def least_calls(data: DataSet) -> Iterator[Result]:
             needed.append((2 * ONE_IN_TEN_WRONG * problem.noise / math.log(too_slow / best)) ** 2)
     if needed:
         yield Result(f"calls_to_tell_two_settings_apart@{data.name}", float(np.median(needed)), "calls")
-
-
-def warm_knowledge(
-    problems: Sequence[Problem], facts: Facts, n_calls: int, seed: int = 1, looks_every: int = 1
-) -> Knowledge:
-    """What an earlier job leaves in the store: its model and its statistics.
-
-    Args:
-        problems: keys with true times.
-        facts: of the fabric.
-        n_calls: per key in the earlier job.
-        seed: of its noise.
-        looks_every: steps between two questions for a plan.
-
-    Returns:
-        The knowledge that the next job starts with.
-    """
-    first = Ours("earlier", problems, facts, Knowledge(), looks_every)
-    play(problems, [first], n_calls, seed)
-    block = np.concatenate(first.measured)
-    record = trainer.fit(block, "fabric", facts)
-    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "store.db") as store:
-        store.record_job("earlier", "fabric", dict(facts), problems[0].key.communicator.n_ranks)
-        store.record_measurements("fabric", "earlier", block)
-        store.flush()
-        statistics = store.statistics("fabric")
-    correction = Baked.from_bytes(record.blob) if record is not None else None
-    model_id = record.training_hash[:8] if record is not None else ""
-    return Knowledge(statistics, correction, model_id, [statistics])
 
 
 def over_draws(data: DataSet, n_calls: int, n_draws: int, looks_every: int) -> Iterator[Result]:
@@ -481,13 +349,25 @@ def main() -> None:
     parser.add_argument("--looks-every", type=positive, default=1, metavar="N", help="steps between two plans of ours")
     parser.add_argument("--recorded-only", action="store_true", help="leave the shipped fabrics out")
     parser.add_argument("--sealed", action="store_true", help="beside them, on what is kept aside")
+    parser.add_argument(
+        "--family", action="store_true", help="on machines that are like recorded ones, by pairs of jobs"
+    )
     parser.add_argument("--curves", type=a_file_to_write, metavar="FILE", help="write regret by call as JSON")
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
-    if arguments.sealed and arguments.data is None and not arguments.generated:
-        parser.error("--sealed: nothing shipped is kept aside; add --data DIR or --generated N")
+    if arguments.sealed and arguments.data is None and not (arguments.generated or arguments.family):
+        parser.error("--sealed: nothing shipped is kept aside; add --data DIR, --generated N or --family")
     if arguments.recorded_only and arguments.data is None:
         parser.error("--recorded-only without --data leaves nothing to judge on")
+    if arguments.family:
+        for name, value in vars(arguments).items():
+            if name not in OF_FAMILY and value != parser.get_default(name):
+                option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+                parser.error(f"{option}: not with --family, which has machines and jobs of its own; leave it out")
+        options = {"is_quick": arguments.quick, "with_sealed": arguments.sealed}
+        found = family_results(arguments.seed, partial(recordings, arguments), **options)
+        report("policy_regret", list(found), as_json=arguments.json)
+        return
     check_only(parser, arguments)
     curves: dict[str, dict[str, list[float]]] = {}
     results = list(judge_all(arguments, curves, sealed=False))

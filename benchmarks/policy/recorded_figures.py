@@ -69,19 +69,28 @@ def recorded(problems: Sequence[Problem], arms: NDArray[np.int64], comm_share_of
     judged = us[:, :JUDGED_CALLS]
     saved = default_us.sum() - judged.sum(axis=0)
     attainable = float(default_us.sum() - best_us.sum())
-    from_here_on = np.cumsum(saved[::-1])[::-1] / np.arange(JUDGED_CALLS, 0, -1)
     last_quarter = judged[:, -JUDGED_CALLS // 4 :].mean(axis=1)
     spent = np.maximum(us - default_us[:, None], 0.0).sum(axis=0)[JUDGED_CALLS:]
     windows = np.convolve(spent, np.ones(WINDOW_STEPS), mode="valid")
     step_us = default_us.sum() / comm_share_of_step
     return Recorded(
         gain=attainable / float(default_us.sum()),
-        # The last ten calls alone may be lucky.
-        has_reached_95=bool((from_here_on[:-10] >= 0.95 * attainable).any()),
+        has_reached_95=reached_95(saved, attainable),
         loss=max(0.0, float(judged.sum() / (default_us.sum() * JUDGED_CALLS)) - 1.0),
         regret=float((last_quarter / best_us - 1.0).mean()),
         worst_window=float(windows.max() / (WINDOW_STEPS * step_us)),
     )
+
+
+def reached_95(saved: NDArray[np.float64], attainable: float) -> bool:
+    """Whether from some call on, the calls save 95 % of what can be saved.
+
+    Args:
+        saved: by call.
+        attainable: by a call of the best settings.
+    """
+    from_here_on = np.cumsum(saved[::-1])[::-1] / np.arange(len(saved), 0, -1)
+    return bool((from_here_on[:-10] >= 0.95 * attainable).any())  # the last ten calls alone may be lucky
 
 
 def together(found: Sequence[Recorded]) -> Iterator[Result]:

@@ -7,12 +7,17 @@ choice), `learn(key, arm, us)` gives what it took. Offline peers are given a swe
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from zerotune.store.records import Candidate, DecisionKey
+
+CATASTROPHE: Final = math.log(2.0)
+"""Times (log) of NCCL's own choice."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class Bandit(Default):
         self._rng = rng
         self._sums = [np.zeros(len(problem.candidates)) for problem in problems]
         self._counts = [np.zeros(len(problem.candidates)) for problem in problems]
+        self._asked = [np.zeros(len(problem.candidates), dtype=bool) for problem in problems]
         self._problems = problems
 
     def learn(self, key: int, arm: int, us: float) -> None:
@@ -108,7 +114,16 @@ class Bandit(Default):
         self._counts[key][arm] += 1
 
     def _means(self, key: int) -> np.ndarray:
-        return self._sums[key] / np.maximum(self._counts[key], 1)
+        """Of what was measured; the others are never the least."""
+        return np.where(self._counts[key] > 0, self._sums[key] / np.maximum(self._counts[key], 1), np.inf)
+
+    def _first_look(self, key: int) -> int | None:
+        """The next arm that was never asked for, be it that what it took is not told yet."""
+        unasked = np.flatnonzero(~self._asked[key])
+        if not len(unasked):
+            return None
+        self._asked[key][unasked[0]] = True
+        return int(unasked[0])
 
 
 class RoundRobin(Bandit):
@@ -130,11 +145,10 @@ class Ucb1(Bandit):
     name = "ucb1"
 
     def choose(self, key: int) -> int:
-        counts = self._counts[key]
-        if (untried := np.flatnonzero(counts == 0)).size:
-            return int(untried[0])
-        bound = self._means(key) - 0.1 * np.sqrt(2 * math.log(counts.sum()) / counts)
-        return int(np.argmin(bound))
+        if (first := self._first_look(key)) is not None:
+            return first
+        counts = np.maximum(self._counts[key], 1)
+        return int(np.argmin(self._means(key) - 0.1 * np.sqrt(2 * math.log(counts.sum()) / counts)))
 
 
 class Thompson(Bandit):
@@ -143,10 +157,61 @@ class Thompson(Bandit):
     name = "thompson"
 
     def choose(self, key: int) -> int:
-        counts = self._counts[key]
-        if (untried := np.flatnonzero(counts == 0)).size:
-            return int(untried[0])
-        return int(np.argmin(self._rng.normal(self._means(key), 0.05 / np.sqrt(counts))))
+        if (first := self._first_look(key)) is not None:
+            return first
+        return int(np.argmin(self._rng.normal(self._means(key), 0.05 / np.sqrt(np.maximum(self._counts[key], 1)))))
+
+
+class BoundedThompson(Thompson):
+    """Never looks first at what took twice as long as NCCL's own choice at a size within an octave.
+
+    Arms are looked at in an order of chance, NCCL's own first, so neighbouring sizes warn one another.
+    """
+
+    name = "thompson_bounded"
+
+    def __init__(self, problems: Sequence[Problem], rng: np.random.Generator) -> None:
+        super().__init__(problems, rng)
+        self._order = [[0, *(1 + rng.permutation(len(one.candidates) - 1)).tolist()] for one in problems]
+        self._near = [
+            [
+                at
+                for at, other in enumerate(problems)
+                if other.key.collective is one.key.collective
+                and other.candidates == one.candidates
+                and 0.5 <= other.message_bytes / one.message_bytes <= 2.0
+            ]
+            for one in problems
+        ]
+
+    def _first_look(self, key: int) -> int | None:
+        waiting = self._order[key]
+        while waiting:
+            arm = waiting.pop(0)
+            if not any(self._is_catastrophe(near, arm) for near in self._near[key]):
+                return int(arm)
+        return None
+
+    def _is_catastrophe(self, key: int, arm: int) -> bool:
+        means = self._means(key)
+        return bool(np.isfinite(means[[0, arm]]).all() and means[arm] > means[0] + CATASTROPHE)
+
+
+class Later(Default):
+    """A policy that is told what calls took some steps later, as a host that runs ahead of its GPU tells it."""
+
+    def __init__(self, policy: Default, n_steps: int) -> None:
+        self.name, self.choose = policy.name, policy.choose  # type: ignore[method-assign]
+        self._policy = policy
+        self._steps: deque[list[tuple[int, int, float]]] = deque([[] for _ in range(n_steps + 1)])
+
+    def learn(self, key: int, arm: int, us: float) -> None:
+        self._steps[-1].append((key, arm, us))
+
+    def end_of_step(self) -> None:
+        for key, arm, us in self._steps.popleft():
+            self._policy.learn(key, arm, us)
+        self._steps.append([])
 
 
 class CoordinateDescent(Bandit):

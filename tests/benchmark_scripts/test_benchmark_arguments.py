@@ -38,7 +38,10 @@ MISTAKES = {
         ["{junk}"],
     ],
     "never_in_the_way": [["--shapes", "nope"], ["--faults", "nope"]],
-    "policy_regret": [["--store", "{empty}"], ["--curves", "{empty}"], ["--curves", "/proc/x"], ["--draws", HUGE]],
+    "policy_regret": [
+        *(["--store", "{empty}"], ["--curves", "{empty}"], ["--curves", "/proc/x"], ["--draws", HUGE]),
+        *(["--family", *words] for words in (["--only", "nope"], ["--calls", "5"], ["--data", "{empty}"])),
+    ],
     "prediction_warm_start": [*(["--calls", text] for text in ("-1", "0", "1.5", "ten", "100001"))],
     "replay_speed": [["--seed", "-1"], ["--no-check", "--check-only"]],
     "replay_what_if": [["--fabric", "nope"]],
