@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.agent.first_contact import rehearsed, told_steps
+from benchmarks.agent.first_contact import READINGS, TESTS, rehearsed, told_steps
 from benchmarks.lib.reporting import Result, report
 from benchmarks.rehearse.outcomes import Outcome, Outcomes
 
@@ -42,3 +42,10 @@ def test_of_the_cases_that_were_rehearsed_last_outcomes_count_and_without_any_th
 
 def test_what_is_unknown_is_neither_met_nor_missed_when_it_is_read_again() -> None:
     assert Result("share", None, "", "1").is_met is None
+
+
+@pytest.mark.parametrize("test", sorted({test for tests in READINGS.values() for test in tests}))
+def test_the_tests_of_what_a_gpu_does_are_there(test: str) -> None:
+    path, _, name = test.partition("::")
+    assert (TESTS / path).exists()
+    assert f"def {name.partition('[')[0]}(" in (TESTS / path).read_text() if name else True
