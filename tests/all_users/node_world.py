@@ -84,8 +84,9 @@ class World:
             command = ["prlimit", f"--nofile={max_files}", *command]
         command += [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--all-users", *options]
         self.service = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | PLANTED
-        )
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | PLANTED,
+            pass_fds=os.pipe(),  # as of a careless script of root's
+        )  # fmt: skip
         assert self.service.stderr is not None
         return self.service.stderr.readline()
 
@@ -217,6 +218,29 @@ class World:
         os.read(reading, 1)
         os.close(reading)
         self.holders.append(child)
+
+    def flood(self, uid: int) -> None:
+        """A user connects to the door and leaves at once, until `let_go`."""
+        child = os.fork()
+        if child == 0:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            while True:
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as one:
+                    one.connect(f"{RUNTIME}/door.sock")
+        self.holders.append(child)
+
+    def shared_with_service(self, pid: int) -> Any:
+        """Pipes and files that a process has open and the service has, too."""
+        assert self.service is not None
+
+        def opened(of: int) -> set[str]:
+            folder = f"/proc/{of}/fd"
+            return {os.readlink(f"{folder}/{one}") for one in os.listdir(folder)}
+
+        both = opened(pid) & opened(self.service.pid)
+        return sorted(one for one in both if one.startswith(("pipe:", "/")) and one != os.devnull)
 
     def let_go(self) -> None:
         for child in self.holders:

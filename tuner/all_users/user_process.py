@@ -12,6 +12,7 @@ import selectors
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from zerotune.tuner.all_users.folders import User
@@ -19,17 +20,19 @@ from zerotune.tuner.all_users.folders import User
 CANNOT_RUN: Final = 126
 """Exit code of a process that may not run the command."""
 _READ_BYTES: Final = 65_536
+_MAX_FILES: Final = 2**31 - 1
 
 
 class UserProcess:
-    """Starts at construction, in a session of its own, in `/`.
+    """Starts at construction, in a session of its own, in `/`. It gets no descriptor of root's but those named here.
 
     Args:
         user: whom it runs as.
         command: its words; the first is a path.
         environment: all of it.
         output: descriptor of its standard output; None: it has none.
-        keep: further descriptors that it inherits.
+        keep: a further descriptor that it inherits.
+        log: file of the user's for its standard error, emptied by the user; None: it has none.
 
     Raises:
         OSError: there is no room for a process.
@@ -42,13 +45,14 @@ class UserProcess:
         environment: Mapping[str, str],
         *,
         output: int | None = None,
-        keep: Sequence[int] = (),
+        keep: int | None = None,
+        log: Path | None = None,
     ) -> None:
         self.code: int | None = None
         """Its exit code once its end was seen, negative for a signal."""
         self.pid = os.fork()
         if self.pid == 0:
-            _become(user, command, environment, output, keep)
+            _become(user, command, environment, output, keep, log)
 
     @property
     def has_ended(self) -> bool:
@@ -68,7 +72,12 @@ class UserProcess:
 
 
 def _become(
-    user: User, command: Sequence[str], environment: Mapping[str, str], output: int | None, keep: Sequence[int]
+    user: User,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: int | None,
+    keep: int | None,
+    log: Path | None,
 ) -> None:
     """Run the command in place of this process, a child that was just forked; never returns."""
     try:
@@ -77,18 +86,26 @@ def _become(
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing if output is None else output, 1)
-        if output is not None:  # who listens to one hears nothing else, and root's terminal is no user's
-            os.dup2(nothing, 2)
-        for one in keep:
-            os.set_inheritable(one, True)
+        for theirs, ours in ((0, nothing), (1, nothing if output is None else output), (2, nothing)):
+            os.dup2(ours, theirs)
+        # Whoever may signal a process may take its descriptors, also those that root was started with.
+        kept = 2 if keep is None else keep
+        os.set_inheritable(kept, True)
+        os.closerange(3, kept)
+        os.closerange(kept + 1, _MAX_FILES)
         os.chdir("/")
         os.umask(0o077)
         os.setgroups(user.groups)
         os.setgid(user.gid)
         os.setuid(user.uid)  # from here on the user may stop it
-        os.execve(command[0], list(command), environment)
+        if log is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+            with contextlib.suppress(OSError):  # of a disk that is full, say
+                os.dup2(os.open(log, flags, 0o600), 2)
+        try:
+            os.execve(command[0], list(command), environment)
+        except OSError as error:
+            os.write(2, f"zerotune: user {user.uid} cannot run {command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(CANNOT_RUN)
 
