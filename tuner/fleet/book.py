@@ -74,7 +74,7 @@ class Contributor(msgspec.Struct, frozen=True, tag="contributor", kw_only=True, 
     n_jobs: Count = 0
     n_cells: Count = 0
     n_judged: Count = 0
-    """Cells that enough others measured, too."""
+    """Those of its cells that most others measured, too, if three or more did."""
     n_outlying: Count = 0
     n_refused_rows: Count = 0
     """Rows, on all fabrics, with numbers that cannot be."""
