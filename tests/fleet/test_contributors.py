@@ -104,6 +104,24 @@ def test_others_names_get_no_honest_one_set_aside(tmp_path: Path) -> None:
     assert keys == {signer_of(name).public_hex: name for name in HONEST}
 
 
+def test_who_is_not_listed_makes_no_book_longer_and_says_nothing_of_fabrics(tmp_path: Path) -> None:
+    fabrics = [Fabric("fabric", {**FACTS, "gpu": "none"}), *(Fabric(f"junk{at}", FACTS) for at in range(3))]
+    listed = {signer_of(name).public_hex: name for name in HONEST}
+    block = measured(40)
+    bad = np.concatenate([block, block[:1]])
+    bad["duration_us"][-1] = np.nan
+    for fabric in fabrics:  # before all others
+        put(
+            tmp_path, *pack("x", fabric, ["j"], np.zeros(len(bad), np.int64), bad, 1_800_000_000, signer_of("stranger"))
+        )
+    made(tmp_path)
+    fleet(tmp_path)
+    book = made(tmp_path, listed=listed)
+    assert [(one.fabric_id, one.facts) for one in book.fabrics] == [("fabric", FACTS)]
+    assert [(one.name, one.n_jobs) for one in book.contributors if not one.key] == [("not listed", 4)]
+    assert len(book.contributors) == len(HONEST) + 1
+
+
 @pytest.mark.parametrize(("n_honest", "n_liars"), [(3, 1), (5, 2)])
 def test_a_minority_shifts_nobody_by_what_only_they_and_it_measured(
     tmp_path: Path, n_honest: int, n_liars: int

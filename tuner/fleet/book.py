@@ -30,7 +30,7 @@ from zerotune.tuner.fleet.signing import Signer, Verifier
 
 FORMAT: Final = 1
 MAX_BYTES: Final = 256 * 2**20
-MAX_LINE_BYTES: Final = 2**21
+MAX_LINE_BYTES: Final = 2**18
 """Of one line; a fabric's facts have half of it at most."""
 MAX_GAIN: Final = 5.0
 """Log; nothing is 150 times as fast as NCCL's own choice."""

@@ -128,8 +128,11 @@ def agree(
         " FROM judged_contributors ORDER BY fabric_id, contributor"
     ).fetchall()
     refused: dict[str, int] = dict(
-        connection.execute("SELECT contributor, sum(n_rows)::BIGINT FROM refused GROUP BY ALL ORDER BY ALL").fetchall()
-    )
+        connection.execute(
+            "SELECT contributor, sum(n_rows)::BIGINT FROM refused WHERE ? OR list_contains(?::VARCHAR[], contributor)"
+            " GROUP BY ALL ORDER BY ALL", [listed is None, [*(listed or ())]],
+        ).fetchall()
+    )  # fmt: skip
     signed: dict[str, str] = dict(connection.execute("FROM names").fetchall())
     called = signed | {key: name for key, name in (listed or {}).items() if name}
     contributors = [
@@ -144,14 +147,11 @@ def agree(
         Contributor(fabric_id="", name=called.get(one, one), key=one if one in signed else "", n_refused_rows=n)
         for one, n in refused.items()
     ]
-    unheard = connection.execute(
-        "SELECT fabric_id, count(DISTINCT (contributor, job_id)) FROM lines ANTI JOIN heard USING (contributor)"
-        " GROUP BY ALL ORDER BY ALL"
-    )
-    contributors += [
-        Contributor(fabric_id=fabric_id, name="not listed", n_jobs=n_jobs, is_set_aside=True)
-        for fabric_id, n_jobs in unheard.fetchall()
-    ]
+    # One line for all: nobody who is not listed makes a book longer.
+    unheard = "SELECT count(DISTINCT (fabric_id, contributor, job_id)) FROM lines ANTI JOIN heard USING (contributor)"
+    (n_unheard,) = connection.execute(unheard).fetchall()[0]
+    if n_unheard:
+        contributors.append(Contributor(fabric_id="", name="not listed", n_jobs=n_unheard, is_set_aside=True))
     return contributors, _cells(connection)
 
 

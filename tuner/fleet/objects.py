@@ -49,8 +49,8 @@ MAX_TEXT: Final = 512
 MAX_FACTS: Final = 256
 MAX_FACT_TEXT: Final = 4096
 """Characters of one fact of a fabric: books hold them."""
-MAX_FACTS_BYTES: Final = 2**20
-"""Of all of them, as JSON."""
+MAX_FACTS_BYTES: Final = 2**17
+"""Of all of them, as JSON; a daemon takes 16,384 characters, each of which may be written as six bytes."""
 UNSIGNED: Final = ""
 _MARK: Final = b"zerotune.fleet"
 _FACTS: Final = b"zerotune.fabric"

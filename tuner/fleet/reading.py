@@ -99,7 +99,7 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
         f"made {made:%Y-%m-%d %H:%M} UTC by {head.made_by}; {by}",
     ]
     aside = [one for one in book.contributors if one.is_set_aside]
-    lines += [f"set aside: {one.shown} on {one.fabric_id}, {_why(one)}" for one in aside]
+    lines += [f"set aside: {one.shown}{f' on {one.fabric_id}' * bool(one.fabric_id)}, {_why(one)}" for one in aside]
     lines += [
         f"outlying: {one.shown} on {one.fabric_id}, in {one.n_outlying} of {one.n_judged} cells"
         for one in book.contributors
