@@ -108,6 +108,12 @@ class World:
 
         return as_user(uid, gid or uid, ask)
 
+    def state(self, uid: int) -> Any:
+        """Where a user's programs keep what they must not forget."""
+        from zerotune.store.paths import state_dir
+
+        return as_user(uid, uid, lambda: str(state_dir()))
+
     def jobs(self, uid: int, of: int) -> Any:
         """What a user sees of the jobs at the daemon of another, or their own."""
         from zerotune.tuner.client.status import fetch_status
@@ -184,13 +190,16 @@ class World:
             time.sleep(0.02)
         return True
 
-    def command(self, uid: int, *words: str, max_processes: int = 0) -> Any:
-        """Exit code and output of `zerotune WORDS` as a user, who may have so many processes and threads."""
+    def command(self, uid: int, *words: str, max_processes: int = 0, home: str = "/tmp/nobody") -> Any:
+        """Exit code and output of `zerotune WORDS` as a user, who may have so many processes and threads.
+
+        An empty `home` is none.
+        """
         limited = ["prlimit", f"--nproc={max_processes}"] if max_processes else []
         done = subprocess.run(
             [*limited, sys.executable, "-I", "-m", "zerotune.tuner.cli", *words],
             user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
-            env={"PATH": os.defpath, "HOME": f"/tmp/nobody-{uid}"},
+            env={"PATH": os.defpath, **({"HOME": f"{home}-{uid}"} if home else {})},
         )  # fmt: skip
         return [done.returncode, done.stdout, done.stderr]
 

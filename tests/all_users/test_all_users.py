@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.fleet.fleet_rows import signer_of
 from zerotune.agent.daemon_link import door
 from zerotune.store.errors import UserError
 from zerotune.store.paths import SERVICE_DOOR
@@ -152,6 +153,18 @@ def test_who_may_begin_few_threads_is_told_so(served: Node, words: tuple[str, ..
     assert code == 2, told
     assert "ulimit -u" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("home", ["", "/tmp/j\udcfcrgen"])
+def test_training_starts_without_a_home_or_in_one_that_is_no_utf8(another_node: Node, home: str) -> None:
+    for words in ((), ("--start-daemon",), ("--no-agent", "--fabric", "ethernet_boxes")):
+        code, out, told = another_node.command(CAROL, "launch", *words, "--", "echo", "trained", home=home)
+        assert (code, out) == (0, "trained\n"), told
+        assert "Traceback" not in told
+    for words in (("jobs",), ("daemon",), ("book", "show", "\udcff")):
+        code, _, told = another_node.command(CAROL, *words, home=home)
+        assert code == 2
+        assert told.count("\n") == 1, told
 
 
 def test_what_is_shared_is_read_by_others_and_written_by_its_owner(served: Node) -> None:
@@ -301,6 +314,13 @@ def test_a_full_door_is_waited_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                 after.connect(str(tmp_path / SERVICE_DOOR))
         opening.join()
     assert answer == door.Answer("ipc:///here")
+
+
+def test_users_without_a_home_have_daemons_that_remember_their_book(another_node: Node) -> None:
+    key = signer_of("builder").public_hex
+    another_node.start("--share", "private", "--book", "/tmp/none.book", "--book-key", key)
+    assert another_node.knock(MALLORY)[0] == [f"ipc://{RUNTIME}/{MALLORY}/daemon.sock", ""]
+    assert another_node.state(MALLORY) == f"{STATE}/{MALLORY}", "not in a home, which the service may not see"
 
 
 def test_a_folder_that_was_left_unfinished_is_finished(another_node: Node) -> None:
