@@ -110,16 +110,57 @@ def _become(
         os._exit(CANNOT_RUN)
 
 
+class _Heard:
+    """A process of a user's that is listened to; starts at construction.
+
+    Args:
+        user: whom it runs as.
+        command: its words.
+        environment: all of it.
+        ends_at_s: by when it must have said all.
+
+    Raises:
+        OSError: there is no room for a process.
+    """
+
+    def __init__(self, user: User, command: Sequence[str], environment: Mapping[str, str], ends_at_s: float) -> None:
+        self.user, self.ends_at_s, self.text = user, ends_at_s, bytearray()
+        self._reading, writing = os.pipe()
+        try:
+            self._process = UserProcess(user, command, environment, output=writing)
+        except OSError:
+            os.close(self._reading)
+            raise
+        finally:
+            os.close(writing)
+
+    def fileno(self) -> int:
+        """Can be read when it has said something, or will say no more."""
+        return self._reading
+
+    def end(self) -> None:
+        """Listen no more."""
+        os.close(self._reading)
+        self._process.signal(signal.SIGKILL)
+
+
 def outputs_of(
-    commands: Mapping[User, Sequence[str]], environment: Mapping[str, str], timeout_s: float, max_bytes: int
+    commands: Mapping[User, Sequence[str]],
+    environment: Mapping[str, str],
+    timeout_s: float,
+    max_bytes: int,
+    at_once: int,
 ) -> dict[User, bytes]:
-    """What commands of several users say, all run at once; of those that say too much or take too long, nothing.
+    """What commands of several users say; of those that say too much or take too long, nothing.
+
+    Each has its own time, and its own place among those that run: no user's takes any of another's.
 
     Args:
         commands: of each user.
         environment: of all.
-        timeout_s: after which those that still run are killed.
+        timeout_s: after which one that still runs is killed.
         max_bytes: that one may say.
+        at_once: how many run at a time.
 
     Returns:
         By user, the output of commands that ended by themselves.
@@ -127,31 +168,28 @@ def outputs_of(
     Raises:
         OSError: there is no room for a process.
     """
-    said = {user: bytearray() for user in commands}
-    running: dict[User, UserProcess] = {}
-    ends_at_s = time.monotonic() + timeout_s
+    said: dict[User, bytes] = {}
+    waiting: list[tuple[User, Sequence[str]]] = list(commands.items())[::-1]
+    running: set[_Heard] = set()
     with selectors.DefaultSelector() as selector:
         try:
-            for user, command in commands.items():
-                reading, writing = os.pipe()
-                selector.register(reading, selectors.EVENT_READ, user)
-                try:
-                    running[user] = UserProcess(user, command, environment, output=writing)
-                finally:
-                    os.close(writing)
-            while selector.get_map() and (left_s := ends_at_s - time.monotonic()) > 0:
-                for key, _ in selector.select(left_s):
-                    part = os.read(key.fd, _READ_BYTES)
-                    said[key.data] += part
-                    if len(said[key.data]) > max_bytes:
-                        running[key.data].signal(signal.SIGKILL)
-                    if not part or len(said[key.data]) > max_bytes:
-                        selector.unregister(key.fd)
-                        os.close(key.fd)
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    user, command = waiting.pop()
+                    running.add(one := _Heard(user, command, environment, time.monotonic() + timeout_s))
+                    selector.register(one, selectors.EVENT_READ)
+                left_s = min(one.ends_at_s for one in running) - time.monotonic()
+                heard = {key.fileobj for key, _ in selector.select(max(0.0, left_s))}
+                for one in list(running):
+                    part = os.read(one.fileno(), _READ_BYTES) if one in heard else None
+                    one.text += part or b""
+                    if part == b"":
+                        said[one.user] = bytes(one.text)
+                    if part == b"" or len(one.text) > max_bytes or time.monotonic() >= one.ends_at_s:
+                        selector.unregister(one)
+                        running.remove(one)
+                        one.end()
         finally:
-            unheard = {key.data for key in selector.get_map().values()}
-            for key in list(selector.get_map().values()):
-                os.close(key.fd)
-            for process in running.values():
-                process.signal(signal.SIGKILL)
-    return {user: bytes(text) for user, text in said.items() if user not in unheard and len(text) <= max_bytes}
+            for one in running:
+                one.end()
+    return said
