@@ -20,7 +20,7 @@ IDLE_EXIT_S: Final = 1800.0
 """A user's daemon ends after this time without a rank: big models are loaded for minutes before they train."""
 STATUS_TIMEOUT_S: Final = 15.0
 """For each user's daemon, and the start of an interpreter that asks it."""
-AT_ONCE: Final = 16
+AT_ONCE: Final = 8
 """Users whose daemons are asked at a time."""
 MAX_STATUS_BYTES: Final = 4 * 2**20
 """A daemon with 1,024 jobs says half of it."""
