@@ -77,7 +77,9 @@ class AgentSettings:
 def hand_on(environment: MutableMapping[str, str]) -> None:
     """Write all that is ours into `ENV_ALL`, in letters that no shell changes."""
     ours = {name: value for name, value in environment.items() if name.startswith(_OURS)}
-    environment[ENV_ALL] = ",".join(f"{name}={urllib.parse.quote(value)}" for name, value in sorted(ours.items()))
+    environment[ENV_ALL] = ",".join(
+        f"{name}={urllib.parse.quote(os.fsencode(value))}" for name, value in sorted(ours.items())
+    )
 
 
 def take_over(environment: MutableMapping[str, str]) -> None:
@@ -85,7 +87,7 @@ def take_over(environment: MutableMapping[str, str]) -> None:
     for part in environment.get(ENV_ALL, "").split(","):
         name, _, value = part.partition("=")
         if name.startswith(_OURS):
-            environment.setdefault(name, urllib.parse.unquote(value))
+            environment.setdefault(name, os.fsdecode(urllib.parse.unquote_to_bytes(value)))
 
 
 def tick_of(text: str) -> int | None:

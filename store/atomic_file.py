@@ -20,12 +20,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
     a device is written to directly.
 
     Raises:
-        OSError: it cannot be written, or another user has put a link there.
+        OSError: it cannot be written, or another user has put a link or a pipe there.
     """
     with contextlib.suppress(FileNotFoundError):
-        its = os.lstat(path)
-        if stat.S_ISLNK(its.st_mode) and its.st_uid not in (0, os.geteuid()):
-            raise PermissionError(errno.EPERM, f"user {its.st_uid} has put a link there", str(path))
+        # A pipe's reader may never come; a shell's own pipe has no path.
+        for one, kind, what in ((path, stat.S_IFLNK, "link"), (os.path.realpath(path), stat.S_IFIFO, "pipe")):
+            its = os.lstat(one)
+            if stat.S_IFMT(its.st_mode) == kind and its.st_uid not in (0, os.geteuid()):
+                raise PermissionError(errno.EPERM, f"user {its.st_uid} has put a {what} there", str(path))
     if path.exists() and not path.is_file():
         yield path
         return

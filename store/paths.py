@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Final, Literal
 
 import platformdirs
 
@@ -53,8 +55,10 @@ def runtime_dir() -> Path:
         if session_dir and is_private(Path(session_dir)) and _fits(Path(session_dir) / APP_NAME):
             return Path(session_dir) / APP_NAME
     # Containers and batch jobs have no login session. Nodes may share a home.
-    of_node = state_dir() / "run" / _host()
-    return of_node if _is_out_of_reach(of_node) and _fits(of_node) else Path(SESSION_DIRS) / str(os.getuid()) / APP_NAME
+    with contextlib.suppress(UserError):  # without a home
+        if _is_out_of_reach(of_node := state_dir() / "run" / _host()) and _fits(of_node):
+            return of_node
+    return Path(SESSION_DIRS) / str(os.getuid()) / APP_NAME
 
 
 def default_endpoint() -> str:
@@ -63,23 +67,36 @@ def default_endpoint() -> str:
 
 
 def default_store_path() -> Path:
-    """The store's file: the one of the node's service if this user has one, else below the XDG data directory."""
+    """The store's file: the one of the node's service if this user has one, else below the XDG data directory.
+
+    Raises:
+        UserError: this user has no home.
+    """
     override = os.environ.get("ZEROTUNE_STORE")
     if override:
         return Path(override)
-    if is_private(of_service := Path(SERVICE_STATE_DIR) / str(os.getuid())):
-        return of_service / "store.db"
-    return _data_dir() / "store.db"
+    return (_of_service() or _data_dir()) / "store.db"
 
 
 def user_fabrics_dir() -> Path:
-    """The folder of the fabrics that this user has added, below the XDG data directory; not created here."""
+    """The folder of the fabrics that this user has added, below the XDG data directory; not created here.
+
+    Raises:
+        UserError: this user has no home.
+    """
     return _data_dir() / "fabrics"
 
 
 def state_dir() -> Path:
-    """The folder of what this user's programs must not forget, below the XDG state directory; not created here."""
-    return Path(platformdirs.user_state_dir(APP_NAME, appauthor=False))
+    """The folder of what this user's programs must not forget; not created here.
+
+    It is that of the node's service if this user has one, since the service's daemons see no homes, else it is below
+    the XDG state directory.
+
+    Raises:
+        UserError: this user has no home.
+    """
+    return _of_service() or _at_home(platformdirs.user_state_dir)
 
 
 def is_private(folder: Path) -> bool:
@@ -93,8 +110,18 @@ def is_private(folder: Path) -> bool:
 
 
 def _fits(folder: Path) -> bool:
-    """Whether a socket can have its name there: of a long one nobody is to blame who did not choose it."""
-    return len(os.fsencode(folder / _SOCKET)) <= MAX_IPC_PATH_BYTES
+    """Whether a socket can have its name there: nobody is to blame for a name who did not choose it."""
+    path = str(folder / _SOCKET)
+    return len(os.fsencode(path)) <= MAX_IPC_PATH_BYTES and _is_utf8(path)
+
+
+def _is_utf8(path: str) -> bool:
+    """Whether ZeroMQ takes it."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_out_of_reach(folder: Path) -> bool:
@@ -123,18 +150,32 @@ def _host() -> str:
     return re.sub("[^A-Za-z0-9_-]", "_", name)[: MAX_HOST_BYTES - len(digest) - 1] + f"-{digest}"
 
 
+def _of_service() -> Path | None:
+    """The folder that the node's service has made for what this user keeps."""
+    return of_service if is_private(of_service := Path(SERVICE_STATE_DIR) / str(os.getuid())) else None
+
+
 def _data_dir() -> Path:
-    return Path(platformdirs.user_data_dir(APP_NAME, appauthor=False))
+    return _at_home(platformdirs.user_data_dir)
+
+
+def _at_home(find: Callable[[str, Literal[False]], str]) -> Path:
+    try:
+        return Path(find(APP_NAME, False))
+    except RuntimeError as error:
+        raise UserError(f"user {os.getuid()} has no home, and HOME is not set", "set HOME to a folder") from error
 
 
 def check_endpoint(endpoint: str) -> None:
     """See that a daemon could ever be at `endpoint`.
 
     Raises:
-        UserError: it is no ipc:// or tcp:// address, its socket has a path that is too long or none at all, or there
-            is no such port.
+        UserError: it is no ipc:// or tcp:// address, is no UTF-8, its socket has a path that is too long or none at
+            all, or there is no such port.
     """
     scheme, _, place = endpoint.partition("://")
+    if not _is_utf8(endpoint):
+        raise UserError(f"endpoint {endpoint!r} is no UTF-8", ENDPOINT_REMEDY)
     if scheme not in ("ipc", "tcp") or not place:
         raise UserError(f"endpoint {endpoint!r} is neither ipc:// nor tcp://", ENDPOINT_REMEDY)
     if scheme == "ipc" and len(os.fsencode(place)) > MAX_IPC_PATH_BYTES:

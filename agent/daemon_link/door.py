@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket as sockets
+import struct
 import time
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from zerotune.store.private_folders import open_socket_folder
 
 ADDRESS_TIMEOUT_S: Final = 0.5
 """The service tells the address at once, whether a daemon serves there already or not."""
+_TIMEVAL: Final = struct.Struct("@ll")
 MAX_ANSWER_BYTES: Final = 65_536
 """Two addresses take less than 300; a peer that sends more is no service of ours."""
 
@@ -46,7 +48,8 @@ def knock(wait_s: float) -> Answer | None:
     try:
         os.close(open_socket_folder(folder))
         with sockets.socket(sockets.AF_UNIX) as door:
-            door.settimeout(ADDRESS_TIMEOUT_S)
+            # With a timeout of Python's, a door at which many wait would refuse at once.
+            door.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDTIMEO, _TIMEVAL.pack(0, int(ADDRESS_TIMEOUT_S * 1e6)))
             door.connect(str(folder / SERVICE_DOOR))
             if listener_of(door)[1] not in (0, os.getuid()):
                 return None

@@ -23,6 +23,7 @@ from typing import Final
 from zerotune.store.errors import PluginError, UntrustedError, reason
 from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.foreign.ways import make_own_folder, refuse_reachable
+from zerotune.store.paths import SESSION_DIRS
 
 _HASH_MARK: Final = b"zerotune-source:"
 _MAX_BYTES: Final = 64 * 2**20
@@ -137,8 +138,15 @@ class SharedLibrary:
 
 
 def cache_folder() -> Path:
-    """Where what is made once is kept; neither made nor checked here (`make_own_folder` does both)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "zerotune"
+    """Where what is made once is kept; neither made nor checked here (`make_own_folder` does both).
+
+    Without a home, it is in a folder that only root can make.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        folder = Path(SESSION_DIRS) / str(os.getuid())
+    return folder.absolute() / "zerotune"
 
 
 def may_hold_builds(folder: Path) -> bool:

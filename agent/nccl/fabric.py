@@ -292,14 +292,18 @@ def names() -> tuple[str, ...]:
 
 def user_names() -> tuple[str, ...]:
     """Names of the fabrics that this user has added; shipped ones come first where a name is of both."""
-    return tuple(sorted({path.stem for path in user_fabrics_dir().glob("*.toml")} - {*names()}))
+    try:
+        folder = user_fabrics_dir()
+    except UserError:  # who has no home has added none
+        return ()
+    return tuple(sorted({path.stem for path in folder.glob("*.toml")} - {*names()}))
 
 
 def load(name_or_path: str | Path) -> Fabric:
     """A fabric by name, shipped or added by the user, or any fabric file by path; FabricError says what is wrong."""
     path = Path(name_or_path)
     if path.suffix != ".toml":
-        known = {**dict.fromkeys(names(), FABRICS_DIR), **dict.fromkeys(user_names(), user_fabrics_dir())}
+        known = dict.fromkeys(names(), FABRICS_DIR) | {name: user_fabrics_dir() for name in user_names()}
         if str(name_or_path) not in known:
             raise FabricError(
                 f"there is no fabric {str(name_or_path)!r}",

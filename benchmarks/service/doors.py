@@ -329,7 +329,7 @@ def much_said(_: Path) -> bool:
     users = [User(STRANGER + at, STRANGER + at, (), False) for at in range(2)]
     commands = {users[0]: ["/bin/sh", "-c", "while :; do echo much; done"]}
     commands[users[1]] = ["/bin/sh", "-c", "kill -STOP $$"]
-    return outputs_of(commands, {"PATH": os.defpath}, 2.0, 10_000) == {}
+    return outputs_of(commands, {"PATH": os.defpath}, 2.0, 10_000, 2) == {}
 
 
 def stopped_at_once(_: Path) -> bool:

@@ -108,13 +108,13 @@ def test_a_job_that_is_handed_only_what_begins_with_nccl(tmp_path: Path) -> None
 
 
 def test_what_is_handed_on_comes_back_and_what_is_set_counts() -> None:
-    environment = {"ZEROTUNE_JOB_NAME": "a, b=c; $(d)", "ZEROTUNE_ENDPOINT": "ipc:///x y/d.sock", "OTHER": "1"}
+    environment = {"ZEROTUNE_JOB_NAME": "a, b=c; $(d) ü\udcff", "ZEROTUNE_ENDPOINT": "ipc:///x y/d.sock", "OTHER": "1"}
     hand_on(environment)
     assert set(environment["NCCL_ZEROTUNE"]) & set(" ;$()'\"&") == set()
     there = {"NCCL_ZEROTUNE": environment["NCCL_ZEROTUNE"] + ",PATH=/evil", "ZEROTUNE_ENDPOINT": "ipc:///own"}
     take_over(there)
     assert there.pop("NCCL_ZEROTUNE")
-    assert there == {"ZEROTUNE_JOB_NAME": "a, b=c; $(d)", "ZEROTUNE_ENDPOINT": "ipc:///own"}
+    assert there == {"ZEROTUNE_JOB_NAME": "a, b=c; $(d) ü\udcff", "ZEROTUNE_ENDPOINT": "ipc:///own"}
     assert AgentSettings.from_environment(there).endpoint == "ipc:///own"
 
 

@@ -84,8 +84,9 @@ class World:
             command = ["prlimit", f"--nofile={max_files}", *command]
         command += [sys.executable, "-I", "-m", "zerotune.tuner.cli", "daemon", "--all-users", *options]
         self.service = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | PLANTED
-        )
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | PLANTED,
+            pass_fds=os.pipe(),  # as of a careless script of root's
+        )  # fmt: skip
         assert self.service.stderr is not None
         return self.service.stderr.readline()
 
@@ -106,6 +107,12 @@ class World:
             return [told, default_endpoint(), str(default_store_path())]
 
         return as_user(uid, gid or uid, ask)
+
+    def state(self, uid: int) -> Any:
+        """Where a user's programs keep what they must not forget."""
+        from zerotune.store.paths import state_dir
+
+        return as_user(uid, uid, lambda: str(state_dir()))
 
     def jobs(self, uid: int, of: int) -> Any:
         """What a user sees of the jobs at the daemon of another, or their own."""
@@ -183,13 +190,16 @@ class World:
             time.sleep(0.02)
         return True
 
-    def command(self, uid: int, *words: str, max_processes: int = 0) -> Any:
-        """Exit code and output of `zerotune WORDS` as a user, who may have so many processes and threads."""
+    def command(self, uid: int, *words: str, max_processes: int = 0, home: str = "/tmp/nobody") -> Any:
+        """Exit code and output of `zerotune WORDS` as a user, who may have so many processes and threads.
+
+        An empty `home` is none.
+        """
         limited = ["prlimit", f"--nproc={max_processes}"] if max_processes else []
         done = subprocess.run(
             [*limited, sys.executable, "-I", "-m", "zerotune.tuner.cli", *words],
             user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
-            env={"PATH": os.defpath, "HOME": f"/tmp/nobody-{uid}"},
+            env={"PATH": os.defpath, **({"HOME": f"{home}-{uid}"} if home else {})},
         )  # fmt: skip
         return [done.returncode, done.stdout, done.stderr]
 
@@ -217,6 +227,29 @@ class World:
         os.read(reading, 1)
         os.close(reading)
         self.holders.append(child)
+
+    def flood(self, uid: int) -> None:
+        """A user connects to the door and leaves at once, until `let_go`."""
+        child = os.fork()
+        if child == 0:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            while True:
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as one:
+                    one.connect(f"{RUNTIME}/door.sock")
+        self.holders.append(child)
+
+    def shared_with_service(self, pid: int) -> Any:
+        """Pipes and files that a process has open and the service has, too."""
+        assert self.service is not None
+
+        def opened(of: int) -> set[str]:
+            folder = f"/proc/{of}/fd"
+            return {os.readlink(f"{folder}/{one}") for one in os.listdir(folder)}
+
+        both = opened(pid) & opened(self.service.pid)
+        return sorted(one for one in both if one.startswith(("pipe:", "/")) and one != os.devnull)
 
     def let_go(self) -> None:
         for child in self.holders:

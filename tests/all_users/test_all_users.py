@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import socket as sockets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +17,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.fleet.fleet_rows import signer_of
+from zerotune.agent.daemon_link import door
 from zerotune.store.errors import UserError
-from zerotune.tuner.all_users.folders import User
-from zerotune.tuner.all_users.service import MAX_NAMELESS
-from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
+from zerotune.store.paths import SERVICE_DOOR
+from zerotune.tuner.all_users import service as service_module
+from zerotune.tuner.all_users.door import Door
+from zerotune.tuner.all_users.folders import Share, User
+from zerotune.tuner.all_users.service import MAX_LET_IN, MAX_NAMELESS, MAX_VISITS, AllUsers, Policy
+from zerotune.tuner.all_users.user_process import CANNOT_RUN, UserProcess, outputs_of
 from zerotune.tuner.cli.app import app
 
 WORLD = Path(__file__).with_name("node_world.py")
@@ -120,6 +127,12 @@ def test_a_users_daemon_gets_nothing_that_names_libraries(served: Node) -> None:
     assert folder == "/"
 
 
+def test_a_users_daemon_holds_nothing_that_root_has_open(served: Node) -> None:
+    assert served.shared_with_service(served.daemon(ALICE)[0]) == []
+    assert served.read(ALICE, f"{STATE}/{ALICE}/daemon.log") > 0
+    assert served.mode(f"{STATE}/{ALICE}/daemon.log") == [ALICE, ALICE, 0o600]
+
+
 def test_root_is_told_whose_daemon_does_not_answer(served: Node) -> None:
     served.kill(BOB, pid := served.daemon(BOB)[0], signal.SIGSTOP)
     try:
@@ -140,6 +153,18 @@ def test_who_may_begin_few_threads_is_told_so(served: Node, words: tuple[str, ..
     assert code == 2, told
     assert "ulimit -u" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("home", ["", "/tmp/j\udcfcrgen"])
+def test_training_starts_without_a_home_or_in_one_that_is_no_utf8(another_node: Node, home: str) -> None:
+    for words in ((), ("--start-daemon",), ("--no-agent", "--fabric", "ethernet_boxes")):
+        code, out, told = another_node.command(CAROL, "launch", *words, "--", "echo", "trained", home=home)
+        assert (code, out) == (0, "trained\n"), told
+        assert "Traceback" not in told
+    for words in (("jobs",), ("daemon",), ("book", "show", "\udcff")):
+        code, _, told = another_node.command(CAROL, *words, home=home)
+        assert code == 2
+        assert told.count("\n") == 1, told
 
 
 def test_what_is_shared_is_read_by_others_and_written_by_its_owner(served: Node) -> None:
@@ -211,6 +236,93 @@ def test_root_does_not_wait_for_a_process_that_is_stopped_before_its_program(mon
     assert process.code == -signal.SIGKILL
 
 
+def test_a_user_is_told_why_their_daemon_cannot_run(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    for above in tmp_path.parents[:2]:
+        above.chmod(0o755)
+    process = UserProcess(User(MALLORY, MALLORY, (), False), [str(tmp_path / "none")], {}, log=tmp_path / "log")
+    while not process.has_ended:
+        time.sleep(0.01)
+    assert process.code == CANNOT_RUN
+    assert str(tmp_path / "none") in (tmp_path / "log").read_text()
+
+
+def test_a_user_who_knocks_without_end_keeps_nobody_waiting(another_node: Node) -> None:
+    another_node.start("--share", "private")
+    another_node.knock(BOB)
+    for _ in range(2):
+        another_node.flood(MALLORY)
+    time.sleep(1.0)
+    assert [another_node.knock(BOB, BOB, 0.0)[0] for _ in range(3)] == [[f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]] * 3
+    assert another_node.stop() == 0, "the flood goes on"
+
+
+def test_visitors_without_end_leave_the_loop_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[int, list[str]] = {BOB: [], MALLORY: []}
+
+    class Endless:
+        """Nobody is served: what lies at their folders is none."""
+
+        def __init__(self, uid: int) -> None:
+            self.uid = self.gid = uid
+
+        def tell(self, **words: str) -> None:
+            told[self.uid].append(words["problem"])
+
+        def leave(self) -> None:
+            n_told = len(told[MALLORY])
+            assert n_told < 2 * MAX_VISITS + MAX_LET_IN, "the loop does not come back"
+            if n_told == 2 * MAX_VISITS:
+                service.stop()
+
+    def visitor(_: Door) -> Any:
+        return Endless(BOB if len(told[MALLORY]) == 2 * MAX_VISITS - 1 and not told[BOB] else MALLORY)
+
+    monkeypatch.setattr(Door, "visitor", visitor)
+    monkeypatch.setattr(service_module, "VISITS_S", 3600.0)
+    runtime = tmp_path / "run"
+    service = AllUsers(runtime, tmp_path / "state", Policy(Share.private, None, [], None, ""))
+    for uid in told:
+        (runtime / str(uid)).touch()
+    with sockets.socket(sockets.AF_UNIX) as waiting:
+        waiting.connect(str(runtime / SERVICE_DOOR))
+        service.run()
+    first, *others = told[MALLORY]
+    assert first.replace(str(MALLORY), str(BOB)) == told[BOB][0], "Bob is not refused for what Mallory does"
+    assert others.count(first) == MAX_VISITS - 1
+    assert len(set(others) - {first}) == 1
+
+
+def test_a_full_door_is_waited_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "SERVICE_RUNTIME_DIR", str(tmp_path))
+    tmp_path.chmod(0o755)
+    with sockets.socket(sockets.AF_UNIX) as listener, sockets.socket(sockets.AF_UNIX) as before:
+        listener.bind(str(tmp_path / SERVICE_DOOR))
+        listener.listen(0)
+        before.connect(str(tmp_path / SERVICE_DOOR))
+
+        def let_in() -> None:
+            time.sleep(0.1)
+            with listener.accept()[0], listener.accept()[0] as one:
+                one.sendall(b'{"endpoint": "ipc:///here"}\n')
+
+        opening = threading.Thread(target=let_in)
+        opening.start()
+        answer = door.knock(0.0)
+        if answer is None:  # let the thread end
+            with sockets.socket(sockets.AF_UNIX) as after:
+                after.connect(str(tmp_path / SERVICE_DOOR))
+        opening.join()
+    assert answer == door.Answer("ipc:///here")
+
+
+def test_users_without_a_home_have_daemons_that_remember_their_book(another_node: Node) -> None:
+    key = signer_of("builder").public_hex
+    another_node.start("--share", "private", "--book", "/tmp/none.book", "--book-key", key)
+    assert another_node.knock(MALLORY)[0] == [f"ipc://{RUNTIME}/{MALLORY}/daemon.sock", ""]
+    assert another_node.state(MALLORY) == f"{STATE}/{MALLORY}", "not in a home, which the service may not see"
+
+
 def test_a_folder_that_was_left_unfinished_is_finished(another_node: Node) -> None:
     another_node.start("--share", "node")
     for folder in (RUNTIME, STATE, f"{STATE}/shared/node"):
@@ -254,8 +366,16 @@ def test_what_a_user_says_to_root_is_bounded() -> None:
         mallory: ["/bin/sh", "-c", "while :; do echo much; done"],
     }
     began_s = time.monotonic()
-    assert outputs_of(commands, {"PATH": os.defpath}, 3.0, 10_000) == {alice: b"hello\n"}
+    assert outputs_of(commands, {"PATH": os.defpath}, 3.0, 10_000, 3) == {alice: b"hello\n"}
     assert time.monotonic() - began_s < 10.0
+
+
+def test_a_user_who_stops_what_asks_them_takes_no_time_of_others() -> None:
+    """Also of those whose turn comes after that user's time was over."""
+    mallory, *others = (User(MALLORY + at, MALLORY + at, (), False) for at in range(5))
+    commands = {mallory: ["/bin/sh", "-c", "kill -STOP $$"]}
+    commands |= {one: ["/bin/sh", "-c", "sleep 1; echo hello"] for one in others}
+    assert outputs_of(commands, {"PATH": os.defpath}, 3.0, 10_000, 2) == dict.fromkeys(others, b"hello\n")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from zerotune.store.errors import BookError, UserError
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("cryptography")
-from zerotune.tuner.fleet.book import Book, opened
+from zerotune.tuner.fleet.book import MAX_FABRICS, MAX_FACTS, MAX_LINES, Book, opened
 from zerotune.tuner.fleet.building import Built, build
 from zerotune.tuner.fleet.objects import Fabric, pack
 from zerotune.tuner.fleet.reading import differences, read_book
@@ -225,6 +225,22 @@ def test_a_book_of_nothing_but_ends_of_lines_or_of_one_line_takes_little_memory(
             tracemalloc.stop()
         assert book.n_unusable == n_unusable
         assert peak_bytes < 3 * len(data) + (1 << 19)
+
+
+def test_a_book_of_many_lines_or_facts_is_refused_or_left_out(signed: tuple[bytes, Verifier, Verifier]) -> None:
+    body = b'{"zerotune_book":1}\n' + signed[0].partition(b"\n")[2]
+    with pytest.raises(BookError):
+        opened(body + b"\n" * MAX_LINES, "book")
+    n_known = len(opened(body, "book").fabrics)
+
+    def fabric(at: int, n_facts: int) -> bytes:
+        facts = ",".join(f'"{one}":1' for one in range(n_facts))
+        return b'{"type":"fabric","fabric_id":"%d","facts":{%s}}\n' % (at, facts.encode())
+
+    found = opened(body + fabric(0, MAX_FACTS) + fabric(1, MAX_FACTS + 1), "book")
+    assert (len(found.fabrics), found.n_unusable) == (n_known + 1, 1)
+    found = opened(body + b"".join(fabric(at, 0) for at in range(MAX_FABRICS)), "book")
+    assert (len(found.fabrics), found.n_unusable) == (MAX_FABRICS, n_known)
 
 
 @given(data=st.data())

@@ -104,6 +104,59 @@ def test_others_names_get_no_honest_one_set_aside(tmp_path: Path) -> None:
     assert keys == {signer_of(name).public_hex: name for name in HONEST}
 
 
+def test_who_is_not_listed_makes_no_book_longer_and_says_nothing_of_fabrics(tmp_path: Path) -> None:
+    fabrics = [Fabric("fabric", {**FACTS, "gpu": "none"}), *(Fabric(f"junk{at}", FACTS) for at in range(3))]
+    listed = {signer_of(name).public_hex: name for name in HONEST}
+    block = measured(40)
+    bad = np.concatenate([block, block[:1]])
+    bad["duration_us"][-1] = np.nan
+    for fabric in fabrics:  # before all others
+        put(
+            tmp_path, *pack("x", fabric, ["j"], np.zeros(len(bad), np.int64), bad, 1_800_000_000, signer_of("stranger"))
+        )
+    made(tmp_path)
+    fleet(tmp_path)
+    book = made(tmp_path, listed=listed)
+    assert [(one.fabric_id, one.facts) for one in book.fabrics] == [("fabric", FACTS)]
+    assert [(one.name, one.n_jobs) for one in book.contributors if not one.key] == [("not listed", 4)]
+    assert len(book.contributors) == len(HONEST) + 1
+
+
+@pytest.mark.parametrize(("n_honest", "n_liars"), [(3, 1), (5, 2)])
+def test_a_minority_shifts_nobody_by_what_only_they_and_it_measured(
+    tmp_path: Path, n_honest: int, n_liars: int
+) -> None:
+    honest, victims = [f"node{at}" for at in range(n_honest)], n_honest // 2
+
+    def job(name: str, *blocks: np.ndarray, job_id: str = "job") -> None:
+        rows = np.concatenate(blocks)
+        fabric, number = Fabric("fabric", FACTS), np.zeros(len(rows), np.int64)
+        put(tmp_path, *pack(name, fabric, [job_id], number, rows, 1_800_000_000, signer_of(name)))
+
+    def own(of: int, level: float = 0.0) -> list[np.ndarray]:
+        """At sizes that one victim's job alone has."""
+        blocks = [measured(40, level=level) for _ in range(3)]
+        for at, block in enumerate(blocks):
+            block["message_bytes"] <<= 8 + 8 * of + at
+        return blocks
+
+    for at, name in enumerate(honest):
+        job(name, measured(40, faster=TRUE_GAIN), *(own(at) if at < victims else ()))
+    listed = {signer_of(name).public_hex: name for name in honest}
+    for at in range(n_liars):
+        name = f"liar{at}"
+        listed[signer_of(name).public_hex] = name
+        for usual in range(5):
+            job(name, measured(40, faster=BELIEVABLE_LIE), job_id=f"usual-{usual}")
+        for victim in range(victims):
+            job(name, *own(victim, 8.0), job_id=f"shift-{victim}")
+    book = made(tmp_path, listed=listed)
+    assert not [one.name for one in book.contributors if one.is_set_aside and one.name in honest]
+    common = [one for one in book.cells if one.n_contributors >= 3 and one.bytes_range[0] < 1 << 25]
+    assert {one.n_contributors for one in common} == {len(listed)}
+    assert gains(book._replace(cells=tuple(common))) == pytest.approx([TRUE_GAIN] * 2, abs=0.02)
+
+
 def test_a_liar_of_another_ones_name_is_told_from_them_by_key(tmp_path: Path) -> None:
     fleet(tmp_path)
     block, liar = measured(40, faster=LIE), signer_of("liar")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import resource
 from pathlib import Path
@@ -89,8 +90,13 @@ def test_one_bad_entry_is_named_and_the_others_are_read(tmp_path):
 
 @pytest.mark.parametrize(
     "bomb",
-    [{"text": "x" * (64 << 20)}, {"facts": b'{"a":"' + b"x" * (32 << 20) + b'"}'}, {"n_rows": 3_000_000}],
-    ids=["text", "facts", "rows"],
+    [
+        {"text": "x" * (64 << 20)},
+        {"facts": b'{"a":"' + b"x" * (32 << 20) + b'"}'},
+        {"facts": json.dumps({str(at): "x" * 4000 for at in range(100)}).encode()},
+        {"n_rows": 3_000_000},
+    ],
+    ids=["text", "a fact", "facts", "rows"],
 )
 def test_a_bomb_takes_no_memory_of_ours(bomb):
     packed = crafted(**bomb)

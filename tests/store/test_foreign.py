@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,24 @@ def test_a_link_that_another_user_has_put_there_is_not_written_through(tmp_path)
     with pytest.raises(PermissionError), atomic_write(theirs):
         raise AssertionError("it was opened")
     assert not (tmp_path / "target").exists()
+
+
+def test_a_pipe_that_another_user_has_put_there_is_not_waited_for(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("gives a pipe to another user: needs root")
+    os.mkfifo(theirs := tmp_path / "pipe")
+    os.chown(theirs, 25_001, 25_001)
+    (link := tmp_path / "link").symlink_to(theirs)
+    for path in (theirs, link):
+        with pytest.raises(PermissionError), atomic_write(path):
+            raise AssertionError("it would be opened")
+    reading, writing = os.pipe()
+    os.fchown(writing, 25_001, 25_001)
+    with atomic_write(Path(f"/dev/fd/{writing}")) as shells:  # as under sudo
+        shells.write_text("text")
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        assert said.read() == "text"
 
 
 def test_a_file_that_is_replaced_stays_as_closed_as_it_was(tmp_path):

@@ -36,6 +36,11 @@ def test_the_environment_overrides_every_place(monkeypatch, tmp_path):
     assert paths.default_store_path() == tmp_path / "my.db"
 
 
+def test_an_endpoint_that_is_no_utf8_is_refused():
+    with pytest.raises(UserError):
+        check_endpoint("ipc:///tmp/\udcff")
+
+
 @pytest.mark.parametrize("has_session", [True, False])
 def test_the_defaults_are_the_users_own_and_found_without_a_word(monkeypatch, tmp_path, has_session):
     runtime = tmp_path / "run" if has_session else None

@@ -54,6 +54,11 @@ class Folders(NamedTuple):
     pool: Path | None
 
     @property
+    def log(self) -> Path:
+        """What the user's daemon says, of its last start; only the user writes to it."""
+        return self.state / "daemon.log"
+
+    @property
     def endpoint(self) -> str:
         """The address of the user's daemon."""
         return f"ipc://{self.runtime / 'daemon.sock'}"

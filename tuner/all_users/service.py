@@ -31,6 +31,11 @@ START_S: Final = 60.0
 """A daemon that does not serve by then is killed: its user may have stopped it."""
 START_PAUSE_S: Final = 2.0
 """After a daemon did not start, its user is told so for this long before another is tried."""
+MAX_VISITS: Final = 256
+"""Of one user's within VISITS_S; whoever comes more often is only told so. All ranks of a node may come at once."""
+VISITS_S: Final = 1.0
+MAX_LET_IN: Final = 64
+"""At a time: then the loop looks at all else that has come, and whether it shall end."""
 NO_ROOM_S: Final = 1.0
 """Where no further connection can be let in, the door is shut for so long."""
 LONGEST_END_S: Final = 10.0
@@ -64,12 +69,23 @@ class _Place:
         self.waiting: list[Visitor] = []
         self.failed_at_s = float("-inf")
         self.problem: UserError | None = None
+        self._n_visits, self._visits_since_s = 0, float("-inf")
+
+    def comes_too_often(self) -> bool:
+        """Whether the visit that is counted with this call is one too many."""
+        if not self._has_come():
+            self._n_visits, self._visits_since_s = 0, time.monotonic()
+        self._n_visits += 1
+        return self._n_visits > MAX_VISITS
+
+    def _has_come(self) -> bool:
+        return time.monotonic() - self._visits_since_s < VISITS_S
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing needs to be known of this user."""
         has_failed = time.monotonic() - self.failed_at_s < START_PAUSE_S
-        return self.daemon is None and not self.waiting and not has_failed
+        return self.daemon is None and not self.waiting and not has_failed and not self._has_come()
 
 
 class AllUsers:
@@ -130,7 +146,7 @@ class AllUsers:
         return None if due_s == float("inf") else max(0.0, due_s - time.monotonic())
 
     def _let_in(self) -> None:
-        while True:
+        for _ in range(MAX_LET_IN):
             try:
                 visitor = self._door.visitor()
             except OSError as error:
@@ -141,6 +157,13 @@ class AllUsers:
             if visitor is None:
                 return
             place = self._places.setdefault(visitor.uid, _Place())
+            if place.comes_too_often():
+                visitor.tell(
+                    problem=f"user {visitor.uid} asks more than {MAX_VISITS} times within {VISITS_S:g} s",
+                    remedy="ask less often",
+                )
+                visitor.leave()
+                continue
             try:
                 self._serve(place, visitor)
             except UserError as error:
@@ -212,7 +235,7 @@ class AllUsers:
         assert place.daemon is not None
         place.starts_until_s = float("inf")
         place.daemon.signal(signal.SIGKILL)
-        error = UserError(problem, "the service's log says why")
+        error = UserError(problem, f"{place.daemon.folders.log} says why")
         self._failed(place, error)
         for visitor in list(place.waiting):
             visitor.tell(problem=error.problem, remedy=error.remedy)

@@ -38,7 +38,7 @@ class UserDaemon(UserProcess):
             command += ["--knowledge-pool", str(folders.pool)]
         environment = {name: value for name in SAFE_ENVIRONMENT if (value := os.environ.get(name)) is not None}
         try:
-            super().__init__(user, [*command, *options], environment, keep=[told])
+            super().__init__(user, [*command, *options], environment, keep=told, log=folders.log)
         except OSError:
             os.close(self.ready_fd)
             raise

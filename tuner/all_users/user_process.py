@@ -12,6 +12,7 @@ import selectors
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from zerotune.tuner.all_users.folders import User
@@ -19,17 +20,19 @@ from zerotune.tuner.all_users.folders import User
 CANNOT_RUN: Final = 126
 """Exit code of a process that may not run the command."""
 _READ_BYTES: Final = 65_536
+_MAX_FILES: Final = 2**31 - 1
 
 
 class UserProcess:
-    """Starts at construction, in a session of its own, in `/`.
+    """Starts at construction, in a session of its own, in `/`. It gets no descriptor of root's but those named here.
 
     Args:
         user: whom it runs as.
         command: its words; the first is a path.
         environment: all of it.
         output: descriptor of its standard output; None: it has none.
-        keep: further descriptors that it inherits.
+        keep: a further descriptor that it inherits.
+        log: file of the user's for its standard error, emptied by the user; None: it has none.
 
     Raises:
         OSError: there is no room for a process.
@@ -42,13 +45,14 @@ class UserProcess:
         environment: Mapping[str, str],
         *,
         output: int | None = None,
-        keep: Sequence[int] = (),
+        keep: int | None = None,
+        log: Path | None = None,
     ) -> None:
         self.code: int | None = None
         """Its exit code once its end was seen, negative for a signal."""
         self.pid = os.fork()
         if self.pid == 0:
-            _become(user, command, environment, output, keep)
+            _become(user, command, environment, output, keep, log)
 
     @property
     def has_ended(self) -> bool:
@@ -68,7 +72,12 @@ class UserProcess:
 
 
 def _become(
-    user: User, command: Sequence[str], environment: Mapping[str, str], output: int | None, keep: Sequence[int]
+    user: User,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: int | None,
+    keep: int | None,
+    log: Path | None,
 ) -> None:
     """Run the command in place of this process, a child that was just forked; never returns."""
     try:
@@ -77,32 +86,81 @@ def _become(
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)
-        os.dup2(nothing if output is None else output, 1)
-        if output is not None:  # who listens to one hears nothing else, and root's terminal is no user's
-            os.dup2(nothing, 2)
-        for one in keep:
-            os.set_inheritable(one, True)
+        for theirs, ours in ((0, nothing), (1, nothing if output is None else output), (2, nothing)):
+            os.dup2(ours, theirs)
+        # Whoever may signal a process may take its descriptors, also those that root was started with.
+        kept = 2 if keep is None else keep
+        os.set_inheritable(kept, True)
+        os.closerange(3, kept)
+        os.closerange(kept + 1, _MAX_FILES)
         os.chdir("/")
         os.umask(0o077)
         os.setgroups(user.groups)
         os.setgid(user.gid)
         os.setuid(user.uid)  # from here on the user may stop it
-        os.execve(command[0], list(command), environment)
+        if log is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+            with contextlib.suppress(OSError):  # of a disk that is full, say
+                os.dup2(os.open(log, flags, 0o600), 2)
+        try:
+            os.execve(command[0], list(command), environment)
+        except OSError as error:
+            os.write(2, f"zerotune: user {user.uid} cannot run {command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(CANNOT_RUN)
 
 
+class _Heard:
+    """A process of a user's that is listened to; starts at construction.
+
+    Args:
+        user: whom it runs as.
+        command: its words.
+        environment: all of it.
+        ends_at_s: by when it must have said all.
+
+    Raises:
+        OSError: there is no room for a process.
+    """
+
+    def __init__(self, user: User, command: Sequence[str], environment: Mapping[str, str], ends_at_s: float) -> None:
+        self.user, self.ends_at_s, self.text = user, ends_at_s, bytearray()
+        self._reading, writing = os.pipe()
+        try:
+            self._process = UserProcess(user, command, environment, output=writing)
+        except OSError:
+            os.close(self._reading)
+            raise
+        finally:
+            os.close(writing)
+
+    def fileno(self) -> int:
+        """Can be read when it has said something, or will say no more."""
+        return self._reading
+
+    def end(self) -> None:
+        """Listen no more."""
+        os.close(self._reading)
+        self._process.signal(signal.SIGKILL)
+
+
 def outputs_of(
-    commands: Mapping[User, Sequence[str]], environment: Mapping[str, str], timeout_s: float, max_bytes: int
+    commands: Mapping[User, Sequence[str]],
+    environment: Mapping[str, str],
+    timeout_s: float,
+    max_bytes: int,
+    at_once: int,
 ) -> dict[User, bytes]:
-    """What commands of several users say, all run at once; of those that say too much or take too long, nothing.
+    """What commands of several users say; of those that say too much or take too long, nothing.
+
+    Each has its own time, and its own place among those that run: no user's takes any of another's.
 
     Args:
         commands: of each user.
         environment: of all.
-        timeout_s: after which those that still run are killed.
+        timeout_s: after which one that still runs is killed.
         max_bytes: that one may say.
+        at_once: how many run at a time.
 
     Returns:
         By user, the output of commands that ended by themselves.
@@ -110,31 +168,28 @@ def outputs_of(
     Raises:
         OSError: there is no room for a process.
     """
-    said = {user: bytearray() for user in commands}
-    running: dict[User, UserProcess] = {}
-    ends_at_s = time.monotonic() + timeout_s
+    said: dict[User, bytes] = {}
+    waiting: list[tuple[User, Sequence[str]]] = list(commands.items())[::-1]
+    running: set[_Heard] = set()
     with selectors.DefaultSelector() as selector:
         try:
-            for user, command in commands.items():
-                reading, writing = os.pipe()
-                selector.register(reading, selectors.EVENT_READ, user)
-                try:
-                    running[user] = UserProcess(user, command, environment, output=writing)
-                finally:
-                    os.close(writing)
-            while selector.get_map() and (left_s := ends_at_s - time.monotonic()) > 0:
-                for key, _ in selector.select(left_s):
-                    part = os.read(key.fd, _READ_BYTES)
-                    said[key.data] += part
-                    if len(said[key.data]) > max_bytes:
-                        running[key.data].signal(signal.SIGKILL)
-                    if not part or len(said[key.data]) > max_bytes:
-                        selector.unregister(key.fd)
-                        os.close(key.fd)
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    user, command = waiting.pop()
+                    running.add(one := _Heard(user, command, environment, time.monotonic() + timeout_s))
+                    selector.register(one, selectors.EVENT_READ)
+                left_s = min(one.ends_at_s for one in running) - time.monotonic()
+                heard = {key.fileobj for key, _ in selector.select(max(0.0, left_s))}
+                for one in list(running):
+                    part = os.read(one.fileno(), _READ_BYTES) if one in heard else None
+                    one.text += part or b""
+                    if part == b"":
+                        said[one.user] = bytes(one.text)
+                    if part == b"" or len(one.text) > max_bytes or time.monotonic() >= one.ends_at_s:
+                        selector.unregister(one)
+                        running.remove(one)
+                        one.end()
         finally:
-            unheard = {key.data for key in selector.get_map().values()}
-            for key in list(selector.get_map().values()):
-                os.close(key.fd)
-            for process in running.values():
-                process.signal(signal.SIGKILL)
-    return {user: bytes(text) for user, text in said.items() if user not in unheard and len(text) <= max_bytes}
+            for one in running:
+                one.end()
+    return said

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from zerotune.agent.daemon_link.least_free import refuse_few_threads
-from zerotune.store.errors import UserError, ZerotuneError
+from zerotune.store.errors import UserError, ZerotuneError, printable
 from zerotune.tuner.cli.terminal import filtered_output, shortened
 
 IGNORED: Final = {
@@ -76,6 +76,9 @@ def _run() -> None:
             what_to_do = "look whether its disk is full or cannot be read, and what else has it open"
             words = f"the store {path} cannot be used ({reason}); {what_to_do}"
         code = _failed(words, 2)
+    except UnicodeEncodeError as error:  # in a path of Linux any bytes may be
+        words = printable(error.object)
+        code = _failed(f"{words!r} is no {error.encoding.upper()}; give paths of {error.encoding.upper()}", 2)
     except MemoryError:
         code = _failed("there is not enough memory; give it more (`ulimit -v`, the batch system's limit)", 2)
     except BrokenPipeError:

@@ -71,7 +71,8 @@ def take(connection: duckdb.DuckDBPyConnection, units: Storage, objects: Storage
     connection.execute("INSERT INTO changed_jobs SELECT DISTINCT fabric_id, contributor, job_id FROM units")
     for (fabric_id,) in connection.execute("SELECT DISTINCT fabric_id FROM units ORDER BY ALL").fetchall():
         facts = json.dumps(dict(_fabric(objects, fabric_id).facts))
-        connection.execute("INSERT INTO fabrics VALUES (?, ?)", [fabric_id, facts])
+        whose = "SELECT DISTINCT fabric_id, contributor, ? FROM units WHERE fabric_id = ?"
+        connection.execute(f"INSERT INTO fabrics {whose}", [facts, fabric_id])
     return Merged(len(paths), 0, n_rows, ())
 
 

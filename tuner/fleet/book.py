@@ -30,8 +30,13 @@ from zerotune.tuner.fleet.signing import Signer, Verifier
 
 FORMAT: Final = 1
 MAX_BYTES: Final = 256 * 2**20
-MAX_LINE_BYTES: Final = 2**21
+MAX_LINE_BYTES: Final = 2**18
 """Of one line; a fabric's facts have half of it at most."""
+MAX_LINES: Final = 2**20
+"""A full book of cells has less."""
+MAX_FABRICS: Final = 2**14
+MAX_FACTS: Final = 256
+"""Of one fabric."""
 MAX_GAIN: Final = 5.0
 """Log; nothing is 150 times as fast as NCCL's own choice."""
 _DOMAIN: Final = b"zerotune book 1\n"
@@ -60,7 +65,7 @@ class FabricLine(msgspec.Struct, frozen=True, tag="fabric"):
     """A fabric that the book knows."""
 
     fabric_id: Text
-    facts: dict[str, str | int | float | bool]
+    facts: Annotated[dict[str, str | int | float | bool], msgspec.Meta(max_length=MAX_FACTS)]
 
 
 class Contributor(msgspec.Struct, frozen=True, tag="contributor", kw_only=True, omit_defaults=True):
@@ -74,7 +79,7 @@ class Contributor(msgspec.Struct, frozen=True, tag="contributor", kw_only=True, 
     n_jobs: Count = 0
     n_cells: Count = 0
     n_judged: Count = 0
-    """Cells that enough others measured, too."""
+    """Those of its cells that most others measured, too, if three or more did."""
     n_outlying: Count = 0
     n_refused_rows: Count = 0
     """Rows, on all fabrics, with numbers that cannot be."""
@@ -212,8 +217,8 @@ def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
         BookError: it is none, of a newer format, too large, or not signed by that key.
     """
     first, _, body = data.partition(b"\n")
-    if len(data) > MAX_BYTES:
-        raise BookError(f"{name} is larger than {MAX_BYTES >> 20} MiB", "build it of fewer fabrics")
+    if len(data) > MAX_BYTES or body.count(b"\n") > MAX_LINES:
+        raise BookError(f"{name} has over {MAX_BYTES >> 20} MiB, or {MAX_LINES:,} lines", "build it of fewer fabrics")
     try:
         seal = _seals.decode(first)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -235,6 +240,8 @@ def _opened(body: bytes, name: str, signed_by: str) -> Book:
         try:
             line = _lines.decode(text) if len(text) <= MAX_LINE_BYTES else None
             if line is None or (isinstance(line, Cell) and not _is_possible(line)):
+                raise ValueError
+            if isinstance(line, FabricLine) and len(found[FabricLine]) == MAX_FABRICS:
                 raise ValueError
         except (ValueError, KeyError, RecursionError):  # MsgspecError is a ValueError
             n_unusable += 1

@@ -16,7 +16,7 @@ from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
 from zerotune.tuner.fleet import aggregated as other_engines
 from zerotune.tuner.fleet import job_lines
-from zerotune.tuner.fleet.book import MAX_BYTES, Book, FabricLine, Head, Line, Skipped, sealed
+from zerotune.tuner.fleet.book import MAX_BYTES, MAX_FABRICS, MAX_LINES, Book, FabricLine, Head, Line, Skipped, sealed
 from zerotune.tuner.fleet.consensus import agree
 from zerotune.tuner.fleet.merging import MEMORY_MB, Merged, Merging, Progress
 from zerotune.tuner.fleet.signing import Signer
@@ -105,9 +105,10 @@ def build(
             words = " ".join(str(error).split())[:200]
             raise UserError(f"{state} failed: {words}", "give it more --memory-mb or disk, or remove it") from error
     data = sealed(_lines(book), signer)
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_BYTES or data.count(b"\n") > MAX_LINES or len(book.fabrics) > MAX_FABRICS:
         where = f"move fabrics that are gone from below {shown(url)}"
-        raise UserError(f"{out} would have {len(data) >> 20} MiB, daemons read {MAX_BYTES >> 20}", where)
+        problem = f"{out} would have {len(data) >> 20} MiB and {len(book.fabrics):,} fabrics"
+        raise UserError(f"{problem}, daemons read {MAX_BYTES >> 20} and {MAX_FABRICS:,}", where)
     with users_file(out) as partial:
         partial.write_bytes(data)
     return Built(merged, book, n_jobs_new)
@@ -138,7 +139,14 @@ def _check_url(connection: duckdb.DuckDBPyConnection, url: str, state: Path) -> 
 
 
 def _fabrics(connection: duckdb.DuckDBPyConnection) -> Iterator[FabricLine]:
-    for fabric_id, facts in connection.execute("SELECT fabric_id, facts FROM fabrics ORDER BY ALL").fetchall():
+    """What most of those say who were believed there; anybody may say much of fabrics that nobody has."""
+    found = connection.execute(
+        "SELECT fabric_id, facts FROM fabrics"
+        " SEMI JOIN (FROM judged_contributors WHERE NOT is_set_aside) USING (fabric_id, contributor)"
+        " GROUP BY fabric_id, facts"
+        " QUALIFY row_number() OVER (PARTITION BY fabric_id ORDER BY count(*) DESC, facts) = 1 ORDER BY ALL"
+    )
+    for fabric_id, facts in found.fetchall():
         yield FabricLine(fabric_id, json.loads(facts))
 
 

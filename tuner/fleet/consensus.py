@@ -2,12 +2,16 @@
 
 Within a contributor each job counts once: none is heard more for having many jobs, which cost nothing to invent.
 
-    level       of a job: how much longer (log) its settings take than elsewhere, the median over what both ran
+    level       of a job: how much longer (log) its settings take than elsewhere, the median over what most others ran
     value       of a contributor at a cell (one setting at one key): the median of its jobs, at the usual level
     outlying    further from the median of all contributors than `OUTLYING_Z` times their spread (1.4826 MAD, and at
                 least a floor), where `LEAST_JUDGED` or more measured it
 
 A contributor is left out where it is outlying; as a whole where its level is, or more than half of its values are.
+
+What is said of a job or a contributor as a whole rests only on those of its cells that most contributors measured. Else
+a few could shift it everywhere by cells that nobody but they and it measured, where they are the majority. Two never
+speak against each other.
 """
 
 from __future__ import annotations
@@ -43,9 +47,12 @@ WITH numbered AS (
     SELECT *, dense_rank() OVER (ORDER BY fabric_id, contributor, job_id) AS job,
            dense_rank() OVER (ORDER BY {_KEY}) AS key, dense_rank() OVER (ORDER BY {_KEY}, {_SETTING}) AS cell
     FROM heard),
-own AS (SELECT cell, median(log_us) AS own, count(*) AS n_jobs FROM numbered GROUP BY cell, contributor),
-usual AS (SELECT cell, median(own) AS usual FROM own GROUP BY cell HAVING sum(n_jobs) > 1),
-levels AS (SELECT job, median(log_us - usual) AS level FROM numbered JOIN usual USING (cell) GROUP BY job)
+own AS (SELECT cell, median(log_us) AS own FROM numbered GROUP BY cell, contributor),
+usual AS (SELECT cell, median(own) AS usual, count(*) AS n FROM own GROUP BY cell HAVING count(*) <> 2),
+common AS (
+    SELECT job, log_us - usual AS longer FROM numbered JOIN usual USING (cell)
+    QUALIFY n = max(n) OVER (PARTITION BY job)),
+levels AS (SELECT job, median(longer) AS level FROM common GROUP BY job)
 SELECT numbered.*, coalesce(level, 0) AS level, log_us - coalesce(level, 0) AS at_usual
 FROM numbered LEFT JOIN levels USING (job)
 """
@@ -55,7 +62,7 @@ WITH own AS (
     SELECT fabric_id, contributor, cell, median(at_usual) AS own FROM levelled GROUP BY fabric_id, contributor, cell),
 centre AS (
     SELECT cell, median(own) AS centre, 1.4826 * mad(own) AS scale, count(*) AS n FROM own GROUP BY cell)
-SELECT own.*, n >= {LEAST_JUDGED} AS is_judged,
+SELECT own.*, n >= {LEAST_JUDGED} AND n = max(n) OVER (PARTITION BY fabric_id, contributor) AS is_judged,
        n >= {LEAST_JUDGED} AND abs(own - centre) > {OUTLYING_Z} * greatest(scale, {LEAST_SCALE}) AS is_outlying
 FROM own JOIN centre USING (cell)
 """
@@ -68,7 +75,7 @@ centre AS (
     SELECT fabric_id, median(level) AS centre, 1.4826 * mad(level) AS scale, count(*) AS n FROM own GROUP BY fabric_id),
 values_of AS (
     SELECT fabric_id, contributor, count(*) AS n_cells, count(*) FILTER (is_judged) AS n_judged,
-           count(*) FILTER (is_outlying) AS n_outlying
+           count(*) FILTER (is_judged AND is_outlying) AS n_outlying
     FROM judged GROUP BY fabric_id, contributor),
 named AS (
     SELECT own.*, n_cells, n_judged, n_outlying, n >= {LEAST_JUDGED}
@@ -121,8 +128,11 @@ def agree(
         " FROM judged_contributors ORDER BY fabric_id, contributor"
     ).fetchall()
     refused: dict[str, int] = dict(
-        connection.execute("SELECT contributor, sum(n_rows)::BIGINT FROM refused GROUP BY ALL ORDER BY ALL").fetchall()
-    )
+        connection.execute(
+            "SELECT contributor, sum(n_rows)::BIGINT FROM refused WHERE ? OR list_contains(?::VARCHAR[], contributor)"
+            " GROUP BY ALL ORDER BY ALL", [listed is None, [*(listed or ())]],
+        ).fetchall()
+    )  # fmt: skip
     signed: dict[str, str] = dict(connection.execute("FROM names").fetchall())
     called = signed | {key: name for key, name in (listed or {}).items() if name}
     contributors = [
@@ -137,14 +147,11 @@ def agree(
         Contributor(fabric_id="", name=called.get(one, one), key=one if one in signed else "", n_refused_rows=n)
         for one, n in refused.items()
     ]
-    unheard = connection.execute(
-        "SELECT fabric_id, count(DISTINCT (contributor, job_id)) FROM lines ANTI JOIN heard USING (contributor)"
-        " GROUP BY ALL ORDER BY ALL"
-    )
-    contributors += [
-        Contributor(fabric_id=fabric_id, name="not listed", n_jobs=n_jobs, is_set_aside=True)
-        for fabric_id, n_jobs in unheard.fetchall()
-    ]
+    # One line for all: nobody who is not listed makes a book longer.
+    unheard = "SELECT count(DISTINCT (fabric_id, contributor, job_id)) FROM lines ANTI JOIN heard USING (contributor)"
+    (n_unheard,) = connection.execute(unheard).fetchall()[0]
+    if n_unheard:
+        contributors.append(Contributor(fabric_id="", name="not listed", n_jobs=n_unheard, is_set_aside=True))
     return contributors, _cells(connection)
 
 

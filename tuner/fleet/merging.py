@@ -40,7 +40,7 @@ MEMORY_MB: Final = 4096
 _BESIDE: Final = (".wal", ".spilled")
 """What DuckDB puts beside its file."""
 _ELSEWHERE: Final = "write the book into a folder of your own, with another --out"
-_LAYOUT: Final = 3
+_LAYOUT: Final = 4
 
 _TABLES: Final = (
     LINES.rstrip()
@@ -49,7 +49,7 @@ CREATE TABLE meta (layout INTEGER, url VARCHAR, made_at_s BIGINT);
 CREATE TABLE objects (name VARCHAR PRIMARY KEY, path VARCHAR, n_rows BIGINT, content VARCHAR);
 CREATE TABLE names (contributor VARCHAR PRIMARY KEY, name VARCHAR);
 CREATE TABLE not_believed (path VARCHAR PRIMARY KEY, hash VARCHAR, reason VARCHAR);
-CREATE TABLE fabrics (fabric_id VARCHAR PRIMARY KEY, facts VARCHAR);
+CREATE TABLE fabrics (fabric_id VARCHAR, contributor VARCHAR, facts VARCHAR, PRIMARY KEY (fabric_id, contributor));
 CREATE TABLE refused (contributor VARCHAR, n_rows BIGINT);
 CREATE TABLE units (
     contributor VARCHAR, job_id VARCHAR, fabric_id VARCHAR, nccl_version INTEGER, tuner_abi SMALLINT,
@@ -195,7 +195,8 @@ class Merging:
             for path, one in batch:
                 fabric_id, facts = one.fabric
                 run("INSERT INTO objects VALUES (?, ?, ?, ?)", [_name(path), path, one.rows.num_rows, one.content])
-                run("INSERT OR IGNORE INTO fabrics VALUES (?, ?)", [fabric_id, json.dumps(dict(facts))])
+                told = [fabric_id, one.contributor, json.dumps(dict(facts))]
+                run("INSERT OR IGNORE INTO fabrics VALUES (?, ?, ?)", told)
                 run("INSERT OR REPLACE INTO names VALUES (?, ?)", [one.contributor, one.called])
             self.connection.commit()
         except BaseException:

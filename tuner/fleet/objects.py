@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from zerotune.agent.nccl.release import Release
 from zerotune.store.foreign.decoding import Decoding, Undecodable
+from zerotune.tuner.fleet.book import MAX_FACTS
 from zerotune.tuner.fleet.signing import Signer, is_key, is_signed
 
 VERSION: Final = 1
@@ -46,11 +47,10 @@ MEMORY_MIB: Final = 768
 DECODE_S: Final = 60.0
 MAX_TEXT: Final = 512
 """Characters of an id, and of a contributor's name."""
-MAX_FACTS: Final = 256
 MAX_FACT_TEXT: Final = 4096
 """Characters of one fact of a fabric: books hold them."""
-MAX_FACTS_BYTES: Final = 2**20
-"""Of all of them, as JSON."""
+MAX_FACTS_BYTES: Final = 2**17
+"""Of all of them, as JSON; a daemon takes 16,384 characters, each of which may be written as six bytes."""
 UNSIGNED: Final = ""
 _MARK: Final = b"zerotune.fleet"
 _FACTS: Final = b"zerotune.fabric"

@@ -99,7 +99,7 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
         f"made {made:%Y-%m-%d %H:%M} UTC by {head.made_by}; {by}",
     ]
     aside = [one for one in book.contributors if one.is_set_aside]
-    lines += [f"set aside: {one.shown} on {one.fabric_id}, {_why(one)}" for one in aside]
+    lines += [f"set aside: {one.shown}{f' on {one.fabric_id}' * bool(one.fabric_id)}, {_why(one)}" for one in aside]
     lines += [
         f"outlying: {one.shown} on {one.fabric_id}, in {one.n_outlying} of {one.n_judged} cells"
         for one in book.contributors
@@ -114,15 +114,22 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
         lines.append(f"{book.n_unusable:,} lines cannot be, and are left out")
     for line in lines:
         console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-    for fabric in book.fabrics:
-        if fabric_id not in (None, fabric.fabric_id):
+    winners: dict[str, list[Cell]] = {}
+    for one in book.winners(fabric_id):
+        winners.setdefault(one.fabric_id, []).append(one)
+    for known in dict.fromkeys(fabric.fabric_id for fabric in book.fabrics):
+        if fabric_id not in (None, known):
             continue
-        table = Table(title=f"{escape(fabric.fabric_id)}: settings that beat NCCL's own choice", title_justify="left")
+        if known not in winners:
+            words = f"{printable(known)}: nothing beats NCCL's own choice"
+            console.print(words, markup=False, highlight=False, soft_wrap=True)
+            continue
+        table = Table(title=f"{escape(known)}: settings that beat NCCL's own choice", title_justify="left")
         for name in ("NCCL", "ranks", "collective", "phase", "from bytes", "setting"):
             table.add_column(name)
         for name in ("us", "gain", "give or take", "jobs", "nodes", "calls"):
             table.add_column(name, justify="right")
-        for one in book.winners(fabric.fabric_id):
+        for one in winners[known]:
             table.add_row(
                 _release(one.nccl_version), f"{one.n_ranks} on {one.n_nodes}", one.collective, one.phase,
                 f"{one.bytes_range[0]:,}", str(one.candidate), f"{one.median_us:.1f}", percent(one.gain),

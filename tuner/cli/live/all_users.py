@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,10 +18,9 @@ if TYPE_CHECKING:
 
 IDLE_EXIT_S: Final = 1800.0
 """A user's daemon ends after this time without a rank: big models are loaded for minutes before they train."""
-STATUS_TIMEOUT_S: Final = 30.0
-"""For all users together; each of the last has LEAST_S."""
-LEAST_S: Final = 2.0
-AT_ONCE: Final = 16
+STATUS_TIMEOUT_S: Final = 15.0
+"""For each user's daemon, and the start of an interpreter that asks it."""
+AT_ONCE: Final = 8
 """Users whose daemons are asked at a time."""
 MAX_STATUS_BYTES: Final = 4 * 2**20
 """A daemon with 1,024 jobs says half of it."""
@@ -104,18 +102,15 @@ def all_status() -> Iterator[StatusReply]:
     names = os.listdir(runtime) if runtime.is_dir() else []
     users = [User.of(uid, uid) for uid in sorted(int(name) for name in names if name.isascii() and name.isdigit())]
     command = [sys.executable, "-I", "-m", "zerotune.tuner.cli", "status", "--json", "--endpoint"]
-    ends_at_s = time.monotonic() + STATUS_TIMEOUT_S
-    for at in range(0, len(users), AT_ONCE):
-        sockets = {user: runtime / str(user.uid) / "daemon.sock" for user in users[at : at + AT_ONCE]}
-        commands = {user: [*command, f"ipc://{path}"] for user, path in sockets.items()}
-        left_s = max(LEAST_S, ends_at_s - time.monotonic())
-        said = outputs_of(commands, {"PATH": os.defpath}, left_s, MAX_STATUS_BYTES)
-        for user, path in sockets.items():
-            try:
-                yield msgspec.convert(_in_lines(msgspec.json.decode(said.get(user, b""))), StatusReply)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                if path.is_socket():
-                    print(f"zerotune: nobody answers as a daemon should at {path}", file=sys.stderr)
+    sockets = {user: runtime / str(user.uid) / "daemon.sock" for user in users}
+    commands = {user: [*command, f"ipc://{path}"] for user, path in sockets.items()}
+    said = outputs_of(commands, {"PATH": os.defpath}, STATUS_TIMEOUT_S, MAX_STATUS_BYTES, AT_ONCE)
+    for user, path in sockets.items():
+        try:
+            yield msgspec.convert(_in_lines(msgspec.json.decode(said.get(user, b""))), StatusReply)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            if path.is_socket():
+                print(f"zerotune: nobody answers as a daemon should at {path}", file=sys.stderr)
 
 
 def _in_lines(said: object) -> object:

@@ -132,7 +132,14 @@ def launch(
     where = launching.endpoint(request)
     names_store = store is not None and str(store) != os.environ.get("ZEROTUNE_STORE")
     # Of the daemon alone: what the environment says of it stops no job that starts none.
-    store_file = store_path(store) if start_daemon or names_store else None
+    silent: UserError | None = None
+    store_file = None
+    try:
+        store_file = store_path(store) if start_daemon or names_store else None
+    except UserError as error:
+        if store is not None:
+            raise
+        silent = error  # without a home
     given = {
         "--no-agent": not agent,
         "--plan": plan is not None,
@@ -163,8 +170,7 @@ def launch(
             check_second(listen, where, curve_keys)
         refuse_impossible(fleet, book, book_key)
     answer = None
-    silent: UserError | None = None
-    starts = start_daemon
+    starts = start_daemon and store_file is not None
     if agent and plan is None:
         check_endpoint(where)
         try:
@@ -173,7 +179,7 @@ def launch(
             silent, starts = error, False
         if answer is None and silent is None and (holder := holder_of(where)) is not None:
             silent = no_answer(where, holder)
-            starts = start_daemon and not holder.is_stopped  # none can be started in its place
+            starts = starts and not holder.is_stopped  # none can be started in its place
     problems = launching.check(request, daemon_answers=answer is not None or starts, silent=silent)
     launching.refuse_fatal(problems)
     if summary is not None:
