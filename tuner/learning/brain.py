@@ -251,7 +251,7 @@ class Brain(Inspection):
             last = self._stage(plans.next + 1, gathers_after_step, first)
             n_steps = self._policy.price.look_steps([state.index for state in looks])
             entry = entry.followed_by(last, n_steps)
-            plans.follow(entry.plan.epoch, last, n_steps)
+            plans.follow(last, n_steps)
         if last.tentative:
             asked = {index: plans.asked[index] for index in last.tentative}
             plans.ask({index: self._states[index].incumbent for index in asked})

@@ -238,9 +238,9 @@ class Plans:
         self.next = entry.plan.last_epoch + 1
         self._withdrawal.offered(entry.plan.epoch)
 
-    def follow(self, look: int, after: PlanInForce, after_steps: int) -> None:
-        """The plan of epoch `look` is a first look, and gives way to `after` by itself, so many steps later."""
-        self._looks[look] = after_steps
+    def follow(self, after: PlanInForce, after_steps: int) -> None:
+        """The plan before `after` is a first look, and gives way to that by itself, so many steps later."""
+        self._looks[after.plan.epoch - 1] = after_steps
         self.add(after)
 
     def rest(self, resting: PlanInForce, after_steps: int) -> None:
