@@ -9,7 +9,7 @@ from node_world import RANKS
 from zerotune.tuner.traces.own.reader import read_own, trace_files
 
 N_RANKS = 2
-N_STEPS = 80
+N_STEPS = 40
 """Ranks have met long before."""
 
 
