@@ -1,4 +1,4 @@
-"""What must be free before a library is begun that ends its process where it is not: descriptors, and threads."""
+"""Descriptors and threads that must be free before ZeroMQ begins: it ends its process if they are not."""
 
 from __future__ import annotations
 

@@ -201,9 +201,12 @@ class Later(Default):
     """A policy that is told what calls took some steps later, as a host that runs ahead of its GPU tells it."""
 
     def __init__(self, policy: Default, n_steps: int) -> None:
-        self.name, self.choose = policy.name, policy.choose  # type: ignore[method-assign]
+        self.name = policy.name
         self._policy = policy
         self._steps: deque[list[tuple[int, int, float]]] = deque([[] for _ in range(n_steps + 1)])
+
+    def choose(self, key: int) -> int:
+        return self._policy.choose(key)
 
     def learn(self, key: int, arm: int, us: float) -> None:
         self._steps[-1].append((key, arm, us))

@@ -55,7 +55,7 @@ QUANTILES: Final = (10, 50, 90)
 MIN_PAIRS: Final = 3
 """Of neighbouring sizes and settings: with fewer, a machine has neither correlation nor flips."""
 
-# What the recorded machines span.
+# Ranges that the recorded machines cover.
 COLLECTIVES: Final = (Collective.all_reduce, Collective.all_gather, Collective.reduce_scatter, Collective.broadcast)
 N_KEYS: Final = (2, 300)
 MOST_SIZES: Final = 75
