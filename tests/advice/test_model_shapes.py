@@ -110,7 +110,7 @@ WRONG_KINDS = [
     ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"hybrid_override_pattern": 5}, "hybrid_override_pattern"),
     ("Qwen/Qwen3-VL-8B-Instruct", {"vision_config": {"hidden_size": "1152", "depth": 27}}, "hidden_size"),
     ("OpenGVLab/InternVL3-8B-hf", {"vision_config": {"image_size": [448, 336]}}, "image_size"),
-    ("OpenGVLab/InternVL3-8B-hf", {"downsample_ratio": 0}, "downsample_ratio"),
+    *(("OpenGVLab/InternVL3-8B-hf", {"downsample_ratio": one}, "downsample_ratio") for one in (0, None, 1e-200)),
     ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"hybrid_override_pattern": None}, "hybrid_override_pattern"),
     ("Qwen/Qwen3-8B", {"model_type": "kimi_linear"}, "layer_types"),
     (

@@ -69,7 +69,7 @@ def is_count(value: object, least: int) -> bool:
 def _wanted(name: str, value: Any) -> str | None:
     """What the field must be; None: it is that, or not read."""
     if value is None:
-        return "given, or left out" if name in (*_SIZES, "full_attn_layers") else None
+        return "given, or left out" if name in (*_SIZES, "full_attn_layers", "downsample_ratio") else None
     if name in _FLAGS:
         return None if isinstance(value, bool) else "true or false"
     if name in _LISTS:
@@ -81,7 +81,7 @@ def _wanted(name: str, value: Any) -> str | None:
     if name in _TEXTS:
         return None if isinstance(value, str) else "a text"
     if name in _SHARES:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 1 / MOST < value < MOST
         return None if is_number else "a number above 0"
     if name in _OF_LINEAR:
         return None if is_count(value, 1) else "a whole number from 1 on"
