@@ -1,6 +1,7 @@
 """Renew `tuner/advice/models/families.json`: what transformers' classes assume where a configuration is silent.
 
-Needs transformers. Of each family the fields that `decoder.py` reads are kept, if the class gives them a value.
+Needs transformers. Of each family the fields that are read are kept, if the class gives them a value whatever the
+others are. A list that is made for each layer is kept as the unit that it repeats; [] has none.
 """
 
 from __future__ import annotations
@@ -9,47 +10,74 @@ import argparse
 import json
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from zerotune.tuner.advice.models import decoder
+from zerotune.tuner.advice.models import decoder, fields, huggingface, vision
 
 FAMILIES = (
-    "apertus", "arcee", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1",
-    "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "gemma", "gemma2", "gemma3", "gemma3_text",
-    "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt_oss", "granite", "granitemoe",
-    "granitemoehybrid", "granitemoeshared", "helium", "internvl", "jamba", "kimi_linear", "lfm2", "llama",
-    "llama4", "llama4_text", "minimax", "minimax_m2", "ministral3", "mistral", "mistral3", "mixtral",
-    "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "qwen2", "qwen2_5_vl", "qwen2_moe",
-    "qwen2_vl", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next",
-    "qwen3_vl", "qwen3_vl_moe", "seed_oss", "smollm3", "solar_open", "stablelm",
+    "apertus", "arcee", "bert", "bloom", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "dots1", "electra", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "flex_olmo", "gemma",
+    "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2",
+    "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared",
+    "helium", "internvl", "jamba", "kimi_linear", "lfm2", "llama", "llama4", "llama4_text", "minimax", "minimax_m2",
+    "ministral3", "mistral", "mistral3", "mixtral", "mpt", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "opt",
+    "phi", "phi3", "phimoe", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_5", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe", "roberta",
+    "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "t5", "vit",
 )  # fmt: skip
 OLD_NAMES = {"kimi_k2": "deepseek_v3", "minimax_text_01": "minimax", "minimax_m1": "minimax", "internlm2": "llama"}
 """Families whose files come with code of their own, and whose fields are those of another."""
 OUT = Path(decoder.__file__).with_name("families.json")
-NEVER = {"num_hidden_layers", "hidden_size", "layers_block_type", "mlp_layer_types", "model_type"}
+NEVER = {
+    *fields.SPELLINGS["layers"], *fields.SPELLINGS["width"], "num_decoder_layers", "layer_types", "layers_block_type",
+    "mlp_layer_types", "model_type", "architectures", "id2label",
+}  # fmt: skip
 """Said by every file, or made from what others say."""
+N_PROBED = 24
+"""Layers of the model whose lists are looked at."""
 
 
-def fields_read() -> set[str]:
-    """The names of fields that stand in decoder.py."""
-    return set(re.findall(r'"([a-z][a-zA-Z0-9_]+)"', Path(decoder.__file__).read_text())) - NEVER
+def names_in(*modules: ModuleType) -> set[str]:
+    """The names of fields that stand in these modules."""
+    return {
+        name for one in modules for name in re.findall(r'"([a-z][a-zA-Z0-9_]+)"', Path(str(one.__file__)).read_text())
+    }
 
 
-def defaults_of(config: Any, wanted: set[str]) -> dict[str, Any]:
-    """What the class assumes of these fields, whatever the others are."""
-    text = config.get_text_config()
-    wider = type(text)(hidden_size=2 * text.hidden_size, num_attention_heads=4 * text.num_attention_heads).to_dict()
+def defaults_of(text: Any, wanted: set[str]) -> dict[str, Any]:
+    """What the class of a text model assumes of these fields, whatever the others are."""
+    kind = type(text)
+    told, more = kind(), {"num_hidden_layers": N_PROBED}
+    wider = kind(hidden_size=2 * told.hidden_size, num_attention_heads=4 * told.num_attention_heads, **more).to_dict()
     found = {
         name: value
-        for name, value in text.to_dict().items()
-        if name in wanted and value not in (None, [], {}) and wider[name] == value
+        for name, value in told.to_dict().items()
+        if name in wanted and value is not None and wider[name] == value and not isinstance(value, (list, dict))
     }
-    if "num_attention_heads" in wanted:
-        found["num_attention_heads"] = text.num_attention_heads
+    heads = next(name for name in fields.SPELLINGS["heads"] if name in wider)
+    types, feeds = wider.get("layer_types") or [], wider.get("mlp_layer_types")
+    if len(types) == N_PROBED and any(decoder.MIXERS.get(one) != "attention" for one in types):
+        units = (types[:n] for n in range(1, N_PROBED // 2 + 1))
+        found["layer_types"] = next((unit for unit in units if (unit * N_PROBED)[:N_PROBED] == types), [])
+    if feeds:
+        found["first_k_dense_replace"] = feeds.index("sparse")
+    if hasattr(told, "tie_word_embeddings"):
+        found["tie_word_embeddings"] = told.tie_word_embeddings
+    return {**found, heads: told.num_attention_heads}
+
+
+def family_of(config: Any) -> dict[str, dict[str, Any]]:
+    """A class's entry, and that of the text model within it, if there is one."""
+    text, wanted = config.get_text_config(), names_in(decoder, fields, huggingface) - NEVER
+    families = {text.model_type: defaults_of(text, wanted)}
     if text is not config:
-        found["text_kind"] = text.model_type
-    found["tie_word_embeddings"] = bool(getattr(config, "tie_word_embeddings", True))
-    return {name: value for name, value in found.items() if not isinstance(value, (list, dict))}
+        seen = {**config.to_dict(), **type(config.vision_config)().to_dict()}
+        names = names_in(vision).union(fields.SPELLINGS["vision_layers"], fields.SPELLINGS["channels"])
+        images = {name: seen[name] for name in names if seen.get(name) is not None}
+        tied = bool(getattr(config, "tie_word_embeddings", True))
+        families[config.model_type] = {"text_kind": text.model_type, "tie_word_embeddings": tied, "vision": images}
+    return families
 
 
 def main() -> None:
@@ -57,8 +85,9 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    wanted = fields_read() | {"vocab_size", "max_position_embeddings"}
-    families = {kind: defaults_of(CONFIG_MAPPING[kind](), wanted) for kind in FAMILIES if kind in CONFIG_MAPPING}
+    families: dict[str, dict[str, Any]] = {}
+    for kind in FAMILIES:
+        families |= family_of(CONFIG_MAPPING[kind]())
     families |= {old: families[new] for old, new in OLD_NAMES.items()}
     lines = (f"{json.dumps(kind)}: {json.dumps(told, sort_keys=True)}" for kind, told in sorted(families.items()))
     OUT.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -57,6 +57,7 @@ def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):
 
 
 MISTAKES = {
+    "meta-llama/Llama-3.1-8B": "config.json",
     "175B": "175",
     "1.3B --gpus 0": "0",
     "1.3B --nodes 0": "0",
@@ -95,6 +96,17 @@ def test_a_mistake_is_one_sentence(words, monkeypatch, capsys, tmp_path):
     assert left.value.code == 2
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert MISTAKES[words] in said.err
+
+
+@pytest.mark.parametrize(("model", "named"), [(".", "config.json"), ("unknown.json", "7.5B"), ("x/y", "config.json")])
+def test_memory_tells_how_it_takes_a_model(model, named, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unknown.json").write_text('{"model_type": "mamba9"}')
+    monkeypatch.setattr(sys, "argv", ["zerotune", "memory", "--model", model])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert named in capsys.readouterr().err
 
 
 def test_figures_stay_whole_on_eighty_columns(monkeypatch, capsys):

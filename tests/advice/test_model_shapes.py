@@ -10,7 +10,7 @@ import torch
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.advice.models.huggingface import READERS, from_config, read_config
-from zerotune.tuner.advice.models.meta_module import inspect, shape_of
+from zerotune.tuner.advice.models.meta_module import inspect, shape_of, shape_of_config
 from zerotune.tuner.advice.models.model_shape import from_dimensions, from_parameters, in_words
 from zerotune.tuner.offline.advise.document import model_shape
 
@@ -109,7 +109,10 @@ WRONG_KINDS = [
     ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"num_hidden_layers": 30}, "pattern"),
     ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"hybrid_override_pattern": 5}, "hybrid_override_pattern"),
     ("Qwen/Qwen3-VL-8B-Instruct", {"vision_config": {"hidden_size": "1152", "depth": 27}}, "hidden_size"),
-    ("Qwen/Qwen3-VL-8B-Instruct", {"vision_config": {"hidden_size": 1152}}, "depth"),
+    ("OpenGVLab/InternVL3-8B-hf", {"vision_config": {"image_size": [448, 336]}}, "image_size"),
+    *(("OpenGVLab/InternVL3-8B-hf", {"downsample_ratio": one}, "downsample_ratio") for one in (0, None, 1e-200)),
+    ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", {"hybrid_override_pattern": None}, "hybrid_override_pattern"),
+    ("Qwen/Qwen3-8B", {"model_type": "kimi_linear"}, "layer_types"),
     (
         "Qwen/Qwen3-VL-8B-Instruct",
         {"vision_config": {"hidden_size": 1152, "depth": 27, "deepstack_visual_indexes": 5}},
@@ -140,6 +143,141 @@ def test_blocks_without_experts_are_counted_as_they_are():
     all_sparse, one_dense = (from_config(fields | more, "c") for more in ({}, {"mlp_only_layers": [0]}))
     experts, shared, dense = 60 * 3 * 2048 * 1408, 3 * 2048 * 5632, 3 * 2048 * 5632
     assert all_sparse.n_parameters - one_dense.n_parameters == experts + shared + 60 * 2048 - dense
+
+
+LEFT_OUT = [
+    ("Qwen/Qwen3-VL-8B-Instruct", {"vision_config": {}}, {"vision_config": {
+        "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_size": 1152, "in_channels": 3,
+        "intermediate_size": 4304, "num_position_embeddings": 2304, "out_hidden_size": 3584, "patch_size": 16,
+        "spatial_merge_size": 2, "temporal_patch_size": 2}}),
+    ("google/gemma-3-4b-pt", {"vision_config": None}, {"vision_config": {
+        "hidden_size": 768, "image_size": 224, "intermediate_size": 3072, "num_channels": 3, "num_hidden_layers": 12,
+        "patch_size": 16, "vision_use_head": True}}),
+    ("Qwen/Qwen2-VL-7B-Instruct", {"vision_config": {}}, {"vision_config": {
+        "depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "patch_size": 14, "temporal_patch_size": 2}}),
+    ("ibm-granite/granite-4.0-h-small", {"layer_types": ...}, {"layer_types": ["mamba"] * 40}),
+    ("Qwen/Qwen3-Next-80B-A3B-Instruct", {"full_attention_interval": ...}, {"full_attention_interval": 4}),
+    ("bigcode/starcoder2-3b", {"num_key_value_heads": ...}, {"num_key_value_heads": 2}),
+    ("Qwen/Qwen3-VL-8B-Instruct", {"num_key_value_heads": ..., "num_attention_heads": ...},
+     {"num_key_value_heads": 32, "num_attention_heads": 32}),
+]  # fmt: skip
+"""What a file leaves out (`...`: the field itself), and what its class in transformers 5.24 assumes."""
+
+
+@pytest.mark.parametrize(("name", "less", "same"), LEFT_OUT)
+def test_what_is_left_out_counts_as_if_the_classs_default_stood_there(
+    name: str, less: dict[str, object], same: dict[str, object]
+) -> None:
+    def n_parameters(changes: dict[str, object]) -> float:
+        config = json.loads(json.dumps(next(case["config"] for case in PUBLISHED if case["name"] == name)))
+        inner = config.get("text_config", {})
+        for field, value in changes.items():
+            part = inner if field in inner else config
+            part.pop(field, None)
+            if value is not ...:
+                part[field] = value
+        return from_config(config, "c").n_parameters
+
+    assert n_parameters(less) == n_parameters(same)
+
+
+def test_an_image_encoders_feed_forward_is_as_wide_as_its_ratio_says() -> None:
+    config = next(case["config"] for case in PUBLISHED if case["name"] == "Qwen/Qwen2-VL-7B-Instruct")
+    whole, half = (from_config(config | {"vision_config": {"mlp_ratio": ratio}}, "c") for ratio in (4, 2))
+    assert whole.n_parameters - half.n_parameters == 32 * 2 * 1280 * 2 * 1280
+
+
+def test_experts_stand_between_a_first_and_a_last_layer_at_an_interval() -> None:
+    fields = {"model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28,
+              "num_attention_heads": 20, "num_key_value_heads": 4, "moe_intermediate_size": 1536, "moe_num_experts": 64,
+              "moe_k": 6, "moe_num_shared_experts": 2, "vocab_size": 103424}  # fmt: skip
+    some, none = (
+        from_config(fields | {"moe_layer_start_index": 4, "moe_layer_end_index": last, "moe_layer_interval": 2}, "c")
+        for last in (20, 4)
+    )
+    in_sparse, in_dense = 3 * 2560 * (64 + 2) * 1536 + 64 * 2560, 3 * 2560 * 12288
+    assert some.n_parameters - none.n_parameters == 8 * (in_sparse - in_dense)  # layers 5, 7 .. 19
+
+
+JAMBA_LARGE = {
+    "hidden_size": 8192, "intermediate_size": 24576, "num_hidden_layers": 72, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "num_experts": 16, "num_experts_per_tok": 2, "mamba_dt_rank": 512, "vocab_size": 65536,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "n_active"),
+    [("ai21labs/Jamba-v0.1", {}, 12e9), ("ai21labs/Jamba-v0.1", JAMBA_LARGE, 94e9),
+     ("Qwen/Qwen3-30B-A3B", {}, 3.3e9), ("deepseek-ai/DeepSeek-V3", {}, 37e9), ("openai/gpt-oss-120b", {}, 5.1e9)],
+)  # fmt: skip
+def test_a_token_meets_as_many_parameters_as_published(name: str, more: dict[str, object], n_active: float) -> None:
+    shape = from_config(next(case["config"] for case in PUBLISHED if case["name"] == name) | more, "c")
+    active = shape.n_layers * shape.active_block_parameters + shape.outer_parameters
+    assert active == pytest.approx(n_active, rel=0.13)  # outer ones are counted by some
+
+
+# Counted by transformers 5.24's classes.
+SMALL_BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
+SMALL_ELECTRA = {"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4}
+VIT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+ENCODERS = [
+    ("bert", "BertModel", SMALL_BERT, 4385920),
+    ("bert", "BertForMaskedLM", SMALL_BERT | {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+                                              "intermediate_size": 3072}, 109514298),
+    ("bert", "BertForPreTraining", SMALL_BERT, 4433468),
+    ("roberta", "RobertaModel", SMALL_BERT, 6913024),
+    ("electra", "ElectraForPreTraining", SMALL_ELECTRA, 13549057),
+    ("electra", "ElectraModel", SMALL_ELECTRA, 13483008),
+    ("electra", "ElectraForMaskedLM", SMALL_ELECTRA, 13546682),
+    ("vit", "ViTForImageClassification", VIT | {"id2label": {str(at): "x" for at in range(1000)}}, 86567656),
+    ("vit", "ViTForImageClassification", VIT, 85800194),
+    ("vit", "ViTModel", VIT, 86389248),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "task", "fields", "n_parameters"), ENCODERS)
+def test_encoders_have_the_parameters_of_their_task(
+    kind: str, task: str, fields: dict[str, object], n_parameters: int
+) -> None:
+    shape = from_config({"model_type": kind, "architectures": [task], **fields}, "c")
+    assert shape.n_parameters == n_parameters
+
+
+@pytest.mark.parametrize(("before", "more"), [("", {"time_step_limit": [0.0, float("inf")]}), ("\ufeff", {})])
+def test_what_pythons_json_and_editors_write_is_read(before: str, more: dict[str, object], tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(before + json.dumps({"model_type": "llama", **CONFIGS["llama"][0], **more}), encoding="utf-8")
+    assert read_config(path).n_parameters == pytest.approx(6.74e9, rel=0.01)
+
+
+def test_transformers_counts_what_our_reader_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the library: a class with a block that only it knows."""
+    package = tmp_path / "transformers"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import torch\n"
+        "class Config:\n"
+        "    def __init__(self, **fields): self.model_type = fields['model_type']\n"
+        "    def get_text_config(self): return self\n"
+        "    def to_dict(self): return {'model_type': self.model_type}\n"
+        "class PreTrainedModel(torch.nn.Module): pass\n"
+        "class AutoConfig:\n"
+        "    for_model = Config\n"
+        "class AutoModelForCausalLM:\n"
+        "    def from_config(config):\n"
+        "        model = PreTrainedModel()\n"
+        "        model.config = config\n"
+        "        model.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))\n"
+        "        return model\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "llama", **CONFIGS["llama"][0], "layer_types": ["of_tomorrow"] * 32}))
+    assert shape_of_config(path).n_parameters == 4 * 65 * 64
+    path.write_text(json.dumps({"layer_types": ["of_tomorrow"]}))
+    with pytest.raises(UserError, match="model_type"):
+        shape_of_config(path)
 
 
 def test_what_is_unknown_names_what_would_describe_it(tmp_path):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.models.meta_module import shape_of_config
+from zerotune.tuner.advice.models.meta_module import is_config, shape_of_config
 from zerotune.tuner.advice.models.model_shape import in_words
 from zerotune.zero_runtime import analysis
 
@@ -32,7 +32,8 @@ def parse_parameters(text: str) -> float:
     except ValueError:
         count = 0.0
     if not count > 0:
-        raise UserError(f"{text!r} is no number of parameters", "write it as 350M, 7.5B or 1T")
+        remedy = "write it as 350M, 7.5B or 1T, or name a model's config.json"
+        raise UserError(f"{text!r} is no number of parameters", remedy)
     if count >= MAX_PARAMETERS:
         raise UserError(f"{text} parameters are more than a model has", f"give fewer than {MAX_PARAMETERS:g}")
     return count
@@ -79,8 +80,7 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
     Raises:
         UserError: a value that the analysis does not know.
     """
-    is_file = model.endswith(".json")
-    n_parameters = shape_of_config(Path(model)).n_parameters if is_file else parse_parameters(model)
+    n_parameters = shape_of_config(Path(model)).n_parameters if is_config(model) else parse_parameters(model)
     try:
         multiplier = analysis.optimizer_multiplier(optimizer, precision)
         stages = tuple(
@@ -109,8 +109,8 @@ def _stage_needs(stage: int, n_parameters: float, n_ranks: int, precision: str, 
 def render_model(needs: ModelNeeds, console: Console) -> None:
     """Print what a model needs."""
     ranks = "1 rank" if needs.n_ranks == 1 else f"{needs.n_ranks:,} ranks"
-    is_file = needs.model.endswith(".json")
-    named = f"{needs.model}: {in_words(needs.n_parameters)} parameters" if is_file else f"{needs.model} parameters"
+    size = f": {in_words(needs.n_parameters)}" if is_config(needs.model) else ""
+    named = f"{needs.model}{size} parameters"
     table = Table(
         "stage", "parameters", "gradients", "optimizer", "total per rank", "sent per step",
         title=f"{named}, {ranks}, {needs.precision}, {needs.optimizer} "

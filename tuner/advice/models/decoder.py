@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any, Final, Literal
 
-import msgspec
-
 from zerotune.store.errors import UserError
+from zerotune.tuner.advice.models.fields import DESCRIBE, Fields, class_defaults
 
 Mixer = Literal["attention", "delta", "lightning", "mamba", "mamba1", "conv", "none"]
 Feed = Literal["dense", "sparse", "none"]
 MAX_LAYERS: Final = 100_000
-_MIXERS: Final[dict[str, Mixer]] = {
+MIXERS: Final[dict[str, Mixer]] = {
     "full_attention": "attention", "sliding_attention": "attention", "chunked_attention": "attention",
     "indexed_attention": "attention", "attention": "attention", "*": "attention",
     "mamba": "mamba", "M": "mamba", "conv": "conv",
@@ -32,35 +29,14 @@ _LINEAR: Final[dict[str, Mixer]] = {"minimax": "lightning", "minimax_text_01": "
 _TWO_MATRICES: Final = ("apertus", "arcee", "nemotron_h")
 """Families whose feed-forward has no gate."""
 _GATED_QUERIES: Final = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe")
-SPELLINGS: Final = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "width": ("hidden_size", "n_embd", "d_model", "n_embed"),
-    "heads": ("num_attention_heads", "n_head", "n_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "multi_query_group_num"),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "active": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k"),
-    "shared": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
-    "expert_width": ("moe_intermediate_size", "expert_ffn_hidden_size"),
-    "shared_width": (
-        "shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size",
-    ),
-}  # fmt: skip
 
 
-@cache
-def class_defaults() -> Mapping[str, Mapping[str, Any]]:
-    """What transformers' classes assume of a field that a file leaves out, by `model_type`."""
-    found: dict[str, dict[str, Any]] = msgspec.json.decode((Path(__file__).parent / "families.json").read_bytes())
-    return found
-
-
-class Decoder:
+class Decoder(Fields):
     """A decoder's configuration, with its class's defaults below it."""
 
-    def __init__(self, where: str, raw: Mapping[str, Any], kind: str) -> None:
-        self.where, self.kind = where, kind
-        self.stated = raw
-        self.raw = {**class_defaults().get(kind, {}), **raw}  # null is none, not the class's default
+    def __init__(self, where: str, stated: Mapping[str, Any], kind: str) -> None:
+        super().__init__(where, stated, class_defaults()[kind])
+        self.kind = kind
         self.n_layers = 0
         self.mixers, self.feeds = self._kinds()
         self.width = self.number("width", least=1)
@@ -74,40 +50,11 @@ class Decoder:
         self.head_width = self.number("head_dim", default=self.width // self.n_heads) or self.width // self.n_heads
         self.gated = kind not in _TWO_MATRICES
 
-    def number(self, name: str, *, default: int | None = None, least: int = 0) -> int:
-        """A whole number under any of its names; the width must be in the file itself.
-
-        Args:
-            name: a key of SPELLINGS, or a field.
-            default: where neither the file nor its class has it; None: it must be there.
-            least: the smallest that is possible.
-
-        Returns:
-            The number.
-
-        Raises:
-            UserError: it is missing, or no such number.
-        """
-        names = SPELLINGS.get(name, (name,))
-        for source in (self.stated, self.raw)[: 1 if name == "width" else 2]:
-            if source is self.raw and any(one in self.stated for one in names):
-                break
-            for one in names:
-                value = source.get(one)
-                if isinstance(value, list) and value and len(set(map(str, value))) == 1:
-                    value = value[0]
-                if value is None:
-                    continue
-                if not isinstance(value, int) or isinstance(value, bool) or value < least or value > 1 << 50:
-                    raise UserError(f"{self.where}: {one} is {value!r}", f"it must be a whole number from {least} on")
-                return value
-        if default is None:
-            raise UserError(f"{self.where} has no {names[0]}", "give a complete configuration file")
-        return default
-
     def _kinds(self) -> tuple[list[Mixer], list[Feed]]:
         pattern = self.raw.get("hybrid_override_pattern") or self.raw.get("layers_block_type")
-        if pattern and self.kind == "nemotron_h":
+        if self.kind == "nemotron_h":
+            if not pattern:
+                raise UserError(f"{self.where} has no hybrid_override_pattern", "give a complete configuration file")
             self.n_layers = len(pattern)
             if self.number("layers", default=self.n_layers) != self.n_layers:
                 raise UserError(
@@ -140,7 +87,10 @@ class Decoder:
             return [full if layer % period == offset else "mamba1" for layer in layers]
         if every:
             return ["linear_attention" if (layer + 1) % every else full for layer in layers]
-        return [full] * self.n_layers
+        unit = self.defaults.get("layer_types", [full])
+        if not unit:
+            raise UserError(f"{self.where} has no layer_types", "give a complete configuration file")
+        return [unit[layer % len(unit)] for layer in layers]
 
     def _of_layers(self, name: str) -> list[Any] | None:
         """A list of something of each layer."""
@@ -151,12 +101,12 @@ class Decoder:
 
     def _mixers(self, types: Any) -> list[Mixer]:
         linear: Mixer = _LINEAR.get(self.kind, "mamba" if self.raw.get("mamba_n_heads") else "delta")
-        known = {**_MIXERS, "linear_attention": "mamba" if self.kind == "nemotron_h" else linear, "mamba1": "mamba1"}
+        known = {**MIXERS, "linear_attention": "mamba" if self.kind == "nemotron_h" else linear, "mamba1": "mamba1"}
         unknown = {str(one) for one in types} - set(known)
         if unknown:
             raise UserError(
                 f"{self.where} has layers of the kind {min(unknown)!r}, which is not known here",
-                "install transformers, whose class counts it, or give --layers and --hidden",
+                f"pip install 'zerotune[models]', whose class counts it; or {DESCRIBE}",
             )
         return [known[str(one)] for one in types]
 
@@ -170,11 +120,12 @@ class Decoder:
         if listed is not None:
             return "sparse" if layer in listed else "dense"
         dense = self.raw.get("mlp_only_layers")
-        step = self.number("decoder_sparse_step", default=self.number("interleave_moe_layer_step", default=1)) or 1
-        first = self.number("first_k_dense_replace", default=self.number("moe_layer_start_index", default=0))
+        step = self.number("sparse_step", default=1) or 1
+        first, last = self.number("first_sparse", default=0), self.number("moe_layer_end_index", default=-1, least=-1)
         if period := self.number("expert_layer_period", default=0):
             return "sparse" if layer % period == self.number("expert_layer_offset", default=0) else "dense"
-        is_dense = (isinstance(dense, list) and layer in dense) or layer < first or (layer + 1) % step
+        is_outside = layer < first or -1 < last < layer
+        is_dense = (isinstance(dense, list) and layer in dense) or is_outside or (layer + 1) % step
         return "dense" if is_dense else "sparse"
 
     # ---- what parts have -------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,84 +11,65 @@ import msgspec
 
 from zerotune.store.errors import UserError, reason
 from zerotune.store.foreign.regular_file import read_file
-from zerotune.tuner.advice.models.decoder import Decoder, class_defaults
+from zerotune.tuner.advice.models.decoder import Decoder
+from zerotune.tuner.advice.models.fields import DESCRIBE, Fields, class_defaults
 from zerotune.tuner.advice.models.kinds import check_kinds
 from zerotune.tuner.advice.models.model_shape import ModelShape, checked
-from zerotune.tuner.advice.models.vision import vision_parameters
-
-
-class UnknownArchitecture(UserError):
-    """A configuration of a kind that is not known here."""
-
+from zerotune.tuner.advice.models.vision import OUTSIDE, vision_parameters
 
 MAX_FILE_BYTES: Final = 1 << 20
 
 
-class _Fields:
-    """The file's numbers; a missing or impossible one is a user's mistake that names it."""
+def _decoder(fields: Fields, *, biased: bool = False, beside: int = 0, **more: Any) -> ModelShape:
+    """Most of the older ones.
 
-    def __init__(self, where: str, raw: Mapping[str, Any]) -> None:
-        self.where, self.raw = where, raw
+    Args:
+        fields: of the file.
+        biased: each matrix of a block has a bias, and each half a norm with one.
+        beside: further parameters outside of blocks, of a biased one.
+        more: what the shape has else.
 
-    def count(self, *names: str, default: int | None = None) -> int:
-        """The first of the names that is there."""
-        for name in names:
-            value = self.raw.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"{self.where}: {name} is {value!r}", "it must be a whole number from 1 on")
-            return value
-        if default is None:
-            raise UserError(f"{self.where} has no {names[0]}", "give a complete configuration file")
-        return default
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Whether something is on."""
-        value = self.raw.get(name)
-        return default if value is None else bool(value)
-
-    def tied(self, default: bool) -> bool:
-        """Whether the embedding is the head, too."""
-        return self.flag("tie_word_embeddings", default)
-
-
-def _decoder(fields: _Fields, **more: Any) -> ModelShape:
-    """Most of them: the names that Llama's configuration made usual."""
-    width = fields.count("hidden_size", "n_embd", "d_model", "n_embed")
-    heads = fields.count("num_attention_heads", "n_head", "n_heads")
+    Returns:
+        The shape.
+    """
+    width, heads = fields.number("width", least=1), fields.number("heads", least=1)
     if width % heads and fields.raw.get("head_dim") is None:
         raise UserError(
             f"{fields.where}: a width of {width} cannot be divided among {heads} heads", "correct one, or give head_dim"
         )
-    embedding_width = fields.count("word_embed_proj_dim", "embedding_size", default=width)
+    embedding_width = fields.number("embedding_width", default=width, least=1)
     given: dict[str, Any] = {
-        "n_layers": fields.count("num_hidden_layers", "n_layer", "n_layers"),
+        "n_layers": fields.number("layers", least=1),
         "width": width,
         "n_heads": heads,
-        "n_kv_heads": fields.count("num_key_value_heads", "num_kv_heads", default=heads),
-        "head_width": fields.count("head_dim", default=max(1, width // heads)),
-        "ffn_width": fields.count("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=4 * width),
-        "vocabulary": fields.count("vocab_size"),
-        "n_context": fields.count("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", default=2048),
+        "n_kv_heads": fields.number("kv_heads", default=heads, least=1),
+        "head_width": fields.number("head_dim", default=max(1, width // heads), least=1),
+        "ffn_width": fields.number("ffn", default=4 * width, least=1),
+        "vocabulary": fields.number("vocab_size", least=1),
+        "n_context": fields.number("context", default=2048, least=1),
         "embedding_width": embedding_width if embedding_width != width else 0,
         "assumed": ("n_context",),  # the longest that the model allows; training takes shorter ones
     }
-    return checked(ModelShape(**{**given, **more}))
+    shape = checked(ModelShape(**{**given, **more}))
+    if not biased:
+        return shape
+    in_block = shape.query_width + 2 * shape.kv_width + shape.ffn_width + 6 * width
+    stated = shape.n_parameters + shape.n_layers * in_block + beside
+    return checked(msgspec.structs.replace(shape, stated_parameters=stated))
 
 
-def _modern(fields: _Fields) -> ModelShape:
+def _modern(fields: Fields) -> ModelShape:
     """Decoders of today, whose blocks may differ: a shape of equal blocks with the parameters of all of them."""
     kind = str(fields.raw["model_type"])
-    text = fields.raw.get("text_config")
-    text = {**fields.raw, **text} if isinstance(text, dict) else fields.raw
-    known = class_defaults()[kind]
-    text_kind = str(text["model_type"]) if text.get("model_type") in class_defaults() else kind
-    if text_kind == kind:
-        text_kind = str(known.get("text_kind", kind))
-    decoder = Decoder(fields.where, text, text_kind)
-    said = [source.get(name) for name in ("tie_embedding", "tie_word_embeddings") for source in (fields.raw, text)]
-    tied = bool(next((one for one in said if one is not None), known["tie_word_embeddings"]))
+    inner = fields.raw.get("text_config")
+    text = {**fields.stated, **inner} if isinstance(inner, dict) else fields.stated
+    known = class_defaults()
+    named = text["model_type"] if text.get("model_type") in known else kind
+    decoder = Decoder(fields.where, text, known[named].get("text_kind", named))
+    said = [source.get(name) for name in ("tie_embedding", "tie_word_embeddings") for source in (fields.stated, text)]
+    classes = (decoder.defaults, fields.defaults)  # a file leaves out what either of its classes assumes
+    usual = all(one.get("tie_word_embeddings", True) for one in classes)
+    tied = bool(next((one for one in said if one is not None), usual))
     vocabulary = decoder.number("vocab_size", least=1)
     outer = decoder.width * vocabulary * (1 if tied else 2)
     norms = decoder.width * (2 * decoder.n_layers + 1)
@@ -95,9 +77,14 @@ def _modern(fields: _Fields) -> ModelShape:
     in_feeds = decoder.n_layers * decoder.mean(lambda _, feed: decoder.feed(feed))
     experts = decoder.n_active * decoder.expert_width if decoder.n_experts > 1 else 0
     met = {"none": 0, "dense": decoder.dense_width, "sparse": experts + decoder.shared_width if experts else 0}
-    beside = decoder.mean(lambda _, feed: met[feed]) - experts
-    seen = fields.raw.get("vision_config")
-    in_images = vision_parameters(fields.where, seen, kind, decoder.width) if isinstance(seen, dict) else 0
+    in_mean = decoder.mean(lambda _, feed: met[feed])
+    each = min(decoder.expert_width, in_mean / decoder.n_active) if experts else in_mean
+    in_images = 0
+    if "vision" in fields.defaults:
+        outer_too = {name: fields.stated[name] for name in OUTSIDE if name in fields.stated}
+        stated = {**outer_too, **(fields.stated.get("vision_config") or {})}
+        seen = Fields(f"{fields.where}, vision_config", stated, fields.defaults["vision"])
+        in_images = vision_parameters(seen, kind, decoder.width)
     return checked(
         ModelShape(
             n_layers=decoder.n_layers,
@@ -105,11 +92,11 @@ def _modern(fields: _Fields) -> ModelShape:
             n_heads=decoder.n_heads,
             n_kv_heads=decoder.n_kv_heads,
             head_width=decoder.head_width,
-            ffn_width=decoder.expert_width if experts else max(1, round(decoder.mean(lambda _, feed: met[feed]))),
+            ffn_width=max(1, round(each)),
             gated=decoder.gated,
             n_experts=decoder.n_experts,
             n_active_experts=decoder.n_active,
-            shared_ffn_width=max(0, round(beside)) if experts else 0,
+            shared_ffn_width=round(in_mean - decoder.n_active * each),
             vocabulary=vocabulary,
             n_context=decoder.number("max_position_embeddings", default=2048, least=1),
             tied=tied,
@@ -120,47 +107,77 @@ def _modern(fields: _Fields) -> ModelShape:
     )
 
 
-def _gpt(fields: _Fields) -> ModelShape:
-    return _decoder(fields, tied=fields.tied(True), learned_positions=True)
+def _biased(fields: Fields) -> ModelShape:
+    norms = 2 * fields.number("width", least=1)
+    return _decoder(fields, biased=True, beside=norms, tied=_tied(fields))
 
 
-def _bigcode(fields: _Fields) -> ModelShape:
-    kv_heads = {"n_kv_heads": 1} if fields.flag("multi_query", default=True) else {}
-    return _decoder(fields, tied=fields.tied(True), learned_positions=True, **kv_heads)
+def _gpt(fields: Fields) -> ModelShape:
+    norms = 2 * fields.number("width", least=1)
+    kv_heads = 1 if fields.flag("multi_query", False) else fields.number("heads", least=1)
+    return _decoder(fields, biased=True, beside=norms, tied=_tied(fields), learned_positions=True, n_kv_heads=kv_heads)
 
 
-def _plain(fields: _Fields) -> ModelShape:
-    return _decoder(fields, tied=fields.tied(False))
+def _plain(fields: Fields) -> ModelShape:
+    return _decoder(fields, tied=_tied(fields))
 
 
-def _tied(fields: _Fields) -> ModelShape:
-    return _decoder(fields, tied=fields.tied(True))
+def _tied(fields: Fields) -> bool:
+    """Whether the embedding is the head, too."""
+    return fields.flag("tie_word_embeddings", True)
 
 
-def _mpt(fields: _Fields) -> ModelShape:
-    width = fields.count("d_model")
-    return _decoder(fields, tied=fields.tied(True), ffn_width=fields.count("expansion_ratio", default=4) * width)
+def _mpt(fields: Fields) -> ModelShape:
+    width = fields.number("width", least=1)
+    ffn_width = fields.number("expansion_ratio", default=4, least=1) * width
+    return _decoder(fields, tied=_tied(fields), ffn_width=ffn_width)
 
 
-def _falcon(fields: _Fields) -> ModelShape:
-    kv_heads = 1 if fields.flag("multi_query", default=True) else None
-    if fields.flag("new_decoder_architecture", default=False):
-        kv_heads = fields.count("num_kv_heads")
-    return _decoder(fields, tied=fields.tied(True), **({"n_kv_heads": kv_heads} if kv_heads else {}))
+def _falcon(fields: Fields) -> ModelShape:
+    kv_heads = 1 if fields.flag("multi_query", True) else fields.number("heads", least=1)
+    if fields.flag("new_decoder_architecture", False):
+        kv_heads = fields.number("kv_heads", default=fields.number("heads", least=1), least=1)
+    return _decoder(fields, tied=_tied(fields), n_kv_heads=kv_heads)
 
 
-def _bert(fields: _Fields) -> ModelShape:
-    return _decoder(fields, tied=fields.tied(True), learned_positions=True, causal=False)
+def _task(fields: Fields) -> str:
+    """The class that the file names, which ends with what the model is for; "": it names none."""
+    named = fields.raw.get("architectures")
+    return str(named[0]) if isinstance(named, list) and named else ""
 
 
-def _vit(fields: _Fields) -> ModelShape:
-    image, patch = fields.count("image_size", default=224), fields.count("patch_size", default=16)
+def _bert(fields: Fields) -> ModelShape:
+    """An encoder of words, with the head that its task has."""
+    is_electra, task = fields.raw["model_type"] == "electra", _task(fields)
+    width, vocabulary = fields.number("width", least=1), fields.number("vocab_size", least=1)
+    words = fields.number("embedding_width", default=width, least=1)
+    head = width * (width + 1)  # a pooler, or the first half of a classifier
+    if task.endswith(("MaskedLM", "LMHeadModel", "CausalLM")) or not task:
+        head = words * (width + 3) + vocabulary
+    elif task.endswith("PreTraining"):
+        head += width + 1 if is_electra else words * (width + 3) + vocabulary + 2 * (width + 1)
+    elif task.endswith(("TokenClassification", "QuestionAnswering")) or (is_electra and task.endswith("Model")):
+        head = 0
+    places = fields.number("context", least=1)
+    embedded = (fields.number("type_vocab_size", default=0) + 2) * words
+    # where words are narrow, the shape has their projection twice, and positions as wide as the blocks
+    narrow = width - words * width - places * (width - words) if words != width else 0
+    beside = embedded + narrow + head
+    return _decoder(fields, biased=True, beside=beside, tied=True, learned_positions=True, causal=False)
+
+
+def _vit(fields: Fields) -> ModelShape:
+    """An encoder of images, with its classifier or pooler."""
+    image, patch = fields.number("image_size", least=1), fields.number("patch_size", least=1)
     if patch > image:
         raise UserError(f"{fields.where}: patches of {patch} in images of {image} pixels", "correct one")
-    labels = fields.raw.get("id2label")
-    n_labels = len(labels) if isinstance(labels, dict) and labels else 1000
+    width, labels = fields.number("width", least=1), fields.raw.get("id2label")
+    n_labels = len(labels) if isinstance(labels, dict) and labels else fields.number("num_labels", default=2, least=1)
+    head = n_labels if not _task(fields).endswith("Model") else width * (width + 1) - n_labels * width
     return _decoder(
-        _Fields(fields.where, {"vocab_size": n_labels, **fields.raw}),
+        Fields(fields.where, {"vocab_size": n_labels, **fields.stated}, fields.defaults),
+        biased=True,
+        beside=(fields.number("channels", least=1) * patch**2 + 4) * width + head,
         n_context=(image // patch) ** 2 + 1,
         assumed=(),
         learned_positions=True,
@@ -168,37 +185,36 @@ def _vit(fields: _Fields) -> ModelShape:
     )
 
 
-def _t5(fields: _Fields) -> ModelShape:
+def _t5(fields: Fields) -> ModelShape:
     """Encoder and decoder blocks; a decoder block has its attention twice."""
-    width, heads = fields.count("d_model"), fields.count("num_heads")
-    n_encoder = fields.count("num_layers")
-    n_decoder = fields.count("num_decoder_layers", default=n_encoder)
+    width, heads = fields.number("width", least=1), fields.number("heads", least=1)
+    n_encoder = fields.number("layers", least=1)
+    n_decoder = fields.number("num_decoder_layers", default=n_encoder, least=1)
     return checked(
         ModelShape(
             n_layers=n_encoder + n_decoder,
             width=width,
             n_heads=heads,
             n_kv_heads=heads,
-            head_width=fields.count("d_kv", default=max(1, width // heads)),
+            head_width=fields.number("d_kv", default=max(1, width // heads), least=1),
             n_attentions=1 + n_decoder / (n_encoder + n_decoder),
-            ffn_width=fields.count("d_ff"),
+            ffn_width=fields.number("d_ff", least=1),
             gated=str(fields.raw.get("feed_forward_proj", "relu")).startswith("gated"),
-            vocabulary=fields.count("vocab_size"),
-            n_context=fields.count("n_positions", default=512),
-            tied=fields.tied(True),
+            vocabulary=fields.number("vocab_size", least=1),
+            n_context=fields.number("context", default=512, least=1),
+            tied=_tied(fields),
             causal=False,
             assumed=("n_context",),
         )
     )
 
 
-READERS: Final[dict[str, Callable[[_Fields], ModelShape]]] = {
+READERS: Final[dict[str, Callable[[Fields], ModelShape]]] = {
     **dict.fromkeys(class_defaults(), _modern),
-    **dict.fromkeys(("gpt2", "opt"), _gpt),
-    **dict.fromkeys(("gpt_neox", "gptj", "phi"), _plain),
-    **dict.fromkeys(("bloom", "starcoder2"), _tied),
+    **dict.fromkeys(("gpt2", "opt", "gpt_bigcode"), _gpt),
+    **dict.fromkeys(("gptj", "phi"), _plain),
+    **dict.fromkeys(("bloom", "gpt_neox", "starcoder2"), _biased),
     **dict.fromkeys(("bert", "roberta", "electra"), _bert),
-    "gpt_bigcode": _bigcode,
     "mpt": _mpt,
     "falcon": _falcon,
     "vit": _vit,
@@ -207,21 +223,32 @@ READERS: Final[dict[str, Callable[[_Fields], ModelShape]]] = {
 """By `model_type`."""
 
 
+def read_fields(path: Path) -> object:
+    """What stands in a `config.json`.
+
+    Raises:
+        UserError: it cannot be read, or is no such file.
+    """
+    remedy = "give a model's config.json"
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", f"name a file in it: {path / 'config.json'}")
+    try:
+        return json.loads(read_file(path, MAX_FILE_BYTES).decode("utf-8-sig"))  # it takes Infinity, which Python writes
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}", remedy) from error
+    except RecursionError as error:
+        raise UserError(f"{path} nests deeper than a configuration does", remedy) from error
+    except ValueError as error:
+        raise UserError(f"{path} is no JSON: {error}", remedy) from error
+
+
 def read_config(path: Path) -> ModelShape:
     """The shape that a `config.json` describes.
 
     Raises:
         UserError: it cannot be read, is no such file, or of an architecture that is not known here.
     """
-    try:
-        raw = msgspec.json.decode(read_file(path, MAX_FILE_BYTES))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}", "give a model's config.json") from error
-    except RecursionError as error:
-        raise UserError(f"{path} nests deeper than a configuration does", "give a model's config.json") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is no JSON: {error}", "give a model's config.json") from error
-    return from_config(raw, str(path))
+    return from_config(read_fields(path), str(path))
 
 
 def from_config(raw: object, where: str) -> ModelShape:
@@ -232,14 +259,14 @@ def from_config(raw: object, where: str) -> ModelShape:
     """
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if not isinstance(raw, dict) or not isinstance(kind, str):
-        raise UserError(f"{where} names no model_type", "give a model's config.json, or --layers and --hidden")
+        raise UserError(f"{where} names no model_type", f"give a model's config.json, or {DESCRIBE}")
     if kind not in READERS:
-        raise UnknownArchitecture(
+        raise UserError(
             f"{where} is of the architecture {kind!r}, which is not known here",
-            "pip install 'zerotune[models]', whose class counts it; or give --layers, --hidden, --heads, --sequence; "
+            f"pip install 'zerotune[models]', whose class counts it; or {DESCRIBE}; "
             "or name with model_type one that is built alike, with num_experts, num_experts_per_tok, "
             "n_shared_experts and moe_intermediate_size for experts, kv_lora_rank and q_lora_rank for latent ranks; "
             f"known are {', '.join(sorted(READERS))}",
         )
     check_kinds(where, raw)
-    return READERS[kind](_Fields(where, raw))
+    return READERS[kind](Fields(where, raw, class_defaults()[kind]))

@@ -28,13 +28,15 @@ _SIZES: Final = {
     "full_attention_interval": 1, "first_k_dense_replace": 0, "interleave_moe_layer_step": 1, "v_head_dim": 1,
     "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 1, "linear_value_head_dim": 1,
     "mamba_num_heads": 1, "mamba_n_heads": 1, "mamba_n_groups": 1, "n_groups": 1, "mamba_d_state": 1,
-    "ssm_state_size": 1, "mamba_expand": 1,
+    "ssm_state_size": 1, "mamba_expand": 1, "moe_layer_start_index": 0, "moe_layer_end_index": -1,
+    "moe_layer_interval": 1,
 }  # fmt: skip
 """Fields that are no `null` in any class, and the least number of each."""
 _OF_IMAGES: Final = (
     "embed_dim", "depth", "patch_size", "in_channels", "num_channels", "temporal_patch_size", "num_position_embeddings",
-    "image_size", "projector_input_dim", "vision_output_dim", "spatial_merge_size", "out_hidden_size",
+    "image_size", "projector_input_dim", "vision_output_dim", "spatial_merge_size", "out_hidden_size", "mlp_ratio",
 )  # fmt: skip
+_SHARES: Final = ("block_ffn_dim_multiplier", "downsample_ratio")
 _OF_LINEAR: Final = ("num_heads", "head_dim", "short_conv_kernel_size")
 MOST: Final = 1 << 50
 _SHOWN: Final = 80
@@ -67,7 +69,7 @@ def is_count(value: object, least: int) -> bool:
 def _wanted(name: str, value: Any) -> str | None:
     """What the field must be; None: it is that, or not read."""
     if value is None:
-        return "given, or left out" if name in (*_SIZES, "full_attn_layers") else None
+        return "given, or left out" if name in (*_SIZES, "full_attn_layers", "downsample_ratio") else None
     if name in _FLAGS:
         return None if isinstance(value, bool) else "true or false"
     if name in _LISTS:
@@ -78,12 +80,12 @@ def _wanted(name: str, value: Any) -> str | None:
         return None if isinstance(value, dict) else "an object"
     if name in _TEXTS:
         return None if isinstance(value, str) else "a text"
-    if name == "block_ffn_dim_multiplier":
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < MOST
+    if name in _SHARES:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 1 / MOST < value < MOST
         return None if is_number else "a number above 0"
-    if name in _OF_IMAGES or name in _OF_LINEAR:
+    if name in _OF_LINEAR:
         return None if is_count(value, 1) else "a whole number from 1 on"
-    least = _SIZES.get(name)
-    if least is None or isinstance(value, list):  # a list has a number for each layer
+    least = 1 if name in _OF_IMAGES else _SIZES.get(name)
+    if least is None or isinstance(value, list):  # of each layer, or of an image's sides; who reads it checks it
         return None
     return None if is_count(value, least) else f"a whole number from {least} on"

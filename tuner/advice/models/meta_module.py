@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.models.huggingface import READERS, UnknownArchitecture, from_config, read_config
+from zerotune.tuner.advice.models.huggingface import READERS, from_config, read_fields
 from zerotune.tuner.advice.models.model_shape import CONTEXT, HEAD_WIDTH, ModelShape, checked
 
 TIMEOUT_S: Final = 300.0
@@ -65,24 +65,28 @@ def shape_of(spec: str) -> ModelShape:
     )
 
 
+def is_config(text: str) -> bool:
+    """Whether a model is described by a file of this name, and not by a number; a folder may be meant, too."""
+    return text.endswith(".json") or os.path.exists(text)
+
+
 def shape_of_config(path: Path) -> ModelShape:
     """The shape that a `config.json` describes; where transformers is installed, its own class counts the parameters.
 
     Raises:
         UserError: it cannot be read, or nothing here knows its architecture.
     """
-    has_classes = all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
-    try:
-        shape = read_config(path)
-    except UnknownArchitecture:
-        if not has_classes:
-            raise
-        return shape_of(os.path.abspath(path))
-    if has_classes:
+    raw, counted = read_fields(path), None
+    if all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers")):
         with suppress(UserError):  # of a file whose code is its own, say
             counted = shape_of(os.path.abspath(path))
-            return msgspec.structs.replace(shape, stated_parameters=counted.stated_parameters)
-    return shape
+    try:
+        shape = from_config(raw, str(path))
+    except UserError:
+        if counted is None:
+            raise
+        return counted
+    return shape if counted is None else msgspec.structs.replace(shape, stated_parameters=counted.stated_parameters)
 
 
 def inspect(model: Any) -> ModelShape:
@@ -96,8 +100,9 @@ def inspect(model: Any) -> ModelShape:
     n_parameters = float(sum(parameter.numel() for parameter in model.parameters()))
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", None) in READERS:
-        shape = from_config(config.to_dict(), type(model).__name__)
-        return msgspec.structs.replace(shape, stated_parameters=n_parameters)
+        with suppress(UserError):  # our reader knows not all that a class takes
+            shape = from_config(config.to_dict(), type(model).__name__)
+            return msgspec.structs.replace(shape, stated_parameters=n_parameters)
     lists = [
         list(module) for module in model.modules() if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential))
     ]
@@ -165,6 +170,9 @@ def _of_config(path: Path) -> Any:
 
     raw = json.loads(path.read_bytes())
     config = transformers.AutoConfig.for_model(**raw)
+    text = config.get_text_config()
+    if text is not config and "tie_word_embeddings" not in raw:  # left out, as one of the two classes assumes it
+        config.tie_word_embeddings &= getattr(text, "tie_word_embeddings", True)
     named = [getattr(transformers, str(name), None) for name in raw.get("architectures") or ()]
     is_model = [one for one in named if isinstance(one, type) and issubclass(one, transformers.PreTrainedModel)]
     with torch.device("meta"):

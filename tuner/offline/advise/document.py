@@ -62,9 +62,7 @@ def model_shape(
     """
     if (n_layers is None) != (width is None):
         raise UserError("--layers and --hidden describe a model together", "give both")
-    if model is not None and Path(model).is_dir():
-        raise UserError(f"{model} is a folder", f"name a file in it: {Path(model) / 'config.json'}")
-    is_path = model is not None and (model.endswith(".json") or Path(model).is_file())
+    is_path = model is not None and meta_module.is_config(model)
     is_module = model is not None and ":" in model
     if is_path or is_module:
         assert model is not None
