@@ -38,5 +38,8 @@ def shown(message_bytes: int, duration_us: float, algbw_gbs: float) -> str:
         message_bytes: total bytes.
         duration_us: the time.
         algbw_gbs: the algorithm bandwidth.
+
+    Returns:
+        One phrase.
     """
     return f"{message_bytes} bytes in {duration_us:g} us at {algbw_gbs:g} GB/s"
