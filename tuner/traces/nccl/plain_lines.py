@@ -57,18 +57,18 @@ class PlainLines:
 @lru_cache(maxsize=64)
 def _before_each(example: bytes) -> re.Pattern[bytes] | None:
     """What stands before each line where `example` stands before one; None: nothing but spaces."""
-    body = example.rstrip(b" ")
+    body, n_after = example.strip(b" "), len(example) - len(example.rstrip(b" "))
     if not body:
         return None
     parts = [
         (_NAME if re.search(rb"[A-Za-z_]", part) else _NUMBER)
         if re.match(rb"[\w.-]", part)
         else rb" {1,99}"
-        if part.isspace() and part != b"\t"
+        if part.startswith(b" ")
         else re.escape(part)
         for part in _PARTS.findall(body)
     ]
-    return re.compile(rb"(?m)^ *%b {0,%d}" % (b"".join(parts), len(example) - len(body)))
+    return re.compile(rb"(?m)^ *%b {0,%d}" % (b"".join(parts), n_after))
 
 
 def _text(line: re.Match[bytes]) -> bytes:
