@@ -97,3 +97,24 @@ def test_what_tells_no_fabric_is_named_after_its_own_folder_and_says_so(
         _, text, _ = said(monkeypatch, capsys, path, *words)
         assert f"measurements: 1 on fabric {name}" in text
         assert ("--fabric-id" in text) == (not words), "a name that the folder gave may be replaced"
+
+
+def test_what_was_measured_is_shown_before_it_counts(tmp_path: Path, monkeypatch, capsys):
+    rows = ["collective,size_bytes,time_us,ranks,nodes", "all_reduce,1048576,30.5,16,2", "all_reduce,4194304,80,16,2"]
+    for name in ("a.csv", "same.csv"):  # a copy counts once
+        (tmp_path / name).write_text("\n".join([*rows, "all_gather,1024,9,8,1", ""]))
+    reduced = {"collective": "all_reduce", "n_ranks": 16, "n_nodes": 2, "n_measurements": 2}
+    gathered = {"collective": "all_gather", "n_ranks": 8, "n_nodes": 1, "n_measurements": 1}
+    told = json.loads(said(monkeypatch, capsys, tmp_path, "--default", "--json")[1])
+    assert told["measured"] == [
+        reduced | {"min_bytes": 1 << 20, "max_bytes": 4 << 20, "min_us": 30.5, "max_us": 80.0},
+        gathered | {"min_bytes": 1024, "max_bytes": 1024, "min_us": 9.0, "max_us": 9.0},
+    ]
+    _, text, _ = said(monkeypatch, capsys, tmp_path, "--default")
+    assert all(word in text for word in ("all_reduce", "16 ranks on 2 nodes", "1 MiB to 4 MiB", "30.5 to 80 us"))
+
+
+def test_what_the_user_can_say_is_named_beside_what_was_left_out(tmp_path: Path, monkeypatch, capsys):
+    (tmp_path / "a.csv").write_text("collective,size_bytes,time_us,ranks\nall_reduce,1048576,30.5,16\n")
+    _, text, _ = said(monkeypatch, capsys, tmp_path, "--default")
+    assert "--n-nodes" in text

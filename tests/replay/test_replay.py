@@ -337,6 +337,15 @@ def test_a_trace_of_which_nothing_can_be_judged_is_refused_with_the_remedy(tmp_p
     assert replay(timeless, ["baseline"], fabric=FABRIC).totals[0].n_judged == 10
 
 
+def test_a_plan_whose_settings_nobody_measured_is_named_and_not_the_time_that_is_there(tmp_path: Path):
+    trace, plan = tmp_path / "runs.csv", tmp_path / "plan.csv"
+    trace.write_text("collective,size_bytes,time_us,ranks,nodes\nall_reduce,1048576,30.5,16,2\n")
+    plan.write_text("allreduce,0,4294967295,tree,ll128,4,-1,-1\n")
+    with pytest.raises(TraceError, match="tree/ll128/4ch") as refused:
+        replay(trace, ["table"], plan=plan)
+    assert "--fabric" in refused.value.remedy
+
+
 def test_what_is_printed(tmp_path: Path):
     directory = write_trace(
         tmp_path,

@@ -115,13 +115,16 @@ RUN = (
     "#  Rank  1 Group  0 Pid 2 on node1 device  1 [0000:1c:00] X\n"
     "#       size         count      type   redop    root     time   algbw   busbw #wrong"
     "     time   algbw   busbw #wrong\n        1024           128     float    none      -1"
-    "    {us}    0.05    0.03       0    {us}    0.05    0.03       0\n# Out of bounds values : 0 OK\n"
+    "    {us}  {algbw}  {busbw}       0    {us}  {algbw}  {busbw}       0\n# Out of bounds values : 0 OK\n"
 )
 
 
 @pytest.mark.parametrize("in_one_file", [True, False])
 def test_runs_of_unnamed_settings_are_no_choice_of_nccls(tmp_path: Path, in_one_file: bool):
-    texts = [RUN.format(us=us) for us in ("20.25", "90.50")]
+    texts = [
+        RUN.format(us="20.25", algbw="0.0506", busbw="0.0253"),
+        RUN.format(us="90.50", algbw="0.0113", busbw="0.0057"),
+    ]
     for number, text in enumerate(["".join(texts)] if in_one_file else texts):
         (tmp_path / f"run{number}.log").write_text(text)
     with pytest.raises(TraceError, match="1,024 bytes on 2 ranks"):

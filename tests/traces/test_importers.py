@@ -101,6 +101,26 @@ def test_kineto_kernels_without_sizes_are_counted(tmp_path: Path) -> None:
     assert sum(trace.summary.unusable.values()) == 2
 
 
+def test_kineto_kernels_without_a_time_are_counted_and_a_group_beyond_its_job_is_told(tmp_path: Path) -> None:
+    arguments = {
+        "Collective name": "_allgather_base", "dtype": "BFloat16", "In msg nelems": 1000, "Out msg nelems": 8000,
+        "Group size": 8, "Process Group Name": "0",
+    }  # fmt: skip
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather", "args": arguments}
+    stamps = [(1, 30.5), (2, -5), (3, "12"), (4, None), (None, 31.0)]
+    events = [{**kernel, "ts": start, "dur": duration} for start, duration in stamps]
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 0, "world_size": 8}}))
+    trace = read_trace(path)
+    assert [one.duration_us for one in trace.observations()] == [30.5, None, None, None]
+    assert dict(trace.summary.unusable) == {LeftOut.impossible_value: 1}
+    assert not trace.summary.remarks
+    path.write_text(path.read_text().replace('"world_size": 8', '"world_size": 4'))
+    trace = read_trace(path)
+    assert len(list(trace.observations())) == 4
+    assert len(trace.summary.remarks) == 1
+
+
 def test_kineto_without_kernels_has_the_calls_without_times(tmp_path: Path) -> None:
     path = tmp_path / "cpu_only.json"
     arguments = {

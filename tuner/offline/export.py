@@ -9,12 +9,14 @@ simple; its init changes constants of NCCL's model for Blackwell; it has no phas
 
 from __future__ import annotations
 
+import bisect
 import csv
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,10 +47,13 @@ from zerotune.store.sqlite.rows.decided import decisions_that_ran, proven_decisi
 from zerotune.tuner.offline.jobs.finding import named_job
 
 NVIDIA_COLUMNS: Final = (
-    "colltype", "minbytes", "maxbytes", "algorithm", "protocol", "channels", "nNodes", "nRanks", "numPipeOps",
-    "regBuff",
+    "collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks",
+    "numPipeOps", "regBuff",
 )  # fmt: skip
+NVIDIA_RANGE: Final = frozenset(NVIDIA_COLUMNS[1:3])
 _MAX_LINE: Final = 255
+MAX_BYTES: Final = 2**62
+"""The end of a range without end: NVIDIA's plugin reads -1 as the largest number, which no row of a plan can hold."""
 NVIDIA_COLLECTIVES: Final = {
     Collective.broadcast: "broadcast",
     Collective.reduce: "reduce",
@@ -237,20 +242,38 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
 
 def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
     """Rows whose ranges do not overlap within a collective and communicator, and how many had to be cut."""
+    ordered = sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase or 0, row.min_bytes))
+    kept = first_matching(msgspec.structs.replace(row, phase=Phase.other, model_id="") for row in ordered)
+    kept.sort(key=lambda row: (row.communicator, row.collective, row.min_bytes))
+    n_conflicts = sum(
+        any(
+            (one.communicator, one.collective) == (row.communicator, row.collective)
+            and one.min_bytes <= row.max_bytes
+            and row.min_bytes <= one.max_bytes
+            and one.candidate != row.candidate
+            for one in kept
+        )
+        for row in ordered
+    )
+    return kept, n_conflicts
+
+
+def first_matching(rows: Iterable[PlanRow]) -> list[PlanRow]:
+    """Rows that overlap nowhere and say the same: of several that match a call, tables mean the first."""
     kept: list[PlanRow] = []
-    n_conflicts = 0
-    for row in sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase or 0, row.min_bytes)):
-        rivals = [one for one in kept if (one.communicator, one.collective) == (row.communicator, row.collective)]
-        overlapping = [one for one in rivals if one.min_bytes <= row.max_bytes and row.min_bytes <= one.max_bytes]
-        n_conflicts += any(one.candidate != row.candidate for one in overlapping)
-        free = [(row.min_bytes, row.max_bytes)]
-        for one in overlapping:
-            free = [part for span in free for part in _outside(span, (one.min_bytes, one.max_bytes))]
-        kept += [
-            PlanRow(row.communicator, row.collective, Phase.other, low, high, row.candidate, row.reason)
-            for low, high in free
-        ]
-    return sorted(kept, key=lambda row: (row.communicator, row.collective, row.min_bytes)), n_conflicts
+    taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}  # in order, none next to another
+    for row in rows:
+        spans = taken.setdefault((row.communicator, row.collective, row.phase), [])
+        begin = bisect.bisect_left(spans, row.min_bytes, key=lambda span: span[1])
+        end = bisect.bisect_right(spans, row.max_bytes, key=lambda span: span[0])
+        low = row.min_bytes
+        for first, last in (*spans[begin:end], (row.max_bytes + 1, row.max_bytes + 1)):
+            if low < first:
+                kept.append(msgspec.structs.replace(row, min_bytes=low, max_bytes=first - 1))
+            low = last + 1
+        within = [(row.min_bytes, row.max_bytes), *spans[begin:end]]
+        spans[begin:end] = [(min(first for first, _ in within), max(last for _, last in within))]
+    return kept
 
 
 def write_nvidia_csv(rows: Iterable[PlanRow], text: TextIO) -> None:
@@ -415,12 +438,6 @@ def _continues(before: PlanRow, row: PlanRow) -> bool:
     return same and before.candidate == row.candidate and before.max_bytes + 1 == row.min_bytes
 
 
-def _outside(span: tuple[int, int], taken: tuple[int, int]) -> list[tuple[int, int]]:
-    """What is left of `span` outside `taken`, both inclusive."""
-    parts = [(span[0], min(span[1], taken[0] - 1)), (max(span[0], taken[1] + 1), span[1])]
-    return [(low, high) for low, high in dict.fromkeys(parts) if low <= high]
-
-
 def matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorClass]) -> Sequence[CommunicatorClass]:
     """The communicators that a row is for.
 
@@ -444,12 +461,21 @@ def matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorCla
     return [one for one in communicators if n_nodes in (-1, one.n_nodes) and n_ranks in (-1, one.n_ranks)]
 
 
+def _whole(text: str, column: int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{NVIDIA_COLUMNS[column]} {text[:40]!r} is no whole number") from None
+
+
 def _plan_rows(line: str, communicators: Sequence[CommunicatorClass]) -> Iterable[PlanRow]:
     fields = [field.strip() for field in line.split(",")]
     if not 8 <= len(fields) <= 10 or len(line) > _MAX_LINE:
         raise ValueError(f"{len(fields)} fields in {len(line)} characters")
-    n_channels, n_nodes, n_ranks = (int(field) for field in fields[5:8])
-    min_bytes, max_bytes = int(fields[1]), int(fields[2])
+    if set(fields) >= NVIDIA_RANGE:
+        raise ValueError("it names columns: write # before it, and have the columns in their order")
+    min_bytes, max_bytes, n_channels, n_nodes, n_ranks = (_whole(fields[at], at) for at in (1, 2, 5, 6, 7))
+    max_bytes = MAX_BYTES if max_bytes == -1 else min(max_bytes, MAX_BYTES)
     if not 0 <= min_bytes <= max_bytes:
         raise ValueError(f"{min_bytes}..{max_bytes} bytes are no range")
     collective = catalog.parse_collective(fields[0])

@@ -27,8 +27,10 @@ from zerotune.store.plan_file import MAX_FILE_BYTES
 from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.export import (
+    MAX_BYTES,
     NVIDIA_COLLECTIVES,
     NVIDIA_COLUMNS,
+    NVIDIA_RANGE,
     learned_plan,
     matching,
     without_phases,
@@ -39,7 +41,6 @@ NCCLX_COLUMNS: Final = (
     "collective", "bytesPerRank", "algorithm", "protocol", "channels", "nNodes", "nLocalRanks", "numPipeOps", "regBuff",
     "chunkSize",
 )  # fmt: skip
-MAX_BYTES: Final = 2**62
 
 
 def write_table(to: str, rows: Sequence[PlanRow], out: Path) -> list[str]:
@@ -210,7 +211,8 @@ def is_ncclx(begin: bytes) -> bool:
     for line in begin.decode("utf-8", "replace").splitlines():
         if line.strip() and not line.startswith("#"):
             fields = _fields(line)
-            return len(fields) >= 7 and re.fullmatch(r"[a-z_]+", fields[2]) is not None
+            is_named = len(fields) >= 7 and re.fullmatch(r"[a-z_]+", fields[2]) is not None
+            return is_named and not set(fields) >= NVIDIA_RANGE
     return False
 
 

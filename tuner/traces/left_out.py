@@ -14,6 +14,7 @@ class LeftOut(Enum):
     cpu_time = "times of the CPU (-C), not of the collective"
     impossible_time = "row with an impossible time"
     row_without_time = "rows without a time"
+    contradicting_time = "rows whose time is not their size by their bandwidth (is it in another unit?)"
     decision = "records of decisions, whose collectives have timed records of their own"
     bytes_unknown = "bytes unknown"
     bytes_or_ranks_unknown = "bytes or ranks unknown"

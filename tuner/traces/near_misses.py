@@ -30,6 +30,8 @@ _OTHER_UNIT: Final = re.compile(
 _ROW: Final = re.compile(
     rb"(?m)^ *\d+ +\d+ +(?:b?float\w*|half|double|u?int\w*|fp8\w*|f8\w*) +(?:[a-z]+ +)?-?\d[-\d. ]*$"
 )
+_LEAST_LETTERS: Final = 4
+"""Of a name that is short for another."""
 _SHOWN: Final = 80
 
 
@@ -61,7 +63,14 @@ def wrong_with(line: str, number: int) -> Refusal | None:
             f"gives its {unit[1]} in {unit[2]} (line {number}: {_cut(line)!r})",
             "give sizes in bytes and times in microseconds, as size_bytes and time_us",
         )
-    missing = _missing_column(header_cells(line))
+    cells = header_cells(line)
+    missing = _missing_column(cells)
+    short = [cell for cell in cells if missing is not None and len(cell) >= _LEAST_LETTERS and missing.startswith(cell)]
+    if short:
+        return Refusal(
+            f"has the column {short[0]}, but not {missing} (line {number}: {_cut(line)!r})",
+            f"rename it if it holds the same; docs/reference/traces.md says what {missing} holds",
+        )
     if missing is not None:
         return Refusal(
             f"lacks the column {missing} (line {number}: {_cut(line)!r})",

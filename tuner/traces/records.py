@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from zerotune.store.records import Algorithm, Collective, Observation, Phase, Protocol, TimingSource
 from zerotune.store.wire import FLAG_TIMED, OBSERVATION_FIELDS
+from zerotune.tuner.traces.extents import Extent
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.rank_count import RankCount, agreed
 
@@ -178,6 +179,8 @@ class Summary:
     """The columns of a table, as it names them; empty: no table."""
     fabrics: list[str] = field(default_factory=list)
     """The fabric ids under which its measurements are recorded."""
+    extents: list[Extent] = field(default_factory=list)
+    """What its measurements are of."""
     is_named_after_folder: bool = False
     """Whether some fabric ids are only the folder's name."""
 

@@ -27,6 +27,24 @@ _NVIDIA_RULE: Final = re.compile(
 _OTHER_PACKERS: Final = (b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"7z\xbc\xaf\x27\x1c")
 _RULE_HEADERS: Final = (b"coll,nnodes,nranks,upto_bytes,", b"colltype,bytesperrank,")
 _SWEEP: Final = (b'"n_cells"', b'"n_places"', b'"n_visited"')
+_NSIGHT: Final = Refusal(
+    "is Nsight's summary of kernels or ranges: it does not say how many bytes were sent, nor among how many ranks",
+    "log with `zerotune launch --log-trace`, PyTorch's Flight Recorder or its profiler",
+)
+_OTHERS: Final = {
+    b"time(%),totaltime(ns),": _NSIGHT,
+    b",rank,comp_comm_overlap_pctg": Refusal(
+        "is HTA's table of overlap: shares of time, no collectives",
+        "import the profiler's traces that it was made from",
+    ),
+    b"#osumpi": Refusal(
+        "is an OSU benchmark of MPI, whose times are not NCCL's", "measure with nccl-tests, whose output is imported"
+    ),
+    b"#bytes#iterations": Refusal(
+        "is perftest's table of one link: no collectives", "measure with nccl-tests, whose output is imported"
+    ),
+}
+"""How the first line of a table begins, without spaces and in lower case."""
 _DEEPSPEED: Final = (b"| comm op: ", b"Comm. Op ")
 
 
@@ -54,6 +72,9 @@ def refusal(begin: bytes) -> Refusal | None:
             "take them elsewhere with `zerotune export samples.csv --to measurements`",
         )
     first_line = begin.lstrip().split(b"\n", 1)[0].replace(b" ", b"").lower()
+    other = next((why for mark, why in _OTHERS.items() if first_line.startswith(mark)), None)
+    if other is not None:
+        return other
     if first_line.startswith(_RULE_HEADERS) or _NVIDIA_RULE.search(begin[:4096]):
         return _RULES
     if b"collectivename," in first_line and b"inmsgnelems" in first_line and b"comm_latency" not in first_line:

@@ -178,6 +178,30 @@ def test_times_in_another_unit_are_refused_with_the_right_one(tmp_path: Path, mo
     assert (code, "time_us" in err) == (2, True)
 
 
+def test_a_column_under_a_shorter_name_is_to_be_renamed(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("collective,size_bytes,latency_us,ranks,nodes,algo,proto\nall_reduce,4096,20,8,1,ring,ll\n")
+    with pytest.raises(TraceError, match=r"\balgo\b") as refused:
+        read_trace(path)
+    assert refused.value.remedy.startswith("rename")
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        ("Nsight", "Time (%),Total Time (ns),Instances,Avg (ns),Name\n45.0,12,1,12.0,ncclDevKernel_AllReduce_Sum\n"),
+        ("HTA", ",rank,comp_comm_overlap_pctg\n0,0,45.2\n"),
+        ("OSU", "# OSU MPI-CUDA Allreduce Latency Test v7.3\n# Size       Avg Latency(us)\n4    10.2\n"),
+        ("perftest", " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]\n 65536  5000  392.0  391.9\n"),
+    ],
+)
+def test_other_tools_tables_are_refused_by_name(tmp_path: Path, tool: str, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=tool):
+        read_trace(path)
+
+
 def test_a_table_with_other_columns_names_them(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "summary.csv"
     path.write_text("what,how much,algbw,busbw,seconds\nall_reduce,4K,0.1,0.2,0.5\n")

@@ -56,11 +56,13 @@ COLUMNS = (
     "#       size         count      type   redop    root     time   algbw   busbw #wrong"
     "     time   algbw   busbw #wrong\n"
 )
-ROW = "{:>12}  {:>12}     float     sum      -1 {us:8.2f}    0.05    0.03       0 {us:8.2f}    0.05    0.03       0\n"
+SIDE = "{us:8.2f} {gbs:7.2f} {gbs:7.2f}       0"
+ROW = "{:>12}  {:>12}     float     sum      -1 " + SIDE + " " + SIDE + "\n"
 
 
 def log(path: Path, per_mib_us: float, *, environment: str = "", collective: str = "all_reduce") -> Path:
-    rows = "".join(ROW.format(size, size // 4, us=20 + per_mib_us * size / 2**20) for size in SIZES)
+    times_us = [(size, 20 + per_mib_us * size / 2**20) for size in SIZES]
+    rows = "".join(ROW.format(size, size // 4, us=us, gbs=size / us / 1e3) for size, us in times_us)
     path.write_text(HEADER.format(collective) + environment + COLUMNS + rows + "# Out of bounds values : 0 OK\n")
     return path
 

@@ -162,11 +162,16 @@ def test_old_nccl_tests_have_no_root_and_name_no_collective(tmp_path: Path):
 
 
 def test_rows_read_in_one_go_are_those_read_line_by_line(tmp_path: Path):
-    row = "{:12d} {:12d}     float    none      -1  {}.25    1.00    0.75       0    23.50    1.00    0.75     N/A\n"
+    side = "  {:.2f}    {:.6f}    {:.6f}"
+    row = "{:12d} {:12d}     float    none      -1" + side + "       0" + side + "     N/A\n"
     header = (
         "# nThread 1\n# Collective test starting: all_gather_perf\n#  Rank  0 Group  0 Pid 1 on node device  0 [0] H\n"
     )
-    rows = "".join(row.format(1024 * at, 16, 20 + at) for at in range(1, 200))
+    times_us = [(1024 * at, (20.25 + at, 23.5)) for at in range(1, 200)]
+    rows = "".join(
+        row.format(size, 16, *(number for us in both for number in (us, size / us / 1e3, 0.75 * size / us / 1e3)))
+        for size, both in times_us
+    )
     fast, slow = tmp_path / "fast.txt", tmp_path / "slow.txt"
     fast.write_text(header + rows)
     slow.write_text(header + rows.replace("\n", " trailing words\n"))  # no whole row: the slow way

@@ -12,16 +12,15 @@ from typing import Any, Final
 
 from zerotune.agent.nccl.catalog import parse_algorithm, parse_protocol
 from zerotune.store.errors import TraceAccessError, TraceError, UserError
-from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from zerotune.store.records import Candidate, Collective, CommunicatorClass
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import candidate_of
 from zerotune.store.sqlite.rows.runnable import runnable_cells
 from zerotune.store.trace_format import TRACE_SUFFIX
-from zerotune.tuner.offline.importing.messages import OWN_FORMAT, left_out
+from zerotune.tuner.offline.importing.messages import OWN_FORMAT, REMEDIES, left_out
 from zerotune.tuner.offline.importing.reading import Owner, Reading
 from zerotune.tuner.traces import Trace, read_trace
 from zerotune.tuner.traces.formats import by_name
-from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.measuring import UserFacts
 from zerotune.tuner.traces.records import Block, Summary
 
@@ -218,25 +217,11 @@ def _refuse_nothing(path: Path, trace: Trace, n_rows: int, *, dry_run: bool) -> 
     if summary.columns_found and not summary.n_records:
         what += f" (its columns: {summary.columns_found[:200]})"
     remedy = "docs/reference/traces.md says what each format must hold"
-    for reason, remedy_for in _REMEDIES.items():
+    for reason, remedy_for in REMEDIES.items():
         if reason in summary.unusable:
             remedy = remedy_for
     faults = "".join(f"; {fault}" for fault in summary.faults[:3])
     raise UserError(f"{path} was read as {trace.title}: {what}{f': {reasons}' if reasons else ''}{faults}", remedy)
-
-
-_REMEDIES: Final = {
-    LeftOut.unknown_name: "mend it: numbers without units, algorithms of"
-    f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
-    LeftOut.collective_unknown: "say with --collective what was run",
-    LeftOut.no_duration: "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV"
-    " (docs/reference/traces.md)",
-    LeftOut.impossible_time: "give each row its time in microseconds (docs/reference/traces.md)",
-    LeftOut.nodes_unknown: "say with --n-nodes on how many nodes it ran",
-    LeftOut.ranks_unknown: "say with --n-ranks how many ranks ran, or give the table a column `ranks`",
-    LeftOut.cannot_run: "mend the columns that say what ran, or measure what NCCL has (docs/reference/traces.md)",
-    LeftOut.setting_unknown: "say with --default or --setting what ran",
-}
 
 
 def _opened(path: Path, format_name: str | None, collective: Collective | None) -> Trace:

@@ -9,10 +9,27 @@ from typing import Final
 from rich.console import Console
 
 from zerotune.store.counted import counted
+from zerotune.store.records import Algorithm, CommunicatorClass, Protocol
+from zerotune.tuner.offline.size_ranges import size_text
 from zerotune.tuner.traces import Trace
+from zerotune.tuner.traces.extents import Extent
 from zerotune.tuner.traces.left_out import LeftOut
 
 OWN_FORMAT: Final = "zerotune"
+_MOST_SHOWN: Final = 12
+REMEDIES: Final = {
+    LeftOut.unknown_name: "mend it: numbers without units, algorithms of"
+    f" {', '.join(Algorithm.__members__)}, protocols of {', '.join(Protocol.__members__)}",
+    LeftOut.collective_unknown: "say with --collective what was run",
+    LeftOut.no_duration: "a table needs a column of times, `latency_us` in NVIDIA's tuner CSV"
+    " (docs/reference/traces.md)",
+    LeftOut.impossible_time: "give each row its time in microseconds (docs/reference/traces.md)",
+    LeftOut.nodes_unknown: "say with --n-nodes on how many nodes it ran",
+    LeftOut.ranks_unknown: "say with --n-ranks how many ranks ran, or give the table a column `ranks`",
+    LeftOut.cannot_run: "mend the columns that say what ran, or measure what NCCL has (docs/reference/traces.md)",
+    LeftOut.setting_unknown: "say with --default or --setting what ran",
+}
+"""What a user can do about a reason."""
 
 
 def left_out(trace: Trace) -> dict[LeftOut, int]:
@@ -49,6 +66,7 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
         "n_settings": summary.n_settings,
         "n_joined": summary.n_joined,
         "n_measurements": n_rows,
+        "measured": [extent._asdict() for extent in summary.extents],
         "recorded": not dry_run,
         "fabrics": summary.fabrics,
         "left_out": {reason.name: count for reason, count in left_out(trace).items()},
@@ -81,12 +99,25 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
     if summary.is_named_after_folder:
         where += ", named after the folder (--fabric-id says another name)"
     console.print(f"{'usable' if dry_run else 'recorded'} as measurements: {n_rows:,}{where}")
+    for extent in summary.extents[:_MOST_SHOWN]:
+        console.print(f"  {_words(extent)}", highlight=False)
+    if len(summary.extents) > _MOST_SHOWN:
+        console.print(f"  and {len(summary.extents) - _MOST_SHOWN:,} more (--json tells all)")
     for reason, count in left_out(trace).items():
         # Nothing is missed for want of a decision's record, and half of all would look as if it were.
         console.print(
             f"  beside them: {count:,} {reason.value}"
             if reason is LeftOut.decision
             else f"  left out: {count:,} ({summary.with_examples(reason)})"
+            + (f"; {REMEDIES[reason]}" if reason in REMEDIES else "")
         )
     for note in summary.notes:
         console.print(f"  note: {note}")
+
+
+def _words(extent: Extent) -> str:
+    place = CommunicatorClass(extent.n_ranks, extent.n_nodes)
+    sizes = size_text(extent.min_bytes), size_text(extent.max_bytes)
+    times = f"{extent.min_us:.5g}", f"{extent.max_us:.5g}"
+    size, time = (" to ".join(dict.fromkeys(both)) for both in (sizes, times))
+    return f"{extent.n_measurements:,} of {extent.collective} on {place}: {size} in {time} us"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.traces import Trace
+from zerotune.tuner.traces.extents import Extent, extents, together
 from zerotune.tuner.traces.measuring import Portion, UserFacts
 
 Owner = tuple[str, str]
@@ -36,14 +37,18 @@ class Reading:
         self._default_fabric, self._is_named_after_folder = fabric_id or folder_name(path), fabric_id is None
         self._n_rows: Counter[_Place] = Counter()
         self._first: dict[_Place, Portion] = {}
+        of_files: dict[Path | None, list[Extent]] = {}
         for portion in trace.portions(user_facts):
             place = portion.path, portion.job_id, portion.fabric_id
             self._n_rows[place] += len(portion.rows)
             self._first.setdefault(place, replace(portion, rows=portion.rows[:0]))
+            of_files[portion.path] = together([*of_files.get(portion.path, ()), *extents(portion.rows)])
         self._contents = trace.contents
         self._copies = self._find_copies()
         for place in [one for one in self._n_rows if one[0] in self._copies]:
             del self._n_rows[place]
+        used = (parts for file, parts in of_files.items() if file not in self._copies)
+        trace.summary.extents = together(one for parts in used for one in parts)
         self._fabrics: dict[Path | None, str] = {}
         """Fabric of files that name none and were imported earlier, when their folder had another name."""
         self._find_owners()

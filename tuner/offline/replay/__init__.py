@@ -104,7 +104,8 @@ def replay(
         unknown=why_unknown(store_path, trace) if table.fabric_id else "The trace does not name its fabric",
     )
     if not any(total.n_judged for total in result.totals) and result.steps is None and result.what_if is None:
-        raise nothing_judged(read_trace(trace, format_name), table)
+        settings = {verdict.setting for verdict in result.verdicts if verdict.baseline_us is not None}
+        raise nothing_judged(read_trace(trace, format_name), table, settings)
     return result
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Final
+
 import numpy as np
 
 from zerotune.store.counted import counted
@@ -9,13 +12,16 @@ from zerotune.store.errors import TraceError
 from zerotune.tuner.offline.replay.table import CollectiveTable
 from zerotune.tuner.traces import Trace
 
+_MOST_NAMED: Final = 3
 
-def nothing_judged(trace: Trace, table: CollectiveTable) -> TraceError:
+
+def nothing_judged(trace: Trace, table: CollectiveTable, settings: Collection[str]) -> TraceError:
     """What was found in a trace, and what was wanted.
 
     Args:
         trace: the file or files.
-        table: what they hold; nothing of it has a time of NCCL's own choice, measured or predicted.
+        table: what they hold; nothing of it has a cost under the policies, measured or predicted.
+        settings: what the policies would run where NCCL's own choice has a cost; empty: it has none anywhere.
 
     Returns:
         The error to raise.
@@ -31,6 +37,9 @@ def nothing_judged(trace: Trace, table: CollectiveTable) -> TraceError:
         remedy = "docs/reference/traces.md says what each format must hold"
         return TraceError(f"{begin}: it has no {trace.record} to judge{why}", remedy)
     lacks = "a time of NCCL's own choice" if np.isfinite(table.duration_us).any() else "a time"
+    if settings:
+        more = ", ..." if len(settings) > _MOST_NAMED else ""
+        lacks = f"a time of what a policy would run ({', '.join(sorted(settings)[:_MOST_NAMED])}{more})"
     whole = f"{begin}: none of its {counted(len(table.rows), 'collective')} has {lacks}{fault}"
     if table.fabric.get("emulated"):
         return TraceError(f"{whole}, and its fabric predicts none", "replay a trace with times, or give --store")

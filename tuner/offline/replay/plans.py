@@ -14,7 +14,7 @@ from zerotune.store.errors import PlanError, UserError, reason
 from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.plan_file import MAX_FILE_BYTES, read_plan
 from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
-from zerotune.tuner.offline.export import read_nvidia_csv
+from zerotune.tuner.offline.export import first_matching, read_nvidia_csv
 from zerotune.tuner.offline.tuner_tables import is_ncclx, read_ncclx
 
 _SCITIX_COLUMNS: Final = ("coll", "nnodes", "nranks", "upto_bytes", "algo", "proto")
@@ -28,7 +28,7 @@ def plan_rows(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> li
         communicators: those of the job, which rows for any number of nodes or ranks become rows of.
 
     Returns:
-        The rows, in the file's order.
+        The rows, in the file's order; of rows in a table that overlap, the later ones are cut.
 
     Raises:
         PlanError: the file cannot be read, or a row means nothing.
@@ -43,7 +43,7 @@ def plan_rows(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> li
         rows = list(_scitix(path) if is_scitix else read_nvidia_csv(path, communicators))
     if not rows:
         raise PlanError(f"{path} has no row to follow", "name a plan file, or another tuner's table")
-    return [msgspec.structs.replace(row, phase=phase) for row in rows for phase in Phase]
+    return [msgspec.structs.replace(row, phase=phase) for row in first_matching(rows) for phase in Phase]
 
 
 def _begin(path: Path) -> bytes:

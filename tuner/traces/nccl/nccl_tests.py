@@ -17,13 +17,17 @@ from typing import Final
 import numpy as np
 
 from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
-from zerotune.store.errors import UserError
+from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import BASELINE, Candidate, Collective, Observation, TimingSource
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.columns import Fields, Floats, Integers
+from zerotune.tuner.traces.csv_rows import value_in
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.nccl.bandwidth import contradict, shown
+from zerotune.tuner.traces.nccl.forced_setting import forced_setting
 from zerotune.tuner.traces.nccl.nccl_tables import TableReader
+from zerotune.tuner.traces.nccl.plain_lines import PlainLines
 from zerotune.tuner.traces.rank_count import MOST_RATIOS, RunRanks
 from zerotune.tuner.traces.records import (
     BLOCK_ROWS,
@@ -41,27 +45,25 @@ from zerotune.tuner.traces.records import (
 )
 
 _NUMBER: Final = rb"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
-_TAG: Final = (
-    rb"(?m)^(?:\[[^\]\n]{1,99}\](?:<std(?:out|err)>)?:? ?| *\d+: |[\w.-]{1,64}: |[\w.-]{1,64} +\| "
-    rb"|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? )"
-)
-"""What mpirun, srun, kubectl, pdsh and Docker put before every line: a rank, a time, a node's or a service's name."""
-_TAGS: Final = re.compile(_TAG)
-_TAGGED: Final = re.compile(_TAG + rb"#")
-_TAG_INSIDE: Final = re.compile(rb"\[(?:[\w.-]+@)?\d+,\d+\]<std(?:out|err)>:? ?")
-"""mpirun tags what is written at once: nccl-tests writes a row in parts, and a full buffer ends within a number."""
 _TABLE: Final = re.compile(rb"(?m)(?:^[ \t]+\d+[ \t]+\d+[ \t]+[a-z][^\n]*\n)+")
 _KINDS: Final = re.compile(rb"([a-z_]\w*)(?: +([a-z]\w*))? +-?\d+")
 _KINDS_WITHOUT_ROOT: Final = re.compile(rb"([a-z_]\w*)(?: +([a-z]\w*))?")
 MAX_DEVIATION: Final = 1e-3
 _ROW_BEGUN: Final = re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)\s+(?:[a-z]\w*\s+)?-1")
 _ROW_KIND: Final = re.compile(rb"^\s*\d+\s+\d+\s+([a-z]\w*)(?:\s|$)")
-_BODY: Final = re.compile(rb"^\s+(%b)\s+(%b)\s+(%b)\s+(\d+|N/A)" % (3 * (_NUMBER,)))
+_BODY: Final = re.compile(rb"\s+(%b)\s+(%b)\s+(%b)\s+(\d+|N/A)" % (3 * (_NUMBER,)))
 _SELECTED: Final = re.compile(rb"Bytes ?-> Algo (\w+) +proto (\w+) +channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\}")
 _RANK: Final = re.compile(rb"^\W*Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _RUN: Final = re.compile(rb"^\W*(?:nThread \d|nccl-tests version)")
 _STARTING: Final = re.compile(rb"^\W*Collective test starting: (\w+)")
 _CONCLUDED: Final = b"Collective test concluded"
+_OTHER_UNIT: Final = re.compile(rb"\(B\).*?\((m?sec|[mn]?s)\)")
+_NOT_MEASURED: Final = re.compile(rb"N/A\b|# |.*NCCL INFO")
+"""What follows in a row of which one side alone was measured, or which NCCL's own lines interrupt."""
+_COUNT_AND_KIND: Final = re.compile(rb"(?<!\S)\d\S*\s+([a-z]\w*)(?:\s|$)")
+_FEWEST_NUMBERS: Final = 5
+"""Size, count, time and two bandwidths: what each row has."""
+_MARKDOWN: Final = bytes.maketrans(b"|*", b"  ")
 _HEADER_WORDS: Final = (b"Rank", b"nThread", b"nccl-tests version", b"Collective test", b"algbw")
 """One of them is in each line of a header; where a log was pasted into a text, the # before it may be gone."""
 _PROGRAM: Final = re.compile(rb"(?<![\w.-])([a-zA-Z]\w{0,40}?_perf)\w{0,40}(?![\w/-]|\.\w)")
@@ -79,7 +81,7 @@ def _row(has_root: bool, n_extra: int) -> re.Pattern[bytes]:
     """
     body = rb"\s+(%b)\s+(%b)\s+(%b)\s+(\S+)" % (3 * (_NUMBER,)) + rb"(?:\s+\S+){%d}" % n_extra
     root = rb"(?:\s+-?\d+)?" if has_root else b""
-    return re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)(?:\s+([a-z]\w*))?%b%b(?:%b)?" % (root, body, body))
+    return re.compile(rb"^\s*(\d+)\s+\d+\s+([a-z_]\w*)(?:\s+([a-z]\w*))?%b%b(?:%b)?\s*(.*)" % (root, body, body))
 
 
 def matches(begin: bytes) -> bool:
@@ -106,6 +108,8 @@ class _Run(RunRanks):
     is_other: bool = False
     """Whether its last line names another collective than the one that its rows were taken for."""
     in_header: bool = True
+    in_table: bool = False
+    """Whether its last heading came before this line, and the end of the table did not."""
     nccl_algo: str = ""
     """What NCCL says NCCL_ALGO was set to."""
     nccl_proto: str = ""
@@ -184,15 +188,13 @@ class _Reader:
     summary: Summary
     counters: SequenceNumbers = field(default_factory=SequenceNumbers)
     n_runs: int = 0
-    is_tagged: bool = False
+    plain: PlainLines = field(default_factory=PlainLines)
     held: list[Block] = field(default_factory=list)
     """Records of the present run: how many ranks it has shows at its end, unless it is a long one."""
 
     def blocks(self, chunk: bytes) -> Iterator[Block]:
         """The records that can be given out after a piece of the file; consecutive rows are read as one table."""
-        self.is_tagged = self.is_tagged or (b"#" in chunk and _TAGGED.search(chunk) is not None)
-        if self.is_tagged:
-            chunk = _TAG_INSIDE.sub(b"", _TAGS.sub(b"", chunk))
+        chunk = self.plain.of(chunk)
         if b"NCCL INFO" in chunk:
             yield from self._line_by_line(chunk)
             return
@@ -271,6 +273,9 @@ class _Reader:
         durations_us = np.stack((first_us, second_us), 1).ravel()
         if sizes.min() < 1 or sizes.max() > MAX_BYTES or durations_us.min() <= 0:
             return None
+        bandwidths = [[_numbers(fields, full[side + offset]) for offset in (1, 2)] for side in sides]
+        if contradict(np.repeat(sizes, 2), durations_us, np.stack([one[0] for one in bandwidths], 1).ravel()).any():
+            return None
         self.run.in_header = False
         datatypes = [datatype_index(one[1].decode()) for one in found if one is not None]
         block = empty_block(len(durations_us))
@@ -283,8 +288,7 @@ class _Reader:
         if setting.algorithm is not None:
             block["algorithm"], block["n_channels"] = setting.algorithm, n_channels
             block["protocol"] = UNKNOWN_U1 if setting.protocol is None else setting.protocol
-        for side in sides:
-            algbw, busbw = (_numbers(fields, full[side + offset]) for offset in (1, 2))
+        for algbw, busbw in bandwidths:
             best = np.lexsort((busbw, algbw))[-MOST_RATIOS:]
             self.run.saw(zip(algbw[best].tolist(), busbw[best].tolist(), strict=True))
         block["sequence"] = self.counters.take(self.n_runs, collective, len(block)) + np.arange(len(block))
@@ -293,6 +297,8 @@ class _Reader:
     def _line(self, line: bytes) -> Iterator[Observation]:
         run = self.run
         row = _row(run.has_root, run.n_extra).match(line)
+        if row is None and run.in_table and (b"|" in line or b"**" in line):
+            row = _row(run.has_root, run.n_extra).match(line.translate(_MARKDOWN))
         if row is not None:
             run.in_header = False
             if not fits(run.collective, row[3]):
@@ -300,13 +306,14 @@ class _Reader:
                 return
             bodies = (row.groups()[3:7], row.groups()[7:11])
             yield from self._records(int(row[1][:18]), row[2], bodies)
+            if row[8] is None and row[12] and not _NOT_MEASURED.match(row[12]):
+                self._skip(LeftOut.damaged_row, line)
             return
-        begun = _ROW_KIND.match(line) if b"NCCL INFO" not in line else None
-        if begun is not None and datatype_index(begun[1].decode()) is not None:
-            self.summary.skip(LeftOut.damaged_row)
+        if run.split is not None and (parts := _bodies(line)):
+            yield from self._records(run.split.message_bytes, run.split.datatype, parts)
             return
-        if run.split is not None and (split := _body(line)) is not None:
-            yield from self._records(run.split.message_bytes, run.split.datatype, (split,))
+        if _is_damaged(line, in_table=run.in_table):
+            self._skip(LeftOut.damaged_row, line)
             return
         if b"NCCL INFO" in line:
             _interleaved(line, run)
@@ -316,12 +323,21 @@ class _Reader:
         elif programs:
             run.names(*programs)
         if b"algbw" in line and b"busbw" in line:
-            self.summary.columns_found = " ".join(line[:1000].decode("utf-8", "replace").strip("# \r").split())
+            self.summary.columns_found = _words(line)
         if line.startswith(b"#") or any(word in line for word in _HEADER_WORDS):
+            unit = _OTHER_UNIT.search(line) if run.in_table else None
+            if unit is not None:
+                raise TraceError(
+                    f"{self.file_name} gives its times in {unit[1].decode()} ({_words(line)})",
+                    "give them in microseconds, as nccl-tests prints them",
+                )
             _header_line(line, run, self.summary)
         elif b"set by environment" in line and (forced := _FORCED.search(line)) is not None:
             value = forced[2].decode("utf-8", "replace").rstrip(".")
             run.nccl_algo, run.nccl_proto = (value, run.nccl_proto) if forced[1] == b"ALGO" else (run.nccl_algo, value)
+
+    def _skip(self, reason: LeftOut, line: bytes) -> None:
+        self.summary.skip(reason, 1, f"{value_in('row', _words(line))} in {self.file_name}")
 
     def _records(
         self, message_bytes: int, datatype: bytes, bodies: Iterable[Sequence[bytes | None]]
@@ -343,6 +359,10 @@ class _Reader:
                 continue
             if not 0 < duration_us < 1e12:
                 self.summary.skip(LeftOut.row_without_time)
+                continue
+            if algbw is not None and contradict(message_bytes, duration_us, float(algbw)):
+                row = shown(message_bytes, duration_us, float(algbw))
+                self.summary.skip(LeftOut.contradicting_time, 1, f"{row} in {self.file_name}")
                 continue
             if algbw is not None and busbw is not None:
                 run.saw([(float(algbw), float(busbw))])
@@ -376,6 +396,10 @@ def _is_all(fields: Fields, column: Integers, pattern: bytes) -> bool:
     return numbers is not None or (texts is not None and all(re.fullmatch(pattern, text) for text in texts[1]))
 
 
+def _words(line: bytes) -> str:
+    return " ".join(line[:1000].decode("utf-8", "replace").strip("# ").split())
+
+
 def _programs(line: bytes) -> list[bytes]:
     return _PROGRAM.findall(line) if b"_perf" in line and b"NCCL INFO" not in line else []
 
@@ -394,6 +418,7 @@ def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
     if rank is not None:
         run.ranks[int(rank[1])] = int(rank[2] or 0), rank[3].decode("utf-8", "replace")
     if _is_heading(line):
+        run.in_table = True
         run.has_root = b" root " in line
         names = line.split()
         times = [place for place, name in enumerate(names) if name in (b"time", b"cputime")]
@@ -406,7 +431,7 @@ def _header_line(line: bytes, run: _Run, summary: Summary) -> None:
     if starting is not None:
         run.names(starting[1])
     if line.startswith(b"# Out of bounds"):
-        run.in_header, run.split = False, None
+        run.in_header, run.in_table, run.split = False, False, None
 
 
 def _interleaved(line: bytes, run: _Run) -> None:
@@ -419,51 +444,29 @@ def _interleaved(line: bytes, run: _Run) -> None:
         run.split.settings.add((selected[1], selected[2], int(selected[4]) - int(selected[3]) + 1))
 
 
-def _body(line: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
-    """Time, bandwidths and wrong results of an interrupted row's next part; what follows in the same line is NCCL's."""
-    found = _BODY.match(line)
-    if found is None:
-        return None
-    glued = b"NCCL INFO" in line
-    return found[1], found[2], found[3], b"0" if glued and found[4].startswith(b"0") else found[4]
+def _bodies(line: bytes) -> list[tuple[bytes, ...]]:
+    """Times, bandwidths and wrong results of an interrupted row's next part; what follows in the line is NCCL's."""
+    bodies: list[tuple[bytes, ...]] = []
+    at = 0
+    while (found := _BODY.match(line, at)) is not None:
+        wrong = b"0" if b"NCCL INFO" in line and found[4].startswith(b"0") else found[4]
+        bodies.append((found[1], found[2], found[3], wrong))
+        at = found.end()
+    return bodies
 
 
-@lru_cache(maxsize=64)
-def forced_setting(nccl_algo: str, nccl_proto: str, collective: Collective | None) -> Candidate:
-    """What the environment forced, as far as it names one thing only: an algorithm, then perhaps a protocol.
-
-    Args:
-        nccl_algo: NCCL_ALGO, "" where it was not set.
-        nccl_proto: NCCL_PROTO, likewise.
-        collective: what ran; since NCCL 2.24 the variables may differ by collective ("ring;allreduce:tree").
-
-    Returns:
-        The setting; the baseline where no algorithm is known.
-    """
-    algorithm = _for_collective(nccl_algo, collective)
-    if not algorithm:
-        return BASELINE
-    protocol = _for_collective(nccl_proto, collective)
-    try:
-        named = parse_algorithm(algorithm)
-    except UserError:
-        return BASELINE
-    try:
-        return Candidate(named, parse_protocol(protocol) if protocol else None)
-    except UserError:
-        return Candidate(named)
-
-
-def _for_collective(value: str, collective: Collective | None) -> str:
-    """The part of a list by collective that holds for this one; "" without any."""
-    found = ""
-    for part in value.split(";"):
-        name, has_name, rest = part.rpartition(":")
-        if not has_name:
-            found = rest
-        elif collective is not None and find_collective(name) is collective:
-            return rest
-    return found.strip()
+def _is_damaged(line: bytes, *, in_table: bool) -> bool:
+    """Whether a line that is no row was one: it begins like a row, or stands in a table and has a row's middle."""
+    if b"NCCL INFO" in line or line.startswith(b"#"):
+        return False
+    begun = _ROW_KIND.match(line)
+    if not in_table or begun is not None:
+        return begun is not None and datatype_index(begun[1].decode()) is not None
+    counted = _COUNT_AND_KIND.search(line.translate(_MARKDOWN))
+    words = line.split()
+    n_numbers = sum(word[:1].isdigit() for word in words)
+    is_kind = counted is not None and datatype_index(counted[1].decode()) is not None
+    return is_kind or (n_numbers >= _FEWEST_NUMBERS and 2 * n_numbers > len(words))
 
 
 def is_right(text: str | bytes | None) -> bool:

@@ -9,14 +9,16 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, forced_setting, with_ranks
+from zerotune.tuner.traces.nccl.bandwidth import contradict, shown
+from zerotune.tuner.traces.nccl.forced_setting import forced_setting
+from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, with_ranks
 from zerotune.tuner.traces.rank_count import MAX_RANKS, RunRanks
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
@@ -124,7 +126,11 @@ def _observations(
             if isinstance(body, Mapping) and body.get("nwrong") not in (None, "N/A") and body["nwrong"] != 0:
                 summary.skip(LeftOut.wrong_result)
                 continue
-            run.saw(_bandwidths(body))
+            bandwidths, mean_us = list(_bandwidths(body)), body.get("time") if isinstance(body, Mapping) else None
+            if bandwidths and _is_time(mean_us) and contradict(message_bytes, mean_us, bandwidths[0][0]):
+                summary.skip(LeftOut.contradicting_time, 1, shown(message_bytes, mean_us, bandwidths[0][0]))
+                continue
+            run.saw(bandwidths)
             for duration_us in _times(body, result.get(iterations_key), summary):
                 yield Observation(
                     sequence=counters.next(0, collective),
@@ -144,10 +150,14 @@ def _times(body: Any, iterations: Any, summary: Summary) -> Iterator[float]:
     if not isinstance(times, list) or not times:
         times = [body.get("time")] if isinstance(body, Mapping) else []
     for time_us in times:
-        if isinstance(time_us, int | float) and 0 < time_us < 1e12:
+        if _is_time(time_us):
             yield float(time_us)
         else:
             summary.skip(LeftOut.row_without_time)
+
+
+def _is_time(time_us: Any) -> TypeGuard[float]:
+    return isinstance(time_us, int | float) and 0 < time_us < 1e12
 
 
 def _bandwidths(body: Any) -> Iterator[tuple[float, float]]:

@@ -16,6 +16,7 @@ from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.nccl.bandwidth import contradict, shown
 from zerotune.tuner.traces.nccl.nccl_tests import fits, is_right, named_in
 from zerotune.tuner.traces.rank_count import MAX_RANKS, Implied, implied_ranks, rank_count
 from zerotune.tuner.traces.records import (
@@ -192,6 +193,8 @@ def _rows_of(
             summary.skip(LeftOut.wrong_result)
         elif not duration_us:
             summary.skip(LeftOut.row_without_time, 1, f"{value_in('time', time)} {where}")
+        elif algbw and contradict(message_bytes, duration_us, algbw):
+            summary.skip(LeftOut.contradicting_time, 1, f"{shown(message_bytes, duration_us, algbw)} {where}")
         else:
             datatype = None if index is None else cells["dtype"]
             yield _Row(collective, message_bytes, n_ranks, n_nodes, datatype, duration_us, algbw, busbw)

@@ -94,6 +94,7 @@ class _Events:
     """What is kept of a trace: its collectives, and where each launch happened."""
 
     rank: int | None = None
+    world_size: int | None = None
     groups: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Name of a process group -> what tells its number of ranks -> that number."""
     base_ns: int = 0
@@ -138,12 +139,12 @@ def _collect(path: Path, summary: Summary) -> _Events:
             for event in value:
                 if isinstance(event, _Event):
                     if _may_matter(event.name, event.cat):
-                        _take({**msgspec.structs.asdict(event), "args": _decoded(event.args, summary)}, events)
+                        _take({**msgspec.structs.asdict(event), "args": _decoded(event.args, summary)}, events, summary)
                 elif isinstance(event, dict):
-                    _take(event, events)
+                    _take(event, events, summary)
         elif key == "distributedInfo" and isinstance(value, Mapping):
             events.rank, events.groups = _integer(value.get("rank")), _sizes(value.get("pg_config"))
-            summary.facts["world_size"] = _integer(value.get("world_size"))
+            summary.facts["world_size"] = events.world_size = _integer(value.get("world_size"))
             summary.facts["nccl_version"] = value.get("nccl_version")
         elif key == "baseTimeNanoseconds":
             events.base_ns = _integer(value) or 0
@@ -168,16 +169,18 @@ def _decoded(raw: msgspec.Raw, summary: Summary) -> Any:
         return None
 
 
-def _take(event: dict[str, Any], events: _Events) -> None:
+def _take(event: dict[str, Any], events: _Events, summary: Summary) -> None:
     name, args = event.get("name"), event.get("args")
     if not isinstance(name, str) or not isinstance(args, dict):
         return
     category = str(event.get("cat", ""))[:32].lower()
     start, duration = event.get("ts"), event.get("dur")
+    is_kernel = category == "kernel" and "nccl" in name.lower()
     if not isinstance(start, int | float) or not math.isfinite(start) or abs(start) > 1e17:
+        summary.skip(LeftOut.impossible_value, int(is_kernel))
         return
     if category == "kernel":
-        if "nccl" in name.lower() and isinstance(duration, int | float):
+        if is_kernel:
             grid = args.get("grid")
             events.devices.add(str(event.get("pid"))[:16])
             width = grid[0] if isinstance(grid, list) and grid and type(grid[0]) is int else 0
@@ -185,7 +188,7 @@ def _take(event: dict[str, Any], events: _Events) -> None:
                 _Kernel(
                     name,
                     float(start),
-                    float(duration),
+                    float(duration) if isinstance(duration, int | float) else -1.0,
                     width if 0 < width <= MAX_CHANNELS else 0,
                     _integer(args.get("External id", args.get("external id"))) or -1,
                     _integer(args.get("correlation")) or -1,
@@ -345,6 +348,8 @@ def _observation(
     n_told = {"its call": _size(told.get("Group size")), "its list": _n_listed(told), **events.groups.get(group, {})}
     sides = [_side(n_elements, width) for n_elements in elements]
     message_bytes, n_ranks = sized_call(collective, sides, n_told, summary, file_name)
+    if events.world_size and n_ranks > events.world_size:
+        summary.note(f"{file_name}: a group has {n_ranks} ranks, but the job is said to have {events.world_size}")
     if not message_bytes:
         summary.skip(LeftOut.bytes_unknown)
         return None
