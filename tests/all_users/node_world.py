@@ -192,6 +192,10 @@ class World:
             time.sleep(0.02)
         return True
 
+    def wait_for_end(self, pid: int) -> None:
+        while psutil.pid_exists(pid):
+            time.sleep(0.02)
+
     def command(self, uid: int, *words: str, max_processes: int = 0, home: str = "/tmp/nobody") -> Any:
         """Exit code and output of `zerotune WORDS` as a user, who may have so many processes and threads.
 
@@ -229,6 +233,15 @@ class World:
         os.read(reading, 1)
         os.close(reading)
         self.holders.append(child)
+
+    def link(self, uid: int, target: str) -> None:
+        """A user puts a link where their daemon's socket was."""
+
+        def call() -> None:
+            os.unlink(f"{RUNTIME}/{uid}/daemon.sock")
+            os.symlink(target, f"{RUNTIME}/{uid}/daemon.sock")
+
+        as_user(uid, uid, call)
 
     def swap(self, uid: int, n: int) -> None:
         """A user's daemon stands still, and `n` of them wait; in one moment two more come, and the first one leaves."""

@@ -116,7 +116,9 @@ def test_nobody_sees_or_moves_the_jobs_of_others(served: Node) -> None:
 def test_root_sees_all_and_nobody_else_does(served: Node) -> None:
     code, out, _ = served.command(0, "status", "--all-users", "--json")
     assert code == 0
-    jobs = {reply["endpoint"]: [job["job_id"] for job in reply["jobs"]] for reply in json.loads(out)}
+    replies = json.loads(out)
+    assert [reply["uid"] for reply in replies] == [ALICE, BOB]
+    jobs = {reply["endpoint"]: [job["job_id"] for job in reply["jobs"]] for reply in replies}
     assert "job-of-alice" in jobs[f"ipc://{RUNTIME}/{ALICE}/daemon.sock"]
     assert set(jobs) == {f"ipc://{RUNTIME}/{uid}/daemon.sock" for uid in (ALICE, BOB)}
     assert served.command(BOB, "status", "--all-users")[0] == 2
@@ -145,6 +147,20 @@ def test_root_is_told_whose_daemon_does_not_answer(served: Node) -> None:
     assert [reply["endpoint"] for reply in json.loads(out)] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock"]
     assert f"{RUNTIME}/{BOB}/daemon.sock" in told
     assert f"{RUNTIME}/{ALICE}/daemon.sock" not in told
+
+
+@pytest.mark.parametrize("target", ["a" * 300, "daemon.sock", f"../{ALICE}/daemon.sock"])
+def test_what_a_user_puts_in_place_of_a_daemon_hides_no_other(served: Node, target: str) -> None:
+    pid = served.daemon(BOB)[0]
+    served.link(BOB, target)
+    code, out, told = served.command(0, "status", "--all-users")
+    served.kill(BOB, pid)
+    assert code == 0, told
+    assert [line for line in out.splitlines() if line.startswith("user ")] == [f"user {ALICE}:"]
+    assert "job-of-alice" in out
+    assert f"{RUNTIME}/{BOB}/daemon.sock" in told
+    served.wait_for_end(pid)
+    served.knock(BOB)
 
 
 @pytest.mark.parametrize("words", [("daemon", "--idle-exit", "1"), ("status",)])
