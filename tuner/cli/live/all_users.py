@@ -110,12 +110,15 @@ def all_status() -> Iterator[tuple[int, StatusReply]]:
 
 
 def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
-    """What a user's daemon says; None: it is not what that user's daemon could say.
+    """What a user's daemon says, if it can be that daemon's.
 
     Args:
         said: by a process of the user's, who may have put anything there.
         uid: the user's number.
         path: of their daemon's socket.
+
+    Returns:
+        None: that user's daemon could not say it.
     """
     import msgspec
 
