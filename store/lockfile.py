@@ -9,17 +9,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
 import sys
 from pathlib import Path
 from typing import Final
 
-from zerotune.store.errors import UntrustedError
+import msgspec
+
+from zerotune.store.errors import UntrustedError, printable
+from zerotune.store.records import Ordinal
 
 _AS_IT_IS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Whatever somebody has put there: no link is followed, and no pipe waited for."""
+
+
+class _Holder(msgspec.Struct):
+    pid: Ordinal
+    command: str
 
 
 class LockHeld(Exception):
@@ -43,10 +50,10 @@ class LockFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = _acquire(path)
-        holder = {"pid": os.getpid(), "command": _command()}
+        holder = _Holder(os.getpid(), _command())
         try:
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+            os.pwrite(self._descriptor, msgspec.json.encode(holder), 0)
         except OSError:  # a full disk, say
             self.release()
             raise
@@ -113,12 +120,12 @@ def _open(path: Path) -> int:
 
 def _held(path: Path, text: bytes) -> LockHeld:
     try:
-        holder = json.loads(text)
-        return LockHeld(path, int(holder["pid"]), str(holder["command"]))
-    except (ValueError, KeyError, TypeError):
+        holder = msgspec.json.decode(text, type=_Holder)
+        return LockHeld(path, holder.pid, holder.command)
+    except (ValueError, RecursionError):
         return LockHeld(path, 0, "another process")
 
 
 def _command() -> str:
     name = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
-    return " ".join([name, *sys.argv[1:]])[:200]
+    return printable(" ".join([name, *sys.argv[1:]])[:200])  # bytes of paths may be no text

@@ -246,18 +246,18 @@ class JobStatus(msgspec.Struct, frozen=True):
     fabric_id: str
     stage: Stage
     n_ranks: RankCount
-    n_ranks_seen: int
-    epoch: int
-    step: int
-    n_observations: int
-    n_dropped: int
-    n_explored: int
-    observations_per_s: float
-    step_us: float
-    exploration_spent_percent: float
+    n_ranks_seen: Whole
+    epoch: Whole
+    step: Whole
+    n_observations: Whole
+    n_dropped: Whole
+    n_explored: Whole
+    observations_per_s: Real
+    step_us: Real
+    exploration_spent_percent: Real
     last_decisions: tuple[str, ...] = ()
     health: str = "ok"
-    heard_s_ago: float = 0.0
+    heard_s_ago: Real = 0.0
     """Seconds since the last message of the rank, or other node, that has been silent longest."""
     missing_evidence: MissingEvidence = MissingEvidence.nothing
     """Why `stage` is unknown; nothing from an older daemon."""
@@ -269,7 +269,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     """Which of the ranks that report to this daemon, or to those of other nodes, collectives wait for."""
     misaligned: tuple[Misaligned, ...] = ()
     """Sizes that NCCL would run faster if they were padded, the largest first."""
-    exposed_us: float | None = None
+    exposed_us: Real | None = None
     """Of a step of late, the communication that computation waited for; None: not measured."""
     exposure: Exposure = Exposure()
     """The share of communication that computation waits for; unknown from an older daemon."""
@@ -278,8 +278,8 @@ class JobStatus(msgspec.Struct, frozen=True):
 class DaemonOptions(msgspec.Struct, frozen=True):
     """What a daemon may try, as `zerotune daemon` was told."""
 
-    budget_percent: float
-    memory_threshold: float
+    budget_percent: Real
+    memory_threshold: Real
     explore: bool
     shadow: bool = False
     """Nothing that it decides is carried out."""
@@ -294,10 +294,10 @@ class StoreState(msgspec.Struct, frozen=True):
     """Nothing can be written now; what is recorded waits in memory."""
     error: str = ""
     """The reason, or why the last record was lost, even if that is over."""
-    failed_s_ago: float = 0.0
+    failed_s_ago: Real = 0.0
     """Seconds since that began, or since the last record was lost."""
-    n_waiting: int = 0
-    n_lost: int = 0
+    n_waiting: Whole = 0
+    n_lost: Whole = 0
     """Records lost for good since the daemon started."""
     is_gone: bool = False
     """The store's file was removed or moved away: what is written goes with it."""
@@ -305,9 +305,9 @@ class StoreState(msgspec.Struct, frozen=True):
     """What was wrong with the file that is `set_aside`; empty: nothing was."""
     set_aside: str = ""
     """Where a damaged file is kept since the daemon started; it goes on in a new one."""
-    n_recovered: int = 0
+    n_recovered: Whole = 0
     """Measurements of the damaged file that are in the new one."""
-    n_missing: int | None = None
+    n_missing: Whole | None = None
     """Measurements of it that could not be read; None: nobody knows."""
 
 
@@ -320,22 +320,22 @@ class FleetState(msgspec.Struct, frozen=True):
     """What whoever measures here is called."""
     key: str = ""
     """Public key that signs it, which says who that is."""
-    n_objects: int = 0
-    n_written: int = 0
+    n_objects: Whole = 0
+    n_written: Whole = 0
     """Measurements in them."""
-    n_waiting: int = 0
-    n_lost: int = 0
+    n_waiting: Whole = 0
+    n_lost: Whole = 0
     """Measurements that found no room in memory while the URL was slow or failed."""
     is_failing: bool = False
     error: str = ""
     """Of the last failure, even if it is over."""
-    failed_s_ago: float = 0.0
+    failed_s_ago: Real = 0.0
     """Seconds since that began."""
     book: str = ""
     """Where the book of what other nodes learned is read; empty: nowhere."""
     book_error: str = ""
     """Why the last one that was read is not believed."""
-    n_book_winners: int = 0
+    n_book_winners: Whole = 0
     """Settings that the book in use calls better than NCCL's own choice."""
 
 
@@ -343,11 +343,11 @@ class EndedJob(msgspec.Struct, frozen=True):
     """A job that was connected until not long ago."""
 
     job_id: Id
-    step: int
+    step: Whole
     """Its last step."""
     fell_silent: bool
     """Its ranks did not say goodbye: they were killed, or the connection to them is lost."""
-    ended_s_ago: float = 0.0
+    ended_s_ago: Real = 0.0
     name: str = ""
     """What people call it."""
     failure: str = ""
@@ -364,16 +364,16 @@ class EndedJob(msgspec.Struct, frozen=True):
 class StatusReply(msgspec.Struct, frozen=True, tag="status"):
     """The daemon's state."""
 
-    daemon_pid: int
+    daemon_pid: Whole
     version: str
     endpoint: str
     store_path: str
-    uptime_s: float
-    resident_bytes: int
-    n_errors: int
+    uptime_s: Real
+    resident_bytes: Whole
+    n_errors: Whole
     """Failures inside the daemon."""
     jobs: tuple[JobStatus, ...] = ()
-    n_refused: int = 0
+    n_refused: Whole = 0
     """Messages that were malformed, or that the sender may not send."""
     options: DaemonOptions | None = None
     """None from an older daemon."""

@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from zerotune.agent.daemon_link.line import listener_of
 from zerotune.agent.settings import ENV_ENDPOINT
 from zerotune.store.errors import UntrustedError
+from zerotune.store.foreign.peer import peer_of
 from zerotune.store.paths import SERVICE_DOOR, SERVICE_RUNTIME_DIR
 from zerotune.store.private_folders import open_socket_folder
 
@@ -51,7 +51,7 @@ def knock(wait_s: float) -> Answer | None:
             # With a timeout of Python's, a door at which many wait would refuse at once.
             door.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDTIMEO, _TIMEVAL.pack(0, int(ADDRESS_TIMEOUT_S * 1e6)))
             door.connect(str(folder / SERVICE_DOOR))
-            if listener_of(door)[1] not in (0, os.getuid()):
+            if peer_of(door).uid not in (0, os.getuid()):
                 return None
             return _listen(door, wait_s)
     except (OSError, UntrustedError):

@@ -11,20 +11,17 @@ import os
 import shlex
 import socket as sockets
 import stat
-import struct
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import zmq
 
 from zerotune.agent.daemon_link.keys import keys_dir, use_client_keys
 from zerotune.agent.daemon_link.least_free import refuse_few_files, refuse_few_threads
 from zerotune.store.errors import UntrustedError
+from zerotune.store.foreign.peer import Peer, peer_of
 from zerotune.store.paths import ENDPOINT_REMEDY
 from zerotune.store.private_folders import open_socket_folder
-
-_UCRED: Final = struct.Struct("3i")
-"""Pid, user and group, as SO_PEERCRED gives them."""
 
 
 def new_context() -> zmq.Context[Any]:
@@ -106,23 +103,17 @@ def listener_pid(endpoint: str) -> int | None:
     """Which process listens at an `ipc://` endpoint, 0 for one of another container; None: nobody, or it is `tcp://`."""
     scheme, _, place = endpoint.partition("://")
     try:
-        return _listener(place)[0] if scheme == "ipc" else None
+        return _listener(place).pid if scheme == "ipc" else None
     except OSError:
         return None
 
 
-def _listener(path: str) -> tuple[int, int]:
-    """Pid and user of the process that listens at a socket."""
+def _listener(path: str) -> Peer:
+    """The process that listens at a socket."""
     with sockets.socket(sockets.AF_UNIX) as probe:
         probe.setblocking(False)  # a daemon that stands still lets connections wait
         probe.connect(path)
-        return listener_of(probe)
-
-
-def listener_of(connected: sockets.socket) -> tuple[int, int]:
-    """Pid and user of the process that listens at the other end of a Unix socket."""
-    pid, user, _ = _UCRED.unpack(connected.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size))
-    return pid, user
+        return peer_of(probe)
 
 
 def _is_served(reached: str, path: Path) -> bool:
@@ -132,7 +123,7 @@ def _is_served(reached: str, path: Path) -> bool:
         UntrustedError: another user does, or has made the socket, or may speak for us there.
     """
     try:
-        _, user = _listener(reached)
+        user = _listener(reached).uid
         found = os.stat(reached)
     except OSError:
         return False

@@ -29,12 +29,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import zmq
 
+from benchmarks.lib.faults import place_attacks
 from benchmarks.lib.faults.wire_tap import WireTap
 from benchmarks.lib.fleet.fleet_attacks import (
     anothers_name,
@@ -343,6 +345,11 @@ def stopped_at_once(_: Path) -> bool:
     return process.code is not None and waits_s[-1] < 1.0
 
 
+def holds_places(attack: Callable[[Path, dict[str, str]], bool]) -> Callable[[Path], bool]:
+    """Places that many share are held."""
+    return lambda folder: attack(folder, environment(folder))
+
+
 def attacks(*, is_quick: bool) -> Iterator[Attack]:
     """Name and attack, those that need no root first."""
     for name, words in list(READING.items())[: 2 if is_quick else None]:
@@ -371,6 +378,10 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
     yield "object with long facts", bomb("node", b'{"a":"' + b"x" * (32 << 20) + b'"}')
     yield "view in what was merged", state_of(with_a_view)
     yield "older book", older_book
+    if find_spec("uvicorn") is not None:
+        yield "dashboard asked without end", holds_places(place_attacks.dashboard_asked_without_end)
+    yield "metrics asked slowly", holds_places(place_attacks.metrics_asked_slowly)
+    yield "terminal of absurd width", holds_places(place_attacks.absurd_width)
 
 
 def attacks_as_root() -> Iterator[Attack]:
@@ -380,6 +391,11 @@ def attacks_as_root() -> Iterator[Attack]:
     yield "shared knowledge of empty lists", knowledge_bomb
     yield "much said to root", much_said
     yield "process stopped at once", stopped_at_once
+    yield "leader of a silent name", holds_places(place_attacks.silent_names)
+    yield "descriptor used again", place_attacks.number_used_again
+    yield "user of a high number", place_attacks.high_number
+    yield "link for a socket", place_attacks.link_for_a_socket
+    yield "lies to root", place_attacks.lies_to_root
 
 
 def main() -> None:

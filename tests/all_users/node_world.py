@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 KEEP = Path("/mnt")
 RUNTIME, STATE = Path("/run/zerotune"), Path("/var/lib/zerotune")
@@ -190,6 +192,10 @@ class World:
             time.sleep(0.02)
         return True
 
+    def wait_for_end(self, pid: int) -> None:
+        while psutil.pid_exists(pid):
+            time.sleep(0.02)
+
     def command(self, uid: int, *words: str, max_processes: int = 0, home: str = "/tmp/nobody") -> Any:
         """Exit code and output of `zerotune WORDS` as a user, who may have so many processes and threads.
 
@@ -227,6 +233,48 @@ class World:
         os.read(reading, 1)
         os.close(reading)
         self.holders.append(child)
+
+    def link(self, uid: int, target: str) -> None:
+        """A user puts a link where their daemon's socket was."""
+
+        def call() -> None:
+            os.unlink(f"{RUNTIME}/{uid}/daemon.sock")
+            os.symlink(target, f"{RUNTIME}/{uid}/daemon.sock")
+
+        as_user(uid, uid, call)
+
+    def swap(self, uid: int, n: int) -> None:
+        """A user's daemon stands still, and `n` of them wait; in one moment two more come, and the first one leaves."""
+        assert self.service is not None
+
+        def come() -> socket.socket:
+            os.seteuid(uid)  # the kernel tells the effective user
+            try:
+                one = socket.socket(socket.AF_UNIX)
+                one.connect(f"{RUNTIME}/door.sock")
+            finally:
+                os.seteuid(0)
+            return one
+
+        first = come()
+        service = psutil.Process(self.service.pid)
+        while not (daemons := [one for one in service.children() if one.uids().real == uid]):
+            time.sleep(0.001)
+        daemons[0].suspend()
+        waiting = [first, *(come() for _ in range(n - 1))]
+        for one in waiting:
+            one.recv(4096)
+        time.sleep(0.2)  # until it waits for what comes next
+        service.suspend()
+        while service.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
+        waiting += [come(), come()]
+        first.close()
+        service.resume()
+        waiting[-1].recv(4096)
+        for one in waiting:
+            one.close()
+        daemons[0].kill()
 
     def flood(self, uid: int) -> None:
         """A user connects to the door and leaves at once, until `let_go`."""

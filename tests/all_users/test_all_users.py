@@ -30,6 +30,8 @@ from zerotune.tuner.cli.app import app
 
 WORLD = Path(__file__).with_name("node_world.py")
 ALICE, BOB, MALLORY, CAROL = 20_001, 20_002, 20_003, 20_900
+LENT = 2**32 - 6
+"""Directories of users lend numbers from 2^31 on."""
 GROUP = "users"
 USERS_GID = 100
 RUNTIME, STATE = "/run/zerotune", "/var/lib/zerotune"
@@ -114,7 +116,9 @@ def test_nobody_sees_or_moves_the_jobs_of_others(served: Node) -> None:
 def test_root_sees_all_and_nobody_else_does(served: Node) -> None:
     code, out, _ = served.command(0, "status", "--all-users", "--json")
     assert code == 0
-    jobs = {reply["endpoint"]: [job["job_id"] for job in reply["jobs"]] for reply in json.loads(out)}
+    replies = json.loads(out)
+    assert [reply["uid"] for reply in replies] == [ALICE, BOB]
+    jobs = {reply["endpoint"]: [job["job_id"] for job in reply["jobs"]] for reply in replies}
     assert "job-of-alice" in jobs[f"ipc://{RUNTIME}/{ALICE}/daemon.sock"]
     assert set(jobs) == {f"ipc://{RUNTIME}/{uid}/daemon.sock" for uid in (ALICE, BOB)}
     assert served.command(BOB, "status", "--all-users")[0] == 2
@@ -143,6 +147,20 @@ def test_root_is_told_whose_daemon_does_not_answer(served: Node) -> None:
     assert [reply["endpoint"] for reply in json.loads(out)] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock"]
     assert f"{RUNTIME}/{BOB}/daemon.sock" in told
     assert f"{RUNTIME}/{ALICE}/daemon.sock" not in told
+
+
+@pytest.mark.parametrize("target", ["a" * 300, "daemon.sock", f"../{ALICE}/daemon.sock"])
+def test_what_a_user_puts_in_place_of_a_daemon_hides_no_other(served: Node, target: str) -> None:
+    pid = served.daemon(BOB)[0]
+    served.link(BOB, target)
+    code, out, told = served.command(0, "status", "--all-users")
+    served.kill(BOB, pid)
+    assert code == 0, told
+    assert [line for line in out.splitlines() if line.startswith("user ")] == [f"user {ALICE}:"]
+    assert "job-of-alice" in out
+    assert f"{RUNTIME}/{BOB}/daemon.sock" in told
+    served.wait_for_end(pid)
+    served.knock(BOB)
 
 
 @pytest.mark.parametrize("words", [("daemon", "--idle-exit", "1"), ("status",)])
@@ -343,6 +361,42 @@ def test_numbers_that_are_no_users_have_few_daemons(another_node: Node) -> None:
         f"ipc://{RUNTIME}/{MALLORY + at}/daemon.sock" for at in range(MAX_NAMELESS)
     ]
     assert all(one[1] for one in answers[MAX_NAMELESS:])
+
+
+def test_who_leaves_as_others_come_is_not_taken_for_one_of_them(another_node: Node) -> None:
+    """A descriptor that is closed has its number given to the next one, about which nothing was said yet."""
+    max_files = 128
+    another_node.start("--share", "private", max_files=max_files)
+    another_node.swap(MALLORY, max_files // 4)
+    assert another_node.knock(BOB)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
+    assert another_node.stop() == 0
+
+
+def test_users_of_any_number_are_served(another_node: Node) -> None:
+    another_node.start("--share", "group")
+    endpoint = f"ipc://{RUNTIME}/{LENT}/daemon.sock"
+    assert another_node.knock(LENT) == [[endpoint, ""], endpoint, f"{STATE}/{LENT}/store.db"]
+    assert another_node.daemon(LENT)[1] == LENT
+    assert another_node.jobs(LENT, LENT) == [], "their own, and trusted by them"
+    assert another_node.stop() == 0
+
+
+def test_what_is_wrong_with_one_visitor_ends_nobodys_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what nobody foresaw."""
+    monkeypatch.setattr(service_module, "make_for", lambda *_: 1 / 0)
+    service = AllUsers(tmp_path / "run", tmp_path / "state", Policy(Share.private, None, [], None, ""))
+    serving = threading.Thread(target=service.run)
+    serving.start()
+    try:
+        for _ in range(2):
+            with sockets.socket(sockets.AF_UNIX) as visitor:
+                visitor.connect(str(tmp_path / "run" / SERVICE_DOOR))
+                visitor.settimeout(10.0)
+                assert json.loads(visitor.recv(4096))["problem"]
+    finally:
+        service.stop()
+        os.write(service.wake_fd, b"x")
+        serving.join()
 
 
 def test_those_who_wait_hold_no_more_than_there_is_room_for(another_node: Node) -> None:

@@ -151,3 +151,11 @@ def test_no_colour_hides_a_text(hides, capfd):
         print(f"a\x1b[{hides}mb\x1b[1;36mc\x1b[0m")
     assert f"\x1b[{hides}m" not in (said := capfd.readouterr().out)
     assert "\x1b[1;36mc\x1b[0m" in said
+
+
+@pytest.mark.parametrize("name", ["COLUMNS", "TERMINAL_WIDTH"])
+@pytest.mark.parametrize("said", ["20000000", "-1", "wide"])
+def test_a_terminal_of_no_possible_width_is_passed_over(name, said):
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "jobs", "--help"]
+    done = subprocess.run(command, env=os.environ | {name: said}, capture_output=True, check=True, timeout=30)
+    assert max(map(len, done.stdout.decode().splitlines())) < 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -166,29 +168,41 @@ def test_the_dashboard_asks_for_what_there_is(store):
     assert len(corners) == len(document["panels"])
 
 
-def test_slow_scrapers_are_hung_up_on_and_others_served(store, monkeypatch):
-    monkeypatch.setattr(server, "CONNECTION_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(server.Handler, "timeout", 0.5)
+@pytest.fixture
+def served(store) -> Iterator[tuple[str, int]]:
     with server.make_server(Collector("ipc://x", store.path), ("127.0.0.1", 0)) as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.02,))
         thread.start()
-        address = made.server_address
         try:
-            silent = [socket.create_connection(address[:2]) for _ in range(server.MAX_CONNECTIONS + 4)]
-            deadline_s = time.monotonic() + 10
-            text = ""
-            while "zerotune_up" not in text and time.monotonic() < deadline_s:
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/metrics", timeout=2) as answer:
-                        text = answer.read().decode()
-                except OSError:
-                    time.sleep(0.05)
-            assert "zerotune_up 1.0" in text, "silent connections lost their places"
-            for one in silent:
-                one.close()
+            yield made.server_address[:2]
         finally:
             made.shutdown()
             thread.join()
+
+
+def test_slow_scrapers_do_not_keep_others_from_being_served(served):
+    """Whether they are silent or send a header byte by byte."""
+    with contextlib.ExitStack() as stack:
+        for said in (b"", b"GET /metrics HTTP/1.1\r\nX: ") * server.MAX_CONNECTIONS:
+            stack.enter_context(socket.create_connection(served)).sendall(said)
+        for _ in range(3):
+            with urllib.request.urlopen(f"http://127.0.0.1:{served[1]}/metrics", timeout=20) as answer:
+                assert "zerotune_up 1.0" in answer.read().decode()
+
+
+def test_who_drips_is_hung_up_on(served, monkeypatch):
+    monkeypatch.setattr(server, "CONNECTION_TIMEOUT_S", 0.5)
+    with socket.create_connection(served) as one:
+        one.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        one.settimeout(0.05)
+        deadline_s = time.monotonic() + 20
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < deadline_s:
+                one.sendall(b"a")
+                with contextlib.suppress(TimeoutError):
+                    assert one.recv(1) == b""
+                    break
+    assert time.monotonic() < deadline_s
 
 
 @pytest.mark.parametrize("address", ["9464", "host:", "host:x", "host:70000"])

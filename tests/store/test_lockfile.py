@@ -74,3 +74,9 @@ def test_a_pipe_makes_nobody_wait(tmp_path):
     assert named_holder(tmp_path / "lock") is None
     with pytest.raises(UntrustedError):
         LockFile(tmp_path / "lock")
+
+
+@pytest.mark.parametrize("pid", ["1" + "0" * 30, "-1", "Infinity", "1e400", "[" * 2000])
+def test_a_number_that_no_process_has_names_nobody(tmp_path, pid):
+    (tmp_path / "lock").write_text(f'{{"command": "daemon", "pid": {pid}}}')
+    assert named_holder(tmp_path / "lock") is None

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -122,6 +123,29 @@ def test_connections_that_ask_for_nothing_take_no_place(world):
         for one in idle:
             with contextlib.suppress(ConnectionResetError):
                 assert one.recv(1) == b""
+        open_page.close()
+
+
+def test_who_asks_for_the_page_without_end_holds_no_place(world):
+    """They have no token, and read so little that there is always an answer on its way to them."""
+    asked = b"GET /page.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 50
+    with contextlib.ExitStack() as stack:
+        open_page = world.browser.events()
+        assert next(open_page)[0] == "whole"
+        greedy = [stack.enter_context(socket.socket()) for _ in range(patience.MAX_CONNECTIONS)]
+        for one in greedy:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect((world.browser.host, world.browser.port))
+            one.setblocking(False)
+        for _ in range(20):
+            for one in greedy:
+                with contextlib.suppress(OSError):
+                    while True:
+                        one.send(asked)
+            time.sleep(0.05)
+        for _ in range(5):
+            assert world.browser.ask("/snapshot.json").status == 200
+        assert next(open_page)[0] == "change"
         open_page.close()
 
 

@@ -10,16 +10,15 @@ import contextlib
 import json
 import os
 import socket as sockets
-import struct
 from pathlib import Path
 from typing import Final
 
 from zerotune.store.errors import UserError
+from zerotune.store.foreign.peer import peer_of
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.paths import SERVICE_DOOR
 
 BACKLOG: Final = 4096
-_UCRED: Final = struct.Struct("3i")
 
 
 class Visitor:
@@ -28,8 +27,7 @@ class Visitor:
     def __init__(self, connection: sockets.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        peer = connection.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size)
-        _, self.uid, self.gid = _UCRED.unpack(peer)
+        _, self.uid, self.gid = peer_of(connection)
 
     def tell(self, **words: str) -> None:
         """Send a line; a visitor who has left or does not read misses it."""

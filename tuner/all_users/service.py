@@ -108,6 +108,8 @@ class AllUsers:
         self._shut_until_s = 0.0
         self.n_killed = 0
         """Daemons that did not serve in time."""
+        self.n_failures = 0
+        """Of the service's own, each of which one user met."""
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_waiting, self._max_users = min(MAX_WAITING, most // 4), min(MAX_USERS, most // 4)
         self._door = Door(runtime, policy.group)
@@ -132,12 +134,22 @@ class AllUsers:
         try:
             while not self._is_stopping:
                 for key, _ in self._selector.select(self._due_in_s()):
-                    if key.fd in self._selector.get_map():  # a call before this one may have ended it
-                        key.data()
-                self._kill_the_late()
+                    # A call before this one may have ended it, and its number may be another's by now.
+                    if self._selector.get_map().get(key.fd) is key:
+                        self._survive(key.data)
+                self._survive(self._kill_the_late)
                 self._reopen()
         finally:
             self._close()
+
+    def _survive(self, call: Callable[[], None]) -> None:
+        """Make a call whose failure, which nobody foresaw, concerns one user and must end nobody's daemon."""
+        try:
+            call()
+        except Exception:
+            self.n_failures += 1
+            if self.n_failures & (self.n_failures - 1) == 0:  # each doubling: no user fills the log
+                _log.exception("failure %d of the service's own", self.n_failures)
 
     def _due_in_s(self) -> float | None:
         """How long until something must be done even where nobody comes."""
@@ -168,7 +180,7 @@ class AllUsers:
                 self._serve(place, visitor)
             except UserError as error:
                 self._fail(visitor, place, error)
-            except OSError as error:
+            except Exception as error:  # whatever is wrong with this visitor: the next one is let in
                 self._fail(visitor, place, UserError(f"no daemon can be started: {error}", "tell your administrator"))
 
     def _reopen(self) -> None:
@@ -245,7 +257,7 @@ class AllUsers:
     def _fail(self, visitor: Visitor, place: _Place, problem: UserError) -> None:
         self._failed(place, problem)
         visitor.tell(problem=problem.problem, remedy=problem.remedy)
-        visitor.leave()
+        self._let_go(place, visitor)
 
     def _failed(self, place: _Place, problem: UserError) -> None:
         if place.problem is not problem:
@@ -253,9 +265,10 @@ class AllUsers:
             place.problem, place.failed_at_s = problem, time.monotonic()
 
     def _let_go(self, place: _Place, visitor: Visitor) -> None:
-        """End the connection of somebody who waits."""
-        self._selector.unregister(visitor)
-        place.waiting.remove(visitor)
+        """End the connection of somebody, whether they wait or not."""
+        if visitor in place.waiting:
+            place.waiting.remove(visitor)
+            self._selector.unregister(visitor)
         visitor.leave()
 
     def _beyond_the_node(self, user: User) -> list[str]:

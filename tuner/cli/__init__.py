@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from zerotune.agent.daemon_link.least_free import refuse_few_threads
 from zerotune.store.errors import UserError, ZerotuneError, printable
-from zerotune.tuner.cli.terminal import filtered_output, shortened
+from zerotune.tuner.cli.terminal import filtered_output, forget_absurd_size, shortened
 
 IGNORED: Final = {
     "daemon": (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP),
@@ -36,6 +36,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Where the home cannot be written, matplotlib tells at length that it keeps its fonts elsewhere.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    forget_absurd_size()
     with filtered_output(), _ended_in_good_order() if sys.argv[1:2] == ["daemon"] else contextlib.nullcontext():
         _run()
 

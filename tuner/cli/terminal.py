@@ -14,6 +14,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, TextIO, cast
 
+MAX_SIDE: Final = 5000
+"""Letters in a row, or rows, of any terminal: what is drawn for more takes minutes."""
+
 _STEERING: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # all control characters but tab and line feed
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"  # writing direction, line separators, byte-order mark
@@ -35,6 +38,14 @@ def shown(text: str) -> str:
 def shortened(text: str) -> str:
     """`text` with its middle left out of each value that is longer than any name of a file."""
     return _LONG.sub(lambda found: f"{found[0][:60]}... ({len(found[0]):,} characters) ...{found[0][-20:]}", text)
+
+
+def forget_absurd_size() -> None:
+    """Remove from the environment what it says of the terminal's size, where no terminal has that one."""
+    for name in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):
+        said = os.environ.get(name, "")
+        if not (said.isascii() and said.isdigit() and len(said) <= len(str(MAX_SIDE)) and 0 < int(said) <= MAX_SIDE):
+            os.environ.pop(name, None)
 
 
 class _Filtered:

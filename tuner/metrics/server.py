@@ -5,8 +5,11 @@ prometheus_client makes the text. Its own server would start a thread per connec
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import socketserver
 import threading
+import time
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -16,13 +19,15 @@ from zerotune.store.errors import UserError
 from zerotune.tuner.metrics.collector import Collector
 
 MAX_CONNECTIONS: Final = 8
+"""When one more comes, the oldest is cut off."""
 CONNECTION_TIMEOUT_S: Final = 5.0
+"""After its connection, a scraper has its answer or is cut off, however it passes the time."""
+ROOM_S: Final = 0.2
+"""So long is waited for the end of one that was cut off; the new one is refused then."""
 
 
 class Handler(WSGIRequestHandler):
     """One request for the metrics."""
-    timeout = CONNECTION_TIMEOUT_S
-    """Timeout of one read or write: a silent scraper is disconnected."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Scrapes come every few seconds and are not logged."""
@@ -34,6 +39,9 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
     def __init__(self, *arguments: Any) -> None:
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._since_s: dict[socket.socket, float] = {}
+        """Of each connection, the oldest first."""
+        self._lock = threading.Lock()
         super().__init__(*arguments)
 
     def server_bind(self) -> None:
@@ -43,11 +51,19 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve it on a thread of its own; refuse it when MAX_CONNECTIONS are open."""
+        """Serve it on a thread of its own; the oldest makes room where MAX_CONNECTIONS are open."""
         if not self._places.acquire(blocking=False):
+            self._cut_off(1, float("inf"))
+            if not self._places.acquire(timeout=ROOM_S):
+                self.shutdown_request(request)
+                return
+        with self._lock:
+            self._since_s[request] = time.monotonic()
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be begun now
+            self._places.release()
             self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve it, then let another connection in."""
@@ -55,6 +71,24 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        """End it."""
+        with self._lock:  # so that no number of a closed one is cut off
+            self._since_s.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Look, several times a second, for those whose time is over."""
+        self._cut_off(MAX_CONNECTIONS, time.monotonic() - CONNECTION_TIMEOUT_S)
+
+    def _cut_off(self, n_most: int, before_s: float) -> None:
+        """End the oldest `n_most` connections, of those made before a time; their threads notice."""
+        with self._lock:
+            for one in [one for one, since_s in self._since_s.items() if since_s < before_s][:n_most]:
+                del self._since_s[one]
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Scrapers that disconnect early are not logged either."""

@@ -7,6 +7,7 @@ gone is noticed only because it no longer answers.
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.agent.daemon_link.receiving import is_told, receive_frames
 from zerotune.store import wire
 from zerotune.store.errors import UserError, WireError, printable
+from zerotune.tuner.service.network.names import Names
 from zerotune.tuner.service.nodes import UplinksLike
 
 _log = logging.getLogger("zerotune.daemon")
@@ -23,6 +25,10 @@ _log = logging.getLogger("zerotune.daemon")
 SEND_QUEUE_MESSAGES: Final = 64
 MAX_UPLINKS: Final = 256
 HEARTBEAT_MS: Final = 2000
+MAX_RECEIVED: Final = 64
+"""Messages of one leading daemon that are taken at a time: what sends without end keeps nobody else waiting."""
+ANEW_S: Final = 30.0
+"""If nothing could be sent for so long, the connection is made anew: the leader's name may mean another host by now."""
 
 
 class Uplinks(UplinksLike):
@@ -36,7 +42,10 @@ class Uplinks(UplinksLike):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys_dir: Path | None) -> None:
         self._context = context
         self._keys_dir = keys_dir
+        self._names = Names()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
+        self._sent_at_s: dict[str, float] = {}
+        """Of each socket, when something was last sent, or it was made."""
         self._refused: set[str] = set()
         self.n_unsent = 0
         self._n_ignored = 0
@@ -46,17 +55,21 @@ class Uplinks(UplinksLike):
         socket = self._sockets.get(job_id) or self._open(job_id, endpoint)
         if socket is None:
             return
+        now_s = time.monotonic()
         try:
             socket.send_multipart(wire.encode(message, records), zmq.NOBLOCK)
+            self._sent_at_s[job_id] = now_s
         except zmq.ZMQError:
             self.n_unsent += 1
+            if now_s - self._sent_at_s[job_id] > ANEW_S:
+                self.close(job_id)
 
     def receive(self) -> list[tuple[str, wire.DaemonMessage]]:
-        """Messages of leading daemons since the last call, each with its job's id."""
+        """Messages of leading daemons since the last call, MAX_RECEIVED of each at most, with their jobs' ids."""
         received = []
         for job_id, socket in list(self._sockets.items()):
             try:
-                while True:
+                for _ in range(MAX_RECEIVED):
                     received.append((job_id, wire.decode_daemon(receive_frames(socket))))
             except zmq.Again:
                 continue
@@ -72,30 +85,43 @@ class Uplinks(UplinksLike):
         for closing in list(self._sockets) if job_id is None else [job_id]:
             socket = self._sockets.pop(closing, None)
             if socket is not None:
+                del self._sent_at_s[closing]
                 socket.close(linger=200)
 
     def _open(self, job_id: str, endpoint: str) -> zmq.Socket[bytes] | None:
-        """A connection, or None where the endpoint cannot be reached from here, which is logged once."""
+        """A connection; None: the endpoint cannot be reached from here, which is logged once, or its name not yet."""
         if endpoint in self._refused or max(len(self._sockets), len(self._refused)) >= MAX_UPLINKS:
             return None
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        # A cut link gives no sign: heartbeats make the connection anew once it is back.
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * HEARTBEAT_MS)
-        # Nothing is queued for a daemon that is not there: it would come too late.
-        socket.setsockopt(zmq.IMMEDIATE, 1)
+        scheme, _, place = endpoint.partition("://")
+        host, _, port = place.rpartition(":")
         try:
-            if self._keys_dir is None or not endpoint.startswith("tcp://"):
+            if self._keys_dir is None or scheme != "tcp":
                 raise UserError(f"{endpoint} cannot be reached without keys", "start the daemon with --curve-keys")
-            use_client_keys(socket, self._keys_dir)
-            socket.connect(endpoint)
+            if not (number := self._names.number_of(host)):
+                return None
+            socket = self._connected(f"tcp://{number}:{port}", self._keys_dir)
         except (UserError, zmq.ZMQError) as error:
             _log.warning("job %s: its ranks on this node are measured alone: %s", *map(printable, (job_id, str(error))))
             self._refused.add(endpoint)
-            socket.close()
             return None
         self._sockets[job_id] = socket
+        self._sent_at_s[job_id] = time.monotonic()
+        return socket
+
+    def _connected(self, address: str, keys_dir: Path) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        try:
+            socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES)
+            socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_BODY_BYTES)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+            # A cut link gives no sign: heartbeats make the connection anew once it is back.
+            socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2 * HEARTBEAT_MS)
+            # Nothing is queued for a daemon that is not there: it would come too late.
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            use_client_keys(socket, keys_dir)
+            socket.connect(address)
+        except (UserError, zmq.ZMQError):
+            socket.close()
+            raise
         return socket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,16 +87,12 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
     serve_all_users(runtime, Path(SERVICE_STATE_DIR), policy, announce)
 
 
-def all_status() -> Iterator[StatusReply]:
-    """What each user's daemon says, in the order of their numbers; each is asked as that user.
+def all_status() -> Iterator[tuple[int, StatusReply]]:
+    """Each user's number, and what their daemon says, in the order of the numbers; each is asked as that user.
 
     Raises:
         UserError: the caller may not.
     """
-    import msgspec
-
-    from zerotune.store.wire import StatusReply
-
     if os.getuid() != 0:
         raise UserError("--all-users shows jobs of others, which only root may see", "leave it out to see your own")
     runtime = Path(SERVICE_RUNTIME_DIR)
@@ -106,11 +103,35 @@ def all_status() -> Iterator[StatusReply]:
     commands = {user: [*command, f"ipc://{path}"] for user, path in sockets.items()}
     said = outputs_of(commands, {"PATH": os.defpath}, STATUS_TIMEOUT_S, MAX_STATUS_BYTES, AT_ONCE)
     for user, path in sockets.items():
-        try:
-            yield msgspec.convert(_in_lines(msgspec.json.decode(said.get(user, b""))), StatusReply)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            if path.is_socket():
-                print(f"zerotune: nobody answers as a daemon should at {path}", file=sys.stderr)
+        if (reply := believed(said.get(user, b""), user.uid, path)) is not None:
+            yield user.uid, reply
+        elif os.path.lexists(path):  # follows no link, wherever the user has made it lead
+            print(f"zerotune: nobody answers as a daemon should at {path}", file=sys.stderr)
+
+
+def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
+    """What a user's daemon says, if it can be that daemon's.
+
+    Args:
+        said: by a process of the user's, who may have put anything there.
+        uid: the user's number.
+        path: of their daemon's socket.
+
+    Returns:
+        None: that user's daemon could not say it.
+    """
+    import msgspec
+
+    from zerotune.store.wire import StatusReply
+
+    try:
+        reply = msgspec.convert(_in_lines(msgspec.json.decode(said)), StatusReply)
+        with contextlib.suppress(FileNotFoundError):  # it has ended since
+            if os.stat(f"/proc/{reply.daemon_pid}").st_uid != uid:
+                return None  # root would be told to end another's process
+    except Exception:  # whatever a user has found that nobody foresaw, others' daemons are shown
+        return None
+    return reply if reply.endpoint == f"ipc://{path}" else None
 
 
 def _in_lines(said: object) -> object:

@@ -61,15 +61,21 @@ def status(
 
 
 def _show_all(as_json: bool) -> None:
+    import msgspec
+
     from zerotune.tuner.cli.live.all_users import all_status
     from zerotune.tuner.client.status import render_status
 
     replies = list(all_status())
     if as_json:
-        print_json(replies)
+        print_json([{"uid": uid, **msgspec.to_builtins(reply)} for uid, reply in replies])
         return
-    for reply in replies:
-        render_status(reply, console())
+    for uid, reply in replies:
+        print(f"user {uid}:")  # all that follows is what that user's daemon says
+        try:
+            render_status(reply, console())
+        except Exception as error:  # one user must not hide the daemons of others
+            print(f"what their daemon says cannot be shown: {error}")
     if not replies:
         print("no user's daemon runs")
 

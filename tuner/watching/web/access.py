@@ -20,6 +20,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TOKEN_BYTES: Final = 24
+IS_KNOWN: Final = "zerotune.is_known"
+"""In the state of a request: whether it may see what is told, by its token or as there is none."""
 HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self';"
@@ -83,8 +85,9 @@ class Access:
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("this page can only be read\n", 405)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        knows_token = scheme.lower() == "bearer" and self._is_token(bearer)
-        if not self._token or scope["path"] in self._public or knows_token:
+        is_known = not self._token or (scheme.lower() == "bearer" and self._is_token(bearer))
+        scope.setdefault("state", {})[IS_KNOWN] = is_known
+        if is_known or scope["path"] in self._public:
             return None
         return PlainTextResponse("open the address that `zerotune dashboard` printed: it has the token\n", 403)
 
