@@ -45,7 +45,7 @@ def test_only_a_regular_file_of_some_size_is_read(tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     (link := tmp_path / "link").symlink_to(file)
     assert read_file(file, MAX_BYTES) == begin_of(link, MAX_BYTES) == b"x" * MAX_BYTES
-    for path in (pipe, tmp_path, "/dev/zero", "/dev/tty", tmp_path / "none"):
+    for path in (pipe, tmp_path, "/dev/zero", "/dev/tty", tmp_path / "none", tmp_path / "x\0", tmp_path / "\ud800"):
         with pytest.raises(OSError, match=r".+"):
             read_file(path, MAX_BYTES)
         with pytest.raises(OSError, match=r".+"):

@@ -316,3 +316,11 @@ def test_a_model_without_a_held_out_error_is_kept(tmp_path):
         store.save_model(model)
         store.flush()
         assert store.load_model("m", "fabric") == model
+
+
+def test_a_description_that_no_job_can_have_told_describes_nothing(path):
+    """A fact names a fabric file; none can have a NUL in its name."""
+    with Store.open(path) as store:
+        store.record_job("j", "f", {"emulated": "x\0.toml"}, 2)
+        store.flush()
+        assert store.fabrics() == {"f": {}}
