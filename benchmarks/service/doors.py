@@ -44,6 +44,7 @@ from benchmarks.lib.fleet.fleet_attacks import (
     many_keys,
     masked,
     one_bad_entry,
+    respelled_book,
     shared,
 )
 from benchmarks.lib.free_port import free_port
@@ -51,19 +52,34 @@ from benchmarks.lib.reporting import Result, report, say
 from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.agent.nccl.compiled import PLUGIN, cache_folder
 from zerotune.store import wire
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.knowledge_pool import KnowledgePool
+from zerotune.store.records import (
+    Algorithm,
+    Candidate,
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
+    Protocol,
+)
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.all_users.folders import User
 from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.client.status import fetch_status
 from zerotune.tuner.fleet.building import STATE_SUFFIX, build
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
+from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.service.endpoint import make_keys
 
 LONGEST_S: Final = 25.0
 MOST_MIB: Final = 1536
 STRANGER: Final = 25_001
 """A number that no user of the machine should have."""
+MOST_GROWN_BYTES: Final = 40 << 20
+"""By which a daemon may grow while a peer greets it."""
 MAX_FILES: Final = 320
 """That the daemon may have open which strangers meet."""
 ENDLESS: Final = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT"
@@ -266,6 +282,36 @@ def said_again(folder: Path) -> bool:
         return holds and is_heard(3)
 
 
+def greets(hellos: Sequence[wire.Hello]) -> Callable[[Path], bool]:
+    """A peer with the client's key greets, and leaves."""
+
+    def attack(folder: Path) -> bool:
+        with ExitStack() as stack:
+            process, ipc, tcp = stack.enter_context(daemon(folder))
+            peer = stack.enter_context(stack.enter_context(zmq.Context()).socket(zmq.DEALER))
+            peer.linger = 0
+            use_client_keys(peer, folder / "keys")
+            peer.connect(tcp)
+            before = fetch_status(ipc, 5.0)
+            for hello in hellos:
+                peer.send_multipart(wire.encode(hello))
+                if peer.poll(5_000):
+                    peer.recv_multipart()
+                peer.send_multipart(wire.encode(wire.Goodbye(hello.job_id, 0)))
+            time.sleep(1.0)
+            after = fetch_status(ipc, 5.0)
+            if process.poll() is not None or before is None or after is None:
+                return False
+            return after.n_errors == 0 and after.resident_bytes - before.resident_bytes < MOST_GROWN_BYTES
+
+    return attack
+
+
+def greeting(number: int, facts: dict[str, str | int | float | bool]) -> wire.Hello:
+    """Of a job of one rank, on a fabric of its own."""
+    return wire.Hello(f"job{number}", 0, 1, 0, "node", 1, f"fabric{number}", facts, 22809, 5)
+
+
 def state_of(change: Callable[[Path], None]) -> Callable[[Path], bool]:
     """What was merged is another's."""
 
@@ -309,6 +355,16 @@ def older_book(folder: Path) -> bool:
         del os.environ["XDG_STATE_HOME"]
 
 
+def two_writers(folder: Path) -> bool:
+    """One ends while another still writes to the same name."""
+    with atomic_write(folder / "file") as first:
+        first.write_text("whole")
+        with suppress(ZeroDivisionError), atomic_write(folder / "file") as second:
+            second.write_text("ha")
+            raise ZeroDivisionError
+    return (folder / "file").read_text() == "whole" and len(list(folder.iterdir())) == 1
+
+
 def knowledge_bomb(folder: Path) -> bool:
     """What another user shares is many empty lists."""
     name = hashlib.sha256(b"fabric").hexdigest()[:32] + ".msgpack"
@@ -322,6 +378,24 @@ def knowledge_bomb(folder: Path) -> bool:
     found = KnowledgePool(folder).others("fabric")
     waits_s.append(time.monotonic() - began_s)
     return found == []
+
+
+def pieces_of_settings(folder: Path) -> bool:
+    """What another user shares names channels without an algorithm, beside a setting at the same key."""
+    key = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, 72)
+    pieces = (Candidate(n_channels=5), Candidate(Algorithm.ring, Protocol.ll, 3))
+    lines = [CandidateStatistics(key, one, False, 50, 100.0, 100.0, 1.0, 90.0, 0.0) for one in pieces]
+    (folder / str(STRANGER)).mkdir()
+    name = hashlib.sha256(b"fabric").hexdigest()[:32] + ".msgpack"
+    (written := folder / str(STRANGER) / name).write_bytes(
+        msgspec.msgpack.encode({"version": 1, "fabric_id": "fabric", "statistics": lines, "by_job": [lines]})
+    )
+    os.chown(written, STRANGER, STRANGER)
+    statistics, by_job = KnowledgePool(folder).with_others("fabric", [], [])
+    costs = CostPrior({"comm_channels": 8})
+    offered = costs.candidates(key.communicator, key.collective)
+    Knowledge(statistics, by_job=by_job).prior(key, 200_000.0, offered, costs)
+    return len(statistics) == len(lines)
 
 
 def much_said(_: Path) -> bool:
@@ -361,6 +435,10 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
     if not is_quick:
         yield "strangers who begin", strangers(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47))
     yield "words said again", said_again
+    yield "greeting with a NUL", greets([greeting(0, {"emulated": "x\0.toml"})])
+    if not is_quick:
+        facts: dict[str, str | int | float | bool] = {f"fact{number}": "x" * 500 for number in range(30)}
+        yield "greetings of many fabrics", greets([greeting(number, facts) for number in range(3_000)])
     yield "junk under others' names", masked
     yield "one writer under eight names", eight_names
     yield "another's name", anothers_name
@@ -371,6 +449,8 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
     yield "object with long facts", bomb("node", b'{"a":"' + b"x" * (32 << 20) + b'"}')
     yield "view in what was merged", state_of(with_a_view)
     yield "older book", older_book
+    yield "older book, its URL respelled", respelled_book
+    yield "two writers of one file", two_writers
 
 
 def attacks_as_root() -> Iterator[Attack]:
@@ -378,6 +458,7 @@ def attacks_as_root() -> Iterator[Attack]:
     yield "library of another user", lambda folder: planted_library(folder, of_stranger=True)
     yield "what was merged is another user's", state_of(lambda state: os.chown(state, STRANGER, STRANGER))
     yield "shared knowledge of empty lists", knowledge_bomb
+    yield "pieces of settings that are shared", pieces_of_settings
     yield "much said to root", much_said
     yield "process stopped at once", stopped_at_once
 
