@@ -283,7 +283,7 @@ def said_again(folder: Path) -> bool:
 
 
 def greets(hellos: Sequence[wire.Hello]) -> Callable[[Path], bool]:
-    """A peer with the client's key greets, and leaves."""
+    """A peer with the client's key greets, each time of another job."""
 
     def attack(folder: Path) -> bool:
         with ExitStack() as stack:
@@ -294,15 +294,14 @@ def greets(hellos: Sequence[wire.Hello]) -> Callable[[Path], bool]:
             peer.connect(tcp)
             before = fetch_status(ipc, 5.0)
             for hello in hellos:
-                peer.send_multipart(wire.encode(hello))
+                peer.send_multipart(wire.encode(hello))  # and so leaves the job before
                 if peer.poll(5_000):
                     peer.recv_multipart()
-                peer.send_multipart(wire.encode(wire.Goodbye(hello.job_id, 0)))
             time.sleep(1.0)
             after = fetch_status(ipc, 5.0)
             if process.poll() is not None or before is None or after is None:
                 return False
-            return after.n_errors == 0 and after.resident_bytes - before.resident_bytes < MOST_GROWN_BYTES
+            return after.resident_bytes - before.resident_bytes < MOST_GROWN_BYTES
 
     return attack
 
