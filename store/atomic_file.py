@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from zerotune.store.errors import UserError
 
+LEFT_BEHIND_S: Final = 86_400.0
+"""A half that nobody has written to for so long is of a process that was killed."""
+MAX_STEM_BYTES: Final = 200
+"""Of a name, in that of its half."""
+
 
 @contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path, mode: int | None = None) -> Iterator[Path]:
     """The path to write to; it replaces `path` when the block ends.
 
-    When anything fails, `path` stays as it was and nothing is left behind. Else what was written is on disk. A pipe or
-    a device is written to directly.
+    When anything fails, `path` stays as it was and nothing is left behind. Else what was written is on disk. Each of
+    several writers puts a whole of their own there; the last one's stays. A pipe or a device is written to directly.
+
+    Args:
+        path: of the file.
+        mode: of its permissions; None: those of the file that is replaced, else the usual ones.
+
+    Yields:
+        The path.
 
     Raises:
         OSError: it cannot be written, or another user has put a link or a pipe there.
@@ -32,12 +46,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
         yield path
         return
     whole = Path(os.path.realpath(path))  # a link goes on being one
-    partial = whole.with_name(whole.name + ".partial")
-    with contextlib.suppress(FileNotFoundError):
-        partial.unlink()  # of a process that was killed, or a link of others to a file that they cannot write
-    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    stem = os.fsdecode(os.fsencode(whole.name)[:MAX_STEM_BYTES])
+    partial = whole.with_name(f"{stem}.{os.urandom(4).hex()}.partial")
+    usual = 0o666 if mode is None else mode
+    os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, usual))
     try:
-        if whole.exists():
+        _remove_left_behind(partial, stem)
+        if mode is None and whole.exists():
             partial.chmod(stat.S_IMODE(whole.stat().st_mode))
         yield partial
         _sync(partial)  # else a power cut may leave the new name with no content
@@ -47,6 +62,15 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def _remove_left_behind(partial: Path, stem: str) -> None:
+    """Remove the halves of killed processes; `partial`, which is new, tells the time on that file system."""
+    began_s = partial.stat().st_mtime
+    for old in partial.parent.glob(f"{glob.escape(stem)}.{'[0-9a-f]' * 8}.partial*"):
+        with contextlib.suppress(OSError):
+            if began_s - old.lstat().st_mtime > LEFT_BEHIND_S:
+                old.unlink()
 
 
 def sync_folder(folder: Path) -> None:

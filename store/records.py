@@ -154,8 +154,8 @@ class MissingEvidence(str, Enum):
     """A trace has collectives whose size or kind it does not tell."""
 
 
-class Candidate(msgspec.Struct, frozen=True, order=True):
-    """One setting: algorithm, protocol, channel count.
+class Candidate(msgspec.Struct, frozen=True):
+    """One setting: algorithm, protocol, channel count. As parts may be unknown, only their names have an order.
 
     `algorithm` and `protocol` are both None (leave NCCL's choice alone) or both set. An algorithm alone ("tree/any") is
     what ran where nobody knows the protocol: it is recorded and compared as a whole, and never asked for.
@@ -181,6 +181,11 @@ class Candidate(msgspec.Struct, frozen=True, order=True):
     def lacks_protocol(self) -> bool:
         """True when an algorithm ran under a protocol that is not known: nothing that can be asked for."""
         return self.algorithm is not None and self.protocol is None
+
+    @property
+    def is_half(self) -> bool:
+        """True when a part of what ran is not known: of nothing on offer can be said that it ran."""
+        return self.protocol is None and not self.is_baseline
 
     def __str__(self) -> str:
         if self.is_baseline:
@@ -208,6 +213,7 @@ class CommunicatorClass(msgspec.Struct, frozen=True, order=True):
 
 
 SIZE_CLASSES_PER_OCTAVE: Final = 4
+SizeClass = Annotated[int, msgspec.Meta(ge=0, lt=64 * SIZE_CLASSES_PER_OCTAVE)]
 
 
 def size_class(message_bytes: int) -> int:
@@ -240,7 +246,7 @@ class DecisionKey(msgspec.Struct, frozen=True, order=True):
     communicator: CommunicatorClass
     collective: Collective
     phase: Phase
-    size_class: int
+    size_class: SizeClass
 
 
 def phase_name(phase: Phase | None) -> str:

@@ -15,6 +15,8 @@ from typing import Final
 
 import msgspec
 
+from zerotune.store.wire import Facts, Id, Name
+
 TRACE_VERSION: Final = 1
 TRACE_FORMAT: Final = "zerotune-trace"
 TRACE_SUFFIX: Final = ".zttrace"
@@ -39,11 +41,11 @@ class TraceHeader(msgspec.Struct, frozen=True, tag="header"):
 
     format: str
     version: int
-    job_id: str
+    job_id: Id
     rank: int
     n_ranks: int
-    fabric_id: str
-    fabric: dict[str, str | int | float | bool]
+    fabric_id: Name
+    fabric: Facts
     clock: str
     started_at_s: float
     written_by: str

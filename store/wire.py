@@ -86,8 +86,8 @@ MAX_STEPS: Final = 4096
 MAX_ID_LENGTH: Final = 256
 MAX_REASON_LENGTH: Final = 200
 # Ranges of what travels in a body: a message with anything outside of them is refused as a whole.
-_ONE_LINE: Final = r"\A[^\n]*\Z"
-"""Names are shown in lines: none makes one of its own."""
+_ONE_LINE: Final = r"\A[^\n\0]*\Z"
+"""Names are shown in lines: none makes one of its own. And no file or program can be called with a NUL in its name."""
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH, pattern=_ONE_LINE)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_ID_LENGTH, pattern=_ONE_LINE)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=MAX_RANK)]
@@ -100,7 +100,8 @@ Adoptable = Annotated[int, msgspec.Meta(ge=0, le=2**30)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
-Facts = Annotated[dict[Name, Text | Whole | Real | bool], msgspec.Meta(max_length=256)]
+Fact = Annotated[str, msgspec.Meta(max_length=4096, pattern=r"\A[^\0]*\Z")]
+Facts = Annotated[dict[Name, Fact | Whole | Real | bool], msgspec.Meta(max_length=256)]
 
 _OBSERVATION: Final = np.dtype(OBSERVATION_FIELDS)
 _COST: Final = np.dtype(COST_FIELDS)

@@ -26,7 +26,7 @@ from zerotune.agent.nccl.cost_model import IGNORE, Topology
 from zerotune.agent.nccl.fabric_file import BelievedSpan, FabricFile, Truth
 from zerotune.agent.nccl.truth import CurveKey, RecordedCurve, Span, channel_factor, line, read_points, wire_share
 from zerotune.agent.nccl.twin.machines import Node, node
-from zerotune.store.errors import FabricError, UserError
+from zerotune.store.errors import FabricError, UserError, reason
 from zerotune.store.foreign.regular_file import begin_of, read_file
 from zerotune.store.paths import user_fabrics_dir
 from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
@@ -312,8 +312,8 @@ def load(name_or_path: str | Path) -> Fabric:
         path = known[str(name_or_path)] / f"{name_or_path}.toml"
     try:
         stamp = path.stat().st_mtime_ns
-    except OSError as error:
-        raise FabricError(f"fabric file {path} cannot be read: {error.strerror}", "check the path") from None
+    except (OSError, ValueError) as error:  # ValueError: no file can have that name
+        raise FabricError(f"fabric file {str(path)!r} cannot be read: {reason(error)}", "check the path") from None
     return _load(path.resolve(), stamp)
 
 

@@ -37,6 +37,7 @@ import msgspec
 import zmq
 
 from benchmarks.lib.faults import place_attacks
+from benchmarks.lib.faults.shared_pieces import pieces_of_settings
 from benchmarks.lib.faults.wire_tap import WireTap
 from benchmarks.lib.fleet.fleet_attacks import (
     anothers_name,
@@ -46,6 +47,7 @@ from benchmarks.lib.fleet.fleet_attacks import (
     many_keys,
     masked,
     one_bad_entry,
+    respelled_book,
     shared,
 )
 from benchmarks.lib.free_port import free_port
@@ -53,6 +55,7 @@ from benchmarks.lib.reporting import Result, report, say
 from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.agent.nccl.compiled import PLUGIN, cache_folder
 from zerotune.store import wire
+from zerotune.store.atomic_file import atomic_write
 from zerotune.store.knowledge_pool import KnowledgePool
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.all_users.folders import User
@@ -66,6 +69,8 @@ LONGEST_S: Final = 25.0
 MOST_MIB: Final = 1536
 STRANGER: Final = 25_001
 """A number that no user of the machine should have."""
+MOST_GROWN_BYTES: Final = 40 << 20
+"""By which a daemon may grow while a peer greets it."""
 MAX_FILES: Final = 320
 """That the daemon may have open which strangers meet."""
 ENDLESS: Final = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT"
@@ -268,6 +273,35 @@ def said_again(folder: Path) -> bool:
         return holds and is_heard(3)
 
 
+def greets(hellos: Sequence[wire.Hello]) -> Callable[[Path], bool]:
+    """A peer with the client's key greets, each time of another job."""
+
+    def attack(folder: Path) -> bool:
+        with ExitStack() as stack:
+            process, ipc, tcp = stack.enter_context(daemon(folder))
+            peer = stack.enter_context(stack.enter_context(zmq.Context()).socket(zmq.DEALER))
+            peer.linger = 0
+            use_client_keys(peer, folder / "keys")
+            peer.connect(tcp)
+            before = fetch_status(ipc, 5.0)
+            for hello in hellos:
+                peer.send_multipart(wire.encode(hello))  # and so leaves the job before
+                if peer.poll(5_000):
+                    peer.recv_multipart()
+            time.sleep(1.0)
+            after = fetch_status(ipc, 5.0)
+            if process.poll() is not None or before is None or after is None:
+                return False
+            return after.resident_bytes - before.resident_bytes < MOST_GROWN_BYTES
+
+    return attack
+
+
+def greeting(number: int, facts: dict[str, str | int | float | bool]) -> wire.Hello:
+    """Of a job of one rank, on a fabric of its own."""
+    return wire.Hello(f"job{number}", 0, 1, 0, "node", 1, f"fabric{number}", facts, 22809, 5)
+
+
 def state_of(change: Callable[[Path], None]) -> Callable[[Path], bool]:
     """What was merged is another's."""
 
@@ -309,6 +343,16 @@ def older_book(folder: Path) -> bool:
         return bool(shelf.error)
     finally:
         del os.environ["XDG_STATE_HOME"]
+
+
+def two_writers(folder: Path) -> bool:
+    """One ends while another still writes to the same name."""
+    with atomic_write(folder / "file") as first:
+        first.write_text("whole")
+        with suppress(ZeroDivisionError), atomic_write(folder / "file") as second:
+            second.write_text("ha")
+            raise ZeroDivisionError
+    return (folder / "file").read_text() == "whole" and len(list(folder.iterdir())) == 1
 
 
 def knowledge_bomb(folder: Path) -> bool:
@@ -368,6 +412,10 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
     if not is_quick:
         yield "strangers who begin", strangers(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01CURVE" + bytes(47))
     yield "words said again", said_again
+    yield "greeting with a NUL", greets([greeting(0, {"emulated": "x\0.toml"})])
+    if not is_quick:
+        facts: dict[str, str | int | float | bool] = {f"fact{number}": "x" * 500 for number in range(30)}
+        yield "greetings of many fabrics", greets([greeting(number, facts) for number in range(3_000)])
     yield "junk under others' names", masked
     yield "one writer under eight names", eight_names
     yield "another's name", anothers_name
@@ -382,6 +430,8 @@ def attacks(*, is_quick: bool) -> Iterator[Attack]:
         yield "dashboard asked without end", holds_places(place_attacks.dashboard_asked_without_end)
     yield "metrics asked slowly", holds_places(place_attacks.metrics_asked_slowly)
     yield "terminal of absurd width", holds_places(place_attacks.absurd_width)
+    yield "older book, its URL respelled", respelled_book
+    yield "two writers of one file", two_writers
 
 
 def attacks_as_root() -> Iterator[Attack]:
@@ -389,6 +439,7 @@ def attacks_as_root() -> Iterator[Attack]:
     yield "library of another user", lambda folder: planted_library(folder, of_stranger=True)
     yield "what was merged is another user's", state_of(lambda state: os.chown(state, STRANGER, STRANGER))
     yield "shared knowledge of empty lists", knowledge_bomb
+    yield "pieces of settings that are shared", pieces_of_settings
     yield "much said to root", much_said
     yield "process stopped at once", stopped_at_once
     yield "leader of a silent name", holds_places(place_attacks.silent_names)

@@ -40,7 +40,10 @@ def begin_of(path: Path, n_bytes: int) -> bytes:
 
 def _read(path: Path, n_bytes: int, owner: int | None, flags: int) -> bytes:
     # Without O_NONBLOCK a pipe that nobody writes to would be waited for, before anything is known of it.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    except ValueError as error:  # a name that others gave, with what no file's can have in it
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from pathlib import Path
 
@@ -32,12 +31,10 @@ def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
     with contextlib.closing(open_for_reading(store)) as source:
         _check_target(store, target, may_overwrite)
         try:
-            with atomic_write(target) as partial:
-                partial.unlink(missing_ok=True)  # of a backup that was killed
-                os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # as closed as the store
-                with contextlib.closing(sqlite3.connect(partial)) as copy:
-                    source.backup(copy)  # all pages in one reading transaction: a writer's commits do not disturb it
-                    copy.execute("PRAGMA journal_mode = DELETE")  # no side files, wherever it is read
+            # As closed as the store.
+            with atomic_write(target, 0o600) as partial, contextlib.closing(sqlite3.connect(partial)) as copy:
+                source.backup(copy)  # all pages in one reading transaction: a writer's commits do not disturb it
+                copy.execute("PRAGMA journal_mode = DELETE")  # no side files, wherever it is read
             return target.stat().st_size
         except (sqlite3.Error, OSError, MemoryError) as error:
             raise StoreError(f"backup {target} cannot be written: {reason(error)}", _ANOTHER) from error

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotune.store.knowledge_pool import MAX_FILE_BYTES, KnowledgePool
+from zerotune.store.knowledge_pool import MAX_FILE_BYTES, VERSION, KnowledgePool, Shared, checked
 from zerotune.store.records import (
     Algorithm,
     Candidate,
@@ -29,6 +30,11 @@ KEY, OTHER_KEY = (
 )
 FAST = Candidate(Algorithm.tree, Protocol.ll, 4)
 SLOW = Candidate(Algorithm.ring, Protocol.simple, 8)
+SHAPES = (
+    st.builds(Candidate, n_channels=st.integers(0, 64))
+    | st.builds(Candidate, st.sampled_from(Algorithm), st.none() | st.sampled_from(Protocol), st.integers(0, 64))
+)
+"""Whatever a file can say that ran: halves, too."""
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="writes as several users")
 
 
@@ -145,6 +151,33 @@ def test_numbers_that_cannot_be(folder, monkeypatch, change):
     told["statistics"][1] |= change
     path.write_bytes(msgspec.msgpack.encode(told))
     assert known(folder, [], monkeypatch).decided(KEY) is None
+
+
+@as_root
+@pytest.mark.parametrize("size_class", [-1, 256, 10**6, 2**62])
+def test_sizes_that_cannot_be(folder, monkeypatch, size_class):
+    path = tell(folder, ALICE, lines(50.0), monkeypatch)
+    told = msgspec.msgpack.decode(path.read_bytes())
+    its = told["statistics"][1]
+    told["statistics"].append(its | {"key": its["key"] | {"size_class": size_class}})
+    path.write_bytes(msgspec.msgpack.encode(told))
+    assert known(folder, [], monkeypatch).decided(KEY) is None
+
+
+@given(st.lists(SHAPES, max_size=8), st.booleans())
+def test_whatever_shape_is_believed_can_be_learned_from(shapes, is_faster):
+    """Parts of it may be unknown: such a setting is neither compared with those on offer nor proposed."""
+    told = [line(SLOW, 100.0), *(line(shape, 50.0 if is_faster else 150.0) for shape in {*shapes} - {SLOW})]
+    believed = checked("fabric", msgspec.msgpack.encode(Shared(VERSION, "fabric", told, [told])))
+    shared = msgspec.msgpack.decode(believed, type=Shared)
+    knowledge = Knowledge(shared.statistics, by_job=shared.by_job)
+    offered = [Candidate(Algorithm.ring, protocol, n) for protocol in Protocol for n in (1, 2, 4, 8, 32)]
+    mean, std = np.zeros(len(offered)), np.full(len(offered), 9.0)
+    knowledge.overrule(KEY, offered, mean, std)
+    assert np.isfinite(mean).all()
+    decided = knowledge.decided(KEY)
+    assert decided is None or decided[0].protocol is not None
+    assert is_faster or decided is None
 
 
 @pytest.mark.slow

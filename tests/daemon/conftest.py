@@ -25,11 +25,15 @@ class Bench:
         self.now_s = 1000.0
         self.store = FakeStore()
         self.brains: dict[str, ScriptedBrain] = {}
+        self.unmakeable = ""
+        """A job for which no brain can be made."""
         self.requests: list[Request] = []
         self.service = Service(self.store, self._brain, lambda: self.now_s, Welcome(1, "test"))
         self.service.learning.on_request = self.requests.append
 
     def _brain(self, job_id, fabric_id, fabric, knowledge) -> ScriptedBrain:
+        if job_id == self.unmakeable:
+            raise ValueError("scripted")
         self.brains[job_id] = ScriptedBrain(job_id, fabric_id, knowledge)
         return self.brains[job_id]
 

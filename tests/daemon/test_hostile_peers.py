@@ -8,9 +8,11 @@ import struct
 import threading
 import time
 from collections import deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import zmq
 from daemon_process import WAIT_S, hello, receive
 
 from benchmarks.service.many_peers import HANDSHAKE
@@ -18,7 +20,7 @@ from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.records import StepRecord
 from zerotune.tuner.client.status import fetch_status
-from zerotune.tuner.service.daemon import run_daemon
+from zerotune.tuner.service.daemon import Daemon, run_daemon
 
 HOSTILE = {
     "empty": [b""],
@@ -35,6 +37,10 @@ HOSTILE = {
     "records for ever": wire.encode(wire.Observations("job", 0, 2**62), b"x" * 64),
     "a number that does not fit": wire.encode(wire.Hello("job", 0, 2**62, 0, "node", 1, "f", {}, 1, 5)),
     "an epoch that does not fit": wire.encode(wire.Hello("job", 0, 1, 0, "node", 1, "f", {}, 1, 5, 2**62)),
+    "a fact that no file's name can be": wire.encode(
+        wire.Hello("job", 0, 1, 0, "node", 1, "f", {"emulated": "x\0.toml"}, 1, 5)
+    ),
+    "a fabric that no program can be given": wire.encode(wire.Hello("job", 0, 1, 0, "node", 1, "f\0", {}, 1, 5)),
     "a step that does not fit": wire.encode(wire.Steps("job", 0, (StepRecord(2**62, 0, 1.0),))),
     "a daemon's message": wire.encode(wire.Welcome(1, "x")),
 }
@@ -52,6 +58,16 @@ def test_hostile_frames_get_a_typed_error_and_others_are_served_on(daemon, conne
         status = fetch_status(daemon.endpoint)
         assert (status.n_errors, status.n_refused) == (0, n_before + 1)
     assert b"Traceback" not in (daemon.end(), daemon.words)[1]
+
+
+def test_news_of_another_thread_that_cannot_be_taken_ends_no_daemon(bench):
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        daemon = Daemon(socket, bench.service, time.monotonic, lambda *_: None, SimpleNamespace(receive=list))
+        daemon.call_soon(lambda: bench.service.model_ready(*()))
+        daemon.call_soon(daemon.stop)
+        daemon.run()
+        daemon.close()
+    assert daemon.n_errors == 1
 
 
 def test_a_frame_over_the_transport_limit_costs_its_sender_the_connection(daemon, connect):

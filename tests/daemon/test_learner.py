@@ -19,7 +19,7 @@ import pytest
 from zerotune.store.records import ModelRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.modeling import learner as learner_module
-from zerotune.tuner.modeling.learner import Learner
+from zerotune.tuner.modeling.learner import MAX_WAITING, Learner
 from zerotune.tuner.modeling.requests import Request, RequestKind
 
 MODEL = ModelRecord("correction", "f", b"blob", {"features": "1"}, "hash", 0.1, 1.0)
@@ -50,6 +50,16 @@ def test_knowledge_is_loaded_beside_the_loop(made):
     learner, ready = made
     learner.ask(Request(RequestKind.load, "f"))
     assert ready.get(timeout=10) == ("f", [])
+
+
+def test_who_asks_without_end_fills_no_memory(store):
+    may_load = threading.Event()
+    learner = Learner(store, lambda *_: may_load.wait(60), None, lambda *_: None)
+    for number in range(MAX_WAITING + 10):
+        learner.ask(Request(RequestKind.load, f"f{number}"))
+    may_load.set()
+    learner.close()
+    assert 9 <= learner.n_failed <= 10
 
 
 def test_when_loading_fails_the_job_starts_from_nothing(made, caplog):

@@ -17,6 +17,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("cryptography")
 from zerotune.tuner.fleet import shelf as shelf_module
+from zerotune.tuner.fleet.book import Head, sealed
 from zerotune.tuner.fleet.building import build
 from zerotune.tuner.fleet.objects import Fabric, pack
 from zerotune.tuner.fleet.shelf import Shelf
@@ -127,3 +128,38 @@ def test_an_older_book_takes_no_newer_ones_place(made, shelf_of, tmp_path) -> No
     later.start()
     wait_for(lambda: later.error != "")
     assert later.n_winners == 0
+
+
+def is_believed(shelf: Shelf) -> bool:
+    """Whether a daemon that begins now believes what lies there."""
+    news = threading.Event()
+    shelf.on_news = news.set
+    shelf.start()
+    wait_for(lambda: news.is_set() or shelf.error != "")
+    return news.is_set()
+
+
+def book_of(fleet: str, made_at_s: int, signer: Signer) -> bytes:
+    return sealed([Head(fleet, made_at_s, "a test", 1, 1, 1)], signer)
+
+
+@pytest.mark.parametrize("other", ["s3://bucket/zerotune", "s3://bucket//zerotune/", "s3://elsewhere"])
+def test_an_older_book_comes_back_under_no_other_spelling(made, shelf_of, tmp_path, monkeypatch, other) -> None:
+    """Neither of whoever built the newer book, nor of whoever reads it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    signer, place = Signer.from_file(made[0].parent / "key"), tmp_path / "book"
+    for made_at_s, fleet in ((200, other), (200, "s3://bucket/zerotune/")):
+        place.write_bytes(book_of(fleet, made_at_s, signer))
+        assert is_believed(shelf_of(place, made[1]))
+        place.write_bytes(book_of("s3://bucket/zerotune/", 100, signer))
+        assert not is_believed(shelf_of(place, made[1]))
+    (link := tmp_path / "link").symlink_to(place)
+    assert not is_believed(shelf_of(link, made[1]))
+
+
+def test_two_fleets_have_books_of_one_key(made, shelf_of, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    signer = Signer.from_file(made[0].parent / "key")
+    for made_at_s, fleet in ((200, "s3://bucket/one"), (100, "s3://bucket/two")):
+        (place := tmp_path / str(made_at_s)).write_bytes(book_of(fleet, made_at_s, signer))
+        assert is_believed(shelf_of(place, made[1]))

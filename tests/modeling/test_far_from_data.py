@@ -110,6 +110,16 @@ def test_another_fabric_of_the_same_name_describes_nothing() -> None:
     assert not np.array_equal(named, usual)
 
 
+@pytest.mark.parametrize("name", ["x\0.toml", "x\ud800.toml", "\0"])
+def test_what_no_file_can_be_called_describes_nothing(name: str) -> None:
+    place, setting = MACHINE.communicator(range(16)), [Candidate(Algorithm.ring, Protocol.ll, 4)]
+    found, unknown = (
+        CostPrior({**FACTS, "emulated": emulated}).log_cost(place, Collective.all_gather, setting, 1 << 20)
+        for emulated in (name, "none")
+    )
+    assert np.array_equal(found, unknown)
+
+
 def test_a_communicator_that_the_described_machine_cannot_have_is_tuned_all_the_same() -> None:
     """NCCL counts a node whose rings go through network adapters as several."""
     costs, place = CostPrior(fabric.load("h100_node").describe()), CommunicatorClass(4, 2)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -339,6 +340,10 @@ def test_unknown_names_and_files(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.toml", tmp_path):
         with pytest.raises(FabricError):
             fabric.load(str(path) if path.suffix else f"{path}/")
+    for text in ("x\0.toml", "x\ud800.toml"):  # no file's name can be so
+        with pytest.raises(FabricError):
+            fabric.load(text)
+        broken(tmp_path, f"machine = {json.dumps(text.replace('toml', 'xml'))}\n{GOOD}")
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(FabricError, match="not TOML"):

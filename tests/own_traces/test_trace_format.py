@@ -151,6 +151,16 @@ def test_every_flipped_byte_is_caught_or_harmless(tmp_path: Path):
         assert len(records) == 0 or records.tobytes() == written.tobytes()
 
 
+@pytest.mark.parametrize(
+    "change", [{"job_id": "j\0b"}, {"fabric_id": "f\0"}, {"fabric": {"emulated": "x\0.toml"}}], ids=str
+)
+def test_names_that_no_file_or_program_can_be_given_are_refused(tmp_path: Path, change: dict[str, object]):
+    path = tmp_path / "x.zttrace"
+    path.write_bytes(pack_member(msgspec.structs.replace(HEADER, **change)))
+    with pytest.raises(TraceError):
+        read_own(path)
+
+
 @settings(max_examples=60)
 @given(body=st.binary(max_size=200), as_gzip=st.booleans(), after_header=st.booleans())
 def test_hostile_bytes_raise_trace_error_only(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -45,7 +46,7 @@ def test_only_a_regular_file_of_some_size_is_read(tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe")
     (link := tmp_path / "link").symlink_to(file)
     assert read_file(file, MAX_BYTES) == begin_of(link, MAX_BYTES) == b"x" * MAX_BYTES
-    for path in (pipe, tmp_path, "/dev/zero", "/dev/tty", tmp_path / "none"):
+    for path in (pipe, tmp_path, "/dev/zero", "/dev/tty", tmp_path / "none", tmp_path / "x\0", tmp_path / "\ud800"):
         with pytest.raises(OSError, match=r".+"):
             read_file(path, MAX_BYTES)
         with pytest.raises(OSError, match=r".+"):
@@ -57,12 +58,43 @@ def test_only_a_regular_file_of_some_size_is_read(tmp_path):
         read_file(link, MAX_BYTES, follow=False)
 
 
-def test_a_link_in_the_place_of_the_partial_file_leaves_its_target_as_it_is(tmp_path):
-    (precious := tmp_path / "precious").write_text("data")
-    (tmp_path / "out.partial").symlink_to(precious)
-    with atomic_write(tmp_path / "out") as partial:
+def test_of_two_writers_each_puts_a_whole_there(tmp_path):
+    (path := tmp_path / "out").write_text("old")
+    with atomic_write(path) as first:
+        first.write_text("A" * 1000)
+        with contextlib.ExitStack() as others:
+            second, third = (others.enter_context(atomic_write(path)) for _ in range(2))
+            second.write_text("B" * 100)
+            with pytest.raises(ZeroDivisionError), atomic_write(path):
+                raise ZeroDivisionError  # whoever fails takes nothing of others along
+            third.write_text("C" * 500)
+        assert path.read_text() == "B" * 100
+    assert path.read_text() == "A" * 1000
+    assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("name", ["out", "[o]ut*", "\u00fc" * 127])
+def test_what_killed_writers_left_goes_with_time_and_nothing_else(tmp_path, name):
+    path = tmp_path / name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: os._exit(9))
+        for _ in range(2):
+            if (child := os.fork()) == 0:
+                try:
+                    with atomic_write(path) as partial:
+                        partial.write_text("half")
+                finally:
+                    os._exit(1)
+            os.waitpid(child, 0)
+    old, new = tmp_path.iterdir()
+    os.utime(old, (0, 0))
+    others = [tmp_path / one for one in ("out.partial", "out.00000000.partial.txt", "out.2.00000000.partial")]
+    for one in others[::2]:
+        one.touch()
+        os.utime(one, (0, 0))
+    with atomic_write(path) as partial:
         partial.write_text("new")
-    assert (precious.read_text(), (tmp_path / "out").read_text()) == ("data", "new")
+    assert {*tmp_path.iterdir()} == {path, new, *others[::2]}
 
 
 def test_a_link_that_another_user_has_put_there_is_not_written_through(tmp_path):

@@ -32,7 +32,7 @@ u32 = st.integers(0, 2**32 - 1)
 ordinals = st.integers(0, 2**31 - 1)
 epochs = st.integers(0, 2**30)
 ranks = st.integers(0, wire.MAX_RANK)
-one_line = st.characters(exclude_characters="\n", exclude_categories=["Cs"])
+one_line = st.characters(exclude_characters="\n\0", exclude_categories=["Cs"])
 ids = st.text(one_line, min_size=1, max_size=20)
 names = st.text(one_line, max_size=20)
 real = st.floats(-1e15, 1e15)
@@ -279,7 +279,7 @@ def test_greetings_beyond_any_rank_of_ours_are_refused(fields):
         wire.decode_agent(wire.encode(hello))
 
 
-@pytest.mark.parametrize("job_id", ["a\nzerotune: fake line", "a\n", "\n"])
+@pytest.mark.parametrize("job_id", ["a\nzerotune: fake line", "a\n", "\n", "a\0"])
 def test_no_name_makes_a_line_of_its_own(job_id):
     with pytest.raises(WireError):
         wire.decode_agent(wire.encode(wire.Goodbye(job_id, 0)))

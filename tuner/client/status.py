@@ -142,7 +142,7 @@ def _free_bytes(folder: Path) -> int | None:
     """Room on the disk; unknown where the daemon is on another machine."""
     try:
         return shutil.disk_usage(folder).free
-    except OSError:
+    except (OSError, ValueError):  # a NUL in it
         return None
 
 

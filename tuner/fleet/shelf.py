@@ -35,29 +35,42 @@ Told = dict[DecisionKey, tuple[Candidate, float, float]]
 
 
 class _Pin:
-    """When the newest book of each fleet was made that this user's daemons believed by one key: none goes back."""
+    """When the newest books were made that this user's daemons believed by one key: none goes back.
 
-    def __init__(self, key: str) -> None:
+    Books of one key are told apart by where they are read, and by the fleet that they say they are of. Either alone is
+    spelled by somebody: a book is refused if it is older than the newest by either name.
+    """
+
+    def __init__(self, key: str, read_at: str) -> None:
         self._path = state_dir() / "books" / f"{key}.json"
+        self._read_at = f"read at {read_at if '://' in read_at else os.path.abspath(read_at)}"
         self._made_at_s: dict[str, int] = {}
 
     def newest(self, fleet: str) -> int:
         """0: no book of it was believed yet."""
         with contextlib.suppress(OSError, ValueError):  # none was kept yet, or the file is damaged
             data = read_file(self._path, MAX_PIN_BYTES, owner=os.getuid(), follow=False)
-            for url, made_at_s in msgspec.json.decode(data, type=dict[str, int]).items():
-                self._made_at_s[url] = max(made_at_s, self._made_at_s.get(url, 0))
-        return self._made_at_s.get(fleet, 0)
+            for name, made_at_s in msgspec.json.decode(data, type=dict[str, int]).items():
+                self._note(name, made_at_s)
+        return max(self._made_at_s.get(_named(name), 0) for name in (fleet, self._read_at))
 
     def keep(self, fleet: str, made_at_s: int) -> None:
         """Remember it, also for the next daemon if that can be written down."""
-        self._made_at_s[fleet] = made_at_s
+        for name in (fleet, self._read_at):
+            self._note(name, made_at_s)
         try:
             make_private(self._path.parent)
             with atomic_write(self._path) as partial:
                 partial.write_bytes(msgspec.json.encode(self._made_at_s))
         except OSError as error:
             _log.warning("%s cannot be written: after a restart an older book would be believed: %s", self._path, error)
+
+    def _note(self, name: str, made_at_s: int) -> None:
+        self._made_at_s[_named(name)] = max(made_at_s, self._made_at_s.get(_named(name), 0))
+
+
+def _named(url: str) -> str:
+    return url.rstrip("/")
 
 
 class Shelf:
@@ -76,7 +89,7 @@ class Shelf:
         self.on_news: Callable[[], None] = lambda: None
         """Called on this thread when another book is there."""
         self._url, self._verifier, self._read_every_s = url, verifier, read_every_s
-        self._pin = _Pin(verifier.public_hex)
+        self._pin = _Pin(verifier.public_hex, self.url)
         self._book: Book | None = None
         self._closing, self._was_read = threading.Event(), threading.Event()
         self._was_read.set()

@@ -75,7 +75,7 @@ class Knowledge:
         self._by_place: dict[tuple[object, ...], dict[Candidate, _Known]] = {}
         for line in statistics:
             candidate = BASELINE if line.is_default else line.candidate
-            if line.count < 1 or not line.median_us > 0 or candidate.lacks_protocol:
+            if line.count < 1 or not line.median_us > 0 or candidate.is_half:
                 continue
             spread = max(line.std_us / line.median_us, 0.01)
             entry = _Known(math.log(line.median_us), min(spread, 1.0), line.count, line.level_std)
@@ -282,12 +282,12 @@ def _as_asked(
     known: dict[Candidate, _Known], candidates: Sequence[Candidate], key: DecisionKey
 ) -> dict[Candidate, _Known]:
     """What is known of settings by what was asked for, among `candidates`; by the most calls where several ran."""
-    others = known.keys() - {*candidates, BASELINE}  # which has no other name, and no place in their order
+    others = known.keys() - {*candidates, BASELINE}  # which has no other name
     if not others:
         return known
     offered = {str(one) for one in candidates}
     found = {one: entry for one, entry in known.items() if one not in others}
-    for ran in sorted(others):
+    for ran in sorted(others, key=str):
         name = asked_for(ran, offered, key)
         if name not in found or found[name].n_calls < known[ran].n_calls:
             found[name] = known[ran]
@@ -305,7 +305,7 @@ def _gains_by_key(by_job: Iterable[Sequence[CandidateStatistics]]) -> dict[Decis
         baselines = {line.key: line for line in lines if line.is_default}
         for line in lines:
             base = baselines.get(line.key)
-            if line.is_default or base is None or line.candidate.lacks_protocol:
+            if line.is_default or base is None or line.candidate.protocol is None:
                 continue
             variance = BETWEEN_JOBS_STD**2 + line.level_std**2
             for side in (line, base):

@@ -28,6 +28,8 @@ from zerotune.tuner.modeling.trainer import keep
 _log = logging.getLogger("zerotune.learner")
 
 TRAIN_TIMEOUT_S: Final = 300.0
+MAX_WAITING: Final = 2048
+"""Requests: all fabrics that jobs are on are loaded anew, and fitted, at once."""
 
 Loader = Callable[[Store, str], object]
 """(store, fabric_id) -> knowledge."""
@@ -58,8 +60,11 @@ class Learner:
         self._thread.start()
 
     def ask(self, request: Request) -> None:
-        """Queue a request; never blocks."""
-        self._requests.put(request)
+        """Queue a request, unless too many wait; never blocks."""
+        if self._requests.qsize() < MAX_WAITING:
+            self._requests.put(request)
+        else:
+            self.n_failed += 1
 
     def close(self) -> None:
         """Give up what is not done yet; measurements are in the store, so nothing is lost."""

@@ -10,6 +10,8 @@ import msgspec
 
 TRAIN_EVERY_MEASUREMENTS: Final = 5_000
 TRAIN_PAUSE_S: Final = 60.0
+MAX_FABRICS: Final = 1024
+"""As many as jobs can be connected; beyond that, those met longest ago are forgotten: the store has them."""
 
 
 class RequestKind(Enum):
@@ -43,9 +45,9 @@ class Learning:
         """Called with work for the learner; must not block."""
 
     def knowledge_of(self, fabric_id: str) -> object | None:
-        """What is known of a fabric; asks for it the first time, and is None until it has come."""
-        fabric = self._fabrics.setdefault(fabric_id, _Fabric())
-        if fabric.knowledge is None and fabric.asked_at_s == float("-inf"):
+        """What is known of a fabric; None until it has come, which is asked for, and after a pause again."""
+        fabric = self._of(fabric_id)
+        if fabric.knowledge is None and self._clock() - fabric.asked_at_s >= TRAIN_PAUSE_S:
             fabric.asked_at_s = self._clock()
             self.on_request(Request(RequestKind.load, fabric_id))
         return fabric.knowledge
@@ -57,11 +59,11 @@ class Learning:
 
     def ready(self, fabric_id: str, knowledge: object) -> None:
         """The learner has loaded or fitted."""
-        self._fabrics.setdefault(fabric_id, _Fabric()).knowledge = knowledge
+        self._of(fabric_id).knowledge = knowledge
 
     def measured(self, fabric_id: str, n_measurements: int) -> None:
         """Count new measurements; requests a fit when there are enough of them, but not too often."""
-        fabric = self._fabrics.setdefault(fabric_id, _Fabric())
+        fabric = self._of(fabric_id)
         fabric.n_new += n_measurements
         if fabric.n_new >= TRAIN_EVERY_MEASUREMENTS and self._clock() - fabric.asked_at_s >= TRAIN_PAUSE_S:
             self._train(fabric_id, fabric)
@@ -71,6 +73,13 @@ class Learning:
         fabric = self._fabrics.get(fabric_id)
         if fabric is not None and fabric.n_new:
             self._train(fabric_id, fabric)
+
+    def _of(self, fabric_id: str) -> _Fabric:
+        """What is kept of a fabric, which is the newest to be asked for now."""
+        fabric = self._fabrics[fabric_id] = self._fabrics.pop(fabric_id, _Fabric())
+        if len(self._fabrics) > MAX_FABRICS:
+            del self._fabrics[next(iter(self._fabrics))]
+        return fabric
 
     def _train(self, fabric_id: str, fabric: _Fabric) -> None:
         fabric.n_new, fabric.asked_at_s = 0, self._clock()

@@ -119,7 +119,7 @@ class Daemon:
             self._send(self._guarded(self._service.tick))
             self._send(self._guarded(self._from_leaders))
             while self._calls:
-                self._calls.popleft()()
+                self._guarded(self._calls.popleft())
             now_s = self._clock()
             if self._service.n_sessions and idle_exit_s is not None:
                 leave_at_s = now_s + idle_exit_s

@@ -195,9 +195,12 @@ class Job:
         """Whether this job has a brain."""
         return self._brain is not None
 
-    def give_brain(self, brain: BrainLike) -> None:
-        """Take the brain, and replay to it what happened before it was ready."""
-        self._brain = brain
+    def give_brain(self, make: Callable[[], BrainLike]) -> None:
+        """Take the brain that is made, and replay to it what happened before; if that raises, nothing is tuned."""
+        try:
+            self._brain = make()
+        except Exception as error:
+            self._brain_failed(error)
         if self.highest_epoch:
             self.tell(lambda brain: brain.adopted(self.highest_epoch, self.step))
         backlog, self._backlog, self._backlog_bytes = self._backlog, [], 0
@@ -220,9 +223,12 @@ class Job:
         try:
             event(self._brain)
         except Exception as error:
-            _log.exception("tuning of job %s stops: its brain failed", self.job_id)
-            self.trouble = f"tuning stopped: {type(error).__name__}: {error}"
-            self._brain = None
+            self._brain_failed(error)
+
+    def _brain_failed(self, error: Exception) -> None:
+        _log.error("tuning of job %s stops: its brain failed", self.job_id, exc_info=error)
+        self.trouble = f"tuning stopped: {type(error).__name__}: {error}"
+        self._brain = None
 
     def think(self) -> tuple[Plan | None, list[Decision]]:
         """A new plan to offer, if any, and the decisions since the last call."""

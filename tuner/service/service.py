@@ -398,7 +398,7 @@ class Service:
             return
         knowledge = self.learning.knowledge_of(job.fabric_id)
         if knowledge is not None:
-            job.give_brain(self._brains(job.job_id, job.fabric_id, job.fabric, knowledge))
+            job.give_brain(lambda: self._brains(job.job_id, job.fabric_id, job.fabric, knowledge))
 
     def _ring(self, job: Job, rank: int, bell: Bell) -> list[Reply]:
         """Rank 0's bell goes to all others, another rank's to rank 0."""

@@ -15,9 +15,11 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
-from zerotune.tuner.fleet.book import Book
+from zerotune.tuner.fleet.book import Book, Head, sealed
 from zerotune.tuner.fleet.building import build
 from zerotune.tuner.fleet.objects import COLUMNS, Fabric, pack
+from zerotune.tuner.fleet.shelf import Shelf
+from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
 
 HONEST: Final = ("a", "b", "c")
 """Nodes whose measurements are true."""
@@ -125,3 +127,20 @@ def bomb(text: str, facts: bytes) -> Callable[[Path], bool]:
         return build(str(folder / "fleet"), folder / "book").merged.n_objects == 1
 
     return attack
+
+
+def respelled_book(folder: Path) -> bool:
+    """It is older than one whose builder spelled the fleet's URL otherwise."""
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")
+    try:
+        key, signer, is_believed = make_key(folder / "key"), Signer.from_file(folder / "key"), []
+        for made_at_s, url in ((200, "s3://bucket/fleet"), (100, "s3://bucket/fleet/")):
+            (folder / "book").write_bytes(sealed([Head(url, made_at_s, "another", 1, 1, 1)], signer))
+            shelf = Shelf(str(folder / "book"), Verifier.of(key))
+            shelf.start()
+            shelf.told("fabric")
+            shelf.close()
+            is_believed.append(not shelf.error)
+        return is_believed == [True, False]
+    finally:
+        del os.environ["XDG_STATE_HOME"]

@@ -18,8 +18,9 @@ from zerotune.store.sqlite.opening import reader
 from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls, measured_calls
 from zerotune.store.sqlite.rows import measurements as _measurements
 from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, decision_of
+from zerotune.store.wire import Facts
 
-Of = TypeVar("Of", Passages, Lateness)
+Of = TypeVar("Of")
 
 
 class Reading:
@@ -188,9 +189,9 @@ class Reading:
         return int(found[0])
 
     def fabrics(self) -> dict[str, dict[str, str | int | float | bool]]:
-        """Description of every fabric, by fabric_id."""
+        """Description of every fabric, by fabric_id; nothing where it is none that a job can have told."""
         rows = self._reader().execute("SELECT fabric_id, description FROM fabrics ORDER BY id")
-        return {fabric_id: msgspec.json.decode(description) for fabric_id, description in rows}
+        return {fabric_id: _read(description, {}, Facts) for fabric_id, description in rows}
 
     def jobs(self) -> list[JobRecord]:
         """Every job, oldest first."""
@@ -206,7 +207,7 @@ class Reading:
         return [
             JobRecord(
                 job, fabric, n, Stage(stage), start, end, name, bool(is_lost),
-                _read(seen, Passages), _read(late, Lateness), failure,
+                _read(seen, Passages()), _read(late, Lateness()), failure,
             )
             for job, fabric, n, stage, start, end, name, is_lost, seen, late, failure in rows
         ]
@@ -269,9 +270,10 @@ def _where(conditions: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
     return " AND ".join(given) or "1", tuple(given.values())
 
 
-def _read(text: str, kind: type[Of]) -> Of:
-    """What a job's row says of it; nothing where that cannot be read."""
+def _read(text: str, otherwise: Of, kind: Any = None) -> Of:
+    """What a row says, of `otherwise`'s kind where none is given; `otherwise` where it cannot be read."""
     try:
-        return msgspec.json.decode(text, type=kind)
+        found: Of = msgspec.json.decode(text, type=kind or type(otherwise))
     except msgspec.MsgspecError:
-        return kind()
+        return otherwise
+    return found

@@ -9,6 +9,15 @@ from typing import Final, NamedTuple
 
 Operation = Callable[[sqlite3.Connection], None]
 
+class Entry(NamedTuple):
+    """What is to be written, or was."""
+
+    operation: Operation
+    n_rows: int
+    room: int
+    """Rows that take as much memory: more than it has, where they are long."""
+
+
 MOST_ROWS: Final = 100_000
 """So many are kept in memory, some 5 MB; the oldest go first."""
 
@@ -24,8 +33,8 @@ class RecentOperations:
     """Belongs to the writer's thread."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[Marks, Operation, int]] = deque()
-        self._n_rows = 0
+        self._kept: deque[tuple[Marks, Entry]] = deque()
+        self._room = 0
 
     @staticmethod
     def marks(connection: sqlite3.Connection) -> Marks:
@@ -36,26 +45,26 @@ class RecentOperations:
         )
         return Marks(*found.fetchone())
 
-    def committed(self, marks: Marks, operations: Iterable[tuple[Operation, int]]) -> None:
+    def committed(self, marks: Marks, entries: Iterable[Entry]) -> None:
         """Keep what a transaction has done.
 
         Args:
             marks: of its beginning.
-            operations: with the rows that each wrote.
+            entries: what it wrote.
         """
-        for operation, n_rows in operations:
-            self._kept.append((marks, operation, n_rows))
-            self._n_rows += n_rows
-        while self._n_rows > MOST_ROWS:
-            marks, _, n_rows = self._kept.popleft()
-            self._n_rows -= n_rows
+        for entry in entries:
+            self._kept.append((marks, entry))
+            self._room += entry.room
+        while self._room > MOST_ROWS:
+            marks, entry = self._kept.popleft()
+            self._room -= entry.room
             while self._kept and self._kept[0][0] == marks:  # of one transaction, all or none
-                self._n_rows -= self._kept.popleft()[2]
+                self._room -= self._kept.popleft()[1].room
 
     def forget(self) -> None:
         """The file is sound with all of it."""
         self._kept.clear()
-        self._n_rows = 0
+        self._room = 0
 
     def redo(self, connection: sqlite3.Connection) -> int:
         """Do it again in a new file, in place of what was recovered of it.
@@ -79,8 +88,8 @@ class RecentOperations:
             cut = connection.execute("DELETE FROM main.measurements WHERE id > ?", (marks.measurement,)).rowcount
             connection.execute("UPDATE tallies SET n_rows = n_rows - ? WHERE name = 'measurements'", (cut,))
             connection.execute("DELETE FROM main.decisions WHERE id > ?", (marks.decision,))
-            for _, operation, _ in self._kept:
-                operation(connection)
+            for _, entry in self._kept:
+                entry.operation(connection)
             n_more = _count(connection) - n_before
             connection.execute("COMMIT")
         except Exception as error:

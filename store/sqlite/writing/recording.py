@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -29,6 +29,9 @@ from zerotune.store.sqlite.writing.writer import Writer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing's own from Python 3.11 on
+
+ROW_BYTES: Final = 128
+"""What waits, or may have to be written again, is bounded by rows: a long description has the room of many."""
 
 
 class Recording:
@@ -57,11 +60,11 @@ class Recording:
             n_ranks: ranks that it has.
             name: what people call it; empty leaves what is known.
         """
-        now_s, description = self._clock(), msgspec.json.encode(fabric).decode()
+        now_s, description = self._clock(), msgspec.json.encode(fabric).decode() if fabric else ""
 
         def write(connection: sqlite3.Connection) -> None:
             row = fabric_row(connection, fabric_id)
-            if fabric:
+            if description:
                 describe_fabric(connection, row, fabric_id, description)
             change_jobs(
                 connection,
@@ -71,7 +74,7 @@ class Recording:
                 (n_ranks, name, name, now_s, job_row(connection, job_id, row)),
             )
 
-        self._put(write, is_essential=True)
+        self._put(write, is_essential=True, room=1 + len(description) // ROW_BYTES)
 
     def update_job(self, job_id: str, **news: Unpack[JobNews]) -> None:
         """Queue what became known of a job.
@@ -190,7 +193,12 @@ class Recording:
         )
 
     def _put(
-        self, operation: Callable[[sqlite3.Connection], object], n_rows: int = 1, *, is_essential: bool = False
+        self,
+        operation: Callable[[sqlite3.Connection], object],
+        n_rows: int = 1,
+        *,
+        is_essential: bool = False,
+        room: int = 0,
     ) -> None:
         if self._writer is None:
             raise StoreError(f"store {self.path} is open for reading only", "open it for writing")
@@ -198,4 +206,4 @@ class Recording:
         def write(connection: sqlite3.Connection) -> None:
             operation(connection)
 
-        self._writer.put(write, n_rows, is_essential=is_essential)
+        self._writer.put(write, n_rows, is_essential=is_essential, room=room)

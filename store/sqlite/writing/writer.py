@@ -21,12 +21,10 @@ from zerotune.store.sqlite.damage.sound_rows import sound_condition
 from zerotune.store.sqlite.opening import Redo
 from zerotune.store.sqlite.rows.checksums import ChecksumWatch
 from zerotune.store.sqlite.writing.checkpoints import IDLE_S, Checkpoints
-from zerotune.store.sqlite.writing.recent import Operation, RecentOperations
+from zerotune.store.sqlite.writing.recent import Entry, Operation, RecentOperations
 from zerotune.store.wire import StoreState
 
 _log = logging.getLogger("zerotune.store")
-
-_Entry = tuple[Operation, int]
 
 MAX_PENDING_ROWS: Final = 500_000
 ESSENTIAL_ROWS: Final = 100_000
@@ -87,8 +85,8 @@ class Writer:
         """Rows lost before the outage."""
         self._n_tries = 0
         """Failed tries to write."""
-        self._pending: deque[_Entry] = deque()
-        self._n_pending_rows = 0
+        self._pending: deque[Entry] = deque()
+        self._n_pending_rows = self._pending_room = 0
         self._n_rows_tried = 0
         """Rows that were taken out of the queue and are not written yet."""
         self._n_put = 0
@@ -107,24 +105,26 @@ class Writer:
             ago_s = time.monotonic() - self._failed_at_s if self._error else 0.0
             return StoreState(self._is_out, self._error, ago_s, n_waiting, self.n_lost)
 
-    def put(self, operation: Operation, n_rows: int, *, is_essential: bool = False) -> bool:
+    def put(self, operation: Operation, n_rows: int, *, is_essential: bool = False, room: int = 0) -> bool:
         """Queue an operation, unless more would then wait than MAX_PENDING_ROWS.
 
         Args:
             operation: called by the writer's thread in its next transaction.
             n_rows: rows that it writes, for the count of what waits.
             is_essential: may exceed the limit by ESSENTIAL_ROWS.
+            room: rows that take as much memory, if that is more.
 
         Returns:
             False if it was refused; its rows are then counted as lost.
         """
-        room = MAX_PENDING_ROWS + (ESSENTIAL_ROWS if is_essential else 0)
+        entry, most = Entry(operation, n_rows, max(n_rows, room)), MAX_PENDING_ROWS + ESSENTIAL_ROWS * is_essential
         with self._changed:
-            if self._closing or self._n_pending_rows + n_rows > room:
+            if self._closing or self._pending_room + entry.room > most:
                 self._lose(n_rows, "more was recorded than could be written")
                 return False
-            self._pending.append((operation, n_rows))
+            self._pending.append(entry)
             self._n_pending_rows += n_rows
+            self._pending_room += entry.room
             self._n_put += 1
             if len(self._pending) == 1:
                 self._changed.notify_all()
@@ -158,10 +158,11 @@ class Writer:
                 self._say_it_is_over()
             with self._changed:
                 if left and self._closing:
-                    self._lose(sum(n_rows for _, n_rows in left), self._error)
+                    self._lose(sum(entry.n_rows for entry in left), self._error)
                     left = []
                 self._pending.extendleft(reversed(left))
-                self._n_pending_rows += sum(n_rows for _, n_rows in left)
+                self._n_pending_rows += sum(entry.n_rows for entry in left)
+                self._pending_room += sum(entry.room for entry in left)
                 self._n_done += len(batch) - len(left)
                 self._n_tries += bool(left)
                 self._n_rows_tried = 0
@@ -171,7 +172,7 @@ class Writer:
         if self._damaged is None:
             self._checkpoints.cut()
 
-    def _next_batch(self) -> list[_Entry]:
+    def _next_batch(self) -> list[Entry]:
         while not self._has_work(IDLE_S if self._checkpoints.is_log_left else self._watch.due_in_s):
             if self._checkpoints.is_log_left:
                 self._checkpoints.cut()
@@ -181,7 +182,7 @@ class Writer:
             self._changed.wait_for(lambda: self._hurry or self._closing, RETRY_S if self._is_out else LINGER_S)
             batch = list(self._pending)
             self._pending.clear()
-            self._n_rows_tried, self._n_pending_rows = self._n_pending_rows, 0
+            self._n_rows_tried, self._n_pending_rows, self._pending_room = self._n_pending_rows, 0, 0
             self._hurry = False
             return batch
 
@@ -214,7 +215,7 @@ class Writer:
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._pending) or self._closing, timeout_s)
 
-    def _write(self, batch: list[_Entry]) -> list[_Entry]:
+    def _write(self, batch: list[Entry]) -> list[Entry]:
         """Commit `batch`, in halves where the whole cannot be written; what is left when SQLite can write no more."""
         if not batch:
             return []
@@ -235,18 +236,18 @@ class Writer:
             self._say_it_began(reason(error))
             return batch
         with self._changed:
-            self._lose(batch[0][1], str(error))
+            self._lose(batch[0].n_rows, str(error))
         return []
 
-    def _commit(self, batch: list[_Entry]) -> Exception | None:
+    def _commit(self, batch: list[Entry]) -> Exception | None:
         """One transaction; returns why it was undone, if it was."""
         try:
             if self._connection.in_transaction:  # one that could not be undone when it failed
                 self._connection.execute("ROLLBACK")
             self._connection.execute("BEGIN IMMEDIATE")
             marks = self._recent.marks(self._connection)
-            for operation, _ in batch:
-                operation(self._connection)
+            for entry in batch:
+                entry.operation(self._connection)
             self._connection.execute("COMMIT")
         except Exception as error:  # a value SQLite cannot hold must not end the writer either
             with contextlib.suppress(sqlite3.Error, MemoryError):
@@ -254,7 +255,7 @@ class Writer:
                     self._connection.execute("ROLLBACK")
             self._on_rollback()
             return error
-        self.n_written += sum(n_rows for _, n_rows in batch)
+        self.n_written += sum(entry.n_rows for entry in batch)
         self._recent.committed(marks, batch)
         return None
 

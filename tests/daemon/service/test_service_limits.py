@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from service_stubs import kinds
 
 from zerotune.store import wire
 from zerotune.store.records import StepRecord
+from zerotune.tuner.modeling.requests import MAX_FABRICS, Request, RequestKind
 from zerotune.tuner.service import service as service_module
 from zerotune.tuner.service.service import RANK_TIMEOUT_S
 
@@ -111,3 +115,21 @@ def test_durations_that_no_clock_tells_are_not_recorded(bench, records):
     bench.send(0, wire.Observations("job", 0, 2, 0), records(2, n_ranks=2, duration_us=np.array([1e-40, 50.0])))
     bench.tick(5.0)
     assert [one for _, _, block in bench.store.blocks for one in block["duration_us"].tolist()] == [50.0]
+
+
+def test_fabrics_that_nobody_is_on_any_more_are_forgotten(bench):
+    class Known:
+        """What was learned of one."""
+
+    alive = []
+    for number in range(MAX_FABRICS + 2):
+        bench.hello(0, n_ranks=1, job=f"job{number}", fabric=f"fabric{number}")
+        known = Known()
+        alive.append(weakref.ref(known))
+        bench.service.model_ready(f"fabric{number}", known)
+        bench.send(0, wire.Goodbye(f"job{number}", 0), job=f"job{number}")
+        bench.brains.clear()
+    gc.collect()
+    assert alive[0]() is None
+    bench.hello(0, n_ranks=1, job="again", fabric="fabric0")
+    assert bench.requests.count(Request(RequestKind.load, "fabric0")) == 2, "it is loaded again"

@@ -213,6 +213,19 @@ def test_a_failing_brain_costs_its_job_the_tuning_and_others_nothing(bench, reco
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
 
 
+def test_a_brain_that_cannot_be_made_costs_its_job_the_tuning_and_others_nothing(bench, records):
+    bench.unmakeable = "job"
+    bench.hello(0, n_ranks=1)
+    bench.hello(0, n_ranks=1, job="other")
+    bench.service.model_ready("fabric", "knowledge")
+    bench.service.model_ready("fabric", "newer")
+    bench.hello(0, n_ranks=1, job="later")
+    health = {status.job_id: status.health for status in bench.service.jobs()}
+    assert "ValueError" in health["job"]
+    assert not any("ValueError" in health[job] for job in ("other", "later"))
+    assert bench.brains["other"].knowledge == "newer"
+
+
 def test_of_a_young_job_nothing_is_said_to_be_missing(bench):
     bench.join_all()
     seen = [bench.service.jobs()[0].missing_evidence]

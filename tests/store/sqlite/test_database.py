@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.store.sqlite.database import MEASUREMENT, ModelRecord, Retention, Store
+from zerotune.store.sqlite.writing import recent
 
 FABRIC = {"gpu": "H100", "n_gpus": 8, "emulated": "one_node", "nvlink": True, "bus_gbs": 1.5}
 KEY = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -316,3 +318,25 @@ def test_a_model_without_a_held_out_error_is_kept(tmp_path):
         store.save_model(model)
         store.flush()
         assert store.load_model("m", "fabric") == model
+
+
+def test_a_description_that_no_job_can_have_told_describes_nothing(path):
+    """A fact names a fabric file; none can have a NUL in its name."""
+    with Store.open(path) as store:
+        store.record_job("j", "f", {"emulated": "x\0.toml"}, 2)
+        store.flush()
+        assert store.fabrics() == {"f": {}}
+
+
+def test_long_descriptions_of_many_fabrics_are_not_kept_in_memory(path, monkeypatch):
+    """What was written a moment ago is, in case that the file is damaged: by its bytes, not only its rows."""
+    monkeypatch.setattr(recent, "MOST_ROWS", 2_000)
+    facts = {f"fact{number}": "x" * 500 for number in range(30)}
+    with Store.open(path) as store:
+        tracemalloc.start()
+        for number in range(400):
+            store.record_job(f"j{number}", f"f{number}", {**facts, "number": number}, 1)
+            store.flush()
+        n_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert n_bytes < 100 * 15_000

@@ -213,3 +213,19 @@ def test_nothing_is_learned_or_chosen_from_it(store_path: Path):
     table = choice_table(store_path, None, [1], SIZES, [Collective.all_reduce])
     assert {one.ground.value for one in table.entries} == {"nccl"}
     assert all(str(TREE) in one.reason for one in table.entries), "the user is told that there is something to gain"
+
+
+def test_an_imported_count_of_channels_alone_stops_no_later_job(tmp_path: Path, monkeypatch, capsys):
+    """Its row is of no setting on offer; the jobs on that fabric go on learning from all others."""
+    head = "job_id,fabric_id,n_ranks,n_nodes,collective,message_bytes,algorithm,protocol,n_channels,duration_us"
+    rows = [f"j,boxes,2,1,all_gather,200000,{setting},100" for setting in (",,5", "ring,ll,3", "ring,ll,4") * 4]
+    (file := tmp_path / "m.csv").write_text("\n".join([head, *rows]) + "\n")
+    assert command(monkeypatch, capsys, file, "--store", tmp_path / "store.db")[0] == 0
+    with Store.open(tmp_path / "store.db", read_only=True) as store:
+        lines, knowledge = store.statistics("boxes"), Knowledge.from_store(store, "boxes")
+    assert Candidate(n_channels=5) in {line.candidate for line in lines}
+    costs, (key,) = CostPrior({"comm_channels": 8}), {line.key for line in lines}
+    offered = costs.candidates(key.communicator, key.collective)
+    mean, _ = knowledge.prior(key, 200_000, offered, costs)
+    measured = [str(one) for one, log_us in zip(offered, mean, strict=True) if np.exp(log_us) == pytest.approx(100)]
+    assert measured == ["ring/ll/4ch"]
