@@ -11,7 +11,6 @@ from typing import Final
 from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import UserError
 from zerotune.store.foreign.regular_file import begin_of
-from zerotune.store.trace_format import TRACE_SUFFIX
 
 _DATABASE: Final = b"SQLite format 3\0"
 _SIDE_FILES: Final = ("-wal", "-shm", "-journal", ".lock")
@@ -28,6 +27,8 @@ def output_file(path: Path, *, over_database: bool = False) -> Path:
     Raises:
         UserError: it is a folder, or something was recorded there: in a store, a side file of one, or a trace.
     """
+    from zerotune.store.trace_format import TRACE_SUFFIX
+
     if not path.name or path.is_dir():
         raise UserError(f"cannot write to {str(path)!r}: it is a folder", "name a file")
     whole = path.resolve()
