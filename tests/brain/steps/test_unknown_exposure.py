@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.agent.first_contact import world_of
 from benchmarks.lib.simulated.brain_world import (
     Call,
     OverlappedWorld,
@@ -13,7 +14,7 @@ from benchmarks.lib.simulated.brain_world import (
     make_brain,
     play,
 )
-from benchmarks.lib.simulated.host_view import HostView
+from benchmarks.lib.simulated.host_view import HostView, seen_as
 from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, HowKnown, Phase
@@ -38,6 +39,15 @@ def test_variants_begin_and_steps_gain_though_exposure_is_unknown(host_ahead: in
     assert brain.spent_percent <= 1.0
     world.fixed = decided(brain)
     assert np.median([world.run_step()[1].duration_us for _ in range(20)]) < 0.98 * default_us
+
+
+def test_variants_begin_while_it_is_in_doubt_whether_anything_hides() -> None:
+    """Steps said 0.99, give or take 0.06, after the last trial, and nothing more: without a variant for good."""
+    with seen_as(UNKNOWN):
+        world = world_of("ethernet_boxes", 0)
+        brain = make_brain(world)
+        play(world, brain, 200)
+    assert "variant" in {one.kind for one in brain.decisions()}
 
 
 def _exposed_job(name: str, view: HostView) -> World:

@@ -100,7 +100,7 @@ class Variants:
             self._next_at_step = max(self._next_at_step, step + TRIAL_STEPS)
         may_begin &= self.on_trial is None and step >= self._next_at_step and math.isfinite(step_us)
         # Channels take nothing from computation where none runs beside them.
-        may_begin &= policy.has_settled and policy.price.exposed.share <= ALL_EXPOSED
+        may_begin &= policy.has_settled and policy.price.exposed.bounds[0] <= ALL_EXPOSED
         if not may_begin or policy.budget.remaining_us <= 0:
             return
         if not self._open:
