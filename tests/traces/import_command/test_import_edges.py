@@ -212,7 +212,7 @@ LARGE = {
     ),
     "nccl_tests": (
         "# nThread 1\n# Collective test starting: all_gather_perf\n",
-        "        1024           16     float    none      -1    20.25    1.00    0.75       0    23.50    1.00    0.75"
+        "     1048576        16384     float    none      -1    20.25   51.78   38.84       0    23.50   44.62   33.47"
         "       0\n" * 5_000,
         "",
     ),
