@@ -175,7 +175,8 @@ def test_a_client_that_reads_no_answer_is_cut_off(monkeypatch):
 
 def test_jobs_leave_and_daemons_end_and_the_page_says_so(world):
     other = Job(world.context, world.endpoint, "other")
-    wait_for(lambda: len(world.browser.snapshot()["jobs"]) == 2)
+    # Were one rank gone before the other came, a job would begin anew with that one and wait for the first.
+    wait_for(lambda: [one["n_ranks_seen"] for one in world.browser.snapshot()["jobs"]] == [N_RANKS] * 2)
     other.leave()
     wait_for(lambda: len(world.browser.snapshot()["jobs"]) == 1)
     world.daemon.terminate()
