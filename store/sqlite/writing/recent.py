@@ -9,17 +9,17 @@ from typing import Final, NamedTuple
 
 Operation = Callable[[sqlite3.Connection], None]
 
+MOST_ROWS: Final = 100_000
+"""So many are kept in memory, some 5 MB; the oldest go first."""
+
+
 class Entry(NamedTuple):
     """What is to be written, or was."""
 
     operation: Operation
     n_rows: int
     room: int
-    """Rows that take as much memory: more than it has, where they are long."""
-
-
-MOST_ROWS: Final = 100_000
-"""So many are kept in memory, some 5 MB; the oldest go first."""
+    """Rows that take as much memory: more than it has, if they are long."""
 
 
 class Marks(NamedTuple):
