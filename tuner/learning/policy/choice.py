@@ -131,7 +131,6 @@ class Policy:
             if not self.price.traffic.is_expected[state.index]:
                 self.end_trial(state)
         self.surrogate.fields.follow()
-        self.budget.save(self.price.saved_us(self.states, self.evidence))
         room_us = self.budget.remaining_us - sum(one.risk_us for one in unmeasured if one.trial is not None)
         if may_start and room_us > 0:
             self._start_trials(step, room_us)
