@@ -19,7 +19,7 @@ from zerotune.tuner.learning.explaining.words import predicted, saved
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, Contrast
-from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget, Price
+from zerotune.tuner.learning.policy.risk import Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
 from zerotune.tuner.modeling.features import Floats, cell_of
 
@@ -74,9 +74,8 @@ class Case(NamedTuple):
         """The best trial that fits, if any, of those that may be tried at all; `last` come after all others."""
         (mean, spread), log_now, risk_us = self.opinion, self.log_now, self.risk_us
         improvement = expected_improvement(log_now - mean - MIN_GAIN, spread)
-        # If it is only doubtful, the budget decides: what nobody looks at is never learned of.
-        is_sane = mean - spread - log_now <= LOG_CATASTROPHE
-        fits = (improvement >= WORTHWHILE) & is_sane & (risk_us <= self.room_us)
+        # However doubtful it is, the budget decides: what nobody looks at is never learned of.
+        fits = (improvement >= WORTHWHILE) & (risk_us <= self.room_us)
         best_first = sorted(np.flatnonzero(fits).tolist(), key=improvement.item, reverse=True)
         for index in sorted(best_first, key=lambda index: self.options[index] in last):
             if may_try(self.options[index]):
