@@ -50,7 +50,6 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),
     "pause_of_8_steps": ((variants, "TRIAL_STEPS", 20),),
-    "surely_slow": ((acquisition, "LOG_CATASTROPHE", math.inf),),
     "first_looks": ((choice.Policy, "first_looks", lambda _: []),),
     "looks_at_8_keys_but_4": ((choice, "MAX_NEW_TRIALS", 4),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),

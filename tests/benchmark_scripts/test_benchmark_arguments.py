@@ -23,7 +23,7 @@ HUGE = "9" * 5000
 MISTAKES = {
     "budget_frontier": [
         *(["--percent", text] for text in ("0", "-1", "nan", "101", "much")),
-        *(["--draws", "0"], ["--data", "{none}"], ["--data", "{empty}"], ["--only", "nope"]),
+        *(["--picture", "{none}/x.svg"], ["--picture", "/proc/x.svg"]),
     ],
     "chaos": [["--ranks", "0"], ["--events", "nope"], ["--nodes", "2", "--daemons", "2"], ["--events", "kill_rank"]],
     "demo": [["--steps", "0"], ["--picture", "{none}/x.svg"], ["--picture", "{new}.txt"]],
