@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from emulated_pair import MIB, Pair, issue
+from emulated_pair import MIB, Pair, issue, plugin_with
 
 from zerotune.agent.nccl import compiled, cost_model, library
 from zerotune.agent.nccl import fabric as fabrics
@@ -27,9 +27,17 @@ from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
 from zerotune.store.errors import UserError
 from zerotune.store.passages import OtherPlugin
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.store.wire import FLAG_MATCHED
 
 SHAPE = CommunicatorClass(2, 2)
 FABRIC = "ethernet_boxes"
+RING = Candidate(Algorithm.ring, Protocol.ll, 2)
+TREE = Candidate(Algorithm.tree, Protocol.ll, 3)
+
+
+def _both_plugins() -> dict[str, str]:
+    path = str(compiled.PLUGIN.build())
+    return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path}
 
 
 @pytest.mark.parametrize("n_bytes", [8, 4096, MIB, 64 * MIB])
@@ -257,3 +265,47 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
         tasks.all_gather(torch.empty(3), torch.empty(2), 2)
     with pytest.raises(ValueError, match="not 2 times"):
         tasks.reduce_scatter(torch.empty(3), torch.empty(7), SUM, 0, 2)
+
+
+@pytest.mark.parametrize("version", ["2.21.5", "2.30.7", "rccl-2.27.7"])
+def test_the_users_own_settings_win_over_a_plan(pair: Pair, version: str) -> None:
+    with plugin_with({Collective.all_reduce: RING, Collective.all_gather: RING}, SHAPE) as plugin:
+        plugin.set_recording(True)
+        ranks = pair(ZEROTUNE_NCCL_VERSION=version, NCCL_ALGO="Tree,Ring", NCCL_PROTO="Simple", **_both_plugins())
+        assert issue(ranks, Collective.all_reduce, MIB).candidate.protocol is Protocol.simple
+        assert issue(ranks, Collective.all_gather, MIB).candidate.protocol is Protocol.simple
+        counters = plugin.counters()
+        assert counters.n_matched == 0
+        assert counters.n_ignored_cells == (0 if version.startswith("2.21") else 4)
+        assert not (plugin.drain()["flags"] & FLAG_MATCHED).any()
+
+
+@pytest.mark.parametrize(("version", "abi"), [("rccl-2.22.3", 3), ("rccl-2.27.7", 4), ("rccl-2.28.3", 5)])
+def test_rccl_is_tuned_within_ring_and_tree(pair: Pair, version: str, abi: int) -> None:
+    pat = Candidate(Algorithm.pat, Protocol.simple, 2)
+    with plugin_with({Collective.all_gather: pat, Collective.all_reduce: TREE}, SHAPE) as plugin:
+        plugin.set_recording(True)
+        plugin.set_observing(True)
+        ranks = pair(ZEROTUNE_NCCL_VERSION=version, **_both_plugins())
+        assert plugin.tuner_abi() == abi
+        assert issue(ranks, Collective.all_reduce, MIB).candidate == TREE
+        assert issue(ranks, Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring  # PAT is IGNORE there
+        assert plugin.counters().n_ignored_cells == 2
+        plugin.drain()
+        before = plugin.counters()
+        issue(ranks, Collective.all_to_all, 4 * MIB)  # asked under a function number NCCL has for another
+        after = plugin.counters()
+        assert (after.n_calls - before.n_calls, after.n_matched - before.n_matched) == (2, 0)
+        assert len(plugin.drain()) == 0
+        issue(ranks, Collective.all_to_all, MIB)
+        assert plugin.counters().n_calls == after.n_calls
+
+
+def test_the_user_limits_a_communicators_channels(pair: Pair) -> None:
+    assert issue(pair(), Collective.all_reduce, 8 * MIB).candidate.n_channels == 8
+    assert issue(pair(NCCL_MAX_CTAS="3"), Collective.all_reduce, 8 * MIB).candidate.n_channels == 3
+    with plugin_with({Collective.all_reduce: Candidate(Algorithm.ring, Protocol.simple, 8)}, SHAPE):
+        ranks = pair(NCCL_MAX_CTAS="3", **_both_plugins())
+        assert issue(ranks, Collective.all_reduce, 8 * MIB).candidate.n_channels == 3
+    with pytest.raises(UserError, match="NCCL_MAX_CTAS='many'"):
+        pair(NCCL_MAX_CTAS="many")
