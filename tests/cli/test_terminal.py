@@ -17,7 +17,6 @@ import zmq
 from zerotune.store import wire
 from zerotune.store.records import ModelRecord, StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.cli.terminal import filtered_output
 
 NAME = "a\x1b]0;title\x07b\x1b[2Jc\u202ed\x9be\rf[/x]g[link=http://h]i"
 FORGED = "\nforged"
@@ -107,15 +106,6 @@ def test_brackets_in_names_of_files_are_no_markup(store, tmp_path):
     assert not [mark for mark in STEERING if mark in said]
 
 
-def test_names_of_files_are_shown_likewise(tmp_path):
-    path = tmp_path / "t\x1b[2J\u202e.json"
-    path.write_text("nothing")
-    code, said = run("import", str(path), "--store", str(tmp_path / "s.db"))
-    assert code == 2
-    assert not [mark for mark in STEERING if mark in said]
-    assert os.fsencode(tmp_path) in said.encode()
-
-
 def test_json_reads_as_what_was_recorded(store):
     code, said = run("jobs", "--json", "--store", str(store))
     assert code == 0
@@ -143,19 +133,3 @@ def texts(document):
         yield document
     for inner in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
         yield from texts(inner)
-
-
-@pytest.mark.parametrize("hides", ["30", "30;40", "47;37", "8", "38;5;0", "1;30", "48;2;0;0;0"])
-def test_no_colour_hides_a_text(hides, capfd):
-    with filtered_output():
-        print(f"a\x1b[{hides}mb\x1b[1;36mc\x1b[0m")
-    assert f"\x1b[{hides}m" not in (said := capfd.readouterr().out)
-    assert "\x1b[1;36mc\x1b[0m" in said
-
-
-@pytest.mark.parametrize("name", ["COLUMNS", "TERMINAL_WIDTH"])
-@pytest.mark.parametrize("said", ["20000000", "-1", "wide"])
-def test_a_terminal_of_no_possible_width_is_passed_over(name, said):
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "jobs", "--help"]
-    done = subprocess.run(command, env=os.environ | {name: said}, capture_output=True, check=True, timeout=30)
-    assert max(map(len, done.stdout.decode().splitlines())) < 1000

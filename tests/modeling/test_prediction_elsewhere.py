@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from benchmarks.lib.data import generated_csvs
 from benchmarks.lib.data.data_sets import DataSet, of_folder, sweep_block
-from benchmarks.modeling import prediction_held_out, prediction_warm_start
 from benchmarks.modeling.prediction_first_step import after_the_first_step, as_a_job_begins
 from benchmarks.modeling.prediction_verdicts import looked_up
 from zerotune.agent.nccl import fabric
@@ -32,94 +30,6 @@ def few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated_csvs, "SETTINGS", generated_csvs.SETTINGS[:3])
     monkeypatch.setattr(generated_csvs, "CHANNELS", (4, 16))
     monkeypatch.setattr(generated_csvs, "SIZES", generated_csvs.SIZES[::4])
-
-
-def _run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["prediction_held_out.py", *map(str, arguments)])
-    prediction_held_out.main()
-
-
-@pytest.mark.usefixtures("few_settings")
-def test_rank_counts_and_fabrics_of_a_folder_are_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for seed in (1, 2):
-        generated_csvs.write(tmp_path / f"own_{seed}.csv", seed, 0.02, (1, 4, 8))
-    _run(monkeypatch, "--by", "ranks", "fabric", "--data", tmp_path, "--only", "own", "--models", "kriging", "--json")
-    printed = capsys.readouterr().out
-    for metric in ("regret_mean", "nccl_regret_mean", "interval_coverage_90"):
-        for way in ("ranks", "ranks_looked_up", "fabric"):
-            assert f'"{metric}@{way}:own_1:kriging"' in printed
-    assert '"interval_coverage_90@fabric:own_1:after_the_first_step"' in printed
-    assert "h100_ib_16" not in printed
-
-
-@pytest.mark.usefixtures("few_settings")
-def test_what_a_sweep_of_other_rank_counts_is_worth_is_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (1, 4))
-    arguments = ["prediction_warm_start.py", "--data", str(tmp_path), "--only", "own", "--calls", "20", "--json"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    prediction_warm_start.main()
-    printed = capsys.readouterr().out
-    for n_ranks in (8, 32):
-        for job in ("ours_cold", "ours_warm"):
-            assert f'"calls_to_95_percent_gain@own:{n_ranks}_ranks:{job}"' in printed
-
-
-@pytest.mark.usefixtures("few_settings")
-@pytest.mark.parametrize("way", ["ranks", "fabric"])
-def test_too_few_rank_counts_or_fabrics_are_refused_with_a_reason(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
-    with pytest.raises(SystemExit) as ended:
-        _run(monkeypatch, "--by", way, "--data", tmp_path)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert f"--by {way} leaves one" in said
-    assert "own" in said
-
-
-@pytest.mark.usefixtures("few_settings")
-@pytest.mark.parametrize("only", [(), ("--only", "own")])
-def test_one_size_alone_cannot_be_left_out(
-    only: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(generated_csvs, "SIZES", generated_csvs.SIZES[:1])
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
-    with pytest.raises(SystemExit) as ended:
-        _run(monkeypatch, "--by", "size", "--data", tmp_path, *only)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "--by size" in said
-    assert "own: " in said
-    assert "error: --only" not in said
-
-
-@pytest.mark.usefixtures("few_settings")
-@pytest.mark.parametrize(
-    ("only", "named"),
-    [("own", "--by range: "), ("nosuch", "--only nosuch: ")],
-)
-def test_where_nothing_is_judged_the_reason_is_told(
-    only: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
-    with pytest.raises(SystemExit) as ended:
-        _run(monkeypatch, "--by", "range", "--data", tmp_path, "--only", only, "--models", "cost")
-    assert ended.value.code == 2
-    assert named in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("few_settings")
-def test_nothing_is_said_of_a_way_that_nobody_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
-    _run(monkeypatch, "--by", "size", "--data", tmp_path, "--only", "own", "--models", "cost")
-    assert "--by" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("few_settings")
