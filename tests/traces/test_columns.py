@@ -153,25 +153,6 @@ def test_log_lines_as_columns_or_one_by_one(read: Callable[[bytes], Lines], data
         assert quick.op_counts.tolist() == careful.op_counts.tolist()
 
 
-def test_usual_lines_are_read_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the test above would compare the careful way with itself; here that may read no line."""
-    monkeypatch.setattr(nccl_debug_lines, "MAX_LOG_LINE_BYTES", 0)
-    for shapes, read in (
-        (CALLS, nccl_debug_lines.calls),
-        (ODD[:1], nccl_debug_lines.calls),  # RCCL's
-        (CHOICES, nccl_debug_lines.choices),
-    ):
-        for prefix in PREFIXES:
-            lines = [
-                prefix + shape.format(o=owner, n="AllGather", i=index, c=index * 4096)
-                for index, (shape, owner) in enumerate(zip(shapes * 2, OWNERS * 2, strict=False))
-            ]
-            text = "\n".join(["n:1:2 [0] NCCL INFO NCCL version 2.28.9", *lines, ""]).encode()
-            found = read(text)
-            assert found.n_damaged == 0
-            assert found.amounts.tolist() == [index * 4096 for index in range(len(lines))]
-
-
 TABLE = (
     "# nThread 1\n# Collective test starting: all_gather_perf\n#  Rank  0 Group  0 Pid 1 on node device  0 [0] H\n"
     "#   size   count   type   redop  root  time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"

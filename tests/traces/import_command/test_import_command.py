@@ -198,24 +198,3 @@ def test_mistakes_are_told_in_a_line(
     assert "Traceback" not in err
     assert named in err
     assert Path("t.csv").read_text() == text, "the user's file is as it was"
-
-
-def test_a_folder_that_was_renamed_is_not_imported_twice(
-    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "monday").mkdir()
-    table(tmp_path / "monday" / "tuned.csv", 5)
-    told = json.loads(command(monkeypatch, capsys, tmp_path / "monday", "--store", store, "--json")[1])
-    assert told["fabrics"] == ["monday"]
-    (tmp_path / "monday").rename(tmp_path / "archive")
-    before = stored(store)
-
-    def again(*words: str) -> tuple[int, list[str]]:
-        told = json.loads(command(monkeypatch, capsys, tmp_path / "archive", "--store", store, "--json", *words)[1])
-        return told["n_measurements"], told["fabrics"]
-
-    assert again() == (0, ["monday"])
-    assert stored(store) == before
-    assert again("--fabric-id", "second") == (5, ["second"]), "what the user says goes"
-    table(tmp_path / "archive" / "tuned.csv", 6)
-    assert again() == (6, ["archive"]), "other rows are another import"
