@@ -19,7 +19,7 @@ from watched_daemon import COMMAND, WAIT_S, daemon
 from zerotune.store.records import Stage
 from zerotune.tuner.cli.options import console
 from zerotune.tuner.offline.winners import Winner, WinnerTable
-from zerotune.tuner.watching.screen import screen, sparkline
+from zerotune.tuner.watching.screen import screen
 from zerotune.tuner.watching.snapshot import DecisionLine, JobView, Notice, Snapshot, Step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
@@ -43,21 +43,6 @@ def test_it_fits_on_every_terminal(width, height):
     assert 0 < len(shown) <= height
     assert all(cell_len(line.plain) <= width for line in shown)
     assert all("\n" not in line.plain for line in shown)
-
-
-def test_jobs_come_before_their_decisions():
-    few = [line.plain for line in screen(Snapshot("ipc://x", jobs=[job("first"), job("second")]), 80, 18)]
-    assert any("second" in line for line in few)
-    many = [line.plain for line in screen(Snapshot("ipc://x", jobs=[job("first")]), 80, 40)]
-    assert sum("promote" in line for line in many) == 20
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "blocks"),
-    [([], 9, ""), ([0.0], 9, ""), ([1.0], 9, "█"), ([1, 8], 9, "▂█"), ([1, 1, 8, 8], 2, "▂█"), ([5.0] * 99, 3, "███")],
-)
-def test_steps_as_blocks(values, width, blocks):
-    assert sparkline(values, width) == blocks
 
 
 def test_names_do_not_steer_the_terminal(monkeypatch):

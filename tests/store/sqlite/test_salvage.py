@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlite_utils import Database
 
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
@@ -69,14 +68,3 @@ def test_a_possible_value_that_was_not_written_is_not_used(written, caplog, colu
             assert len(store.measurements()) == N_ROWS - 1
             assert store.set_aside is None
     assert "1 of measurements" in caplog.text
-
-
-def test_measurements_of_before_there_were_checksums_are_read(written):
-    database = Database(written)
-    database.execute("ALTER TABLE measurements DROP COLUMN checksum")
-    database.execute("DROP TABLE tallies")
-    database["_sqlite_migrations"].delete_where("name = ?", ["m005_what_was_written"])
-    database.close()
-    for read_only in (True, False, True):
-        with Store.open(written, read_only=read_only) as store:
-            assert len(store.measurements()) == N_ROWS
