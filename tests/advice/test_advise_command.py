@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -40,14 +39,6 @@ def test_the_document_says_what_was_assumed(monkeypatch, capsys):
                "--vocabulary", "32000", "--gpu", "a100_40gb", "--machine", "p4d", "--json")
     )  # fmt: skip
     assert len(named["assumptions"]) == 3
-
-
-def test_some_of_each_gpu_stays_free(monkeypatch, capsys):
-    words = ("7.5B", "--machine", "p4d", "--nodes", "4", "--json")
-    usual, none = (json.loads(advise(monkeypatch, capsys, *words, *more)) for more in ((), ("--headroom", "0")))
-    assert max(one["memory_share"] for one in usual["choices"]) <= 0.92
-    assert max(one["memory_share"] for one in none["choices"]) > 0.92
-    assert any("--headroom" in one for one in usual["assumptions"])
 
 
 def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):
@@ -98,30 +89,6 @@ def test_a_mistake_is_one_sentence(words, monkeypatch, capsys, tmp_path):
     assert MISTAKES[words] in said.err
 
 
-@pytest.mark.parametrize(("model", "named"), [(".", "config.json"), ("unknown.json", "7.5B"), ("x/y", "config.json")])
-def test_memory_tells_how_it_takes_a_model(model, named, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "unknown.json").write_text('{"model_type": "mamba9"}')
-    monkeypatch.setattr(sys, "argv", ["zerotune", "memory", "--model", model])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
-    assert named in capsys.readouterr().err
-
-
-def test_figures_stay_whole_on_eighty_columns(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    text = advise(monkeypatch, capsys, "7.5B", "--nodes", "2", "--batch", "64", "--top", "12")
-    lines = re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
-    assert max(map(len, lines)) <= 80
-    rows = [line.split() for line in lines]
-    for part in ("total", "step"):
-        figures = [row[1:] for row in rows if row[:1] == [part]]
-        assert [len(row) for row in figures] == [10, 2]
-        assert all(float(figure.replace(",", "")) for row in figures for figure in row)
-
-
 @pytest.mark.parametrize("options", [(), ("--stage", "3"), ("--model-parallel", "4", "--recompute", "full")])
 def test_what_is_to_be_pasted_is_python_or_json(options, monkeypatch, capsys):
     for framework in ("fsdp2", "zero_runtime"):
@@ -145,23 +112,6 @@ def test_every_configuration_can_be_written(stage, shard_ranks):
     document = json.loads(snippet("deepspeed", one, shape, 16, "bf16"))
     assert "tensor_parallel" not in document
     assert ("zero_hpz_partition_size" in document["zero_optimization"]) == (stage == 3 and shard_ranks == 8)
-
-
-@pytest.mark.parametrize("offloads", [False, True])
-def test_a_configuration_leaves_nothing_of_the_model_parallelism_unsaid(offloads):
-    one = ZeroConfiguration(
-        stage=2,
-        micro_batch=1,
-        n_model_parallel=4,
-        recompute="full",
-        partition_activations=True,
-        offload_activations=offloads,
-    )
-    shape = from_parameters(1e9)
-    document = json.loads(snippet("deepspeed", one, shape, 4, "bf16"))
-    assert document["tensor_parallel"] == {"autotp_size": 4}
-    fsdp2 = snippet("fsdp2", one, shape, 4, "bf16")
-    assert ("P_a" in fsdp2, "offload_wrapper" in fsdp2) == (True, offloads)
 
 
 @pytest.fixture

@@ -26,16 +26,13 @@ from zerotune.store.records import (
     StepRecord,
 )
 
-TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "operate" / "troubleshooting.md"
 QUESTIONS = ((8, 1, int(Collective.all_gather), 1 << 20), (8, 1, int(Collective.reduce_scatter), 1 << 20))
 NCCL = {"n_ranks": 8, "backends": "cuda:nccl"}
 CALLED = {**NCCL, "n_calls": 5000, "questions": QUESTIONS, "n_steps": 10 * LEAST_STEPS}
 
 
 def row(candidate: Candidate = Candidate(Algorithm.ring, Protocol.ll, 4)) -> PlanRow:  # noqa: B008
-    return PlanRow(
-        CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, 1 << 19, 1 << 21, candidate
-    )
+    return PlanRow(CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, 1 << 19, 1 << 21, candidate)
 
 
 def code(said: str) -> str:
@@ -69,20 +66,6 @@ def test_each_reason_is_told_by_its_code_and_with_its_details(reason: Reason) ->
     assert all(detail in said for _, detail in FACTS[reason].reasons)
 
 
-def test_every_reason_can_be_told_and_is_explained_to_the_letter() -> None:
-    assert {*FACTS, Reason.no_agent, Reason.no_group, Reason.cut_short} == {*Reason}
-    page = TROUBLESHOOTING.read_text()
-    for reason in Reason:
-        assert f"`{reason.name}`" in page
-        assert reason.value.replace("`", "").replace("{detail}", "...") in page.replace("`", "")
-
-
-def test_a_job_that_was_over_at_once_is_not_told_that_the_daemon_is_missing() -> None:
-    said = line(Facts(**CALLED, has_heard=False, listened_s=0.4))
-    assert code(said) == Reason.no_repetition.name
-    assert "0.4 seconds" in said
-
-
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
@@ -96,13 +79,6 @@ def test_what_was_gained(saved: Saved | None, words: str) -> None:
     facts = Facts(**CALLED, n_matched=100, rows=(row(),), saved=saved)
     assert words in line(facts)
     assert code(line(facts)) not in Reason.__members__
-
-
-def test_what_stays_as_it_is_beside_what_is_tuned_is_told_too() -> None:
-    detail = "ranks of communicator 7 differ in their calls"
-    said = line(Facts(**CALLED, n_matched=100, rows=(row(),), reasons=((Reason.frozen, detail),)))
-    assert detail in said
-    assert "1 of 2" in said
 
 
 TURNS = {1: (row(),), 2: (row(BASELINE),), 3: (row(),), 4: (row(BASELINE),)}
@@ -132,11 +108,6 @@ def test_the_gain_is_that_of_steps_under_what_is_kept() -> None:
     assert saved is not None
     assert saved.share == pytest.approx(0.1, abs=0.005)
     assert steps.epochs()[1] > 50
-
-
-def test_replayed_calls_are_told_beside_what_is_tuned_if_they_are_most() -> None:
-    assert "95.0%" in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.95))
-    assert "replays" not in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.05))
 
 
 def test_a_gain_comes_with_how_sure_it_is() -> None:
