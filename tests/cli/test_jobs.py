@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.lib.command_line import zerotune
 from zerotune.agent.launch import LaunchRequest, environment
 from zerotune.agent.settings import AgentSettings
 from zerotune.store.errors import UserError
@@ -16,7 +17,6 @@ from zerotune.store.job_names import is_job_name
 from zerotune.store.lockfile import LockFile
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner import cli
 from zerotune.tuner.client.holders import living_holder
 from zerotune.tuner.offline.jobs.before_after import JobsRead
 from zerotune.tuner.offline.jobs.finding import job_of
@@ -130,7 +130,7 @@ def test_a_job_is_found_by_its_name_if_only_one_has_it(path: Path) -> None:
 def test_every_command_with_a_job_takes_the_name(command, path, tmp_path, monkeypatch, capsys) -> None:
     words = [word.format(out=tmp_path / "out.json") for word in command]
     for job, is_known in (("untuned", True), ("nobody", False)):
-        code, _, error = run(monkeypatch, capsys, *words, "--store", str(path), "--job", job)
+        code, _, error = zerotune(*words, "--store", str(path), "--job", job)
         assert ("nobody" in error) == (not is_known), error
         assert code in (0, 2), error
 
@@ -168,11 +168,3 @@ def test_names(name: str) -> None:
 def test_what_is_no_name(name: str) -> None:
     assert not is_job_name(name)
     assert AgentSettings.from_environment({"ZEROTUNE_JOB_NAME": name}).job_name == ""
-
-
-def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["zerotune", *words])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    captured = capsys.readouterr()
-    return int(left.value.code or 0), captured.out, captured.err

@@ -21,6 +21,7 @@ import zmq.auth
 from daemon_process import WAIT_S, Daemon, hello, receive
 
 from benchmarks.lib.free_port import free_port
+from benchmarks.lib.waiting import wait_until
 from benchmarks.service.many_peers import Peers
 from zerotune.store import wire
 from zerotune.store.errors import StoreLockedError, UserError
@@ -115,13 +116,6 @@ def test_signals_for_the_training_leave_the_daemon_alone(private_path, connect):
     with Store.open(store, read_only=True) as read:
         (job,) = read.jobs()
     assert end_of(job, is_written=False) is JobEnd.ended
-
-
-def wait_until(is_so):
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def test_a_record_out_of_range_costs_itself_alone_and_is_counted(daemon, connect, records):

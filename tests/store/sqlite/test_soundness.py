@@ -7,13 +7,13 @@ import os
 import signal
 import sqlite3
 import struct
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from benchmarks.lib.command_line import zerotune
 from zerotune.store.errors import StoreError, StoreLockedError
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from zerotune.store.sqlite import soundness
@@ -49,11 +49,6 @@ def change(path: Path, statement: str) -> None:
 
 def names(path: Path) -> set[str]:
     return {one.name for one in path.parent.iterdir() if not one.name.endswith(("-wal", "-shm"))}
-
-
-def zerotune(*words: str) -> tuple[int, str, str]:
-    done = subprocess.run([sys.executable, "-m", "zerotune.tuner.cli", *words], capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
 
 
 def test_a_sound_store_is_sound_and_left_alone(written):
