@@ -170,24 +170,25 @@ def of(contributor: str) -> object:
     return lambda table: table.set_column(0, "contributor", pyarrow.array([contributor] * len(table)))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        faster, lambda table: table.take(list(range(len(table)))[::-1]), lambda table: table.slice(1),
-        marked("fabric", b"{}"), marked("contributor", b"node9"), marked("contributor", b"\xff"),
-        marked("signature", b""), marked("signature", b"\xff"), marked("signature", b"0" * 128),
-        of(signer_of("node9").public_hex), of(signer_of("node1").public_hex.upper()), of("node1"), of("/dev/zero"),
-    ],
+WRONG = (
+    faster, lambda table: table.take(list(range(len(table)))[::-1]), lambda table: table.slice(1),
+    marked("fabric", b"{}"), marked("contributor", b"node9"), marked("contributor", b"\xff"),
+    marked("signature", b""), marked("signature", b"\xff"), marked("signature", b"0" * 128),
+    of(signer_of("node9").public_hex), of(signer_of("node1").public_hex.upper()), of("node1"), of("/dev/zero"),
 )  # fmt: skip
-def test_a_wrong_signature_is_refused_and_named(tmp_path: Path, change: object) -> None:
+
+
+def test_each_wrong_signature_is_refused_and_named(tmp_path: Path) -> None:
     fleet(tmp_path)
     before = made(tmp_path)
-    crafted = written(change(table_of(share(tmp_path, HONEST[0]))))
-    with pytest.raises(NotOurs):
-        unpack(*crafted)
-    put(tmp_path, *crafted)
+    table = table_of(share(tmp_path, HONEST[0]))
+    crafted = [written(change(table)) for change in WRONG]
+    for one in crafted:
+        with pytest.raises(NotOurs):
+            unpack(*one)
+        put(tmp_path, *one)
     book = made(tmp_path)
-    assert [one.path for one in book.skipped] == [crafted.path]
+    assert sorted(one.path for one in book.skipped) == sorted(one.path for one in crafted)
     assert book.cells == before.cells
 
 
