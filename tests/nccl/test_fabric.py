@@ -238,7 +238,7 @@ def test_unknown_names_and_files(tmp_path: Path) -> None:
         fabric.load(binary)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(GOOD)), st.integers(0, 40), st.text(max_size=6))
 def test_damaged_files_are_errors_or_fabrics(
     tmp_path_factory: pytest.TempPathFactory, start: int, n_cut: int, inserted: str
