@@ -21,7 +21,6 @@ from zerotune.store.records import (
     CommunicatorClass,
     Decision,
     DecisionKey,
-    ModelRecord,
     Phase,
     Protocol,
     StepRecord,
@@ -107,16 +106,6 @@ def test_the_tuner_whose_choice_the_baseline_is_is_named(store: Path, monkeypatc
     assert {one["job"]["baseline"] for one in explained_as_json} == {"ofi"}
 
 
-@pytest.mark.parametrize(
-    "decision", [decided("rollback", BASELINE, "steps were slower", 1), decided("explore", RING, "predicted faster", 1)]
-)
-def test_where_nccls_own_choice_runs_there_is_no_row(tmp_path: Path, decision: Decision, monkeypatch, capsys):
-    path = written(tmp_path / "s.db", decision, block=measured(4, candidate=BASELINE_RAN, is_default=True))
-    row = "all_gather forward_gather "
-    assert row not in explained(monkeypatch, capsys, "--store", str(path))
-    assert row in explained(monkeypatch, capsys, "--store", str(path), "--all")
-
-
 def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_path: Path, monkeypatch, capsys):
     path = tmp_path / "s.db"
     own, tuned = (measured(20, 1 << 20, ran, step=range(at, at + 20), duration_us=us, is_default=ran == BASELINE_RAN)
@@ -134,14 +123,6 @@ def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_pa
     assert one.job.gain == line.gain
     words = explained(monkeypatch, capsys, "--store", str(path))
     assert words.count("+200 us (+25.0 %)") == 3, "of the key, of all calls, and of whole steps"
-
-
-def test_a_trial_that_has_begun_is_not_what_is_in_force(tmp_path: Path, monkeypatch, capsys):
-    """As in a job that was killed meanwhile."""
-    path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1))
-    (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
-    assert (told["setting"], told["n_explored"]) == ("baseline", 1)
-    assert ": baseline " in explained(monkeypatch, capsys, "--store", str(path), "--all")
 
 
 def test_a_trial_that_no_step_ran_under_is_none(tmp_path: Path, monkeypatch, capsys):
@@ -174,18 +155,6 @@ def test_what_ran_on_trial_is_in_force_without_another_plan(tmp_path: Path, deci
     path = written(tmp_path / "s.db", *(decided(kind, one, "so", at) for kind, one, at in decisions), highest_epoch=3)
     (told,) = explanations.explain(path, None, None, None, None)
     assert (told.setting, told.not_adopted) == (str(setting), not_adopted)
-
-
-def test_a_damaged_model_does_not_keep_explain_from_reading(tmp_path: Path, monkeypatch, capsys):
-    from zerotune.tuner.modeling.trainer import versions
-
-    path = written(tmp_path / "s.db", block=measured(3, is_default=True))
-    with Store.open(path) as opened:
-        opened.save_model(ModelRecord("kriging", "fabric", b"junk", versions("kriging"), "0" * 24, 0.1, 1.0))
-        opened.flush()
-    assert "predictions by NCCL's cost" in explained(monkeypatch, capsys, "--store", str(path), "--all")
-    with Store.open(path, read_only=True) as opened:
-        assert [one.name for one in opened.models()] == ["kriging"], "reading changes nothing"
 
 
 def test_a_job_that_did_not_train_is_not_said_to_have_run_nccls_choice(tmp_path: Path, monkeypatch, capsys):

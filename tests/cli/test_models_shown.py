@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from zerotune.store.errors import StoreError, UserError
+from zerotune.store.errors import UserError
 from zerotune.store.records import ModelRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.modeling import kept_models, trainer
@@ -59,16 +59,6 @@ def test_what_was_set_aside_cannot_be_pinned_and_is_said_to_be_damaged(path: Pat
             kept_models.pin(store, "kriging-00000009", "another fabric")
 
 
-def test_changing_models_leaves_a_damaged_store_as_it_is(path: Path):
-    content = bytearray(path.read_bytes())
-    content[4096:8192] = bytes(4096)
-    path.write_bytes(content)
-    with pytest.raises(StoreError, match=r"is damaged: .*; `.* repair "):
-        kept_models.open_for_change(path)
-    assert path.read_bytes() == content
-    assert not [one for one in path.parent.iterdir() if "corrupt" in one.name]
-
-
 def damage(path: Path, name: str, column: str = "versions", value: object = '{"features": "3') -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(f"UPDATE models SET {column} = ? WHERE name = ?", (value, name))
@@ -94,16 +84,6 @@ def test_a_model_with_a_damaged_cell_is_shown_as_damaged_and_not_used(path: Path
         states = {line.model_id: line.state for line in kept_models.listed(store)}
         assert states["kriging-00000004"] == "in use"
         assert states["kriging.damaged"] == "set aside"
-
-
-def test_a_new_fit_beside_a_damaged_one_sets_it_aside(path: Path):
-    damage(path, "kriging")
-    with Store.open(path) as store:
-        trainer.keep(store, fitted(4))
-        store.flush()
-        states = [(line.model_id, line.state) for line in kept_models.listed(store)]
-    assert states[0] == ("kriging-00000004", "in use")
-    assert ("kriging.damaged", "set aside") in states
 
 
 def test_a_damaged_pin_leaves_the_newest_in_use(path: Path):

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.lib.fleet.fleet_objects import object_of
-from benchmarks.lib.fleet.fleet_rows import signer_of
 from zerotune.store.errors import UserError
 
 pytest.importorskip("pyarrow")
@@ -56,15 +55,6 @@ def test_it_is_the_same_book(fleet: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "one.merged", "other", "units"]
 
 
-def test_units_that_cannot_be_are_counted(fleet: Path, tmp_path: Path) -> None:
-    key = signer_of("node3").public_hex
-    change = f"* REPLACE (if(contributor = '{key}', 'nan'::DOUBLE, log_us) AS log_us)"
-    book = build(str(fleet), tmp_path / "book", aggregated=str(aggregate(fleet, tmp_path / "units", change))).book
-    refused = {one.name for one in book.contributors if one.n_refused_rows}
-    assert refused == {key}
-    assert book.head.n_jobs == N_NODES - 1
-
-
 @pytest.mark.parametrize(
     "change",
     ["* EXCLUDE (spread)", "* REPLACE (n_channels * 100000 AS n_channels)", "* REPLACE ('x' AS block)"],
@@ -74,13 +64,3 @@ def test_what_the_query_does_not_give_is_refused(fleet: Path, tmp_path: Path, ch
     with pytest.raises(UserError, match="part-0"):
         build(str(fleet), tmp_path / "book", aggregated=str(units))
     assert not (tmp_path / "book").exists()
-
-
-@pytest.mark.parametrize("content", [None, b"no parquet"])
-def test_no_units(fleet: Path, tmp_path: Path, content: bytes | None) -> None:
-    units = tmp_path / "units"
-    units.mkdir()
-    if content:
-        (units / "a.parquet").write_bytes(content)
-    with pytest.raises(UserError):
-        build(str(fleet), tmp_path / "book", aggregated=str(units))

@@ -10,27 +10,6 @@ from zerotune.tuner.modeling.requests import Request, RequestKind
 from zerotune.tuner.service.service import RANK_TIMEOUT_S
 
 
-def test_every_hello_is_answered(bench):
-    for _ in range(2):
-        assert bench.hello(3)[0] == (b"job/3", wire.Welcome(1, "test"))
-    assert bench.store.jobs["job"]["fabric"] == {"emulated": "one_node"}
-    (status,) = bench.service.jobs()
-    assert (status.n_ranks, status.n_ranks_seen, status.health) == (4, 1, "ok")
-
-
-def test_status_counts(bench, records):
-    bench.join_all()
-    bench.tick(0.01)
-    for rank in range(4):
-        block = records(100)
-        bench.send(rank, wire.Observations("job", rank, 100, n_dropped=5), block)
-    bench.tick(2.5)
-    bench.send(0, steps(1, 2, 3))
-    (status,) = bench.service.jobs()
-    assert (status.n_observations, status.n_dropped, status.step, status.step_us) == (400, 20, 3, 2000.0)
-    assert status.observations_per_s == pytest.approx(400 / 2.5, rel=0.01)
-
-
 def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
     bench.join_all()
     for _ in range(int(RANK_TIMEOUT_S) + 2):
@@ -71,12 +50,6 @@ def test_a_goodbye_to_a_daemon_that_came_too_late_for_a_greeting_tells_how_the_j
     job = bench.store.jobs["job"]
     assert (job["is_lost"], job["ended_at_s"]) == (False, bench.now_s)
     assert job["failure"] == (f"rank 1: {failure}" if failure else "")
-
-
-def test_a_goodbye_of_one_that_never_greeted_does_not_end_a_job_that_is_here(bench):
-    bench.hello(0, n_ranks=2)
-    bench.send(1, wire.Goodbye("job", 1))
-    assert "ended_at_s" not in bench.store.jobs["job"]
 
 
 def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
