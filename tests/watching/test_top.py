@@ -6,7 +6,6 @@ import fcntl
 import io
 import os
 import pty
-import signal
 import struct
 import subprocess
 import termios
@@ -14,7 +13,7 @@ import time
 
 import pytest
 from rich.cells import cell_len
-from watched_daemon import COMMAND, WAIT_S, daemon
+from watched_daemon import COMMAND, WAIT_S
 
 from zerotune.store.records import Stage
 from zerotune.tuner.cli.options import console
@@ -82,17 +81,3 @@ def test_it_ends_in_good_order_and_leaves_the_terminal_as_it_was(way, tmp_path):
     assert termios.tcgetattr(its) == before
     os.close(ours)
     os.close(its)
-
-
-@pytest.mark.parametrize("question", [pytest.param(("top", "--once"), marks=pytest.mark.slow), ("status",)])
-def test_of_a_stopped_daemon_is_said_what_lets_it_go_on(question, tmp_path):
-    with daemon(tmp_path) as (process, endpoint):
-        process.send_signal(signal.SIGSTOP)
-        try:
-            command = [*COMMAND, *question, "--endpoint", endpoint]
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
-        finally:
-            process.send_signal(signal.SIGCONT)
-    assert answer.returncode == 2
-    assert f"kill -CONT {process.pid}" in answer.stderr
-    assert "zerotune daemon`" not in answer.stderr

@@ -33,7 +33,7 @@ JOBS = {"job1": "fabric1", "job2": "fabric2"}
 TABLES = ("fabrics", "jobs", "series")
 SMALL = (*TABLES, *(f"sqlite_autoindex_{table}_1" for table in TABLES))
 KEY = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
-N_OF_EACH, N_ANYWHERE = 8, 32
+N_OF_EACH, N_ANYWHERE = 4, 16
 
 
 @pytest.fixture(scope="module")

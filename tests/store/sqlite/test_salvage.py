@@ -30,7 +30,7 @@ def written(path: Path, block) -> Path:
 def test_one_damaged_page_costs_no_more_than_what_is_on_it(written):
     whole = written.read_bytes()
     n_set_aside = 0
-    for at in range(0, len(whole), PAGE_BYTES * 7):
+    for at in range(0, len(whole), PAGE_BYTES * 13):
         written.write_bytes(whole[:at] + bytes([0xA5]) * PAGE_BYTES + whole[at + PAGE_BYTES :])
         with Store.open(written) as store:
             state = store.writing
@@ -39,7 +39,7 @@ def test_one_damaged_page_costs_no_more_than_what_is_on_it(written):
             if state.set_aside:
                 assert len(store.measurements()) == state.n_recovered
                 assert state.n_missing in (None, N_ROWS - state.n_recovered)
-    assert n_set_aside > 5
+    assert n_set_aside > 3
 
 
 def test_leaves_around_damaged_ones_are_read(written):
