@@ -28,7 +28,8 @@ AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_re
 
 @pytest.fixture(scope="module")
 def recordings() -> list[Sequence]:
-    return recorded()
+    """A third of them: `python -m benchmarks stage_fingerprint` judges by all."""
+    return recorded()[::3]
 
 
 @pytest.fixture(scope="module")
