@@ -47,48 +47,6 @@ def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
 
-MISTAKES = {
-    "meta-llama/Llama-3.1-8B": "config.json",
-    "175B": "175",
-    "1.3B --gpus 0": "0",
-    "1.3B --nodes 0": "0",
-    "1.3B --gpus 99": "99",
-    "1.3B --batch 100000000000000000000": "100000000000000000000",
-    "1.3B --sequence 100000000000000000000": "GB",
-    "unknown.json": "mamba9",
-    "deep.json": "deep.json",
-    "7B --layers 4 --hidden 128": "128",
-    "--layers 32 --hidden 4096 --heads 33": "33",
-    ".": "config.json",
-    "folder.json": "folder.json",
-    "1.3B --machine .": "'.'",
-    "1.3B --machine deep.toml": "deep.toml",
-    "1.3B --measured .": "traces.md",
-    "1.3B --measured deep.json": "deep.json",
-    "1.3B --measured nothing": "nothing",
-    "0.5": "0.5 ",
-    "1.3B --ran stage=3": "stage=3",
-    "1.3B --job nobody": "nobody",
-}
-"""What was asked, and what the sentence must name."""
-
-
-@pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_sentence(words, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.json").mkdir()
-    (tmp_path / "unknown.json").write_text('{"model_type": "mamba9"}')
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
-    monkeypatch.setattr(sys, "argv", ["zerotune", "advise", *words.split()])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    said = capsys.readouterr()
-    assert left.value.code == 2
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert MISTAKES[words] in said.err
-
-
 @pytest.mark.parametrize("options", [(), ("--stage", "3"), ("--model-parallel", "4", "--recompute", "full")])
 def test_what_is_to_be_pasted_is_python_or_json(options, monkeypatch, capsys):
     for framework in ("fsdp2", "zero_runtime"):

@@ -189,33 +189,3 @@ def test_the_command(folder: Path, tmp_path: Path):
     assert by_kind(events_of(out), "collective")
     assert run("export", out, "--to", "chrome", "--store", store, "--trace", folder)[0] == 0
     assert len(by_kind(events_of(out), "collective")) == 2 * N_CALLS
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--job", "nobody"],
-        ["--job", "idle"],
-        ["--trace", "none"],
-        ["--trace", "empty"],
-        ["--trace", "traces", "--job", "nobody"],
-        ["--trace", "traces", "--to", "plan"],
-        ["--store", "none.db"],
-    ],
-)
-def test_mistakes_are_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]):
-    from zerotune.tuner.cli import main
-
-    with Store.open(make_store(tmp_path / "s.db")) as store:
-        store.record_job("idle", "f", {}, 2)
-        store.flush()
-    made = TraceLog(tmp_path / "empty", job_id="j", rank=0, n_ranks=2, fabric_id="f", fabric={}, version="0")
-    made.record(np.zeros(0, OBSERVATION_FIELDS))
-    made.close()
-    monkeypatch.chdir(tmp_path)
-    arguments = ["export", "t.json", "--to", "chrome", "--store", "s.db", *words]
-    monkeypatch.setattr("sys.argv", ["zerotune", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert not (tmp_path / "t.json").exists()

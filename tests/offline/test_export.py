@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from report_material import FAST, N_STEPS, make_store
 
 from zerotune.store.errors import PlanError, UserError
-from zerotune.store.plan_file import PlanFile, read_plan, write_plan
+from zerotune.store.plan_file import read_plan
 from zerotune.store.records import (
     Algorithm,
     Candidate,
@@ -25,7 +25,6 @@ from zerotune.store.records import (
     Decision,
     DecisionKey,
     Phase,
-    Plan,
     PlanRow,
     Protocol,
     StepRecord,
@@ -146,35 +145,6 @@ def test_a_job_that_leaves_nothing_is_refused_by_its_name(store_path: Path, tmp_
         store.flush()
     with pytest.raises(UserError, match=r"job idle;.* tuned"):
         export_plan(tmp_path / "s.db", tmp_path / "plan.json", "idle")
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (b"", "`zerotune export`"),
-        (b"{}", "p\\.json"),
-        (b'{"plan": {"epoch": 1, "rows": [{"candidate": {"algorithm": 99}}]}}', "p\\.json"),
-        (b'{"zerotune_plan": 9, "rows": []}', "version 9"),
-        (b"[" * 100_000, "p\\.json"),
-    ],
-)
-def test_what_is_no_plan_is_refused(tmp_path: Path, text: bytes, told: str):
-    (tmp_path / "p.json").write_bytes(text)
-    with pytest.raises(PlanError, match=told):
-        read_plan(tmp_path / "p.json")
-
-
-def test_paths_that_cannot_be(tmp_path: Path, store_path: Path):
-    with pytest.raises(PlanError, match="cannot read"):
-        read_plan(tmp_path / "none")
-    with pytest.raises(UserError, match="cannot write"):
-        write_plan(tmp_path / "no" / "p.json", PlanFile(Plan(1)))
-    with pytest.raises(UserError, match="no job 'x'"):
-        export_plan(store_path, tmp_path / "p.json", "x")
-    with Store.open(tmp_path / "empty.db") as store:
-        store.flush()
-    with pytest.raises(UserError, match="no decisions"):
-        export_plan(tmp_path / "empty.db", tmp_path / "p.json")
 
 
 def test_nvidia_csv_is_read_as_it_was_meant(store_path: Path, tmp_path: Path):

@@ -137,20 +137,6 @@ def test_the_newest_job_that_trained_is_meant(tmp_path: Path):
     assert explain(path, None, None, None, None) == explain(path, "trained", None, None, None) != []
 
 
-def test_mistakes_are_told_in_one_sentence(store_path: Path, tmp_path: Path):
-    with pytest.raises(UserError, match="none"):
-        write_report(tmp_path / "none.db", tmp_path / "r.html")
-    with pytest.raises(UserError, match="no job 'x' in"):
-        write_report(store_path, tmp_path / "r.html", job_id="x")
-    with pytest.raises(UserError, match="cannot write"):
-        write_report(store_path, tmp_path / "no" / "r.html")
-    (tmp_path / "bad.json").write_text('{"label": 3}')
-    with pytest.raises(UserError, match=r"bad\.json"):
-        gather(store_path, summaries=[tmp_path / "bad.json"] * 2)
-    with pytest.raises(UserError, match=r"^1 "):
-        gather(store_path, summaries=make_summaries(tmp_path)[:1])
-
-
 def altered(path: Path, **values: object) -> Path:
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | values))

@@ -172,29 +172,3 @@ def test_one_damaged_rank_does_not_lose_the_others(
     (tmp_path / "_dump_0.json").write_text("[")
     with pytest.raises(TraceError, match=r"_dump_0\.json"):
         trace_module.read_trace(tmp_path / "_dump_0.json")
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["nowhere.csv"], "nowhere.csv"),
-        (["t.csv", "--format", "nonsense"], "'nonsense'"),
-        (["t.csv", "--collective", "dance"], "'dance'"),
-        (["t.csv", "--setting", "ring/8"], "'8'"),
-        (["t.csv", "--setting", "warp/ll"], "warp"),
-        (["t.csv", "--store", "t.csv"], "t.csv"),
-        (["t.csv", "--store", "t.csv/below.db"], "ZEROTUNE_STORE"),
-        (["t.csv", "--n-nodes", "many"], "many"),
-        ([], "import"),
-    ],
-)
-def test_mistakes_are_told_in_a_line(
-    words: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = table(Path("t.csv"), 3).read_text()
-    code, _, err = command(monkeypatch, capsys, *words)
-    assert code == 2
-    assert "Traceback" not in err
-    assert named in err
-    assert Path("t.csv").read_text() == text, "the user's file is as it was"
