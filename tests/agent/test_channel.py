@@ -103,6 +103,22 @@ def test_what_is_there_at_the_first_greeting_is_not_lost_while_the_line_is_made(
     daemon.close()
 
 
+def test_messages_that_make_no_sense_are_told_of_a_few_times(endpoint, channel, caplog):
+    daemon = Daemon(endpoint)
+    _, _, messages, _ = channel()
+    sender, *_ = daemon.receive(wire.Hello)
+    for _ in range(200):
+        daemon.socket.send_multipart([sender, b"junk", b"junk"])
+    daemon.socket.send_multipart([sender, *wire.encode(wire.Observe("job", 3))])
+    ends_at_s = time.monotonic() + 10
+    while wire.Observe("job", 3) not in messages:
+        assert time.monotonic() < ends_at_s
+        time.sleep(0.01)
+    told = [record.args[0] for record in caplog.records if record.name == "zerotune.agent" and record.args]
+    assert told == [1, 2, 3, 4, 8, 16, 32, 64, 128]
+    daemon.close()
+
+
 def test_refusals_are_told_of_a_few_times_and_steer_no_terminal(endpoint, channel, caplog):
     daemon = Daemon(endpoint)
     _, _, messages, _ = channel()

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotune.agent.ending import LEAST_STEPS, Facts, kept, line
-from zerotune.agent.reasons import Mark, Reason
+from zerotune.agent.ending import LEAST_STEPS, Facts, line
+from zerotune.agent.reasons import Reason
 from zerotune.agent.steps.recent_steps import RecentSteps, Saved
-from zerotune.agent.vigil import missing
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -81,24 +80,6 @@ def test_what_was_gained(saved: Saved | None, words: str) -> None:
     assert code(line(facts)) not in Reason.__members__
 
 
-TURNS = {1: (row(),), 2: (row(BASELINE),), 3: (row(),), 4: (row(BASELINE),)}
-
-
-@pytest.mark.parametrize(
-    ("rows_of", "n_steps", "epochs"),
-    [
-        (TURNS, {1: 50, 2: 50, 3: 50, 4: 50}, {1, 3}),
-        (TURNS | {5: (row(),)}, {1: 50, 2: 50, 3: 50, 4: 50, 5: 1}, {1, 3, 5}),
-        ({1: (row(),), 2: (row(BASELINE),)}, {0: 200, 1: 6, 2: 50}, set()),
-        ({1: (row(),)}, {0: 250, 1: 6}, {1}),
-        ({}, {0: 256}, set()),
-    ],
-    ids=["the last turn is NCCL's", "the last turn is ours", "tried and not kept", "kept at the end", "no plan"],
-)
-def test_a_setting_counts_that_is_kept_whoevers_turn_it_is_at_the_end(rows_of, n_steps, epochs) -> None:
-    assert kept(rows_of, n_steps) == ([row()] * bool(epochs), epochs)
-
-
 def test_the_gain_is_that_of_steps_under_what_is_kept() -> None:
     steps = RecentSteps()
     for step in range(1, 300):
@@ -119,20 +100,6 @@ def test_a_gain_comes_with_how_sure_it_is() -> None:
     assert saved.share == pytest.approx(0.1, abs=0.005)
     assert 0 < saved.uncertain_share < 0.01
     assert steps.saved_share() == saved.share
-
-
-@pytest.mark.parametrize(
-    ("marks", "reason"),
-    [
-        (set(), Reason.no_agent),
-        ({Mark.agent}, Reason.no_group),
-        ({Mark.agent, Mark.group}, None),
-        ({Mark.agent, Mark.group, Mark.rank_0}, Reason.cut_short),
-        ({Mark.agent, Mark.group, Mark.rank_0, Mark.told}, None),
-    ],
-)
-def test_what_nobody_has_told(marks: set[Mark], reason: Reason | None) -> None:
-    assert missing({mark.value for mark in marks}) is reason
 
 
 BEGIN = """

@@ -29,7 +29,6 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner import cli
 from zerotune.tuner.offline import explanations
-from zerotune.tuner.offline.jobs.listing import list_jobs
 from zerotune.tuner.offline.report.facts import gather
 
 PLACE = CommunicatorClass(2, 1)
@@ -39,7 +38,6 @@ RING, SIMPLE, PAT = (
     Candidate(Algorithm.ring, Protocol.simple, 4),
     Candidate(Algorithm.pat, Protocol.simple, 4),
 )
-BASELINE_RAN = Candidate(Algorithm.ring, Protocol.simple, 1)
 
 
 def weighed(candidate: Candidate, *, note: str = "", is_guess: bool = False) -> dict[str, Any]:
@@ -106,25 +104,6 @@ def test_the_tuner_whose_choice_the_baseline_is_is_named(store: Path, monkeypatc
     assert {one["job"]["baseline"] for one in explained_as_json} == {"ofi"}
 
 
-def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_path: Path, monkeypatch, capsys):
-    path = tmp_path / "s.db"
-    own, tuned = (measured(20, 1 << 20, ran, step=range(at, at + 20), duration_us=us, is_default=ran == BASELINE_RAN)
-                  for ran, at, us in ((BASELINE_RAN, 0, 400.0), (RING, 20, 200.0)))  # fmt: skip
-    with Store.open(path) as opened:
-        opened.record_job("job", "fabric", {}, 2)
-        opened.record_steps("job", [StepRecord(step, step // 20, 800.0 if step < 20 else 600.0) for step in range(100)])
-        opened.record_decisions([decided("promote", RING, "faster", 1)])
-        opened.record_measurements("fabric", "job", np.concatenate([own, tuned]))
-        opened.flush()
-    (one,) = explanations.explain(path, None, None, None, None)
-    (line,) = list_jobs(path, limit=1)
-    assert (one.saved_us, one.saved_percent) == (200.0, 25.0)
-    assert one.saved_percent == pytest.approx(line.gain.saved_percent)
-    assert one.job.gain == line.gain
-    words = explained(monkeypatch, capsys, "--store", str(path))
-    assert words.count("+200 us (+25.0 %)") == 3, "of the key, of all calls, and of whole steps"
-
-
 def test_a_trial_that_no_step_ran_under_is_none(tmp_path: Path, monkeypatch, capsys):
     path = written(
         tmp_path / "s.db", decided("explore", SIMPLE, "hope", 1), decided("explore", RING, "hope", 2), highest_epoch=1
@@ -155,15 +134,6 @@ def test_what_ran_on_trial_is_in_force_without_another_plan(tmp_path: Path, deci
     path = written(tmp_path / "s.db", *(decided(kind, one, "so", at) for kind, one, at in decisions), highest_epoch=3)
     (told,) = explanations.explain(path, None, None, None, None)
     assert (told.setting, told.not_adopted) == (str(setting), not_adopted)
-
-
-def test_a_job_that_did_not_train_is_not_said_to_have_run_nccls_choice(tmp_path: Path, monkeypatch, capsys):
-    with Store.open(tmp_path / "s.db") as opened:
-        opened.record_job("sweep-1", "fabric", {}, 2)
-        opened.record_measurements("fabric", "sweep-1", measured(4))
-        opened.flush()
-    assert json.loads(explained(monkeypatch, capsys, "--store", str(tmp_path / "s.db"), "--json")) == []
-    assert "baseline" not in explained(monkeypatch, capsys, "--store", str(tmp_path / "s.db"))
 
 
 @pytest.mark.parametrize("clock_jump_s", [10.0, -10.0, -1e8])

@@ -70,22 +70,6 @@ def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_pa
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "missing"),
-    [
-        (("--book", "fleet.book"), "--book-key"),
-        (("--book-key", "0a" * 32), "--book"),
-        (("--contributor", "node3"), "--fleet"),
-        (("--contributor", " ", "--fleet", "shared"), "--contributor"),
-    ],
-)
-def test_half_of_what_a_shared_daemon_needs_is_refused_by_name(given, missing, tmp_path, monkeypatch, capsys):
-    code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *given)
-    assert (code, error.count("\n")) == (2, 1), error
-    assert given[0] in error
-    assert missing in error
-
-
 def test_what_is_documented_still_launches(plan, tmp_path, monkeypatch, capsys):
     for words in (
         ("--no-agent", "--summary", tmp_path / "before.json"),
@@ -96,22 +80,6 @@ def test_what_is_documented_still_launches(plan, tmp_path, monkeypatch, capsys):
         code, error = launch(monkeypatch, capsys, *words)
         assert code == 0, error
         assert "not used" not in error
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("", "`zerotune export`"),
-        ("junk", "JSON"),
-        ('{"zerotune_plan": 1, "rows": [', "JSON"),
-        ('{"rows": []}', "`zerotune_plan`"),
-    ],
-)
-def test_what_is_wrong_with_a_plan_file_is_said_in_words(content, named, plan, monkeypatch, capsys):
-    plan.write_text(content)
-    code, error = launch(monkeypatch, capsys, "--plan", plan)
-    assert code == 2
-    assert named in error
 
 
 def test_a_summary_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):

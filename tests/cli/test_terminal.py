@@ -113,6 +113,15 @@ def test_brackets_in_names_of_files_are_no_markup(store, tmp_path):
     assert not [mark for mark in STEERING if mark in said]
 
 
+def test_names_of_files_are_shown_likewise(tmp_path):
+    path = tmp_path / "t\x1b[2J\u202e.json"
+    path.write_text("nothing")
+    code, said = run("import", str(path), "--store", str(tmp_path / "s.db"))
+    assert code == 2
+    assert not [mark for mark in STEERING if mark in said]
+    assert os.fsencode(tmp_path) in said.encode()
+
+
 def test_json_reads_as_what_was_recorded(store):
     code, said = run("jobs", "--json", "--store", str(store))
     assert code == 0

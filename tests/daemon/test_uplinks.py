@@ -53,6 +53,32 @@ def test_what_a_frame_cannot_hold_arrives_in_several(tmp_path: Path):
     bound.release()
 
 
+def test_what_makes_no_sense_is_told_of_a_few_times(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    make_keys(tmp_path / "keys")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger = 0
+        bound = BoundEndpoint(socket, "tcp://127.0.0.1:*", tmp_path / "keys")
+        uplinks = Uplinks(context, tmp_path / "keys")
+        deadline_s = time.monotonic() + 20
+        while not socket.poll(50):
+            uplinks.send("a\x1b[2Jb", bound.address, wire.Forwarded("job", 1, 1, 0), b"")
+            assert time.monotonic() < deadline_s
+        sender = socket.recv_multipart()[0]
+        for _ in range(200):
+            socket.send_multipart([sender, b"junk", b"junk"])
+        socket.send_multipart([sender, *wire.encode(wire.Observe("job", 3))])
+        heard: list[tuple[str, wire.DaemonMessage]] = []
+        while not heard:
+            heard += uplinks.receive()
+            assert time.monotonic() < deadline_s
+        told = [record for record in caplog.records if record.name == "zerotune.daemon"]
+        assert [record.args[0] for record in told if record.args] == [1, 2, 3, 4, 8, 16, 32, 64, 128]
+        assert all(record.getMessage().isprintable() for record in told)
+        uplinks.close()
+        bound.refuse_clients()
+    bound.release()
+
+
 def test_a_name_that_nobody_answers_for_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Also that of an honest leader, whose name server is slow."""
     make_keys(tmp_path / "keys")

@@ -104,14 +104,6 @@ def test_a_plan_with_an_illegal_cell_is_refused(world):
     refused(done, str(plan), "row 1", "tree/simple", "all_gather", "leave it out")
 
 
-def test_a_plan_without_rows_is_told(world):
-    plan = world.folder / "plan.json"
-    plan.write_text('{"zerotune_plan": 1, "rows": []}')
-    done = world.zerotune("launch", "--plan", plan, "--", sys.executable, "-c", "0")
-    assert done.returncode == 0
-    assert str(plan) in done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_a_plan_of_which_no_row_ever_applied_is_told_at_the_end(world):

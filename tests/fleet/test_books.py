@@ -105,6 +105,15 @@ def test_a_liar_is_set_aside_and_named(tmp_path: Path, lie: str) -> None:
     assert all(one.n_contributors == 4 for one in book.cells)
 
 
+def test_fabrics_are_told_apart(tmp_path: Path) -> None:
+    for node in range(3):
+        share(tmp_path / "fleet", f"node{node}", "job", measured(40), "one")
+        share(tmp_path / "fleet", f"node{node}", "other", measured(40, faster=-0.1), "two")
+    book = made(tmp_path / "fleet", tmp_path / "book").book
+    assert {one.fabric_id for one in book.winners()} == {"one"}
+    assert {one.fabric_id for one in book.cells} == {"one", "two"}
+
+
 def test_a_later_build_reads_new_objects_only_and_says_the_same_as_one_of_all(tmp_path: Path) -> None:
     url = tmp_path / "fleet"
     share_fleet(url, 3)

@@ -24,7 +24,7 @@ import pyarrow.parquet
 
 from zerotune.tuner.fleet.book import Book
 from zerotune.tuner.fleet.building import build
-from zerotune.tuner.fleet.objects import Fabric, NotOurs, Packed, pack, unpack
+from zerotune.tuner.fleet.objects import UNSIGNED, Fabric, NotOurs, Packed, pack, unpack
 
 HONEST = ("node1", "node2", "node3")
 TRUE_GAIN, BELIEVABLE_LIE, LIE = 0.1, 0.4, 3.0
@@ -122,6 +122,41 @@ def test_who_is_not_listed_makes_no_book_longer_and_says_nothing_of_fabrics(tmp_
     assert len(book.contributors) == len(HONEST) + 1
 
 
+@pytest.mark.parametrize(("n_honest", "n_liars"), [(3, 1), (5, 2)])
+def test_a_minority_shifts_nobody_by_what_only_they_and_it_measured(
+    tmp_path: Path, n_honest: int, n_liars: int
+) -> None:
+    honest, victims = [f"node{at}" for at in range(n_honest)], n_honest // 2
+
+    def job(name: str, *blocks: np.ndarray, job_id: str = "job") -> None:
+        rows = np.concatenate(blocks)
+        fabric, number = Fabric("fabric", FACTS), np.zeros(len(rows), np.int64)
+        put(tmp_path, *pack(name, fabric, [job_id], number, rows, 1_800_000_000, signer_of(name)))
+
+    def own(of: int, level: float = 0.0) -> list[np.ndarray]:
+        """At sizes that one victim's job alone has."""
+        blocks = [measured(40, level=level) for _ in range(3)]
+        for at, block in enumerate(blocks):
+            block["message_bytes"] <<= 8 + 8 * of + at
+        return blocks
+
+    for at, name in enumerate(honest):
+        job(name, measured(40, faster=TRUE_GAIN), *(own(at) if at < victims else ()))
+    listed = {signer_of(name).public_hex: name for name in honest}
+    for at in range(n_liars):
+        name = f"liar{at}"
+        listed[signer_of(name).public_hex] = name
+        for usual in range(5):
+            job(name, measured(40, faster=BELIEVABLE_LIE), job_id=f"usual-{usual}")
+        for victim in range(victims):
+            job(name, *own(victim, 8.0), job_id=f"shift-{victim}")
+    book = made(tmp_path, listed=listed)
+    assert not [one.name for one in book.contributors if one.is_set_aside and one.name in honest]
+    common = [one for one in book.cells if one.n_contributors >= 3 and one.bytes_range[0] < 1 << 25]
+    assert {one.n_contributors for one in common} == {len(listed)}
+    assert gains(book._replace(cells=tuple(common))) == pytest.approx([TRUE_GAIN] * 2, abs=0.02)
+
+
 def test_a_liar_of_another_ones_name_is_told_from_them_by_key(tmp_path: Path) -> None:
     fleet(tmp_path)
     block, liar = measured(40, faster=LIE), signer_of("liar")
@@ -131,6 +166,27 @@ def test_a_liar_of_another_ones_name_is_told_from_them_by_key(tmp_path: Path) ->
     done = CliRunner().invoke(app, ["book", "show", str(tmp_path / "book")])
     (line,) = (line for line in done.output.splitlines() if line.startswith("set aside"))
     assert f"{HONEST[0]} ({liar.public_hex[:16]}" in line
+
+
+def test_the_same_rows_are_the_same_whatever_parquet_makes_of_them(tmp_path: Path) -> None:
+    block = measured(40)
+    block["duration_us"][::5] = np.nan
+    job = np.arange(len(block)) % 3
+    packed = pack("node1", Fabric("fabric", FACTS), ["a", "ü", "c"], job, block, 1_800_000_000, signer_of("node1"))
+    table, found = table_of(packed), unpack(*packed)
+    assert found.contributor == signer_of("node1").public_hex
+    for options in (
+        {"compression": "none"},
+        {"use_dictionary": False, "row_group_size": 7},
+        {"use_dictionary": ["job_id"], "row_group_size": 1, "data_page_version": "2.0"},
+        {
+            "use_dictionary": False,
+            "column_encoding": {"duration_us": "BYTE_STREAM_SPLIT", "step": "DELTA_BINARY_PACKED"},
+        },
+    ):
+        again = unpack(*written(table, **options))
+        assert again.content == found.content
+        assert again.contributor == found.contributor
 
 
 @pytest.mark.slow
@@ -168,6 +224,11 @@ def marked(mark: str, value: bytes) -> object:
 
 def of(contributor: str) -> object:
     return lambda table: table.set_column(0, "contributor", pyarrow.array([contributor] * len(table)))
+
+
+def test_what_nobody_signed_is_nobodys(tmp_path: Path) -> None:
+    found = unpack(*share(tmp_path, signer_of("node1").public_hex, is_signed=False))
+    assert (found.contributor, set(found.rows["contributor"].to_pylist())) == (UNSIGNED, {UNSIGNED})
 
 
 WRONG = (
@@ -228,3 +289,9 @@ def test_a_list_that_is_none(tmp_path: Path, text: str | None, named: str) -> No
     assert named in done.exception.problem
     assert done.exception.remedy
     assert not (tmp_path / "book").exists()
+
+
+def test_a_list_is_no_use_for_what_has_no_signatures(tmp_path: Path) -> None:
+    fleet(tmp_path)
+    with pytest.raises(UserError, match="--contributors"):
+        made(tmp_path, aggregated=str(tmp_path), listed={})

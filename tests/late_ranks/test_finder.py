@@ -141,20 +141,6 @@ def test_a_slow_link_is_told_from_a_late_rank():
     assert (link.ranks, link.excess_us) == ((1, 3), pytest.approx(3 * TRANSFER_US))
 
 
-def test_a_rank_of_another_node_is_not_to_blame_for_the_link_between_them():
-    """That node's own daemon sees its ranks alone; in noise, the node is the later one of two for a while."""
-    job = Job()
-    job.finder.node_says(8, 8, "b")
-    pairs = [
-        call({0: 0, 8: 60 * (one == 3)}, comm_id=one, transfer_us=TRANSFER_US + 600 * (one == 1)) for one in range(4)
-    ]
-    job.play(40, *pairs)
-    late = LateRank(9, 600.0, 1.0, 0, 40, "b")
-    job.finder.node_says(8, 8, "b", Lateness(40, late=(late,)))
-    job.play(40, *pairs)
-    assert job.named(step_us=5000.0)[0] == set()
-
-
 def test_who_sends_a_broadcast_is_not_compared_with_who_receives_it():
     job = Job()
     job.play(100, call({0: 0, 1: 2000, 2: 0}, collective=Collective.broadcast))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_material import FABRIC, N_STEPS, make_store, make_summaries
+from report_material import FABRIC, make_store, make_summaries
 
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Collective, Protocol, Source
@@ -20,6 +20,7 @@ from zerotune.tuner.cli import main
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.explanations import explain
 from zerotune.tuner.offline.report import gather, write_report
+from zerotune.tuner.offline.report.facts import trust
 from zerotune.tuner.offline.report.page import regret_by_step
 
 VOID = {"meta", "br", "link", "hr", "img", "input"}
@@ -143,6 +144,19 @@ def altered(path: Path, **values: object) -> Path:
     return path
 
 
+def test_a_report_says_that_losses_differ(store_path: Path, tmp_path: Path):
+    paths = make_summaries(tmp_path)
+    paths[1].write_text(paths[1].read_text().replace((5.0).hex(), (5.1).hex()))
+    assert "DIFFERENT" in dict(trust(gather(store_path, summaries=paths)))["Loss"]
+
+
+def test_a_report_says_that_ranks_disagreed(store_path: Path, tmp_path: Path):
+    before, after = make_summaries(tmp_path)
+    altered(after, n_disagreements=3)
+    warnings = gather(store_path, summaries=[before, after]).before_after.warnings
+    assert any(" 3 calls " in warning for warning in warnings)
+
+
 def test_summaries_are_of_the_job_that_they_name(tmp_path: Path):
     path = make_store(tmp_path / "s.db", "first")
     make_store(path, "second")
@@ -214,22 +228,6 @@ def test_in_a_real_browser(page_path: Path, tmp_path: Path, width: int):
     assert int(scrolled[1]) <= width
     assert n_texts is not None
     assert int(n_texts[1]) > 20
-
-
-def test_decisions_that_no_step_ran_under_gain_nothing(tmp_path: Path):
-    path = make_store(tmp_path / "s.db", n_untuned=N_STEPS)
-    facts = gather(path)
-    assert facts.collectives_us() is None
-    text = write_report(path, tmp_path / "r.html").read_text()
-    assert text.count("not adopted") >= 6
-    assert "not adopted" not in write_report(make_store(tmp_path / "t.db"), tmp_path / "t.html").read_text()
-
-
-def test_alternatives_are_those_of_explain(store_path: Path):
-    explained = {one.key: one.alternatives for one in explain(store_path, None, None, None, None)}
-    facts = gather(store_path)
-    assert {one.key: one.alternatives for one in facts.explained()} == explained
-    assert explained
 
 
 def _js(text: str) -> str:

@@ -24,8 +24,6 @@ from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.report import gather, write_page
 from zerotune.tuner.offline.report.interactive import specification
 from zerotune.tuner.offline.report.rank_calls import (
-    MAX_CALLS,
-    MAX_RANKS,
     MAX_STEPS,
     RankCalls,
     rank_calls,
@@ -107,20 +105,6 @@ def test_calls_of_all_ranks_stand_on_one_clock_and_name_the_last(tmp_path: Path)
     assert ends[1] == pytest.approx(ends[0], abs=0.5)
     assert ends[2] == pytest.approx(ends[0], abs=0.5)
     assert not calls.left_out
-
-
-def test_a_long_job_of_many_ranks_is_bounded_and_the_late_rank_stays(tmp_path: Path):
-    n_ranks, n_calls = MAX_RANKS + 8, 4 * MAX_CALLS // MAX_RANKS
-    begin_us = 1e6 + np.arange(n_calls)
-    step = 1 + np.arange(n_calls) // (n_calls // 4)
-    for rank in range(n_ranks):
-        log(tmp_path, rank, n_ranks, begin_us, np.full(n_calls, 0.5 + (rank != n_ranks - 1)), step=step)
-    calls = read(tmp_path)
-    assert len(calls.rows) <= MAX_CALLS
-    assert len(set(calls.rank.tolist())) == MAX_RANKS
-    assert n_ranks - 1 in calls.rank
-    assert len(calls.steps) == 1
-    assert calls.left_out
 
 
 def test_the_command_puts_the_ranks_of_a_trace_on_the_page(tmp_path: Path):

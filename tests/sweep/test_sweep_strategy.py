@@ -19,7 +19,7 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import MEASUREMENT
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place, make_grid, message_sizes, restore
-from zerotune.tuner.offline.sweep.result import bus_factor, rows_of
+from zerotune.tuner.offline.sweep.result import rows_of
 from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, Choice, FullGrid
 
 PLACE = Place(Collective.all_gather, 1 << 20)
@@ -108,24 +108,6 @@ def test_active_finds_the_best_with_a_part_of_the_grid(name: str, communicator: 
     assert sum(len(point.duration_us) for point in sweep.points) < 0.6 * n_grid, "settled long before the budget"
 
 
-@pytest.mark.parametrize("others_us", [110.0, 115.0, 140.0])
-def test_few_samples_are_no_certainty_and_many_make_it_one(others_us: float):
-    """How far two samples spread tells little of how far the next would."""
-    fast = Candidate(Algorithm.ring, Protocol.simple, 4)
-    sure = []
-    for n_samples in (1, 2, 30):
-        noise = np.exp(0.04 * np.resize([1, -1], n_samples)) if n_samples > 1 else np.ones(1)
-        points = [
-            GridPoint(PLACE, one, (us * noise).tolist())
-            for one, us in ((BASELINE, others_us), (fast, 100.0), (FAR, others_us))
-        ]
-        strategy = Active(points, CommunicatorClass(2, 2), CostPrior({"comm_channels": 4}), None, 0.03, 30)
-        choice = strategy.choices()[PLACE]
-        assert choice.candidate == fast
-        sure.append(choice.confidence)
-    assert 0.9 < sure[0] <= sure[1] <= 0.99 < sure[2] < 1
-
-
 def test_nccls_own_choice_stands_at_every_place_of_an_active_sweep():
     known = Candidate(Algorithm.ring, Protocol.simple, 4)
     other = GridPoint(PLACE, FAR, [90.0, 91.0])
@@ -188,18 +170,3 @@ def test_restore_takes_samples_and_breakages():
     assert restore(points, stored) == 2
     assert points[0].duration_us == [50.0, 50.0]
     assert points[1].outcome is Outcome.hung
-
-
-def test_rows_rank_by_speed_and_know_nccl_tests_bandwidths():
-    fast = GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4), [100.0] * 6)
-    own = GridPoint(PLACE, BASELINE, [200.0] * 6)
-    hung = GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 8), [], Outcome.hung, "no answer")
-    rows = rows_of([own, hung, fast], 4)
-    assert [row.setting for row in rows] == ["ring/ll/4ch", "baseline", "ring/ll/8ch"]
-    assert rows[0].is_best
-    assert rows[0].gain_percent == pytest.approx(50)
-    assert rows[0].algbw_gbs == pytest.approx((1 << 20) / 100 / 1e3)
-    assert rows[0].busbw_gbs == pytest.approx(rows[0].algbw_gbs * 0.75)
-    assert rows[2].outcome == "hung"
-    assert bus_factor(Collective.all_reduce, 4) == 1.5
-    assert bus_factor(Collective.broadcast, 4) == 1

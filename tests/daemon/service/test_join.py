@@ -44,6 +44,16 @@ def test_what_nccl_reports_no_channels_for_is_measured_with_those_that_ran(recor
     assert (row["algorithm"], row["n_channels"], row["is_default"]) == (algorithm, 2, 1)
 
 
+def test_records_that_come_faster_than_they_are_joined_are_bounded(records, monkeypatch):
+    monkeypatch.setattr(join, "MOST_KEPT", 100)
+    joiner = Joiner()
+    for first in range(0, 500, 50):
+        joiner.add(0, records(50, n_ranks=1, sequence=np.arange(first, first + 50)))
+    assert joiner.n_pending == 150
+    assert joiner.n_partial == 350
+    assert len(joiner.join(0.0, 1)[0]) == 150
+
+
 @pytest.mark.parametrize(("flags", "is_default"), [(FLAG_TIMED, 1), (FLAG_TIMED | FLAG_MATCHED, 0)])
 def test_a_row_that_no_plan_matched_was_nccls_own_choice(records, flags, is_default):
     joiner = Joiner()

@@ -166,6 +166,13 @@ def test_nodes_leave_with_their_last_rank(job):
     assert job.first.jobs()[0].n_ranks_seen == 2, "known at once"
 
 
+def test_nobody_forwards_for_rank_0_or_for_ranks_that_do_not_exist(job):
+    for rank in (0, 4, -1):
+        ((_, reply),) = job.first.handle(b"stranger", wire.Forwarded("job", rank, 1, 0), np.empty(0, OBSERVATION))
+        assert reply.code == "BadHello"
+    assert job.first.handle(b"stranger", wire.Forwarded("unknown", 2, 1, 0), np.empty(0, OBSERVATION)) == []
+
+
 class Dict(dict):
     n_checks = 0
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import weakref
 
+import numpy as np
 import pytest
 from service_stubs import kinds
 
 from zerotune.store import wire
+from zerotune.store.records import StepRecord
 from zerotune.tuner.modeling.requests import MAX_FABRICS, Request, RequestKind
 from zerotune.tuner.service import service as service_module
 from zerotune.tuner.service.service import RANK_TIMEOUT_S
@@ -29,6 +31,13 @@ def test_a_connection_speaks_for_its_own_rank_only(bench, records):
         assert (receiver, reply.code) == (b"job/1", "NotYours")
     assert bench.service.n_refused == len(forged)
     assert [status.n_ranks_seen for status in bench.service.jobs()] == [4, 4]
+
+
+def test_a_connection_that_greets_as_another_rank_has_changed(bench):
+    bench.hello(0)
+    bench.send(0, wire.Hello("second", 1, 2, 1, "node", 1, "fabric", {}, 1, 5))
+    (status,) = bench.service.jobs()
+    assert (status.job_id, status.n_ranks_seen) == ("second", 1)
 
 
 def test_ranks_that_have_not_greeted_are_ignored(bench, records):
@@ -93,6 +102,19 @@ def test_a_fabric_is_described_in_so_many_words_only(bench):
     ((_, reply),) = bench.send(0, hello)
     assert isinstance(reply, wire.ErrorReply)
     assert not bench.service.jobs()
+
+
+def test_no_step_waits_longer_than_it_takes(bench):
+    bench.hello(0, n_ranks=1)
+    bench.send(0, wire.Steps("job", 0, (StepRecord(1, 0, 1000.0, 1e11),)))
+    assert [(one.duration_us, one.exposed_us) for one in bench.store.steps] == [(1000.0, 1000.0)]
+
+
+def test_durations_that_no_clock_tells_are_not_recorded(bench, records):
+    bench.hello(0, n_ranks=1)
+    bench.send(0, wire.Observations("job", 0, 2, 0), records(2, n_ranks=2, duration_us=np.array([1e-40, 50.0])))
+    bench.tick(5.0)
+    assert [one for _, _, block in bench.store.blocks for one in block["duration_us"].tolist()] == [50.0]
 
 
 def test_fabrics_that_nobody_is_on_any_more_are_forgotten(bench):

@@ -6,7 +6,6 @@ import threading
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 
 from zerotune.store.records import (
@@ -207,18 +206,6 @@ def test_a_wrong_clock_deletes_nothing_and_what_it_dates_grows_old_as_all_else(p
         np.testing.assert_array_equal(store.measurements()["step"], [9] * 4)
 
 
-def test_a_job_that_runs_for_long_keeps_its_steps(path, block):
-    day = [1]
-    with Store.open(path, retention=Retention(10, 2), clock=lambda: day[0] * 86400.0) as store:
-        store.record_job("long", "f", {}, 8)
-        for step, day[0] in enumerate((1, 2, 3)):
-            store.record_steps("long", [StepRecord(step, 0, 1.0)])
-            store.record_measurements("f", "long", block(2, step=step))
-            store.flush()
-        assert [one.step for one in store.steps("long")] == [0, 1, 2]
-        np.testing.assert_array_equal(store.measurements()["step"], [1, 1, 2, 2])
-
-
 def test_a_limit_of_rows_holds_while_a_job_runs(path, block):
     with Store.open(path, retention=Retention(max_rows_per_fabric=50)) as store:
         for _ in range(30):
@@ -267,21 +254,3 @@ def test_other_threads_read_while_the_writer_writes(store, block):
     assert len(counts) == 60
     assert min(counts) >= 100
     assert len(store.measurements("f")) == 2100
-
-
-def test_blocks_of_many_lengths_take_no_more_memory_than_blocks_of_one(store, block):
-    process, rss_bytes = psutil.Process(), []
-    for n_rows in (1000, *range(700, 900, 2)):
-        store.record_measurements("f", "j", block(n_rows))
-        store.flush()
-        rss_bytes.append(process.memory_info().rss)
-    assert rss_bytes[-1] - rss_bytes[0] < 24 << 20
-    assert store.count_measurements() == store.n_written == 1000 + sum(range(700, 900, 2))
-
-
-def test_the_caller_may_reuse_its_block(store, block):
-    reused = block(2)
-    store.record_measurements("f", "j", reused)
-    reused["duration_us"] = 0
-    store.flush()
-    np.testing.assert_array_equal(store.measurements()["duration_us"], [1, 2])

@@ -12,12 +12,11 @@ import trace_samples as samples
 from import_runs import HEADER, ROWS, command
 
 from zerotune.store.errors import TraceError
-from zerotune.store.records import Algorithm, Collective
+from zerotune.store.records import Collective
 from zerotune.tuner.traces import csv_rows, read_trace
 from zerotune.tuner.traces.left_out import LeftOut
 
 ROW = ROWS.format(4096, 20)
-TUNER_ROW = "allgather,16,1048576,ring,ll128,8,2,1,100.5\n"
 OWN = "n_ranks,n_nodes,message_bytes,duration_us,collective,algorithm,protocol\n8,1,4096,1.5,all_gather,ring,ll\n"
 
 
@@ -32,15 +31,6 @@ def quoted(text: str) -> str:
     write = csv.writer(out, quoting=csv.QUOTE_ALL).writerows
     write([[*rows[0], "remark"], *([*row, 'slow, "as ever"\nand more'] for row in rows[1:])])
     return out.getvalue()
-
-
-@pytest.mark.parametrize("text", [HEADER + "".join(ROWS.format(4096 * at, 20 + at) for at in range(1, 9)), OWN])
-def test_quoted_rows_are_read_as_the_others(text: str, tmp_path: Path):
-    plain, path = tmp_path / "plain.csv", tmp_path / "quoted.csv"
-    plain.write_text(text)
-    path.write_text(quoted(text), newline="")
-    assert read_trace(path).format_name == read_trace(plain).format_name
-    assert rows_in(path).tobytes() == rows_in(plain).tobytes()
 
 
 def test_a_quoted_line_break_may_stand_where_the_file_is_cut_into_pieces(tmp_path: Path, monkeypatch):
@@ -137,19 +127,3 @@ def test_other_tools_tables_are_refused_by_name(tmp_path: Path, tool: str, text:
     path.write_text(text)
     with pytest.raises(TraceError, match=tool):
         read_trace(path)
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        "# collective,ranks,size_bytes,algorithm,protocol,channels,nodes,pipeOps,latency_us",
-        "# Format: collective,ranks,size_bytes,algorithm,protocol,channels,nodes,pipeOps,latency_us",
-        "# collective, ranks, size_bytes (total), algorithm, protocol, channels, nodes, pipeOps, latency_us (median)",
-    ],
-)
-def test_a_header_in_a_comment_is_a_header(tmp_path: Path, header: str) -> None:
-    path = tmp_path / "tuner.csv"
-    path.write_text(f"# measured here; rules with collective_type,min_bytes are elsewhere\n{header}\n{TUNER_ROW}")
-    (one,) = read_trace(path).observations()
-    assert (one.algorithm, one.message_bytes, one.n_ranks, one.n_nodes) == (Algorithm.ring, 1 << 20, 16, 2)
-    assert one.duration_us == 100.5

@@ -14,8 +14,6 @@ from zerotune.agent.nccl.catalog import legal_cells
 from zerotune.store.records import Algorithm, Collective, Protocol
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.runnable import can_run
-from zerotune.tuner.offline.export import export_measurements
-from zerotune.tuner.traces import read_trace
 
 HEADER = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,latency_us\n"
 SIZES = (4096, 65536, 1048576)
@@ -41,27 +39,6 @@ def test_the_import_leaves_them_out_and_says_how_many_and_one(mixed: Path, tmp_p
     assert json.loads(command(monkeypatch, capsys, mixed, "--dry-run", "--json")[1])["left_out"] == told["left_out"]
     with Store.open(store, read_only=True) as opened:
         assert set(opened.measurements()["algorithm"].tolist()) == {255, Algorithm.ring}
-
-
-def test_a_file_of_nothing_else_is_refused_with_an_example(tmp_path: Path, monkeypatch, capsys):
-    path = tmp_path / "t.csv"
-    path.write_text(HEADER + "reducescatter,4096,tree,ll,8,2,16,5\n")
-    code, out, err = command(monkeypatch, capsys, path, "--store", tmp_path / "s.db")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "tree/ll for reduce_scatter on 2 nodes (1)" in err
-
-
-def test_our_own_csv_is_believed_of_what_zerotune_measured_and_of_nothing_else(tmp_path: Path):
-    """Names NCCL's profiler gave to a live call are no claim of anybody."""
-    path, table = old_store(tmp_path / "s.db"), tmp_path / "m.csv"
-    export_measurements(path, table)
-    (rows,) = read_trace(table).measurements()
-    assert len(rows) == 10
-    table.write_text(table.read_text().replace(",live,", ",imported,"))
-    trace = read_trace(table)
-    (rows,) = trace.measurements()
-    assert (len(rows), sum(trace.summary.unusable.values())) == (8, 2)
-    assert sum(map(len, read_trace(table).blocks())) == 8
 
 
 def test_a_store_that_has_them_does_not_show_them_and_says_so(tmp_path: Path, caplog):

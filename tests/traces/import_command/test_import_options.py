@@ -57,27 +57,6 @@ def test_what_the_file_tells_stands(words: list[str], note: str, tmp_path: Path,
     assert json.loads(command(monkeypatch, capsys, GATHERS, words[0], "--dry-run", "--json")[1])["notes"] == []
 
 
-@pytest.mark.parametrize("words", ["default,,", "default,default,-1", "Default,simple,24", ",,", "-1,-1,-1"])
-def test_the_algorithm_default_is_nccls_own_choice_whatever_stands_beside_it(tmp_path: Path, words: str):
-    table = tmp_path / "t.csv"
-    table.write_text(HEADER + ROWS.format(1024, 20).replace("ring,ll128,8", words))
-    (rows,) = read_trace(table).measurements()
-    assert rows["is_default"].tolist() == [1]
-
-
-@pytest.mark.parametrize("n_channels", ["999", "65", "-7", "inf", "8.5", "-0.5", "eight"])
-def test_a_row_with_impossible_channels_is_left_out_and_counted(tmp_path: Path, n_channels: str):
-    """A measurement of "channels unknown" would be another one."""
-    good, table = ROWS.format(1024, 20), tmp_path / "t.csv"
-    unsaid, bad = (good.replace("ring,ll128,8", f"ring,ll128,{text}") for text in ("-1", n_channels))
-    nccls = good.replace("ring,ll128,8", f"default,default,{n_channels}")
-    table.write_text(HEADER + good + unsaid + bad + nccls)
-    trace = read_trace(table)
-    (rows,) = trace.measurements()
-    assert (rows["n_channels"].tolist(), rows["is_default"].tolist()) == ([8, 0, 0], [0, 0, 1])
-    assert trace.summary.unusable == {LeftOut.impossible_channels: 1}
-
-
 @pytest.mark.parametrize(
     ("time", "reason"),
     [
