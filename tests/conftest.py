@@ -20,7 +20,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
 )
 
 # A test on a busy machine is as right as on a quiet one.
-settings.register_profile("any machine", deadline=None)
+settings.register_profile("any machine", deadline=None, max_examples=50)
 settings.load_profile("any machine")
 
 # Typer builds all commands anew at each call: of a command line that is once, of tests it is hundreds of times.

@@ -8,8 +8,6 @@ from collections import Counter
 from functools import cache
 from pathlib import PurePath
 
-import pytest
-
 from docs import rooms
 
 PACKAGES = rooms.PACKAGES
@@ -93,13 +91,14 @@ def test_the_page_shows_the_rooms_as_they_are():
     assert rooms.PICTURE.read_text() == rooms.picture(), "run python docs/rooms.py"
 
 
-@pytest.mark.parametrize("file", rooms.files())
-def test_third_party_stays_where_it_belongs(file):
-    banned = set().union(*(names for place, names in BANNED.items() if file == place or file.startswith(place + "/")))
-    if file in MAY_LOAD_TORCH:
-        banned -= {"torch"}
-    for name in imports_of(rooms.ROOT / file, lazy=not file.startswith("tuner/")):
-        assert name.split(".")[0] not in banned, f"{file} imports {name}"
+def test_third_party_stays_where_it_belongs():
+    wrong = []
+    for file in rooms.files():
+        places = [names for place, names in BANNED.items() if file == place or file.startswith(place + "/")]
+        banned = set().union(*places) - ({"torch"} if file in MAY_LOAD_TORCH else set())
+        names = imports_of(rooms.ROOT / file, lazy=not file.startswith("tuner/"))
+        wrong += [f"{file} imports {name}" for name in names if name.split(".")[0] in banned]
+    assert wrong == []
 
 
 def loaded_after(statement):
@@ -134,10 +133,10 @@ def test_command_line_loads_no_torch():
 
 
 def test_what_is_imported_of_ours_is_there():
-    """In tests that are rarely run, too."""
+    """In tests that are rarely run, too; mypy looks at all else."""
     folders = {"zerotune": rooms.ROOT / "zerotune", "benchmarks": rooms.ROOT / "benchmarks"}
     wrong = []
-    for path in (path for folder in ("tests", "benchmarks") for path in (rooms.ROOT / folder).rglob("*.py")):
+    for path in (rooms.ROOT / "tests").rglob("*.py"):
         for name in imports_of(path, lazy=True):
             top, *parts = name.split(".")
             at = folders.get(top)
@@ -148,26 +147,6 @@ def test_what_is_imported_of_ours_is_there():
             front = at / "__init__.py"  # what it does not have a module for it must say itself
             if len(parts) > 1 or not re.search(rf"\b{parts[0]}\b", front.read_text() if front.exists() else ""):
                 wrong.append(f"{path}: {name}")
-    assert wrong == []
-
-
-def test_helpers_are_in_modules_of_their_own():
-    """Not in a test's module; not in a conftest, of which pytest keeps the one that it has loaded last. What several
-    folders share is in benchmarks/lib, which imports nothing from tests, and nobody changes sys.path for it.
-    """
-    wrong = [
-        f"{path}: {name}"
-        for folder in ("tests", "benchmarks")
-        for path in (rooms.ROOT / folder).rglob("*.py")
-        for name in imports_of(path, lazy=True)
-        if re.match(r"(conftest|test_\w+|tests)(\.|$)", name)
-    ]
-    wrong += [
-        f"{path}: sys.path"
-        for folder in ("tests", "benchmarks")
-        for path in (rooms.ROOT / folder).rglob("*.py")
-        if re.search(r"sys\.path\.(insert|append)", path.read_text()) and path.name != "test_imports.py"
-    ]
     assert wrong == []
 
 

@@ -79,10 +79,7 @@ READINGS: dict[str, tuple[str, ...]] = {
         HARNESS % "kernels",
         "daemon/service/test_join.py::test_what_nccl_reports_no_channels_for_is_measured_with_those_that_ran",
     ),
-    "calls share a kernel": (
-        HARNESS % "groups",
-        "emulated/choosing/test_emulated_traps.py::test_a_fused_run_is_timed_as_one_collective_of_its_sum",
-    ),
+    "calls share a kernel": (HARNESS % "groups",),
     "NCCL lowers channels": ("brain/trials/test_refused.py",),
     "what is the same hardware": ("agent/machine",),
     "times are those of other calls": (HARNESS % "shifts", "real_nccl/plugins/test_late.py"),

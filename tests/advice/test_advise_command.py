@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -42,84 +41,10 @@ def test_the_document_says_what_was_assumed(monkeypatch, capsys):
     assert len(named["assumptions"]) == 3
 
 
-def test_some_of_each_gpu_stays_free(monkeypatch, capsys):
-    words = ("7.5B", "--machine", "p4d", "--nodes", "4", "--json")
-    usual, none = (json.loads(advise(monkeypatch, capsys, *words, *more)) for more in ((), ("--headroom", "0")))
-    assert max(one["memory_share"] for one in usual["choices"]) <= 0.92
-    assert max(one["memory_share"] for one in none["choices"]) > 0.92
-    assert any("--headroom" in one for one in usual["assumptions"])
-
-
 def test_tables_and_a_picture(monkeypatch, capsys, tmp_path):
     path = tmp_path / "advice.svg"
     assert advise(monkeypatch, capsys, "1.3B", "--machine", "h100_ib_2", "--nodes", "2", "--picture", str(path))
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
-
-
-MISTAKES = {
-    "meta-llama/Llama-3.1-8B": "config.json",
-    "175B": "175",
-    "1.3B --gpus 0": "0",
-    "1.3B --nodes 0": "0",
-    "1.3B --gpus 99": "99",
-    "1.3B --batch 100000000000000000000": "100000000000000000000",
-    "1.3B --sequence 100000000000000000000": "GB",
-    "unknown.json": "mamba9",
-    "deep.json": "deep.json",
-    "7B --layers 4 --hidden 128": "128",
-    "--layers 32 --hidden 4096 --heads 33": "33",
-    ".": "config.json",
-    "folder.json": "folder.json",
-    "1.3B --machine .": "'.'",
-    "1.3B --machine deep.toml": "deep.toml",
-    "1.3B --measured .": "traces.md",
-    "1.3B --measured deep.json": "deep.json",
-    "1.3B --measured nothing": "nothing",
-    "0.5": "0.5 ",
-    "1.3B --ran stage=3": "stage=3",
-    "1.3B --job nobody": "nobody",
-}
-"""What was asked, and what the sentence must name."""
-
-
-@pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_sentence(words, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.json").mkdir()
-    (tmp_path / "unknown.json").write_text('{"model_type": "mamba9"}')
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
-    monkeypatch.setattr(sys, "argv", ["zerotune", "advise", *words.split()])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    said = capsys.readouterr()
-    assert left.value.code == 2
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert MISTAKES[words] in said.err
-
-
-@pytest.mark.parametrize(("model", "named"), [(".", "config.json"), ("unknown.json", "7.5B"), ("x/y", "config.json")])
-def test_memory_tells_how_it_takes_a_model(model, named, monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "unknown.json").write_text('{"model_type": "mamba9"}')
-    monkeypatch.setattr(sys, "argv", ["zerotune", "memory", "--model", model])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
-    assert named in capsys.readouterr().err
-
-
-def test_figures_stay_whole_on_eighty_columns(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    text = advise(monkeypatch, capsys, "7.5B", "--nodes", "2", "--batch", "64", "--top", "12")
-    lines = re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
-    assert max(map(len, lines)) <= 80
-    rows = [line.split() for line in lines]
-    for part in ("total", "step"):
-        figures = [row[1:] for row in rows if row[:1] == [part]]
-        assert [len(row) for row in figures] == [10, 2]
-        assert all(float(figure.replace(",", "")) for row in figures for figure in row)
 
 
 @pytest.mark.parametrize("options", [(), ("--stage", "3"), ("--model-parallel", "4", "--recompute", "full")])
@@ -145,23 +70,6 @@ def test_every_configuration_can_be_written(stage, shard_ranks):
     document = json.loads(snippet("deepspeed", one, shape, 16, "bf16"))
     assert "tensor_parallel" not in document
     assert ("zero_hpz_partition_size" in document["zero_optimization"]) == (stage == 3 and shard_ranks == 8)
-
-
-@pytest.mark.parametrize("offloads", [False, True])
-def test_a_configuration_leaves_nothing_of_the_model_parallelism_unsaid(offloads):
-    one = ZeroConfiguration(
-        stage=2,
-        micro_batch=1,
-        n_model_parallel=4,
-        recompute="full",
-        partition_activations=True,
-        offload_activations=offloads,
-    )
-    shape = from_parameters(1e9)
-    document = json.loads(snippet("deepspeed", one, shape, 4, "bf16"))
-    assert document["tensor_parallel"] == {"autotp_size": 4}
-    fsdp2 = snippet("fsdp2", one, shape, 4, "bf16")
-    assert ("P_a" in fsdp2, "offload_wrapper" in fsdp2) == (True, offloads)
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from zerotune.store.errors import TraceError, UserError
-from zerotune.store.records import Collective, CommunicatorClass, Source, Stage, StepRecord
+from zerotune.store.records import Collective, CommunicatorClass, Source, StepRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT
 from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.models.model_shape import from_parameters
-from zerotune.tuner.advice.prediction.step import estimate, step_parts
+from zerotune.tuner.advice.prediction.step import step_parts
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import memory_of
-from zerotune.tuner.offline.advise.measured import compute_factor, measured, parse_ran
+from zerotune.tuner.offline.advise.measured import measured, parse_ran
 
 PROBLEM = Problem(
     shape=from_parameters(1e9), cluster=cluster("dgx_a100", 2, DEFAULT), software=Software(), constants=DEFAULT
@@ -61,14 +61,6 @@ def test_collectives_steps_and_memory_replace_what_was_assumed(tmp_path):
     assert used == pytest.approx(0.5 * PROBLEM.cluster.gpu.memory_bytes, rel=1e-6)
 
 
-def test_without_what_ran_only_collectives_are_used(tmp_path):
-    record(tmp_path / "s.db")
-    found = measured(PROBLEM, tmp_path / "s.db", "job", None)
-    assert found.problem.measured.compute_factor is None
-    assert found.problem.constants == DEFAULT
-    assert len(found.sentences) == 1
-
-
 def test_what_cannot_be_of_this_model_is_refused(tmp_path):
     record(tmp_path / "s.db", collectives=False)
     with pytest.raises(UserError):
@@ -96,11 +88,6 @@ def test_a_store_without_jobs_and_a_job_without_steps_are_refused(tmp_path):
             measured(PROBLEM, tmp_path / name, job, ran)
 
 
-def test_an_empty_memory_is_no_division(tmp_path):
-    record(tmp_path / "s.db", pressure=0.0)
-    assert measured(PROBLEM, tmp_path / "s.db", None, RAN).problem.measured.compute_factor
-
-
 def test_a_trace_tells_collectives_whatever_setting_ran():
     one_node = msgspec.structs.replace(PROBLEM, cluster=cluster("dgx_a100", 1, DEFAULT))
     found = measured(one_node, DATA / "kineto", None, None).problem.measured
@@ -116,15 +103,6 @@ def test_a_trace_tells_collectives_whatever_setting_ran():
         measured(one_node, Path(__file__), None, None)
 
 
-def test_sizes_that_differ_widen_the_ranges(tmp_path):
-    record(tmp_path / "s.db")
-    alike = measured(PROBLEM, tmp_path / "s.db", None, None).problem
-    apart = msgspec.structs.replace(alike, measured=alike.measured._replace(network_spread=0.8))
-    one, other = (estimate(problem, RAN).step_s for problem in (alike, apart))
-    assert one.expected == other.expected
-    assert other.high - other.low > one.high - one.low
-
-
 def test_what_ran_is_read():
     ran = parse_ran("stage=2,batch=4, recompute=full,accumulation=3,model-parallel=2,bucket-mb=8,prefetch=0")
     assert ran == ZeroConfiguration(
@@ -137,29 +115,3 @@ def test_what_cannot_have_run_there_is_refused(text, tmp_path):
     record(tmp_path / "s.db")
     with pytest.raises(UserError):
         measured(PROBLEM, tmp_path / "s.db", None, parse_ran(text))
-
-
-@pytest.mark.parametrize(("stage", "n_sentences"), [(Stage.unknown, 3), (Stage.zero3, 3), (Stage.zero1_or_2, 4)])
-def test_another_stage_than_was_seen_is_said(stage, n_sentences, tmp_path):
-    record(tmp_path / "s.db")
-    with Store.open(tmp_path / "s.db") as store:
-        store.update_job("job", stage=stage)
-        store.flush()
-    assert len(measured(PROBLEM, tmp_path / "s.db", None, RAN).sentences) == n_sentences
-
-
-def test_a_hybrid_job_is_known_as_one():
-    assert parse_ran("stage=3,hybrid=8").shard_ranks == 8
-    with pytest.raises(UserError):
-        parse_ran("stage=2,hybrid=8")
-
-
-def test_computation_of_any_speed_has_a_factor_that_grows_with_it():
-    modelled_us = 1e6 * step_parts(PROBLEM, RAN).total_s
-    shares = [0.02, 0.1, 0.5, 1.0, 2.0]
-    factors = [
-        compute_factor(PROBLEM, RAN, [StepRecord(0, 0, (share + 1) * modelled_us, modelled_us, 0.5)])
-        for share in shares
-    ]
-    assert all(factor > 0 for factor in factors)
-    assert factors == sorted(factors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import msgspec
@@ -16,7 +15,7 @@ from zerotune.tuner.advice.constants import DEFAULT
 from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.models.model_shape import from_dimensions, from_parameters
 from zerotune.tuner.advice.prediction.memory import largest_batch, memory_parts
-from zerotune.tuner.advice.prediction.step import estimate, spans
+from zerotune.tuner.advice.prediction.step import estimate
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.search import Wanted, choice_of, search
 
@@ -42,12 +41,6 @@ def test_all_choices_fit_and_the_fastest_is_first():
         step = choice.step.step_s
         assert 0 < step.low < step.expected < step.high
         assert choice.step.parts.total_s == pytest.approx(step.expected)
-
-
-def test_a_batch_is_kept():
-    for choice in search(problem(), Wanted(global_batch=64)):
-        one = choice.configuration
-        assert one.micro_batch * one.accumulation * 16 // one.n_model_parallel == 64
 
 
 def test_plain_data_parallelism_needs_more_than_stage_3():
@@ -95,25 +88,6 @@ def test_nothing_is_offered_that_would_be_refused():
     assert dict(re.findall(r"--([\w-]+) (\w+)", caught.value.remedy)).keys() == {"stage"}
 
 
-@pytest.mark.parametrize("wanted", [Wanted(stages=(0,), model_parallel=(1,)), Wanted(stages=(1,), model_parallel=(1,))])
-def test_what_the_user_forbade_is_offered_where_it_would_fit(wanted):
-    large = problem(30e9, nodes=1)
-    with pytest.raises(UserError) as caught:
-        search(large, wanted)
-    offered = dict(re.findall(r"--([\w-]+) (\w+)", caught.value.remedy))
-    assert search(large, Wanted(stages=(int(offered["stage"]),)))
-
-
-def test_a_shorter_sequence_is_offered_where_it_would_fit():
-    endless = problem(1e9)
-    endless = msgspec.structs.replace(endless, shape=msgspec.structs.replace(endless.shape, n_context=100_000_000))
-    with pytest.raises(UserError) as caught:
-        search(endless)
-    (n_tokens,) = re.findall(r"(\d+) tokens", caught.value.remedy)
-    shorter = msgspec.structs.replace(endless.shape, n_context=int(n_tokens))
-    assert search(msgspec.structs.replace(endless, shape=shorter))
-
-
 @pytest.mark.parametrize(
     "wanted",
     [Wanted(stages=(3,), model_parallel=(8,)), Wanted(model_parallel=(3,)), Wanted(model_parallel=(16,)),
@@ -123,21 +97,6 @@ def test_fixed_numbers_that_leave_nothing_to_try_are_refused(wanted):
     with pytest.raises(UserError) as caught:
         search(problem(1e9, nodes=1), wanted)
     assert " GB" not in caught.value.remedy  # no GPU is large enough for these
-
-
-def test_beyond_a_fabrics_nodes_is_marked_and_less_sure():
-    one = ZeroConfiguration(stage=3, micro_batch=1)
-    within, beyond = (estimate(problem(1e9, "h100_ib_2", nodes), one) for nodes in (2, 8))
-    assert not within.extrapolated
-    assert beyond.extrapolated
-    assert beyond.step_s.high / beyond.step_s.low > within.step_s.high / within.step_s.low
-
-
-def test_a_generation_that_no_published_run_had_is_marked_and_less_sure():
-    one = ZeroConfiguration(stage=3, micro_batch=1)
-    known, new = (estimate(problem(1e9, machine), one) for machine in ("dgx_h100", "dgx_b200"))
-    assert (known.extrapolated, new.extrapolated) == (False, True)
-    assert new.step_s.high / new.step_s.low > known.step_s.high / known.step_s.low
 
 
 def test_measurements_move_and_narrow_the_range():
@@ -167,31 +126,6 @@ def test_memory_grows_with_the_batch_and_falls_with_the_stage(stage, batch, rank
         assert later.total_bytes <= parts.total_bytes
     fits = largest_batch(SMALL, one, ranks, parts.total_bytes / DEFAULT.usable_memory + 1, Software(), DEFAULT)
     assert fits == batch
-
-
-@settings(max_examples=40)
-@given(
-    stage=st.integers(0, 3),
-    prefetch=st.integers(0, 4),
-    accumulation=st.integers(1, 3),
-    split=st.sampled_from([1, 2, 8]),
-    hybrid=st.booleans(),
-)
-def test_streams_run_one_thing_at_a_time(stage, prefetch, accumulation, split, hybrid):
-    one = ZeroConfiguration(
-        stage=stage,
-        micro_batch=1,
-        accumulation=accumulation,
-        n_model_parallel=split,
-        prefetch=prefetch,
-        shard_ranks=8 // split if hybrid and stage == 3 and split < 8 else 0,
-        bucket_bytes=1 << 20,
-    )
-    machine = "ethernet_box" if split == 1 else "dgx_h100"
-    found = spans(msgspec.structs.replace(problem(1e9, machine, 4), shape=SMALL), one)
-    for stream in ("compute", "network", "replicas"):
-        line = [span for span in found if span.stream == stream]
-        assert all(early.end_s <= late.begin_s + 1e-12 for early, late in itertools.pairwise(line))
 
 
 def test_gathering_ahead_hides_gathers():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import msgspec
 import pytest
 
@@ -17,7 +15,7 @@ from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.models.model_shape import from_parameters
 from zerotune.tuner.advice.prediction.step import step_parts
 from zerotune.tuner.advice.problem import Measured, Problem
-from zerotune.tuner.advice.search import batch_that_fits, memory_of
+from zerotune.tuner.advice.search import memory_of
 from zerotune.tuner.offline.advise.watch import watch
 from zerotune.tuner.offline.jobs.listing import list_jobs
 
@@ -46,16 +44,9 @@ def test_what_is_left_on_the_table_is_named_and_fits():
         assert memory_of(PROBLEM, one.configuration).total_bytes > 0
 
 
-def test_a_hybrid_job_may_keep_its_groups_in_stage_3_alone():
-    for one in alternatives(PROBLEM, msgspec.structs.replace(RUNS, shard_ranks=8)):
-        assert one.configuration.shard_ranks == (8 if one.configuration.stage == 3 else 0)
-
-
 @pytest.mark.parametrize("measured", [Measured(1.0, 1.0), Measured(1.0, None), Measured(None, 1.0)])
 def test_what_was_measured_narrows_a_range_and_never_to_nothing(measured):
-    known = {
-        one.change: one.gain for one in alternatives(msgspec.structs.replace(PROBLEM, measured=measured), RUNS)
-    }
+    known = {one.change: one.gain for one in alternatives(msgspec.structs.replace(PROBLEM, measured=measured), RUNS)}
     for one in alternatives(PROBLEM, RUNS):
         gain = known[one.change]
         assert gain.low < gain.expected < gain.high
@@ -74,19 +65,6 @@ def test_the_best_configuration_is_left_alone():
             break
         running = found[0].configuration
     assert changes(PROBLEM, running) == set()
-
-
-def test_a_full_memory_leaves_no_larger_batch():
-    full = msgspec.structs.replace(RUNS, micro_batch=batch_that_fits(PROBLEM, RUNS))
-    assert "batch" not in changes(PROBLEM, full)
-
-
-def test_a_slow_network_makes_more_of_a_larger_batch():
-    gains = []
-    for factor in (1.0, 4.0):
-        slower = msgspec.structs.replace(PROBLEM, measured=Measured(None, factor))
-        gains.append({one.change: one.gain.expected for one in alternatives(slower, RUNS)}["batch"])
-    assert gains[1] > gains[0]
 
 
 def test_news_come_when_something_changed_and_end_with_the_job(tmp_path):
@@ -116,51 +94,6 @@ def test_news_come_when_something_changed_and_end_with_the_job(tmp_path):
     assert "batch" in news[1].withdrawn
     assert "batch" not in {one.change for one in news[1].alternatives}
     assert next(acts, None) is None
-
-
-def looks(path, acts) -> list:
-    """News of a job to whose steps each act adds some; it ends after the last."""
-    acts = iter([*acts, None])
-
-    with Store.open(path) as store:
-
-        def sleep(seconds):
-            found = next(acts)
-            if found is None:
-                store.update_job("job", ended_at_s=1e9)
-            else:
-                store.record_steps("job", found)
-            store.flush()
-
-        store.record_job("job", "fabric", {}, 32)
-        store.record_steps("job", steps(1))
-        store.flush()
-        return list(watch(PROBLEM, path, None, RUNS, sleep))
-
-
-def test_a_thing_is_said_once_though_steps_vary(tmp_path):
-    drawn = random.Random(0)
-    acts = []
-    for place in range(12):
-        problem = msgspec.structs.replace(PROBLEM, measured=Measured(drawn.uniform(0.9, 1.1), drawn.uniform(0.9, 1.1)))
-        acts.append(steps(200, problem, first=200 * place + 1, pressure=drawn.uniform(0.295, 0.305)))
-    news = looks(tmp_path / "s.db", acts)
-    assert [one.step for one in news] == [200]
-    assert news[0].alternatives
-    assert news[0].withdrawn == ()
-
-
-def test_a_gain_that_left_its_range_is_said_again(tmp_path):
-    faster = msgspec.structs.replace(PROBLEM, measured=Measured(0.1, 1.0))
-    news = looks(tmp_path / "s.db", [steps(100), steps(400, faster, first=200)])
-    told, again = ({one.change: one.gain for one in one_time.alternatives} for one_time in news)
-    assert again
-    for change in again.keys() & told.keys():
-        assert not told[change].low <= again[change].expected <= told[change].high
-    silent = told.keys() - again.keys() - set(news[1].withdrawn)
-    now = {one.change: one.gain.expected for one in alternatives(faster, RUNS)}
-    for change in silent & now.keys():
-        assert told[change].low <= now[change] <= told[change].high
 
 
 def test_a_job_that_ended_early_is_refused(tmp_path):

@@ -26,22 +26,6 @@ def test_each_table_is_told_once_and_all_of_them_again_to_whoever_comes_next():
     assert told(book) == [(64, 1.0), (128, 1.0), (256, 1.0)]
 
 
-def test_the_newest_table_of_a_question_counts():
-    book = CostBook()
-    book.add(tables(64, 128))
-    book.add(tables(64, cost_us=-1.0))
-    assert sorted(told(book)) == [(64, -1.0), (128, 1.0)]
-
-
-def test_another_class_of_communicators_is_another_question():
-    book = CostBook()
-    others = tables(64)
-    others["n_nodes"] = 2
-    book.add(tables(64))
-    book.add(others)
-    assert len(book.unsent()) == 2
-
-
 def test_it_is_bounded_and_forgets_what_was_asked_longest_ago():
     book = CostBook()
     for message_bytes in range(1, MAX_QUESTIONS + 3):
@@ -50,10 +34,3 @@ def test_it_is_bounded_and_forgets_what_was_asked_longest_ago():
     assert kept == list(range(3, MAX_QUESTIONS + 3))
     book.resend_all()
     assert len(book.unsent()) == MAX_QUESTIONS
-
-
-def test_what_waits_does_not_change_with_the_ring_it_was_read_from():
-    book, ring = CostBook(), tables(64)
-    book.add(ring)
-    ring["cost_us"] = 9.0
-    assert told(book) == [(64, 1.0)]

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotune.agent.ending import LEAST_STEPS, Facts, kept, line
-from zerotune.agent.reasons import Mark, Reason
+from zerotune.agent.ending import LEAST_STEPS, Facts, line
+from zerotune.agent.reasons import Reason
 from zerotune.agent.steps.recent_steps import RecentSteps, Saved
-from zerotune.agent.vigil import missing
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -26,16 +25,13 @@ from zerotune.store.records import (
     StepRecord,
 )
 
-TROUBLESHOOTING = Path(__file__).parents[2] / "docs" / "operate" / "troubleshooting.md"
 QUESTIONS = ((8, 1, int(Collective.all_gather), 1 << 20), (8, 1, int(Collective.reduce_scatter), 1 << 20))
 NCCL = {"n_ranks": 8, "backends": "cuda:nccl"}
 CALLED = {**NCCL, "n_calls": 5000, "questions": QUESTIONS, "n_steps": 10 * LEAST_STEPS}
 
 
 def row(candidate: Candidate = Candidate(Algorithm.ring, Protocol.ll, 4)) -> PlanRow:  # noqa: B008
-    return PlanRow(
-        CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, 1 << 19, 1 << 21, candidate
-    )
+    return PlanRow(CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, 1 << 19, 1 << 21, candidate)
 
 
 def code(said: str) -> str:
@@ -69,20 +65,6 @@ def test_each_reason_is_told_by_its_code_and_with_its_details(reason: Reason) ->
     assert all(detail in said for _, detail in FACTS[reason].reasons)
 
 
-def test_every_reason_can_be_told_and_is_explained_to_the_letter() -> None:
-    assert {*FACTS, Reason.no_agent, Reason.no_group, Reason.cut_short} == {*Reason}
-    page = TROUBLESHOOTING.read_text()
-    for reason in Reason:
-        assert f"`{reason.name}`" in page
-        assert reason.value.replace("`", "").replace("{detail}", "...") in page.replace("`", "")
-
-
-def test_a_job_that_was_over_at_once_is_not_told_that_the_daemon_is_missing() -> None:
-    said = line(Facts(**CALLED, has_heard=False, listened_s=0.4))
-    assert code(said) == Reason.no_repetition.name
-    assert "0.4 seconds" in said
-
-
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
@@ -98,31 +80,6 @@ def test_what_was_gained(saved: Saved | None, words: str) -> None:
     assert code(line(facts)) not in Reason.__members__
 
 
-def test_what_stays_as_it_is_beside_what_is_tuned_is_told_too() -> None:
-    detail = "ranks of communicator 7 differ in their calls"
-    said = line(Facts(**CALLED, n_matched=100, rows=(row(),), reasons=((Reason.frozen, detail),)))
-    assert detail in said
-    assert "1 of 2" in said
-
-
-TURNS = {1: (row(),), 2: (row(BASELINE),), 3: (row(),), 4: (row(BASELINE),)}
-
-
-@pytest.mark.parametrize(
-    ("rows_of", "n_steps", "epochs"),
-    [
-        (TURNS, {1: 50, 2: 50, 3: 50, 4: 50}, {1, 3}),
-        (TURNS | {5: (row(),)}, {1: 50, 2: 50, 3: 50, 4: 50, 5: 1}, {1, 3, 5}),
-        ({1: (row(),), 2: (row(BASELINE),)}, {0: 200, 1: 6, 2: 50}, set()),
-        ({1: (row(),)}, {0: 250, 1: 6}, {1}),
-        ({}, {0: 256}, set()),
-    ],
-    ids=["the last turn is NCCL's", "the last turn is ours", "tried and not kept", "kept at the end", "no plan"],
-)
-def test_a_setting_counts_that_is_kept_whoevers_turn_it_is_at_the_end(rows_of, n_steps, epochs) -> None:
-    assert kept(rows_of, n_steps) == ([row()] * bool(epochs), epochs)
-
-
 def test_the_gain_is_that_of_steps_under_what_is_kept() -> None:
     steps = RecentSteps()
     for step in range(1, 300):
@@ -134,11 +91,6 @@ def test_the_gain_is_that_of_steps_under_what_is_kept() -> None:
     assert steps.epochs()[1] > 50
 
 
-def test_replayed_calls_are_told_beside_what_is_tuned_if_they_are_most() -> None:
-    assert "95.0%" in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.95))
-    assert "replays" not in line(Facts(**CALLED, n_matched=100, rows=(row(),), replayed_share=0.05))
-
-
 def test_a_gain_comes_with_how_sure_it_is() -> None:
     steps = RecentSteps()
     for step in range(1, 200):
@@ -148,20 +100,6 @@ def test_a_gain_comes_with_how_sure_it_is() -> None:
     assert saved.share == pytest.approx(0.1, abs=0.005)
     assert 0 < saved.uncertain_share < 0.01
     assert steps.saved_share() == saved.share
-
-
-@pytest.mark.parametrize(
-    ("marks", "reason"),
-    [
-        (set(), Reason.no_agent),
-        ({Mark.agent}, Reason.no_group),
-        ({Mark.agent, Mark.group}, None),
-        ({Mark.agent, Mark.group, Mark.rank_0}, Reason.cut_short),
-        ({Mark.agent, Mark.group, Mark.rank_0, Mark.told}, None),
-    ],
-)
-def test_what_nobody_has_told(marks: set[Mark], reason: Reason | None) -> None:
-    assert missing({mark.value for mark in marks}) is reason
 
 
 BEGIN = """

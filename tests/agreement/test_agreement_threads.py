@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 from nccl_side import NO_PLAN, Side, channels, own_plugin, plan, row
 
+from benchmarks.lib.waiting import wait_until
 from zerotune.agent.agreement import Agreement
 from zerotune.agent.nccl.library import Plugin
 from zerotune.store.records import NextStage, Phase, Plan
@@ -86,7 +87,7 @@ class Job:
             self.ranks.append(Rank(plugin, agreement))
         for each in self.ranks:
             each.join(WORLD, n_ranks)
-        wait_for(lambda: all(each.agreement.state == "agreeing" for each in self.ranks))
+        wait_until(lambda: all(each.agreement.state == "agreeing" for each in self.ranks))
 
     def when_it_may(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         self.went[rank].wait(30)
@@ -112,13 +113,6 @@ class Job:
 
     def n_changes(self) -> list[int]:
         return [each.agreement.counters().n_changes for each in self.ranks]
-
-
-def wait_for(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    until_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < until_s, "it did not come"
-        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -158,9 +152,9 @@ def training(job: Job, pauses_s: list[float], n_calls: int) -> Iterator[list[thr
 def test_a_plan_comes_into_force_at_one_call_while_paces_differ(make_job) -> None:
     job = make_job(4)
     with training(job, [0.001, 0.002, 0.0005, 0.004], n_calls=600):
-        wait_for(lambda: all(len(each.ran[WORLD]) > 20 for each in job.ranks))
+        wait_until(lambda: all(len(each.ran[WORLD]) > 20 for each in job.ranks))
         job.offer(plan(1, 4))
-        wait_for(lambda: min(job.n_changes()) == 1)
+        wait_until(lambda: min(job.n_changes()) == 1)
     ran = [each.ran[WORLD] for each in job.ranks]
     assert ran[1:] == ran[:1] * 3
     assert ran[0][0] == NO_PLAN
@@ -173,7 +167,7 @@ def test_at_rest_nothing_is_asked_of_the_store(make_job) -> None:
     for each in job.ranks:
         each.call(16)
     job.offer(plan(1, 3))
-    wait_for(lambda: min(job.n_changes()) == 1)
+    wait_until(lambda: min(job.n_changes()) == 1)
     time.sleep(0.1)  # rank 0 deletes answers
     before = [each.agreement.counters() for each in job.ranks]
     for each in job.ranks:
@@ -195,7 +189,7 @@ def test_a_promised_call_waits_and_lets_go_of_the_interpreter(make_job) -> None:
     time.sleep(0.1)
     thread = threading.Thread(target=first.call, args=(900,), daemon=True)
     thread.start()
-    wait_for(lambda: first.plugin.waits()[2] == 1)  # this thread runs: the lock was let go of
+    wait_until(lambda: first.plugin.waits()[2] == 1)  # this thread runs: the lock was let go of
     n_before = len(first.ran[WORLD])
     time.sleep(0.05)
     assert len(first.ran[WORLD]) == n_before
@@ -220,9 +214,9 @@ def test_who_waits_is_brought_on_by_background_threads_alone(make_job) -> None:
     assert time.monotonic() - began_s < 8.0
     assert set(job.ranks[1].ran[WORLD]) == {NO_PLAN}
     job.went[0].set()
-    wait_for(lambda: job.n_changes()[0] >= 1)
+    wait_until(lambda: job.n_changes()[0] >= 1)
     # What was given up is asked for again, and comes.
-    wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    wait_until(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
     for each in job.ranks:
         each.call(1_000 - len(each.ran[WORLD]))
     job.call_until(channels(1))
@@ -237,14 +231,14 @@ def test_a_paused_background_thread_costs_its_communicators_one_change(make_job)
         each.call(16, 7)
     job.went[2].clear()
     job.offer(plan(1, 2, 3))
-    wait_for(lambda: job.n_changes()[0] == 1)
+    wait_until(lambda: job.n_changes()[0] == 1)
     job.call_until(channels(1), 7)
     for each in job.ranks[:2]:
         each.call(500)
         assert each.ran[WORLD][-1] == NO_PLAN
     assert dict(job.ranks[0].agreement.counters().left_out) == {f"{WORLD:016x}": "ranks_missing"}
     job.went[2].set()
-    wait_for(lambda: job.ranks[2].agreement.counters().n_adopted == 1)
+    wait_until(lambda: job.ranks[2].agreement.counters().n_adopted == 1)
     for each in job.ranks:
         each.call(600 - len(each.ran[WORLD]))
     job.call_until(channels(1))
@@ -266,7 +260,7 @@ def test_a_store_that_fails_for_a_while_costs_nothing_but_time(make_job, failing
 
     job.fails[failing] = fail
     job.offer(plan(1, 3))
-    wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    wait_until(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
     job.call_until(channels(1))
     assert [each.agreement.counters().state for each in job.ranks] == ["agreeing"] * 3
 
@@ -290,7 +284,7 @@ def test_requests_that_have_to_be_repeated_cost_nothing_but_time_from_a_jobs_sta
     for each in job.ranks:
         each.call(16)
     job.offer(plan(1, 3))
-    wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    wait_until(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
     job.call_until(channels(1))
 
 
@@ -306,7 +300,7 @@ def test_closing_while_a_change_is_under_way_lets_calls_pass(make_job) -> None:
     job.ranks[1].call(10_000)
     assert time.monotonic() - began_s < 20.0
     job.went[0].set()
-    wait_for(lambda: job.n_changes()[0] == 1)
+    wait_until(lambda: job.n_changes()[0] == 1)
     job.ranks[0].call(10_000)
     assert job.ranks[0].ran == job.ranks[1].ran
     assert set(job.ranks[0].ran[WORLD]) == {NO_PLAN}
@@ -318,7 +312,7 @@ def test_communicators_that_rank_0_is_not_in_are_tuned_like_any_other(make_job) 
         each.join(9, 3)
         each.call(16, 9)
     job.offer(plan(1, 3))
-    wait_for(lambda: min(job.n_changes()) == 1)
+    wait_until(lambda: min(job.n_changes()) == 1)
     job.call_until(channels(1), 9)
 
 
@@ -327,7 +321,7 @@ def test_ranks_whose_histories_differ_are_left_alone_for_good(make_job) -> None:
     for each in job.ranks:
         each.call(16)
     job.offer(plan(1, 2))
-    wait_for(lambda: min(job.n_changes()) == 1)
+    wait_until(lambda: min(job.n_changes()) == 1)
     job.call_until(channels(1))
     job.ranks[1].sides[WORLD].call(4096)
     job.ranks[0].sides[WORLD].call(8192)
@@ -335,7 +329,7 @@ def test_ranks_whose_histories_differ_are_left_alone_for_good(make_job) -> None:
         each.call(9000)
     for epoch in (2, 3):
         job.offer(plan(epoch, 2))
-        wait_for(lambda: min(job.n_changes()) == epoch)  # noqa: B023
+        wait_until(lambda: min(job.n_changes()) == epoch)  # noqa: B023
         job.call_until(NO_PLAN)
 
 
@@ -353,7 +347,7 @@ def test_stages_follow_by_themselves_and_phases_by_the_history_of_calls(make_job
     rows = (row(2, 5, Phase.forward_gather), row(2, 7, Phase.backward_gather))
     wanted = Plan(1, rows, then=(NextStage(n_steps=3, n_rows=2, rows=(row(2, 9),)),))
     job.offer(wanted)
-    wait_for(lambda: min(job.n_changes()) == 1)
+    wait_until(lambda: min(job.n_changes()) == 1)
     for each in job.ranks:
         for size in (1 << 20, 1 << 21, 1 << 20) * 100:
             each.ran[WORLD].append(each.sides[WORLD].call(size))
@@ -364,7 +358,7 @@ def test_stages_follow_by_themselves_and_phases_by_the_history_of_calls(make_job
     assert ran[at : at + 9] == [5, 5, 7] * 3
     assert set(ran[at + 9 :]) == {9}
     job.ranks[0].agreement.withdraw()
-    wait_for(lambda: min(job.n_changes()) == 2)
+    wait_until(lambda: min(job.n_changes()) == 2)
     job.call_until(NO_PLAN)
 
 
@@ -375,7 +369,7 @@ def test_without_bells_ranks_find_a_change_soon_after_the_start(make_job) -> Non
         each.call(16)
     job.ranks[1].agreement.look(10.0)
     job.offer(plan(1, 2))
-    wait_for(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    wait_until(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
     job.call_until(channels(1))
 
 
@@ -384,9 +378,9 @@ def test_a_plan_that_cannot_be_loaded_reaches_nobody(make_job) -> None:
     for each in job.ranks:
         each.call(16)
     job.offer(Plan(1, (row(2, 5), row(2, 6))))
-    wait_for(lambda: job.ranks[0].agreement.n_refused_plans == 1)
+    wait_until(lambda: job.ranks[0].agreement.n_refused_plans == 1)
     job.offer(plan(2, 2))
-    wait_for(lambda: min(job.n_changes()) == 1)
+    wait_until(lambda: min(job.n_changes()) == 1)
     job.ranks[0].agreement.communicator_came()  # asks for the plan in force, not for the refused one
     job.call_until(channels(2))
     assert job.ranks[0].agreement.n_refused_plans == 1

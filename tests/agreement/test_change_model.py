@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from change_model import Bounds, Model, Violation
 from exploration import explore
@@ -112,28 +110,6 @@ def test_every_interleaving(name: str) -> None:
 @pytest.mark.parametrize("name", SLOW)
 def test_every_interleaving_of_larger_jobs(name: str) -> None:
     assert explore(Model(SLOW[name])) > 10_000
-
-
-@pytest.mark.parametrize("n_failures", [0, 1])
-def test_calls_that_are_put_off_change_nothing(n_failures: int) -> None:
-    """The reduction: without it there are more states, and no other end."""
-    ends: list[set[Any]] = [set(), set()]
-    n_states = [
-        explore(
-            Model(
-                Bounds((WORLD_2,), alike(2, "www"), (TRIAL,), n_failures=n_failures, most_ahead=3, reduced=is_reduced)
-            ),
-            ends=ends[is_reduced],
-        )
-        for is_reduced in (False, True)
-    ]
-    assert n_states[1] < n_states[0]
-    assert ends[0] == ends[1]
-
-
-def test_the_jobs_of_the_mutants_hold_without_them() -> None:
-    for bounds in {bounds: None for _, bounds in MUTANTS if bounds != ODD_OF_THREE}:
-        explore(Model(bounds))
 
 
 @pytest.mark.parametrize(("mutant", "bounds"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])

@@ -42,7 +42,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=25))
 def test_model_and_plugin_agree_on_promises_and_stages(plugin, operations) -> None:
     side = Side(plugin, 1, 2)
@@ -107,7 +107,7 @@ def naive_phases(cycle: Sequence[tuple[int, Phase]], calls: Sequence[int]) -> li
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     cycle=st.lists(st.tuples(st.sampled_from(SIZES), st.sampled_from([Phase.forward_gather, Phase.backward_gather])),
                    min_size=1, max_size=6),

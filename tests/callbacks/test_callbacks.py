@@ -29,17 +29,6 @@ def test_without_the_agent_there_is_nothing_to_log(monkeypatch):
     assert zerotune.callbacks.figures().scalars() == {}
 
 
-def test_figures_of_a_tuned_job(session):
-    session.step(30, us=1000.0)
-    first = zerotune.callbacks.figures()
-    assert (first.step, first.epoch, first.step_s, first.tuned_share, first.saved_share) == (30, 0, 1e-3, 0.0, None)
-    session.step(70, epoch=3, us=800.0, tuned=9)
-    then = zerotune.callbacks.figures()
-    assert (then.step, then.epoch, then.tuned_share) == (100, 3, 0.9)
-    assert then.saved_share == pytest.approx(0.2)
-    assert set(then.scalars()) >= NAMES | {"zerotune/saved_ratio"}
-
-
 def test_the_daemon_says_health_and_budget(session, monkeypatch):
     status = JobStatus("job", "f", Stage.zero3, 2, 2, 1, 9, 1, 0, 0, 1.0, 1.0, 0.4, health="rank 1 is silent")
     reply = StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0, (status,))
@@ -47,14 +36,6 @@ def test_the_daemon_says_health_and_budget(session, monkeypatch):
     assert until(lambda: zerotune.callbacks.figures().budget_spent_share == 0.004)
     assert zerotune.callbacks.figures().health == "rank 1 is silent"
     assert zerotune.callbacks.figures().scalars()["zerotune/healthy"] == 0.0
-
-
-def test_a_daemon_that_does_not_know_the_job_is_no_silent_one(session, monkeypatch):
-    assert until(lambda: zerotune.callbacks.figures().health == module.SILENT)
-    monkeypatch.setattr(module, "last_word", module.LastWord())
-    monkeypatch.setattr(module, "fetch_status", lambda *_: StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0))
-    assert until(lambda: zerotune.callbacks.figures().health == module.STRANGE)
-    assert zerotune.callbacks.figures().budget_spent_share is None
 
 
 @pytest.mark.parametrize("fault", ["hangs", "raises"])

@@ -60,22 +60,3 @@ def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant,
     assert isinstance(made[0], ShadowBrain) == meant.shadow
     assert made[0].budget.fraction == (meant.budget_fraction if meant.explore else 0.0)
     Store.open(tmp_path / "s.db").close()  # given back
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--budget-percent", "0"), ("--budget-percent 0", "--no-explore")),
-        (("--budget-percent", "150"), ("--budget-percent 150", "up to 100")),
-        (("--memory-threshold", "92"), ("--memory-threshold 92", "give 0.92 for 92 %")),
-        (("--no-explore", "--budget-percent", "1"), ("--no-explore makes --budget-percent useless", "leave one")),
-    ],
-)
-def test_a_wrong_value_is_named_with_the_remedy(words, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["zerotune", "daemon", "--endpoint", "ipc:///tmp/nobody/d.sock", *words])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    error = capsys.readouterr().err
-    assert (left.value.code, error.count("\n")) == (2, 1)
-    for word in said:
-        assert word in error

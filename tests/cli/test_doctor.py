@@ -78,11 +78,6 @@ def test_torch(version, status, machine, monkeypatch) -> None:
     assert software.torch(machine).status is status
 
 
-def test_python_that_is_newer_than_any_tested(machine, monkeypatch) -> None:
-    monkeypatch.setattr(software, "sys", SimpleNamespace(version_info=(3, 99, 0), executable="python"))
-    assert software.python(machine).status is Status.warning
-
-
 @pytest.mark.parametrize(("is_built", "status"), [(True, Status.warning), (False, Status.problem)])
 def test_no_compiler(is_built, status, machine, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -195,17 +190,6 @@ def test_the_runtime_folder(mode, status, machine, tmp_path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run").chmod(mode)
     assert service.runtime_folder(machine).status is status
-
-
-@pytest.mark.parametrize(("mode", "told"), [(0o700, False), (0o755, True)])
-def test_a_session_folder_that_is_passed_over_is_named(mode, told, machine, tmp_path, monkeypatch) -> None:
-    session = tmp_path / "session"
-    session.mkdir()
-    session.chmod(mode)
-    monkeypatch.delenv("ZEROTUNE_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
-    found = service.runtime_folder(machine).found
-    assert (f"XDG_RUNTIME_DIR {session}" in found) == told
 
 
 def test_a_runtime_folder_of_another_user_or_nowhere(machine, tmp_path, monkeypatch) -> None:

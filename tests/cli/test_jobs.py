@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import html
-import io
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from benchmarks.lib.command_line import zerotune
 from zerotune.agent.launch import LaunchRequest, environment
 from zerotune.agent.settings import AgentSettings
 from zerotune.store.errors import UserError
@@ -21,15 +17,10 @@ from zerotune.store.job_names import is_job_name
 from zerotune.store.lockfile import LockFile
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.store.wire import EndedJob, StatusReply
-from zerotune.tuner import cli
 from zerotune.tuner.client.holders import living_holder
-from zerotune.tuner.offline.jobs.before_after import MIN_STEPS, JobsRead
-from zerotune.tuner.offline.jobs.finding import id_of, job_of
-from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, gain_of, last_line, list_jobs
-from zerotune.tuner.offline.jobs.listing_shown import last_job_in_words, render
-from zerotune.tuner.offline.report.facts import gather
-from zerotune.tuner.offline.report.page import page as report_page
+from zerotune.tuner.offline.jobs.before_after import JobsRead
+from zerotune.tuner.offline.jobs.finding import job_of
+from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, gain_of, list_jobs
 
 
 def steps(*groups: tuple[int, int, float]) -> list[StepRecord]:
@@ -77,25 +68,6 @@ def test_what_each_gained(path: Path) -> None:
     assert gains["short"].why
 
 
-def test_rounding_is_no_gain(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "s.db") as store:
-        store.record_job("job", "fabric", {}, 2)
-        store.record_steps("job", [StepRecord(at, int(at > 20), 100.0 + 1e-12 * (at > 20)) for at in range(1, 200)])
-    with Store.open(tmp_path / "s.db", read_only=True) as store:
-        gain = gain_of(JobsRead(store), job_of(store, "job"))
-    assert gain.kind is GainKind.within_noise
-
-
-def test_why_a_gain_is_unknown_and_what_it_takes_is_said_alike_everywhere(path: Path) -> None:
-    (line,) = list_jobs(path, limit=1)
-    assert str(MIN_STEPS) in line.gain.why
-    out = io.StringIO()
-    render([line], Console(file=out, width=200))
-    page = html.unescape(report_page(gather(path, line.job_id)))
-    for text in (out.getvalue(), last_job_in_words(line), page):
-        assert line.gain.why in text
-
-
 def test_a_job_whose_plan_came_at_once_is_compared_with_one_of_its_pace(path: Path) -> None:
     import numpy as np
 
@@ -141,18 +113,6 @@ def test_how_jobs_end(path: Path) -> None:
         assert job_of(store, "trains").name == "again", "what is known stays"
 
 
-def test_of_a_job_without_a_plan_is_said_how_many_steps_that_is_known_of(path: Path) -> None:
-    """It trained on while no daemon ran: of those steps nothing is known."""
-    with Store.open(path) as store:
-        store.record_job("gaps", "fabric", {}, 2)
-        store.record_steps("gaps", [*steps((0, 5, 100.0)), StepRecord(300, 0, 100.0)])
-        store.update_job("gaps", ended_at_s=4000.0)
-    (line,) = list_jobs(path, limit=1)
-    assert (line.gain.kind, line.n_steps) == (GainKind.no_plan, 301)
-    words = last_job_in_words(line).split()
-    assert {"301", "7"} <= set(words), "seven are recorded, with the first, which never has a time"
-
-
 def test_a_job_is_found_by_its_name_if_only_one_has_it(path: Path) -> None:
     with Store.open(path) as store:
         store.record_job("second", "fabric", {}, 2, "same")
@@ -166,63 +126,13 @@ def test_a_job_is_found_by_its_name_if_only_one_has_it(path: Path) -> None:
             job_of(store, "nobody")
 
 
-def test_traces_know_ids_only(path: Path, tmp_path: Path) -> None:
-    assert id_of(path, "faster") == "job-faster"
-    assert [id_of(path, job) for job in ("job-faster", "of-another-store", None)] == [
-        "job-faster",
-        "of-another-store",
-        None,
-    ]
-    assert id_of(tmp_path / "none.db", "faster") == "faster"
-
-
 @pytest.mark.parametrize("command", [["explain"], ["report", "{out}"], ["plot", "list"], ["export", "{out}"]])
 def test_every_command_with_a_job_takes_the_name(command, path, tmp_path, monkeypatch, capsys) -> None:
     words = [word.format(out=tmp_path / "out.json") for word in command]
     for job, is_known in (("untuned", True), ("nobody", False)):
-        code, _, error = run(monkeypatch, capsys, *words, "--store", str(path), "--job", job)
+        code, _, error = zerotune(*words, "--store", str(path), "--job", job)
         assert ("nobody" in error) == (not is_known), error
         assert code in (0, 2), error
-
-
-@pytest.fixture
-def answered(path: Path, monkeypatch) -> Callable[..., None]:
-    def answer(**fields: object) -> None:
-        reply = StatusReply(1, "0", "ipc://x", str(path), 1.0, 1, 0, **fields)
-        monkeypatch.setattr("zerotune.tuner.client.status.fetch_status", lambda *_, **__: reply)
-
-    return answer
-
-
-def test_status_says_what_the_last_job_gained(path, answered, monkeypatch, capsys) -> None:
-    with Store.open(path) as store:
-        store.record_job("last", "fabric", {}, 2, "gpt")
-        store.record_steps("last", steps((0, 20, 100.0), (1, 200, 80.0)))
-        store.update_job("last", ended_at_s=4000.0)
-    answered(ended=(EndedJob("last", 220, False, 1.0, "gpt"),))
-    told = json.loads(run(monkeypatch, capsys, "status", "--endpoint", "ipc://x", "--json")[1])["last_job"]
-    assert (told["job_id"], told["name"], told["gain"]["kind"]) == ("last", "gpt", "measured")
-    text = run(monkeypatch, capsys, "status", "--endpoint", "ipc://x")[1].splitlines()
-    assert "20.0 %" in text[-1]
-    assert "gpt (last)" in text[-1]
-
-
-def test_status_of_a_store_elsewhere_tells_what_the_daemon_knows(answered, path, monkeypatch, capsys) -> None:
-    answered()
-    path.unlink()
-    code, text, _ = run(monkeypatch, capsys, "status", "--endpoint", "ipc://x", "--json")
-    assert (code, json.loads(text)["last_job"]) == (0, None)
-
-
-def test_the_newest_job_that_is_over(path: Path) -> None:
-    line = last_line(path)
-    assert line is not None
-    assert line.name == "short"
-    with Store.open(path) as store:
-        store.record_job("trains", "fabric", {}, 2)
-        store.record_steps("trains", steps((0, 3, 1.0)))
-        store.flush()
-        assert last_line(path) == line
 
 
 def test_a_lock_of_a_dead_writer_says_nothing(path: Path) -> None:
@@ -258,11 +168,3 @@ def test_names(name: str) -> None:
 def test_what_is_no_name(name: str) -> None:
     assert not is_job_name(name)
     assert AgentSettings.from_environment({"ZEROTUNE_JOB_NAME": name}).job_name == ""
-
-
-def run(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["zerotune", *words])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    captured = capsys.readouterr()
-    return int(left.value.code or 0), captured.out, captured.err

@@ -70,22 +70,6 @@ def test_useless_options_are_refused_by_name_with_the_remedy(words, plan, tmp_pa
     assert not (tmp_path / "trace").exists()
 
 
-@pytest.mark.parametrize(
-    ("given", "missing"),
-    [
-        (("--book", "fleet.book"), "--book-key"),
-        (("--book-key", "0a" * 32), "--book"),
-        (("--contributor", "node3"), "--fleet"),
-        (("--contributor", " ", "--fleet", "shared"), "--contributor"),
-    ],
-)
-def test_half_of_what_a_shared_daemon_needs_is_refused_by_name(given, missing, tmp_path, monkeypatch, capsys):
-    code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *given)
-    assert (code, error.count("\n")) == (2, 1), error
-    assert given[0] in error
-    assert missing in error
-
-
 def test_what_is_documented_still_launches(plan, tmp_path, monkeypatch, capsys):
     for words in (
         ("--no-agent", "--summary", tmp_path / "before.json"),
@@ -98,41 +82,6 @@ def test_what_is_documented_still_launches(plan, tmp_path, monkeypatch, capsys):
         assert "not used" not in error
 
 
-def test_an_endpoint_beside_a_plan_is_said_to_be_unused_unless_the_environment_names_it(plan, monkeypatch, capsys):
-    code, error = launch(monkeypatch, capsys, "--plan", plan, "--endpoint", "ipc:///nowhere/d.sock")
-    assert code == 0
-    assert "--endpoint ipc:///nowhere/d.sock " in error
-    monkeypatch.setenv("ZEROTUNE_ENDPOINT", "ipc:///nowhere/d.sock")
-    monkeypatch.setenv("ZEROTUNE_STORE", "/nowhere/s.db")
-    code, error = launch(monkeypatch, capsys, "--plan", plan)
-    assert code == 0
-    assert "not used" not in error
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("", "`zerotune export`"),
-        ("junk", "JSON"),
-        ('{"zerotune_plan": 1, "rows": [', "JSON"),
-        ('{"rows": []}', "`zerotune_plan`"),
-    ],
-)
-def test_what_is_wrong_with_a_plan_file_is_said_in_words(content, named, plan, monkeypatch, capsys):
-    plan.write_text(content)
-    code, error = launch(monkeypatch, capsys, "--plan", plan)
-    assert code == 2
-    assert named in error
-
-
-@pytest.mark.parametrize(("tick", "is_told"), [("abc", True), ("0", True), ("1.5", True), ("50", False), ("", False)])
-def test_a_tick_that_is_no_number_is_told(tick, is_told, plan, monkeypatch, capsys):
-    monkeypatch.setenv("ZEROTUNE_TICK_MS", tick)
-    code, error = launch(monkeypatch, capsys, "--plan", plan)
-    assert code == 0
-    assert (f"ZEROTUNE_TICK_MS={tick} " in error) == is_told
-
-
 def test_a_summary_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
     (tmp_path / "s.json").mkdir()
     summary = SummaryWriter(tmp_path / "s.json")
@@ -141,15 +90,6 @@ def test_a_summary_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path):
     with pytest.raises(OSError, match="directory"):
         summary.write()
     assert [one.name for one in tmp_path.iterdir()] == ["s.json"]
-
-
-def test_a_store_that_only_the_environment_names_stops_no_job_without_a_daemon(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("ZEROTUNE_STORE", str(tmp_path))
-    code, error = launch(monkeypatch, capsys)
-    assert code == 0, error
-    code, error = launch(monkeypatch, capsys, "--start-daemon")
-    assert code == 2
-    assert "--store" in error
 
 
 @pytest.mark.parametrize(
@@ -171,14 +111,6 @@ def test_settings_of_the_emulation_are_checked_before_anything_starts(name, valu
     assert code == 0, error
 
 
-def test_a_command_without_the_two_dashes_is_told_of_them(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["zerotune", "launch", "torchrun", "--nproc-per-node", "2", "train.py"])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
-    assert "`--`" in capsys.readouterr().err
-
-
 def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(
@@ -189,15 +121,6 @@ def test_what_bounds_trials_reaches_the_daemon_that_launch_starts(tmp_path, monk
         code, error = launch(monkeypatch, capsys, "--start-daemon", "--store", tmp_path / "s.db", *words)
         assert code == 0, error
         assert asked.pop() == list(words)
-
-
-def test_a_started_daemon_is_told_of_with_the_command_that_finds_it(tmp_path, monkeypatch, capsys):
-    started = "zerotune.tuner.client.background_daemon.ensure_daemon"
-    monkeypatch.setattr(started, lambda *_, **__: (ANSWER, Started))
-    endpoint = f"ipc://{tmp_path}/d.sock"
-    code, error = launch(monkeypatch, capsys, "--start-daemon", "--endpoint", endpoint, "--store", tmp_path / "s.db")
-    assert code == 0, error
-    assert f"`zerotune status --endpoint {endpoint}`" in error
 
 
 def test_training_starts_beside_a_daemon_that_is_slow_to_start(tmp_path, monkeypatch, capsys):

@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-COMMANDS = {
-    "launch --plan": ["launch", "--plan", "FILE", "--", "true"],
-    "launch --fabric": ["launch", "--fabric", "FILE", "--", "true"],
-    "nccl": ["nccl", "FILE", "--plan", "FILE"],
-    "replay": ["replay", "FILE"],
-    "replay --plan": ["replay", "none.db", "--plan", "FILE"],
-    "fabrics add": ["fabrics", "add", "x", "FILE"],
-    "advise": ["advise", "FILE"],
-    "advise --measured": ["advise", "7e9", "--measured", "FILE"],
-    "book show": ["book", "show", "FILE"],
-    "book show --book-key": ["book", "show", "none.book", "--book-key", "FILE"],
-    "book build --sign": ["book", "build", ".", "--out", "new.book", "--sign", "FILE"],
-    "daemon --book-key": ["daemon", "--book", "none.book", "--book-key", "FILE", "--store", "s.db"],
-    "jobs": ["jobs", "--store", "FILE"],
-    "store check": ["store", "check", "FILE"],
-    "import": ["import", "FILE", "--store", "s.db"],
-}
+COMMANDS = (
+    ["launch", "--plan", "FILE", "--", "true"],
+    ["launch", "--fabric", "FILE", "--", "true"],
+    ["nccl", "FILE", "--plan", "FILE"],
+    ["replay", "FILE"],
+    ["replay", "none.db", "--plan", "FILE"],
+    ["fabrics", "add", "x", "FILE"],
+    ["advise", "FILE"],
+    ["advise", "7e9", "--measured", "FILE"],
+    ["book", "show", "FILE"],
+    ["book", "show", "none.book", "--book-key", "FILE"],
+    ["book", "build", ".", "--out", "new.book", "--sign", "FILE"],
+    ["daemon", "--book", "none.book", "--book-key", "FILE", "--store", "s.db"],
+    ["jobs", "--store", "FILE"],
+    ["store", "check", "FILE"],
+    ["import", "FILE", "--store", "s.db"],
+)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+IN_TURN = """
+import json, sys
+from zerotune.tuner import cli
+
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["zerotune", *words]
+    try:
+        cli.main()
+    except SystemExit as ended:
+        print(ended.code, *words, file=sys.stderr)
+"""
+
+
 @pytest.mark.parametrize("name", ["pipe", "endless"])
-def test_what_is_no_file_is_refused_at_once(command, name, tmp_path):
+def test_a_pipe_or_a_device_in_the_place_of_a_file_is_refused_at_once(name, tmp_path):
     file = tmp_path / f"{name}.toml"
     os.mkfifo(file) if name == "pipe" else file.symlink_to("/dev/zero")
-    words = [word.replace("FILE", str(file)) for word in COMMANDS[command]]
-    limited = ["prlimit", f"--as={6 << 30}", sys.executable, "-m", "zerotune.tuner.cli", *words]
+    all_words = [[word.replace("FILE", str(file)) for word in words] for words in COMMANDS]
+    limited = ["prlimit", f"--as={6 << 30}", sys.executable, "-c", IN_TURN, json.dumps(all_words)]
     done = subprocess.run(limited, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if not line.startswith("zerotune: ")] == [
+        " ".join(["2", *words]) for words in all_words
+    ]
 
 
 LITTLE_MEMORY = """

@@ -10,14 +10,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import zmq
 
+from benchmarks.lib.command_line import zerotune
 from zerotune.store import wire
 from zerotune.store.records import ModelRecord, StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.cli.terminal import filtered_output
 
 NAME = "a\x1b]0;title\x07b\x1b[2Jc\u202ed\x9be\rf[/x]g[link=http://h]i"
 FORGED = "\nforged"
@@ -56,8 +57,11 @@ def daemon():
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("words", [["status"], ["top", "--once"], ["status", "--json"], ["top", "--json"]])
-@pytest.mark.parametrize("on_terminal", [False, True])
+@pytest.mark.parametrize(
+    ("words", "on_terminal"),
+    [(["status"], True), (["top", "--once"], True), (["status"], False), (["status", "--json"], False),
+     (["top", "--json"], False)],
+)  # fmt: skip
 def test_names_of_connected_jobs_steer_nothing(daemon, words, on_terminal):
     endpoint, log = daemon
     code, said = run(*words, "--endpoint", endpoint, on_terminal=on_terminal)
@@ -73,8 +77,9 @@ def run(*words, on_terminal=False) -> tuple[int, str]:
     command = [sys.executable, "-m", "zerotune.tuner.cli", *words]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     if not on_terminal:
-        done = subprocess.run(command, capture_output=True, env=environment)
-        return done.returncode, (done.stdout + done.stderr).decode()
+        with patch.dict(os.environ, environment):
+            done = zerotune(*words)
+        return done.code, done.out + done.err
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
@@ -88,10 +93,11 @@ def run(*words, on_terminal=False) -> tuple[int, str]:
     return process.returncode, said.decode()
 
 
-@pytest.mark.parametrize("on_terminal", [False, True])
 @pytest.mark.parametrize(
-    "words", [["jobs"], ["explain"], ["models", "list"], ["explain", "--job", "b\x1b[2J\x07\u202e\x9b"]]
-)
+    ("words", "on_terminal"),
+    [(["jobs"], True), (["jobs"], False), (["explain"], False), (["models", "list"], False),
+     (["explain", "--job", "b\x1b[2J\x07\u202e\x9b"], False)],
+)  # fmt: skip
 def test_tables_and_errors_show_what_would_steer_a_terminal(store, words, on_terminal):
     code, said = run(*words, "--store", str(store), on_terminal=on_terminal)
     assert code in (0, 2)
@@ -143,19 +149,3 @@ def texts(document):
         yield document
     for inner in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
         yield from texts(inner)
-
-
-@pytest.mark.parametrize("hides", ["30", "30;40", "47;37", "8", "38;5;0", "1;30", "48;2;0;0;0"])
-def test_no_colour_hides_a_text(hides, capfd):
-    with filtered_output():
-        print(f"a\x1b[{hides}mb\x1b[1;36mc\x1b[0m")
-    assert f"\x1b[{hides}m" not in (said := capfd.readouterr().out)
-    assert "\x1b[1;36mc\x1b[0m" in said
-
-
-@pytest.mark.parametrize("name", ["COLUMNS", "TERMINAL_WIDTH"])
-@pytest.mark.parametrize("said", ["20000000", "-1", "wide"])
-def test_a_terminal_of_no_possible_width_is_passed_over(name, said):
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "jobs", "--help"]
-    done = subprocess.run(command, env=os.environ | {name: said}, capture_output=True, check=True, timeout=30)
-    assert max(map(len, done.stdout.decode().splitlines())) < 1000

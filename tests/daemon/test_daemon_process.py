@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -12,28 +10,23 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
-import zmq
-import zmq.auth
 from daemon_process import WAIT_S, Daemon, hello, receive
 
-from benchmarks.lib.free_port import free_port
+from benchmarks.lib.waiting import wait_until
 from benchmarks.service.many_peers import Peers
 from zerotune.store import wire
 from zerotune.store.errors import StoreLockedError, UserError
-from zerotune.store.lockfile import named_holder
-from zerotune.store.records import Stage, StepRecord
+from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.cli.live.launch import launch as launch_command
 from zerotune.tuner.cli.live.status import status as status_command
 from zerotune.tuner.client.holders import holder_of
-from zerotune.tuner.client.status import fetch_status, render_status
+from zerotune.tuner.client.status import fetch_status
 from zerotune.tuner.offline.jobs.listing import JobEnd, end_of
 from zerotune.tuner.service.daemon import run_daemon
-from zerotune.tuner.service.endpoint import make_keys
 
 MEANT_FOR_THE_TRAINING = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """What batch systems send to every process of a job, and training handles."""
@@ -117,13 +110,6 @@ def test_signals_for_the_training_leave_the_daemon_alone(private_path, connect):
     assert end_of(job, is_written=False) is JobEnd.ended
 
 
-def wait_until(is_so):
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def test_a_record_out_of_range_costs_itself_alone_and_is_counted(daemon, connect, records):
     socket = connect(daemon.endpoint)
     socket.send_multipart(hello())
@@ -174,24 +160,6 @@ def test_a_job_that_ends_while_the_daemon_stands_still_ends_once_and_not_by_sile
         time.sleep(0.05)
     assert daemon.end() == 0
     assert [(one.job_id, one.step, one.fell_silent) for one in reply.ended] == [("job", 7, False)]
-
-
-def test_its_first_line_names_all_addresses_and_its_lock_the_command_that_people_type(private_path):
-    make_keys(private_path / "keys")
-    endpoint, metrics = f"ipc://{private_path}/d.sock", f"127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--endpoint", endpoint, "--metrics", metrics]
-    command += ["--listen", "tcp://127.0.0.1:*", "--curve-keys", str(private_path / "keys")]
-    command += ["--store", str(private_path / "store.db")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            line = process.stderr.readline()
-            assert endpoint in line
-            assert f"http://{metrics}/metrics" in line
-            listening = re.search(r"tcp://127\.0\.0\.1:\d+", line)[0]
-            assert fetch_status(listening, curve_dir=private_path / "keys").daemon_pid == process.pid
-            assert named_holder(private_path / "store.db.lock")[1].startswith("zerotune daemon --endpoint")
-        finally:
-            process.terminate()
 
 
 def test_a_second_daemon_is_refused_by_name_and_pid(daemon, private_path):
@@ -276,21 +244,6 @@ def test_more_ranks_than_the_soft_limit_of_open_files_are_served(private_path):
     assert daemon.end() == 0
 
 
-def test_status_says_where_and_who(daemon, capsys):
-    from rich.console import Console
-
-    status = fetch_status(daemon.endpoint)
-    assert (status.daemon_pid, status.endpoint, status.store_path) == (
-        daemon.process.pid, daemon.endpoint, str(daemon.path),
-    )  # fmt: skip
-    fabric = "emulated-a_fabric_with_a_long_name-45020b92a6bb"
-    job = wire.JobStatus("job", fabric, Stage.zero3, 4, 4, 1, 9, 0, 0, 0, 0.0, 0.0, 0.0)
-    render_status(msgspec.structs.replace(status, n_refused=3, jobs=(job,)), Console(width=250))
-    shown = capsys.readouterr().out
-    assert fabric in shown
-    assert re.search(r"\b0 .*\b3 .*", shown), "failures and refused messages"
-
-
 def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
     unlimited = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (4096, unlimited[1]))
@@ -317,21 +270,6 @@ def test_a_full_disk_is_told_and_nothing_of_the_job_is_lost(daemon, connect):
         assert store.fabrics() == {"fabric": {"emulated": "x"}}
 
 
-def test_a_socket_that_cannot_be_removed_is_no_failure(private_path, monkeypatch):
-    """Its folder may have come to be read-only, while the store is written."""
-
-    def refused(path, **_):
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    def on_ready(*_):
-        monkeypatch.setattr(Path, "unlink", refused)
-
-    endpoint, store = f"ipc://{private_path}/d.sock", private_path / "s.db"
-    assert run_daemon(endpoint, store, idle_exit_s=0.1, on_ready=on_ready) == 0
-    monkeypatch.undo()
-    assert run_daemon(endpoint, store, idle_exit_s=0.1) == 0, "what is left hinders nobody"
-
-
 def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_path, monkeypatch, capsys):
     monkeypatch.setattr("zerotune.tuner.cli.live.status.PATIENCE_S", 0.1)
     daemon.process.send_signal(signal.SIGSTOP)
@@ -352,40 +290,3 @@ def test_a_daemon_that_cannot_answer_is_not_said_to_be_missing(daemon, private_p
     (private_path / "d.sock.lock").write_text('{"pid": 1, "command": "another process has this number by now"}')
     os.utime(private_path / "d.sock.lock", (0, 0))
     assert holder_of(daemon.endpoint) is None
-
-
-def test_no_status_without_a_daemon(private_path):
-    start_s = time.monotonic()
-    assert fetch_status(f"ipc://{private_path}/nobody.sock", 5.0) is None
-    assert time.monotonic() - start_s < 1, "known at once"
-    (private_path / "stale.sock").touch()
-    assert fetch_status(f"ipc://{private_path}/stale.sock", 0.1) is None
-
-
-def test_what_a_daemon_measures_is_shared_below_a_url(tmp_path, records):
-    pytest.importorskip("pyarrow")
-    endpoint, url = f"ipc://{tmp_path}/d.sock", tmp_path / "fleet"
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "daemon", "--fleet", str(url)]
-    environment = os.environ | {"ZEROTUNE_ENDPOINT": endpoint, "ZEROTUNE_STORE": str(tmp_path / "store.db")}
-    with subprocess.Popen(command, env=environment) as process:
-        try:
-            deadline_s = time.monotonic() + WAIT_S
-            while (reply := fetch_status(endpoint, 0.5)) is None:
-                assert process.poll() is None
-                assert time.monotonic() < deadline_s
-            assert reply.fleet.url == str(url)
-            with zmq.Context() as context, context.socket(zmq.DEALER) as rank:
-                rank.connect(endpoint)
-                rank.send_multipart(
-                    wire.encode(wire.Hello("job", 0, 1, 0, "node", 1, "fabric", {"nccl_version": 22809}, 22809, 5))
-                )
-                block = records(16, n_ranks=1)
-                rank.send_multipart(wire.encode(wire.Observations("job", 0, len(block)), block.tobytes()))
-                while (reply := fetch_status(endpoint, 0.5)) is None or reply.fleet.n_waiting < len(block):
-                    assert time.monotonic() < deadline_s
-                    time.sleep(0.02)
-        finally:
-            process.terminate()
-            assert process.wait(WAIT_S) == 0
-    (found,) = url.rglob("*.parquet")
-    assert found.stat().st_size > 0

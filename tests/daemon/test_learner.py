@@ -84,14 +84,6 @@ def test_a_store_that_breaks_meanwhile_does_not_end_the_learner(made, monkeypatc
     assert ready.get(timeout=10) == ("f", [])
 
 
-def test_a_fitted_model_is_saved_before_knowledge_is_read_again(made, monkeypatch, store):
-    learner, ready = made
-    monkeypatch.setattr(Learner, "fit", lambda *_: MODEL)
-    learner.ask(Request(RequestKind.train, "f"))
-    assert ready.get(timeout=10) == ("f", ["correction"])
-    assert store.load_model("correction", "f") == MODEL
-
-
 def test_a_fit_that_is_told_to_end_is_no_failure(made, monkeypatch, caplog):
     """As a batch system ends all processes of a daemon at once."""
     learner, ready = made
@@ -118,19 +110,6 @@ def test_what_ends_the_daemons_group_does_not_reach_a_fit(made, monkeypatch):
     monkeypatch.setattr(learner_module.subprocess, "Popen", started)
     made[0].ask(Request(RequestKind.train, "f"))
     assert groups.get(timeout=10) != os.getpgid(0)
-
-
-def test_a_store_that_was_removed_is_no_failure_and_one_line_each(made, store, caplog, capfd):
-    learner, ready = made
-    store.flush()
-    store.path.unlink()
-    learner.ask(Request(RequestKind.train, "f"))
-    learner.ask(Request(RequestKind.load, "f"))
-    assert ready.get(timeout=30) == ("f", "empty")
-    assert learner.n_failed == 0
-    assert [one.exc_info for one in caplog.records] == [None, None]
-    assert len(caplog.records) == 2
-    assert capfd.readouterr().err == ""
 
 
 def test_a_damaged_model_is_fitted_anew(made, store):
@@ -168,13 +147,6 @@ def test_a_fit_that_takes_too_long_is_given_up_in_one_line(made, tmp_path, monke
     assert learner.n_failed == 1
     (record,) = caplog.records
     assert record.exc_info is None
-
-
-def test_the_real_training_process_has_nothing_to_say_of_an_empty_store(made, store):
-    learner, ready = made
-    learner.ask(Request(RequestKind.train, "f"))
-    assert ready.get(timeout=60) == ("f", [])
-    assert store.models() == []
 
 
 def test_a_fit_that_was_cut_short_is_made_up_for(made, monkeypatch, store):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("agent", "store", "tuner", "zero_runtime")
@@ -41,9 +40,15 @@ def _words_of(name: str) -> set[str]:
     return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_").split("_"))
 
 
+@cache
+def _named(source: str) -> tuple[tuple[str, bool, frozenset[str]], ...]:
+    """Each name once, with its words."""
+    return tuple((name, is_class, frozenset(_words_of(name))) for name, is_class in set(_names(source)))
+
+
 def _breaches(source: str, refused: set[str]) -> set[str]:
     """Names in a module that the glossary refuses."""
-    return {name for name, is_class in _names(source) if (is_class and name in refused) or refused & _words_of(name)}
+    return {name for name, is_class, words in _named(source) if (is_class and name in refused) or refused & words}
 
 
 def _places() -> dict[str, tuple[str, ...]]:
@@ -58,44 +63,17 @@ def _places() -> dict[str, tuple[str, ...]]:
 def _elsewhere(path: str, source: str, places: dict[str, tuple[str, ...]]) -> set[str]:
     """Names in a module that have a word of another place."""
     foreign = {word for word, below in places.items() if not path.startswith(below)}
-    return {name for name, _ in _names(source) if foreign & _words_of(name)}
+    return {name for name, _, words in _named(source) if foreign & words}
 
 
-def test_the_glossary_refuses_words() -> None:
-    refused = _refused()
-    assert {"turn", "untold", "Verdict"} <= refused
-    assert _breaches("class Verdict: ...\ndef end_turn(n_muster): ...\nclass TrialVerdict: ...", refused) == {
-        "Verdict",
-        "end_turn",
-        "n_muster",
-    }
-
-
-@pytest.mark.parametrize("package", PRODUCT)
-def test_no_name_is_refused(package: str) -> None:
-    refused = _refused()
-    found = {
-        str(path.relative_to(ROOT)): names
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if (names := _breaches(path.read_text(), refused))
-    }
-    assert found == {}
-
-
-def test_a_word_of_one_place_is_found_elsewhere() -> None:
-    places = _places()
-    assert {"verdict", "belief", "stage"} <= set(places)
-    source = "def judge(): n_verdicts = 1"
-    assert _elsewhere("tuner/offline/replay/engine.py", source, places) == set()
-    assert _elsewhere("tuner/offline/report/facts.py", source, places) == {"n_verdicts"}
-
-
-@pytest.mark.parametrize("package", PRODUCT)
-def test_words_of_one_place_stay_there(package: str) -> None:
-    places = _places()
-    found = {
-        str(path.relative_to(ROOT)): names
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if (names := _elsewhere(str(path.relative_to(ROOT)), path.read_text(), places))
-    }
+def test_names_in_the_product_keep_to_the_glossary() -> None:
+    refused, places = _refused(), _places()
+    assert refused
+    assert places
+    found = {}
+    for package in PRODUCT:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name, source = str(path.relative_to(ROOT)), path.read_text()
+            if wrong := _breaches(source, refused) | _elsewhere(name, source, places):
+                found[name] = wrong
     assert found == {}

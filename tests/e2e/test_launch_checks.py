@@ -28,24 +28,6 @@ def test_unknown_command_and_script(world):
     refused(launch(world, sys.executable, "no_such_script.py"), "no_such_script.py")
 
 
-def test_unknown_fabric(world):
-    refused(launch(world, sys.executable, "-c", "0", fabric="no_such_fabric"), "no_such_fabric")
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("ZEROTUNE_SEED", "x"),
-        ("ZEROTUNE_NCCL_VERSION", "2.10"),
-        ("ZEROTUNE_FAULTS", "hang:ring"),
-        ("NCCL_MAX_NCHANNELS", "abc"),
-        ("NCCL_ALGO", "junk"),
-    ],
-)
-def test_what_the_emulation_cannot_read_is_refused_before_a_rank_reads_it(world, variable, value):
-    refused(launch(world, sys.executable, "-c", "0", **{variable: value}), f"{variable}={value!r}")
-
-
 def test_on_the_real_nccl_its_own_settings_are_its_own_business(world):
     done = launch(world, sys.executable, "-c", "0", fabric=None, NCCL_MAX_NCHANNELS="0x10", ZEROTUNE_FAULTS="foo")
     assert done.returncode == 0, done.stderr
@@ -120,14 +102,6 @@ def test_a_plan_with_an_illegal_cell_is_refused(world):
     plan.write_text(PLAN % "tree")
     done = world.zerotune("launch", "--plan", plan, "--", sys.executable, "-c", "0")
     refused(done, str(plan), "row 1", "tree/simple", "all_gather", "leave it out")
-
-
-def test_a_plan_without_rows_is_told(world):
-    plan = world.folder / "plan.json"
-    plan.write_text('{"zerotune_plan": 1, "rows": []}')
-    done = world.zerotune("launch", "--plan", plan, "--", sys.executable, "-c", "0")
-    assert done.returncode == 0
-    assert str(plan) in done.stderr
 
 
 @pytest.mark.slow

@@ -75,12 +75,6 @@ def test_a_library_that_is_cut_off_does_not_decide(
     assert choose_host({}, fabrics.load("h100_node")).library is None
 
 
-def test_a_library_is_found_beside_us(libnccl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(libnccl.parent)
-    monkeypatch.setenv("NCCL_LIBRARY", libnccl.name)
-    assert choose_host({}, fabrics.load("h100_node")).library == libnccl
-
-
 def test_a_host_that_does_not_exist_is_a_users_mistake() -> None:
     with pytest.raises(UserError, match=HOST_VARIABLE):
         choose_host({HOST_VARIABLE: "gpu"}, fabrics.load("h100_node"))

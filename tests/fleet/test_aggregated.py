@@ -74,13 +74,3 @@ def test_what_the_query_does_not_give_is_refused(fleet: Path, tmp_path: Path, ch
     with pytest.raises(UserError, match="part-0"):
         build(str(fleet), tmp_path / "book", aggregated=str(units))
     assert not (tmp_path / "book").exists()
-
-
-@pytest.mark.parametrize("content", [None, b"no parquet"])
-def test_no_units(fleet: Path, tmp_path: Path, content: bytes | None) -> None:
-    units = tmp_path / "units"
-    units.mkdir()
-    if content:
-        (units / "a.parquet").write_bytes(content)
-    with pytest.raises(UserError):
-        build(str(fleet), tmp_path / "book", aggregated=str(units))

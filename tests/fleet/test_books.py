@@ -21,7 +21,7 @@ pytest.importorskip("cryptography")
 from zerotune.tuner.fleet.book import MAX_FABRICS, MAX_FACTS, MAX_LINES, Book, opened
 from zerotune.tuner.fleet.building import Built, build
 from zerotune.tuner.fleet.objects import Fabric, pack
-from zerotune.tuner.fleet.reading import differences, read_book
+from zerotune.tuner.fleet.reading import read_book
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key, public_path
 from zerotune.tuner.fleet.storage import Storage
 
@@ -78,19 +78,6 @@ def test_each_job_counts_once(tmp_path: Path) -> None:
     share(tmp_path / "fleet", "node4", "long", measured(4000, faster=-0.05))
     book = made(tmp_path / "fleet", tmp_path / "book").book
     assert [gain for gain, _ in told(book).values()] == pytest.approx([0.1, 0.1], abs=0.01)
-
-
-def test_a_network_that_was_slow_for_a_part_of_a_job_blames_no_setting(tmp_path: Path) -> None:
-    """The winner ran mostly while the network was slow, as what a job settles on does."""
-    for node in range(3):
-        early, late = measured(256, seed=node), measured(256, level=0.3, seed=node + 10)
-        late["step"] += 256
-        early = early[early["is_default"].astype(bool) | (early["step"] % 8 == 1)]
-        late = late[~late["is_default"].astype(bool) | (late["step"] % 8 == 0)]
-        share(tmp_path / "fleet", f"node{node}", f"job{node}", np.concatenate([early, late]))
-    book = made(tmp_path / "fleet", tmp_path / "book").book
-    gains = [one.gain for one in book.cells if not one.is_default]
-    assert gains == pytest.approx([0.1, 0.1], abs=0.03)
 
 
 @pytest.mark.parametrize("lie", ["fast", "slow clock", "impossible"])
@@ -254,15 +241,6 @@ def test_no_byte_of_a_signed_book_can_be_changed(signed: tuple[bytes, Verifier, 
     except BookError:
         return
     assert book == opened(good, "book", ours), "at most the case of a letter in the seal"
-
-
-def test_books_are_compared_by_winner(tmp_path: Path) -> None:
-    for name, faster in (("before", 0.1), ("after", -0.1)):
-        for node in range(3):
-            share(tmp_path / name, f"node{node}", "job", measured(40, faster=faster, seed=node))
-    before, after = (made(tmp_path / name, tmp_path / f"{name}.book").book for name in ("before", "after"))
-    assert [pair.after for pair in differences(before, after)] == [None, None]
-    assert list(differences(before, before)) == []
 
 
 def test_private_keys_stay_private(tmp_path: Path) -> None:

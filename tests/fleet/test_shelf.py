@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
+from benchmarks.lib.waiting import wait_until
 from zerotune.store.records import Algorithm, Candidate, Protocol
 
 pytest.importorskip("pyarrow")
@@ -54,13 +54,6 @@ def shelf_of() -> Iterator[Callable[[Path, Verifier], Shelf]]:
         shelf.close()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
 def test_what_the_book_says_of_this_fabric(made, shelf_of) -> None:
     shelf, news = shelf_of(made[0], made[1]), threading.Event()
     shelf.on_news = news.set
@@ -97,7 +90,7 @@ def test_what_is_not_believed_is_said_and_nothing_is_told(made, shelf_of, kind, 
         path.write_bytes({"unsigned": b'{"zerotune_book":1}\n' + body, "cut": data[:-1]}.get(kind, data))
     shelf = shelf_of(path, made[2] if kind == "other key" else made[1])
     shelf.start()
-    wait_for(lambda: bool(shelf.error))
+    wait_until(lambda: bool(shelf.error))
     assert shelf.told("fabric") == {}
 
 
@@ -106,9 +99,9 @@ def test_a_bad_book_leaves_the_good_one_of_before(made, shelf_of, tmp_path) -> N
     path.write_bytes(made[0].read_bytes())
     shelf = shelf_of(path, made[1])
     shelf.start()
-    wait_for(lambda: shelf.n_winners == 2)
+    wait_until(lambda: shelf.n_winners == 2)
     path.write_bytes(b"junk")
-    wait_for(lambda: bool(shelf.error))
+    wait_until(lambda: bool(shelf.error))
     assert len(shelf.told("fabric")) == 2
 
 
@@ -122,11 +115,11 @@ def test_an_older_book_takes_no_newer_ones_place(made, shelf_of, tmp_path) -> No
     shelf.start()
     assert len(shelf.told("fabric")) == 2
     place.write_bytes(older)
-    wait_for(lambda: shelf.error != "")
+    wait_until(lambda: shelf.error != "")
     assert shelf.n_winners == 2
     later = shelf_of(place, verifier)  # of a daemon that begins after that
     later.start()
-    wait_for(lambda: later.error != "")
+    wait_until(lambda: later.error != "")
     assert later.n_winners == 0
 
 
@@ -135,7 +128,7 @@ def is_believed(shelf: Shelf) -> bool:
     news = threading.Event()
     shelf.on_news = news.set
     shelf.start()
-    wait_for(lambda: news.is_set() or shelf.error != "")
+    wait_until(lambda: news.is_set() or shelf.error != "")
     return news.is_set()
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -19,7 +16,6 @@ import sqlglot
 from zerotune.tuner.fleet.merging import UNITS
 from zerotune.tuner.fleet.objects import Fabric, pack, unpack
 
-PAGE = Path(__file__).parents[2] / "docs" / "operate" / "fleet-scale.md"
 QUERY = UNITS.format(rows="measurements")
 
 
@@ -37,8 +33,3 @@ def test_spark_reads_the_query_as_duckdb_does() -> None:
         )
     assert as_it_is == through_spark
     assert 0 < sum(unit[15] for unit in as_it_is) < len(block), "what cannot be does not count"
-
-
-def test_the_page_shows_the_query() -> None:
-    (shown,) = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert shown.split() == QUERY.split()

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
+from benchmarks.lib.waiting import wait_until
 from zerotune.store.errors import UserError
 
 pytest.importorskip("pyarrow")
@@ -24,13 +25,6 @@ from zerotune.tuner.fleet.storage import Storage, shown
 from zerotune.tuner.fleet.writer import FleetWriter
 
 WAIT_S = 30
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 def found(url: str) -> list[Packed]:
@@ -102,14 +96,14 @@ def stubborn(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubborn]:
 def test_a_failing_url_is_tried_again_and_loses_nothing_that_fits_in_memory(stubborn: Stubborn) -> None:
     writer = FleetWriter(stubborn, "node1", signer_of("node1"), write_every_s=0.01)
     writer.measured("fabric", FACTS, "job", measured())
-    wait_for(lambda: stubborn.n_tried > 1)
+    wait_until(lambda: stubborn.n_tried > 1)
     state = writer.state
     assert state.is_failing
     assert "PermissionError" in state.error
     assert (state.n_waiting, state.n_written) == (8, 0)
     stubborn.fails = False
     stubborn.may_go_on.set()
-    wait_for(lambda: writer.state.n_written == 8)
+    wait_until(lambda: writer.state.n_written == 8)
     assert not writer.state.is_failing
     writer.close()
     assert len(found(stubborn.url)) == 1
@@ -122,7 +116,7 @@ def test_a_url_that_never_answers_holds_up_nobody(stubborn: Stubborn, monkeypatc
     began_s = time.monotonic()
     for _ in range(1000):
         writer.measured("fabric", FACTS, "job", measured())
-    wait_for(lambda: stubborn.n_tried == 1)
+    wait_until(lambda: stubborn.n_tried == 1)
     assert writer.state.n_waiting == 20
     writer.close()
     assert time.monotonic() - began_s < WAIT_S / 2
@@ -156,7 +150,7 @@ for job in range(10**6):
 
 def test_kill_9_leaves_whole_objects_only(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE) as process:
-        wait_for(lambda: bool(process.stdout) and len(list(Storage(str(tmp_path)).walk("v1"))) > 3)
+        wait_until(lambda: bool(process.stdout) and len(list(Storage(str(tmp_path)).walk("v1"))) > 3)
         os.kill(process.pid, signal.SIGKILL)
     whole = found(str(tmp_path))
     assert len(whole) > 2

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from engines import HERE, PLUGIN_TARGET, build_plugin_engine, run_plugin
 from fuzz_targets import TARGETS
-from make_corpus import seeds
 from mutations import mutations
 
 CORPUS = HERE / "corpus"
@@ -31,12 +28,6 @@ def test_no_input_is_a_crash(name: str):
         assert time.process_time() - started_s < LONGEST_S
 
 
-def test_every_target_has_the_seeds_that_the_script_makes():
-    made = {name: len(contents) for name, contents in seeds().items()}
-    assert made == {name: len(list((CORPUS / name).glob("seed-*"))) for name in (*TARGETS, PLUGIN_TARGET)}
-    assert all(made.values())
-
-
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = build_plugin_engine(tmp_path_factory.mktemp("engine"))
@@ -51,9 +42,3 @@ def test_the_plugin_under_sanitizers(engine: Path, tmp_path: Path):
     assert outcome.n_runs > 50
     assert outcome.n_reached > 100
     assert list((tmp_path / "work" / "found").iterdir()), "its coverage guides it"
-
-
-def test_unknown_targets_are_one_line():
-    done = subprocess.run([sys.executable, HERE / "fuzz.py", "nothing"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "nothing" in done.stderr.splitlines()[-1]

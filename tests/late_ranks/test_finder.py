@@ -8,7 +8,7 @@ from zerotune.store.records import Collective
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.late_ranks import finder
 from zerotune.tuner.late_ranks.finder import LateRankFinder
-from zerotune.tuner.late_ranks.persistence import OPEN_STEPS, Excess, ExcessWindow
+from zerotune.tuner.late_ranks.persistence import OPEN_STEPS, ExcessWindow
 from zerotune.tuner.late_ranks.sequential_test import EVENT_STEPS
 from zerotune.tuner.late_ranks.waits import behind_the_others
 
@@ -141,74 +141,6 @@ def test_a_slow_link_is_told_from_a_late_rank():
     assert (link.ranks, link.excess_us) == ((1, 3), pytest.approx(3 * TRANSFER_US))
 
 
-def test_a_link_explains_before_it_is_proven_also_in_noise():
-    """Ranks 1 and 3 come late from their slow pair; groups of four are proven sooner than pairs."""
-    rng = np.random.default_rng(5)
-    noise = rng.normal(0.0, 150.0, (400, 8))
-    late = {1: 300.0, 5: 300.0}
-    job = Job()
-    for _ in range(25):
-        pairs = [
-            call({one: 0, one + 4: 0}, comm_id=one, transfer_us=TRANSFER_US + late.get(one, 0.0)) for one in range(4)
-        ]
-        groups = [
-            call(
-                {one: lambda step, one=one: noise[step, one] + late.get(one, 0.0) for one in range(first, first + 4)},
-                comm_id=4 + first,
-            )
-            for first in (0, 4)
-        ]
-        job.play(8, *pairs, *groups)
-        named, found = job.named(step_us=5000.0)
-        assert named == set()
-    assert [one.ranks for one in found.slow] == [(1, 5)]
-
-
-def test_whom_a_straggler_held_up_is_not_to_blame_when_it_ends():
-    """Rank 1 holds up its pair, whose other rank is late a step longer."""
-    job = Job()
-    until = 250
-    for _ in range(45):
-        job.play(
-            8,
-            call({0: 0, 1: lambda step: 2000 * (step < until)}, comm_id=1),
-            call({2: 0, 3: 0}, comm_id=2),
-            call({0: lambda step: 2000 * (step < until + 1), 2: 0}, comm_id=3),
-            call({1: lambda step: 2000 * (step < until), 3: 0}, comm_id=4),
-        )
-        assert job.named()[0] <= {1}
-    assert job.named()[0] == set()
-
-
-def test_a_rank_of_another_node_is_not_to_blame_for_the_link_between_them():
-    """That node's own daemon sees its ranks alone; in noise, the node is the later one of two for a while."""
-    job = Job()
-    job.finder.node_says(8, 8, "b")
-    pairs = [
-        call({0: 0, 8: 60 * (one == 3)}, comm_id=one, transfer_us=TRANSFER_US + 600 * (one == 1)) for one in range(4)
-    ]
-    job.play(40, *pairs)
-    late = LateRank(9, 600.0, 1.0, 0, 40, "b")
-    job.finder.node_says(8, 8, "b", Lateness(40, late=(late,)))
-    job.play(40, *pairs)
-    assert job.named(step_us=5000.0)[0] == set()
-
-
-def test_a_node_is_not_to_blame_for_a_rank_that_was_late():
-    """Its own daemon takes the name back sooner than the nodes' comparison does; later the node is late as a whole."""
-    job = Job()
-    job.finder.node_says(8, 8, "b")
-    late = LateRank(11, 2900.0, 1.0, 0, 300, "b")
-    job.finder.node_says(8, 8, "b", Lateness(300, late=(late,)))
-    job.play(300, call({0: 0, 1: 1, 8: 3000}))
-    assert job.named()[0] == {11}
-    job.finder.node_says(8, 8, "b", Lateness(310))
-    job.play(100, call({0: 0, 1: 1, 8: 3000}))
-    assert job.named()[0] == set()
-    job.play(200, call({0: 0, 1: 1, 8: 3000}))
-    assert [(one.rank, one.is_node) for one in job.named()[1].late] == [(8, True)]
-
-
 def test_who_sends_a_broadcast_is_not_compared_with_who_receives_it():
     job = Job()
     job.play(100, call({0: 0, 1: 2000, 2: 0}, collective=Collective.broadcast))
@@ -230,56 +162,6 @@ def test_a_late_node_is_named_or_the_rank_that_its_own_daemon_names():
     assert [(one.rank, one.is_node) for one in job.named()[1].late] == [(16, False)]
 
 
-def test_two_late_nodes_are_both_named_the_leading_one_too():
-    """Each node has one rank; the leading daemon's own is late by less than the other."""
-    job = Job()
-    for node in (1, 2, 3):
-        job.finder.node_says(node, 1, f"node{node}")
-    job.play(100, call({0: 700, 1: 0, 2: 2800, 3: 0}))
-    _, found = job.named()
-    assert [(one.rank, one.is_node) for one in found.late] == [(2, False), (0, False)]
-
-
-def test_late_ranks_of_two_nodes_do_not_hide_each_other():
-    """Rank 12 of the other node is late by less than one of this node's own."""
-    job = Job()
-    for _ in range(30):
-        late = LateRank(12, 2000.0, 1.0, 0, job.step, "b")
-        job.finder.node_says(8, 8, "b", Lateness(job.step, late=(late,)))
-        job.play(10, *(call({0: 0, 1: 0, 4: 300, 5: 0, 8: 200}) for _ in range(10)))
-        named, _ = job.named()
-    assert named == {4, 12}
-
-
-def test_who_is_late_early_on_explains_before_it_is_proven():
-    """Pairs take longer to prove than groups of four, and there their partners are late through no fault of theirs."""
-    job = Job()
-    for _ in range(20):
-        job.play(
-            16,
-            call({0: 2000, 1: 0}, comm_id=1),
-            call({2: 0, 3: 0}, comm_id=2),
-            call({4: 0, 5: 0}, comm_id=3),
-            call({6: 0, 7: 0}, comm_id=4),
-            call({0: 2000, 2: 0, 4: 0, 6: 0}, comm_id=5),
-            call({1: 2000, 3: 0, 5: 0, 7: 0}, comm_id=6),
-        )
-        assert job.named()[0] <= {0}
-    assert job.named()[0] == {0}
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_of_two_ranks_one_that_alone_is_late_does_not_take_turns(seed):
-    """Late in three steps of four; where the other one is late in between, they take turns."""
-    is_late = np.random.default_rng(seed).random(400) < 0.75
-    job = Job()
-    job.play(400, call({0: 0, 1: lambda step: 2000 * is_late[step]}))
-    assert job.named()[0] == {1}
-    job = Job()
-    job.play(400, call({0: lambda step: 2000 * (not is_late[step]), 1: lambda step: 2000 * is_late[step]}))
-    assert job.named()[0] == set()
-
-
 def test_many_records_are_sampled_by_step(monkeypatch):
     monkeypatch.setattr(finder, "MANY_RECORDS", 2)
     job = Job()
@@ -287,16 +169,3 @@ def test_many_records_are_sampled_by_step(monkeypatch):
     named, found = job.named()
     assert named == {2}
     assert found.n_steps < 100
-
-
-def test_a_window_begins_anew_where_steps_do():
-    window = ExcessWindow()
-    columns, late = np.arange(4), np.array([0.0, 900.0, 0.0, 0.0])
-    for step in range(1_000_000, 1_000_100):
-        window.add(step, columns, late)
-    assert [one.column for one in window.persistent(20.0)] == [1]
-    window.add(0, columns, late)
-    assert window.persistent(20.0) == []
-    for step in range(1, 120):
-        window.add(step, columns, late[::-1])
-    assert window.persistent(20.0) == [Excess(2, 900.0, 900.0, 1.0, 1, 117)]

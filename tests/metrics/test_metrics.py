@@ -92,14 +92,6 @@ def test_measurements_are_counted_once_and_split(store):
     assert "zerotune_up 1.0" in text
 
 
-def test_by_default_counters_begin_now(store):
-    collected = Collector("ipc://x", store.path)
-    assert "zerotune_collective_duration_seconds_count{" not in text_of(collected)
-    store.record_measurements("fabric", "job", rows(1))
-    store.flush()
-    assert value(text_of(collected), "zerotune_collective_duration_seconds_count") == 1
-
-
 def test_neither_daemon_nor_store(tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "fetch_status", lambda *_, **__: None)
     text = text_of(Collector("ipc://x", tmp_path / "none.db"))
@@ -132,13 +124,6 @@ def exposed_labels(store) -> dict[str, set[str]]:
     ):
         exposed.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))
     return exposed
-
-
-def test_no_label_is_one_that_prometheus_sets_itself(store):
-    labels = set.union(*exposed_labels(store).values())
-    assert "zerotune_job" in labels
-    assert not labels & {"job", "instance", "exported_job", "exported_instance"}
-    assert not [label for label in labels if label.startswith("__")]
 
 
 def test_the_shipped_dashboard_is_the_newest():
@@ -203,12 +188,6 @@ def test_who_drips_is_hung_up_on(served, monkeypatch):
                     assert one.recv(1) == b""
                     break
     assert time.monotonic() < deadline_s
-
-
-@pytest.mark.parametrize("address", ["9464", "host:", "host:x", "host:70000"])
-def test_addresses_that_are_none(address):
-    with pytest.raises(UserError, match="no address"):
-        server.parse_address(address)
 
 
 def test_a_taken_port_is_told(store):

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 
-from benchmarks.lib.data.data_sets import fabric_problems, sweep_block
+from benchmarks.lib.data.data_sets import sweep_block
 from benchmarks.lib.data.generated_grids import generated_grids
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
-from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Baked
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 from zerotune.tuner.modeling.correction.estimators import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
 from zerotune.tuner.modeling.features import CostPrior, Floats
 
 MACHINE = fabric.load("h100_ib_16")
 FACTS = MACHINE.describe()
-
-
-@cache
-def _points(n_ranks: int) -> TrainingSet:
-    return build(_block(n_ranks), CostPrior(FACTS))
-
-
-@cache
-def _block(n_ranks: int) -> np.ndarray:
-    return sweep_block(fabric_problems(MACHINE, FACTS, n_per_octave=0.25, n_ranks=n_ranks))
 
 
 def _inside(model: Kriging, points: TrainingSet) -> float:
@@ -47,24 +33,6 @@ def test_intervals_hold_beyond_the_measured_sizes(end: str) -> None:
         held = np.isin(points.size_class, classes[:n_held] if end == "below" else classes[-n_held:])
         found.append(_inside(Kriging().fit(points.take(~held)), points.take(held)))
     assert np.mean(found) > 0.8
-
-
-def test_what_was_learned_on_many_nodes_is_doubted_on_two() -> None:
-    """NCCL's cost counts with another bandwidth up to two nodes."""
-    two_nodes, many = _points(16), build(np.concatenate([_block(32), _block(64)]), CostPrior(FACTS))
-    assert _inside(Kriging().fit(many), two_nodes) > 0.8
-
-
-def test_doubt_grows_by_the_octave_away_from_the_measured_sizes() -> None:
-    block = _block(64)
-    record = trainer.fit(block[block["message_bytes"] >= 1 << 24], "fabric", FACTS)
-    assert record is not None
-    place = MACHINE.communicator(range(64))
-    classes = np.array([size_class(1 << exponent) for exponent in (24, 22, 18, 10, 4)])
-    asked = Candidate(Algorithm.ring, Protocol.simple, 8)
-    _, std = Baked.from_bytes(record.blob).predict(place, Collective.all_gather, (asked,), classes)
-    assert (np.diff(std[:, 0]) > 0).all()
-    assert std[-1, 0] > UNKNOWN_STD
 
 
 def test_one_bad_recording_of_eight_does_not_bend_the_rest() -> None:
@@ -108,16 +76,6 @@ def test_another_fabric_of_the_same_name_describes_nothing() -> None:
     )
     assert np.array_equal(named, unknown)
     assert not np.array_equal(named, usual)
-
-
-@pytest.mark.parametrize("name", ["x\0.toml", "x\ud800.toml", "\0"])
-def test_what_no_file_can_be_called_describes_nothing(name: str) -> None:
-    place, setting = MACHINE.communicator(range(16)), [Candidate(Algorithm.ring, Protocol.ll, 4)]
-    found, unknown = (
-        CostPrior({**FACTS, "emulated": emulated}).log_cost(place, Collective.all_gather, setting, 1 << 20)
-        for emulated in (name, "none")
-    )
-    assert np.array_equal(found, unknown)
 
 
 def test_a_communicator_that_the_described_machine_cannot_have_is_tuned_all_the_same() -> None:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import Matern
 
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
@@ -18,9 +12,8 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import RUNGS, UNKNOWN_STD, Baked
 from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER, Kriging
-from zerotune.tuner.modeling.correction.surfaces import MaternKernel
-from zerotune.tuner.modeling.correction.training_set import MAX_POINTS, build, candidate_at
-from zerotune.tuner.modeling.features import CostPrior, key_code, key_codes, key_of, size_classes
+from zerotune.tuner.modeling.correction.training_set import build, candidate_at
+from zerotune.tuner.modeling.features import CostPrior
 
 PLACE = CommunicatorClass(16, 16)
 EXPONENTS = range(12, 27, 2)
@@ -80,16 +73,6 @@ def test_the_winner_beats_cost_and_neighbour_at_sizes_left_out(swept: tuple[np.n
     assert error[WINNER] < error["neighbour"]
 
 
-def test_the_winner_knows_what_it_would_say_without_some_points(swept: tuple[np.ndarray, CostPrior]) -> None:
-    points = build(*swept)
-    held = np.isin(points.size_class, np.unique(points.size_class)[1::3])
-    whole = Kriging().fit(points)
-    process = GaussianProcessRegressor(whole.process.kernel_, alpha=points.noise[~held] ** 2, optimizer=None)
-    process.fit(whole.design(points)[~held], points.residual[~held])
-    expected = points.residual[held] - process.predict(whole.design(points)[held])
-    np.testing.assert_allclose(whole.left_out(np.flatnonzero(held)), expected, atol=2e-3)
-
-
 def test_arrays_say_what_the_model_says_at_every_count_that_can_be_asked_for(
     swept: tuple[np.ndarray, CostPrior],
 ) -> None:
@@ -108,35 +91,6 @@ def test_arrays_say_what_the_model_says_at_every_count_that_can_be_asked_for(
         shift, spread = baked.predict(PLACE, Collective.all_gather, (asked,), np.array([size_class(1 << 20)]))
         assert shift[0, 0] == pytest.approx(mean[at], abs=0.05)
         assert spread[0, 0] == pytest.approx(std[at], abs=0.03)
-
-
-def test_a_surface_knows_its_gradient() -> None:
-    points = np.random.default_rng(3).normal(size=(6, 4))
-    scales, given = [2.0, 0.7], 0.4
-    surface = MaternKernel(scales, [(0.1, 9.0)] * 2, given)
-    usual = Matern([*scales, given, given], nu=1.5)
-    values, gradient = surface(points, eval_gradient=True)
-    expected, slopes = usual(points, eval_gradient=True)
-    np.testing.assert_allclose(values, expected)
-    np.testing.assert_allclose(surface(points, points[:3]), expected[:, :3])
-    np.testing.assert_allclose(gradient, slopes[:, :, :2], atol=1e-12)
-    ignoring = MaternKernel(scales, [(0.1, 9.0)] * 2)
-    np.testing.assert_allclose(ignoring(points), Matern(scales, nu=1.5)(points[:, :2]))
-
-
-def test_too_many_points_are_thinned_out_evenly(swept: tuple[np.ndarray, CostPrior]) -> None:
-    """Points are ordered by rank count first: leaving out the last ones would lose whole communicators."""
-    block, costs = swept
-    copies = []
-    for n_ranks in range(2, 14):
-        copy = block[::4].copy()
-        copy["n_ranks"], copy["n_nodes"] = n_ranks, n_ranks
-        copies.append(copy)
-    points = build(np.concatenate(copies), costs)
-    assert len(points) == MAX_POINTS
-    n_each = np.unique(points.n_ranks, return_counts=True)[1]
-    assert len(n_each) == 12
-    assert n_each.min() > 0.6 * n_each.max()
 
 
 def test_a_model_survives_its_bytes_and_refuses_damaged_ones(swept: tuple[np.ndarray, CostPrior]) -> None:
@@ -189,35 +143,9 @@ def test_knowledge_predicts_many_keys_as_it_predicts_one(swept: tuple[np.ndarray
         np.testing.assert_allclose(own_std, std)
 
 
-@given(st.integers(1, 2**62))
-@settings(max_examples=300)
-def test_size_classes_are_the_records_size_class(nbytes: int) -> None:
-    assert int(size_classes([nbytes])[0]) == size_class(nbytes)
-
-
-@given(
-    st.integers(1, 2**19),
-    st.integers(1, 2**19),
-    st.sampled_from(Collective),
-    st.sampled_from(Phase),
-    st.integers(0, 255),
-)
-def test_a_key_survives_its_integer(n_ranks: int, n_nodes: int, kind: Collective, phase: Phase, index: int) -> None:
-    key = DecisionKey(CommunicatorClass(n_ranks, n_nodes), kind, phase, index)
-    assert key_of(key_code(key)) == key
-    assert int(key_codes([n_ranks], [n_nodes], [kind], [phase], [index])[0]) == key_code(key)
-
-
 def _cell() -> tuple:
     return next((c.algorithm, c.protocol) for c in _options() if c.algorithm is not None)
 
 
 def _options() -> tuple[Candidate, ...]:
     return CostPrior(fabric.load("ethernet_boxes").describe()).candidates(PLACE, Collective.all_gather)
-
-
-@pytest.mark.parametrize("stated", ["job", "", -5, math.nan, 1e300])
-def test_facts_that_say_nothing_of_channels_are_as_if_not_there(stated: str | float):
-    """They come over the wire, from any rank."""
-    place = CommunicatorClass(8, 1)
-    assert CostPrior({"comm_channels": stated}).max_channels(place) == CostPrior({}).max_channels(place)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from benchmarks.lib.data.data_sets import sweep_block
 from benchmarks.lib.data.generated_grids import generated_grids
-from zerotune.agent.nccl.catalog import legal_cells
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
@@ -45,46 +42,10 @@ def _points(collective: Collective, protocols: tuple[Protocol, ...], shift: floa
     )
 
 
-def _joined(*parts: TrainingSet) -> TrainingSet:
-    return TrainingSet(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
-
-
 def _asked_of_ll(points: TrainingSet, model: str = WINNER) -> tuple[float, float]:
     baked = trainer.bake(MODELS[model]().fit(points), points, CostPrior({}))
     mean, std = baked.predict(PLACE, Collective.all_gather, (LL,), np.array([size_class(1 << 20)]))
     return float(mean[0, 0]), float(std[0, 0])
-
-
-def test_a_cell_that_nobody_tried_follows_those_beside_it() -> None:
-    shift, doubt = _asked_of_ll(_points(Collective.all_gather, (Protocol.simple, Protocol.ll128)))
-    assert 0.6 * SLOWER < shift < 1.2 * SLOWER
-    assert doubt > 0.1, "it may still be an exception"
-
-
-def test_what_another_collective_showed_of_the_cell_is_nearer() -> None:
-    here = _points(Collective.all_gather, (Protocol.simple, Protocol.ll128), shift=0.0)
-    elsewhere = _joined(
-        _points(Collective.reduce_scatter, (Protocol.simple, Protocol.ll128), shift=0.0),
-        _points(Collective.reduce_scatter, (Protocol.ll,)),
-    )
-    assert _asked_of_ll(_joined(here, elsewhere))[0] > _asked_of_ll(here)[0] + 0.3 * SLOWER
-
-
-def test_a_cell_that_ran_in_another_collective_counts_as_on_offer() -> None:
-    """This PAT has eight ranks on each node, which no table of NCCL's offers; the machine's owner measured it."""
-    rings = _points(Collective.all_gather, (Protocol.simple, Protocol.ll128))
-    pat = _points(Collective.reduce_scatter, (Protocol.simple,))
-    points = replace(
-        _joined(rings, pat, replace(pat, algorithm=np.full(len(pat), int(Algorithm.pat)))),
-        n_ranks=np.full(32, 32),
-        n_nodes=np.full(32, 4),
-    )
-    place, asked = CommunicatorClass(32, 4), Candidate(Algorithm.pat, Protocol.simple, 0)
-    assert (Algorithm.pat, Protocol.simple) not in legal_cells(Collective.all_gather, n_nodes=4, n_ranks=32)
-    baked = trainer.bake(Kriging().fit(points), points, CostPrior({}))
-    shift, doubt = baked.predict(place, Collective.all_gather, (asked,), np.array([size_class(1 << 20)]))
-    assert 0.6 * SLOWER < shift[0, 0] < 1.2 * SLOWER
-    assert doubt[0, 0] != UNKNOWN_STD
 
 
 @pytest.mark.parametrize("model", sorted(MODELS))

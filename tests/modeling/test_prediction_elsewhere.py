@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +9,13 @@ import pytest
 
 from benchmarks.lib.data import generated_csvs
 from benchmarks.lib.data.data_sets import DataSet, of_folder, sweep_block
-from benchmarks.modeling import prediction_held_out, prediction_warm_start
-from benchmarks.modeling.prediction_first_step import after_the_first_step, as_a_job_begins
-from benchmarks.modeling.prediction_verdicts import looked_up
+from benchmarks.modeling.prediction_first_step import as_a_job_begins
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
+from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from zerotune.tuner.learning.knowledge import LEVEL_STD, Knowledge
 from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, FieldBook
 from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Baked
+from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.estimators import Kriging
 from zerotune.tuner.modeling.correction.training_set import build
 from zerotune.tuner.modeling.features import CostPrior
@@ -32,94 +28,6 @@ def few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generated_csvs, "SETTINGS", generated_csvs.SETTINGS[:3])
     monkeypatch.setattr(generated_csvs, "CHANNELS", (4, 16))
     monkeypatch.setattr(generated_csvs, "SIZES", generated_csvs.SIZES[::4])
-
-
-def _run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["prediction_held_out.py", *map(str, arguments)])
-    prediction_held_out.main()
-
-
-@pytest.mark.usefixtures("few_settings")
-def test_rank_counts_and_fabrics_of_a_folder_are_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for seed in (1, 2):
-        generated_csvs.write(tmp_path / f"own_{seed}.csv", seed, 0.02, (1, 4, 8))
-    _run(monkeypatch, "--by", "ranks", "fabric", "--data", tmp_path, "--only", "own", "--models", "kriging", "--json")
-    printed = capsys.readouterr().out
-    for metric in ("regret_mean", "nccl_regret_mean", "interval_coverage_90"):
-        for way in ("ranks", "ranks_looked_up", "fabric"):
-            assert f'"{metric}@{way}:own_1:kriging"' in printed
-    assert '"interval_coverage_90@fabric:own_1:after_the_first_step"' in printed
-    assert "h100_ib_16" not in printed
-
-
-@pytest.mark.usefixtures("few_settings")
-def test_what_a_sweep_of_other_rank_counts_is_worth_is_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (1, 4))
-    arguments = ["prediction_warm_start.py", "--data", str(tmp_path), "--only", "own", "--calls", "20", "--json"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    prediction_warm_start.main()
-    printed = capsys.readouterr().out
-    for n_ranks in (8, 32):
-        for job in ("ours_cold", "ours_warm"):
-            assert f'"calls_to_95_percent_gain@own:{n_ranks}_ranks:{job}"' in printed
-
-
-@pytest.mark.usefixtures("few_settings")
-@pytest.mark.parametrize("way", ["ranks", "fabric"])
-def test_too_few_rank_counts_or_fabrics_are_refused_with_a_reason(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
-    with pytest.raises(SystemExit) as ended:
-        _run(monkeypatch, "--by", way, "--data", tmp_path)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert f"--by {way} leaves one" in said
-    assert "own" in said
-
-
-@pytest.mark.usefixtures("few_settings")
-@pytest.mark.parametrize("only", [(), ("--only", "own")])
-def test_one_size_alone_cannot_be_left_out(
-    only: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(generated_csvs, "SIZES", generated_csvs.SIZES[:1])
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
-    with pytest.raises(SystemExit) as ended:
-        _run(monkeypatch, "--by", "size", "--data", tmp_path, *only)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert "--by size" in said
-    assert "own: " in said
-    assert "error: --only" not in said
-
-
-@pytest.mark.usefixtures("few_settings")
-@pytest.mark.parametrize(
-    ("only", "named"),
-    [("own", "--by range: "), ("nosuch", "--only nosuch: ")],
-)
-def test_where_nothing_is_judged_the_reason_is_told(
-    only: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
-    with pytest.raises(SystemExit) as ended:
-        _run(monkeypatch, "--by", "range", "--data", tmp_path, "--only", only, "--models", "cost")
-    assert ended.value.code == 2
-    assert named in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("few_settings")
-def test_nothing_is_said_of_a_way_that_nobody_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (2,))
-    _run(monkeypatch, "--by", "size", "--data", tmp_path, "--only", "own", "--models", "cost")
-    assert "--by" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("few_settings")
@@ -152,24 +60,6 @@ def _doubt(knowledge: Knowledge, n_nodes: int, *, carries_over: bool = True) -> 
     return float(knowledge.guess(*asked, carries_over=carries_over)[1][0, 0])
 
 
-def test_arrays_looked_up_for_one_node_hold_where_the_cost_jumps_and_the_machine_does_not(
-    two_and_eight_nodes: tuple[DataSet, Knowledge],
-) -> None:
-    data, knowledge = two_and_eight_nodes
-    points, correction = build(sweep_block(data.problems), CostPrior({})), knowledge.correction
-    assert isinstance(correction, Baked)
-    test = points.take(points.n_nodes == 1)
-    mean, std = looked_up(correction, test, CostPrior({}))
-    assert np.mean(np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)) > 0.8
-
-
-def test_a_rank_count_between_measured_ones_is_doubted_a_little(
-    two_and_eight_nodes: tuple[DataSet, Knowledge],
-) -> None:
-    _, knowledge = two_and_eight_nodes
-    assert _doubt(knowledge, 8) < _doubt(knowledge, 4) < 0.5 * _doubt(knowledge, 1)
-
-
 def test_what_all_guesses_may_be_off_together_keeps_no_trial_away(
     two_and_eight_nodes: tuple[DataSet, Knowledge],
 ) -> None:
@@ -191,36 +81,3 @@ def test_a_fabric_never_measured_is_doubted_as_the_daemon_doubts_it(tmp_path: Pa
     assert not shift.any()
     np.testing.assert_allclose(doubt, np.hypot(UNKNOWN_STD, COMMON_DOUBT))
     assert (as_a_job_begins(points, CostPrior(fabric.load("h100_ib_16").describe()))[1] == UNKNOWN_STD).all()
-
-
-@pytest.mark.usefixtures("few_settings")
-def test_the_first_step_tells_what_all_guesses_are_off_together(tmp_path: Path) -> None:
-    """Where nobody described the machine, its scale is learned from NCCL's own choice: all untried settings are judged
-    as on one that is four times as fast.
-    """
-    generated_csvs.write(tmp_path / "own.csv", 1, 0.02, (4,))
-    (data,) = of_folder(tmp_path)
-    assert isinstance(data, DataSet)
-    slower = [replace(one, truth_us=tuple(4.0 * us for us in one.truth_us)) for one in data.problems]
-    scores = after_the_first_step(data)
-    assert len(scores) == sum(len(problem.candidates) - 1 for problem in data.problems)
-    moved = after_the_first_step(DataSet("slower", slower, data.facts)) - scores
-    assert np.median(np.abs(moved)) < 0.25 * np.log(4.0) / UNKNOWN_STD
-
-
-def test_the_cost_jumps_up_to_two_nodes_of_described_machines_and_on_one_of_others() -> None:
-    described, generic = CostPrior(fabric.load("h100_ib_16").describe()), CostPrior({})
-    jumps = {
-        (name, n_nodes): abs(
-            costs.log_jump(CommunicatorClass(8 * n_nodes, n_nodes), Collective.all_gather, (RING,), 1 << 26)[0, 0]
-        )
-        for name, costs in (("described", described), ("generic", generic))
-        for n_nodes in (1, 2, 3, 8)
-    }
-    assert {place for place, jump in jumps.items() if jump > 0.1} == {
-        ("described", 1),
-        ("described", 2),
-        ("generic", 1),
-    }
-    one_node = CostPrior(fabric.load("h100_node").describe())
-    assert not one_node.log_jump(CommunicatorClass(8, 1), Collective.all_gather, (BASELINE, RING), [1 << 26]).any()

@@ -21,10 +21,6 @@ RACK = (
     '<pci busid="00{0:02d}:06:00.0" class="0x030200" device="0x2941"><gpu dev="{0}" sm="100" rank="{0}" gdr="1">'
     '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/><c2c bw="44712" count="5"/></gpu></pci>'
 )
-LOOP = (
-    '<pci busid="000{0}:00:00.0" class="0x030200" device="0x20b5"><gpu dev="{0}" sm="80" rank="{0}" gdr="1">'
-    '<nvlink target="000{0}:00:00.0" count="12" tclass="0x030200"/></gpu></pci>'
-)
 
 
 def write(folder: Path, device: str, n: int, *more: str, host: str = "") -> str:
@@ -106,12 +102,6 @@ def test_a_dump_of_several_hosts_is_no_node(tmp_path: Path) -> None:
         read(write(tmp_path, RACK, 4, second, host='host_hash="0x1"'))
 
 
-def test_a_link_of_a_gpu_to_itself_carries_nothing_to_others(tmp_path: Path) -> None:
-    machine = read(write(tmp_path, LOOP, 4))
-    assert {gpu.n_nvlinks for gpu in machine.gpus} == {0}
-    assert not links_of(machine).has_nvlink
-
-
 @pytest.mark.parametrize("speed", ['speed="-1"', ""])
 def test_adapters_of_unknown_speed_are_what_nccl_takes_them_for(tmp_path: Path, speed: str) -> None:
     net = f'<nic><net name="e0" dev="0" {speed}/></nic>'
@@ -121,34 +111,3 @@ def test_adapters_of_unknown_speed_are_what_nccl_takes_them_for(tmp_path: Path, 
     assert cluster(name, 1, DEFAULT).gpus_per_node == 4
     with pytest.raises(UserError, match="--nic-gbps"):
         cluster(name, 2, DEFAULT)
-
-
-@pytest.mark.parametrize(
-    ("machine", "said"),
-    [
-        ("dgx_h100", {"nic_gbps": 25}),
-        ("dgx_h100", {"gpu_name": "a100_80gb"}),
-        ("h100_ib_16", {"nic_gbps": 25}),
-        ("h100_ib_16", {"gpu_name": "a100_80gb"}),
-    ],
-)
-def test_what_a_named_machine_states_is_not_contradicted(machine: str, said: dict[str, object]) -> None:
-    assert cluster(machine, 2, DEFAULT).n_nodes == 2
-    with pytest.raises(UserError, match="--" + next(iter(said)).removesuffix("_name").replace("_", "-")):
-        cluster(machine, 2, DEFAULT, **said)
-
-
-def test_an_adapter_without_a_port_and_classes_in_capitals_are_completed(tmp_path: Path) -> None:
-    name = write(tmp_path, BARE.replace("0x03", "0X03"), 8, ADAPTER.format(1).replace("/>", "><nic/></pci>"))
-    machine = read(name, H100, 400)
-    assert (len(machine.gpus), [nic.speed_mbps for nic in machine.nics]) == (8, [400_000])
-    with pytest.raises(UserError, match="--nic-gbps"):
-        read(write(tmp_path, BARE, 8), H100, 400)
-
-
-def test_a_cluster_of_a_clouds_file_is_that_of_the_machine(tmp_path: Path) -> None:
-    name = write(tmp_path, BARE, 8, *map(ADAPTER.format, range(8)))
-    found = cluster(name, 2, DEFAULT, gpu_name="h100_80gb", nic_gbps=400)
-    assert (found.gpu.name, found.gpus_per_node) == ("h100_80gb", 8)
-    with pytest.raises(UserError, match="--nic-gbps"):
-        cluster(name, 2, DEFAULT, gpu_name="h100_80gb")

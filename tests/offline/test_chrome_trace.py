@@ -156,33 +156,6 @@ def test_every_rank_of_a_trace(folder: Path, tmp_path: Path, no_store: Path):
             assert own["ts"] <= one["ts"] < own["ts"] + own["dur"]
 
 
-def test_calls_that_overlap_get_rows_of_their_own(tmp_path: Path, no_store: Path):
-    log(tmp_path / "traces", 0, calls(), calls(first_us=CALL_US / 2), calls(comm_id=8))
-    export_chrome_trace(no_store, tmp_path / "t.json", trace=tmp_path / "traces")
-    tracks = {name: len(events) for name, events in tracks_of(tmp_path / "t.json").items()}
-    assert tracks == {
-        "rank 0 / steps": N_CALLS // CALLS_PER_STEP,
-        "rank 0 / communicator 7, 2 ranks on 1 node": N_CALLS,
-        "rank 0 / communicator 7, 2 ranks on 1 node (2)": N_CALLS,
-        "rank 0 / communicator 8, 2 ranks on 1 node": N_CALLS,
-    }
-
-
-def test_steps_that_are_missing_leave_a_gap(tmp_path: Path, no_store: Path):
-    log(tmp_path / "traces", 0, calls(), gap=4)
-    export_chrome_trace(no_store, tmp_path / "t.json", trace=tmp_path / "traces")
-    steps = by_kind(events_of(tmp_path / "t.json"), "step")
-    assert 4 not in {one["args"]["step"] for one in steps}
-    assert [one["ts"] for one in steps] == [STEP_US * (one["args"]["step"] - 1) for one in steps]
-
-
-def test_where_nothing_was_timed_calls_are_instants(tmp_path: Path, no_store: Path):
-    log(tmp_path / "traces", 0, calls()[::2])
-    export_chrome_trace(no_store, tmp_path / "t.json", trace=tmp_path / "traces")
-    shown = by_kind(events_of(tmp_path / "t.json"), "collective")
-    assert [one["ph"] for one in shown] == ["i"] * N_CALLS
-
-
 def test_decisions_of_the_store_stand_in_the_trace(folder: Path, tmp_path: Path):
     key = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, 88)
     steps = {"known": 3, "late": 99, "old": None}
@@ -203,20 +176,6 @@ def test_decisions_of_the_store_stand_in_the_trace(folder: Path, tmp_path: Path)
     assert found[1]["name"] == f"promote all_gather 4 MiB to 4.757 MiB {FAST}"
 
 
-def test_values_that_no_nccl_writes_are_shown_as_they_are(tmp_path: Path, no_store: Path):
-    odd = calls()[1::2]
-    odd["collective"][0], odd["algorithm"][1], odd["protocol"][2], odd["n_channels"][3] = 200, 255, 99, 250
-    odd["start_ns"][:2] = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    odd["duration_us"][4:7] = np.nan, np.inf, 3e38
-    odd["phase"], odd["timing_source"] = 77, 88
-    log(tmp_path / "traces", 0, odd)
-    log(tmp_path / "traces", 1, calls())
-    export_chrome_trace(no_store, tmp_path / "t.json", trace=tmp_path / "traces")
-    shown = by_kind(events_of(tmp_path / "t.json"), "collective")
-    assert len(shown) == 2 * N_CALLS - 2, "times that are no numbers are left out"
-    assert "collective 200 4 MiB ring/ll128/16ch" in {one["name"] for one in shown}
-
-
 def run(*words: object) -> tuple[int, str]:
     done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
     return done.exit_code, done.output + str(done.exception or "")
@@ -230,33 +189,3 @@ def test_the_command(folder: Path, tmp_path: Path):
     assert by_kind(events_of(out), "collective")
     assert run("export", out, "--to", "chrome", "--store", store, "--trace", folder)[0] == 0
     assert len(by_kind(events_of(out), "collective")) == 2 * N_CALLS
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--job", "nobody"],
-        ["--job", "idle"],
-        ["--trace", "none"],
-        ["--trace", "empty"],
-        ["--trace", "traces", "--job", "nobody"],
-        ["--trace", "traces", "--to", "plan"],
-        ["--store", "none.db"],
-    ],
-)
-def test_mistakes_are_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]):
-    from zerotune.tuner.cli import main
-
-    with Store.open(make_store(tmp_path / "s.db")) as store:
-        store.record_job("idle", "f", {}, 2)
-        store.flush()
-    made = TraceLog(tmp_path / "empty", job_id="j", rank=0, n_ranks=2, fabric_id="f", fabric={}, version="0")
-    made.record(np.zeros(0, OBSERVATION_FIELDS))
-    made.close()
-    monkeypatch.chdir(tmp_path)
-    arguments = ["export", "t.json", "--to", "chrome", "--store", "s.db", *words]
-    monkeypatch.setattr("sys.argv", ["zerotune", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert not (tmp_path / "t.json").exists()

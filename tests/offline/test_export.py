@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from report_material import FAST, N_STEPS, make_store
 
 from zerotune.store.errors import PlanError, UserError
-from zerotune.store.plan_file import PlanFile, read_plan, write_plan
+from zerotune.store.plan_file import read_plan
 from zerotune.store.records import (
     Algorithm,
     Candidate,
@@ -25,7 +25,6 @@ from zerotune.store.records import (
     Decision,
     DecisionKey,
     Phase,
-    Plan,
     PlanRow,
     Protocol,
     StepRecord,
@@ -71,12 +70,6 @@ def exported(tmp_path: Path, *decisions: Decision, highest_epoch: int = 9) -> tu
     return read_plan(tmp_path / "plan.json").plan.rows, " ".join(remarks)
 
 
-def test_a_job_in_shadow_is_not_told_to_train_longer(tmp_path: Path):
-    with pytest.raises(UserError) as refused:
-        exported(tmp_path, decision(80, FAST, "explore"), decision(80, Candidate(), "shadow"), highest_epoch=0)
-    assert "--shadow" in refused.value.remedy
-
-
 def test_neighbouring_size_classes_become_one_row():
     other = Candidate(Algorithm.ring, Protocol.simple, 2)
     plan = plan_of([decision(80, FAST), decision(81, FAST), decision(82, other), decision(84, FAST, "explore")])
@@ -89,11 +82,6 @@ def test_neighbouring_size_classes_become_one_row():
 def test_the_last_decision_counts_and_baseline_needs_no_row():
     plan = plan_of([decision(80, FAST), decision(80, Candidate(), "rollback")])
     assert plan.rows == ()
-
-
-def test_a_row_says_why_its_setting_runs_not_what_was_found_of_others_since():
-    (row,) = plan_of([decision(80, FAST, reason="5 % faster"), decision(80, FAST, "keep", "PAT: 3 % slower")]).rows
-    assert row.reason == "5 % faster"
 
 
 OTHER = Candidate(Algorithm.ring, Protocol.simple, 2)
@@ -159,35 +147,6 @@ def test_a_job_that_leaves_nothing_is_refused_by_its_name(store_path: Path, tmp_
         export_plan(tmp_path / "s.db", tmp_path / "plan.json", "idle")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (b"", "`zerotune export`"),
-        (b"{}", "p\\.json"),
-        (b'{"plan": {"epoch": 1, "rows": [{"candidate": {"algorithm": 99}}]}}', "p\\.json"),
-        (b'{"zerotune_plan": 9, "rows": []}', "version 9"),
-        (b"[" * 100_000, "p\\.json"),
-    ],
-)
-def test_what_is_no_plan_is_refused(tmp_path: Path, text: bytes, told: str):
-    (tmp_path / "p.json").write_bytes(text)
-    with pytest.raises(PlanError, match=told):
-        read_plan(tmp_path / "p.json")
-
-
-def test_paths_that_cannot_be(tmp_path: Path, store_path: Path):
-    with pytest.raises(PlanError, match="cannot read"):
-        read_plan(tmp_path / "none")
-    with pytest.raises(UserError, match="cannot write"):
-        write_plan(tmp_path / "no" / "p.json", PlanFile(Plan(1)))
-    with pytest.raises(UserError, match="no job 'x'"):
-        export_plan(store_path, tmp_path / "p.json", "x")
-    with Store.open(tmp_path / "empty.db") as store:
-        store.flush()
-    with pytest.raises(UserError, match="no decisions"):
-        export_plan(tmp_path / "empty.db", tmp_path / "p.json")
-
-
 def test_nvidia_csv_is_read_as_it_was_meant(store_path: Path, tmp_path: Path):
     remarks = export_nvidia_csv(store_path, tmp_path / "t.conf")
     text = (tmp_path / "t.conf").read_text()
@@ -236,18 +195,6 @@ def test_every_name_is_one_that_the_plugin_knows(algorithm: Algorithm, protocol:
         assert read == (algorithm.name, protocol.name, 0), "0: NCCL's own channel count"
 
 
-def test_conflicts_between_phases_are_counted():
-    rows = [
-        PlanRow(TWO, Collective.all_gather, Phase.forward_gather, 10, 20, FAST),
-        PlanRow(
-            TWO, Collective.all_gather, Phase.backward_gather, 15, 30, Candidate(Algorithm.ring, Protocol.simple, 2)
-        ),
-    ]
-    kept, n_conflicts = without_phases(rows)
-    assert n_conflicts == 1
-    assert [(row.min_bytes, row.max_bytes) for row in kept] == [(10, 20), (21, 30)]
-
-
 @pytest.mark.parametrize(
     "line",
     ["allgather,1,2", "nonsense,1,2,ring,ll,4,2,2", "allgather,x,2,ring,ll,4,2,2", "allgather,1,2,ring,ll,4,-1,2"],
@@ -294,35 +241,6 @@ def test_exported_measurements_can_be_imported_elsewhere(store_path: Path, tmp_p
         assert np.allclose(np.sort(ours[name]), np.sort(theirs[name]), rtol=1e-6), name
 
 
-def test_measurements_for_notebooks(store_path: Path, tmp_path: Path):
-    (remark,) = export_measurements(store_path, tmp_path / "m.csv")
-    with (tmp_path / "m.csv").open(newline="") as text:
-        rows = list(csv.DictReader(text))
-    assert f"{len(rows):,} measurements" in remark
-    assert rows[0]["collective"] == "all_gather"
-    assert rows[0]["algorithm"] == "ring"
-    assert rows[0]["memory_pressure"] == ""
-    assert {row["job_id"] for row in rows} == {"job-1"}
-    assert rows[0]["fabric_id"].startswith("emulated-")
-    assert float(rows[0]["duration_us"]) > 0
-
-
-def test_measurements_of_several_jobs_name_theirs(tmp_path: Path):
-    path = make_store(tmp_path / "s.db", "first")
-    make_store(path, "second")
-    (remark,) = export_measurements(path, tmp_path / "all.csv")
-    assert "of 2 jobs" in remark
-    export_measurements(path, tmp_path / "one.csv", "second")
-    with (tmp_path / "all.csv").open(newline="") as text:
-        jobs = [row["job_id"] for row in csv.DictReader(text)]
-    with (tmp_path / "one.csv").open(newline="") as text:
-        assert [row["job_id"] for row in csv.DictReader(text)] == [job for job in jobs if job == "second"]
-    assert jobs.count("first") == jobs.count("second") > 0
-    with pytest.raises(UserError, match=r"'third' .* second, first"):
-        export_measurements(path, tmp_path / "x.csv", "third")
-    assert not (tmp_path / "x.csv").exists()
-
-
 @pytest.mark.parametrize(
     ("to", "name", "remedy"),
     [
@@ -339,16 +257,6 @@ def test_measurements_of_several_jobs_name_theirs(tmp_path: Path):
 def test_a_name_that_promises_another_format_is_refused(to: str, name: str, remedy: str):
     with pytest.raises(UserError, match=rf"\{Path(name).suffix};.* {remedy}"):
         check_suffix(Path(name), to)
-
-
-@pytest.mark.parametrize(
-    ("to", "name"),
-    [("plan", "p.json"), ("plan", "p"), ("plan", "p.v2"), ("nvidia-csv", "t.conf"), ("nvidia-csv", "t.csv"),
-     ("measurements", "M.CSV"), ("measurements", "m.parquet"), ("measurements", "m"), ("chrome", "t"),
-     ("chrome", "t.JSON"), ("chrome", "t.json.gz")],
-)  # fmt: skip
-def test_other_names_are_anybodys(to: str, name: str):
-    check_suffix(Path(name), to)
 
 
 @pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"])

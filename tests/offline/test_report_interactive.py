@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -25,40 +24,13 @@ from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.report import gather, write_page
 from zerotune.tuner.offline.report.interactive import specification
 from zerotune.tuner.offline.report.rank_calls import (
-    MAX_CALLS,
-    MAX_RANKS,
     MAX_STEPS,
-    UNKNOWN_RANK,
     RankCalls,
     rank_calls,
 )
-from zerotune.tuner.offline.report.rank_tracks import rank_tracks
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "</script><b>x</b>"
-
-
-def test_lines_are_those_of_the_picture():
-    steps, durations_us = np.arange(40), np.linspace(1000, 2000, 40)
-    text = specification(plots.step_times([(HOSTILE, steps, durations_us)], "t", [7]))
-    assert "<" not in text
-    drawn = json.loads(text)
-    every, usual, change, *_ = drawn["data"]
-    assert every["x"] == steps.tolist()
-    assert every["y"] == pytest.approx((durations_us / 1e3).tolist())
-    assert usual["name"] == "&lt;/script&gt;&lt;b&gt;x&lt;/b&gt;"
-    assert change["x"] == [7, 7]
-    assert {one["xaxis"] for one in drawn["data"]} == {"x", "x2"}
-
-
-def test_bars_are_those_of_the_timeline():
-    step = ("one", 900.0, [(0.0, 100.0), (300.0, 400.0)], [("forward_gather", 100.0, 300.0)], [])
-    drawn = json.loads(specification(plots.step_timelines([step], ["forward_gather"])))
-    computation, communication = (one for one in drawn["data"] if one["type"] == "bar")
-    assert computation["base"] == pytest.approx([0, 0.3])
-    assert computation["x"] == pytest.approx([0.1, 0.1])
-    assert (communication["base"], communication["x"]) == (pytest.approx([0.1]), pytest.approx([0.2]))
-    assert communication["y"][0] != computation["y"][0]
 
 
 def test_cells_of_the_winners_tell_all_that_is_known():
@@ -133,59 +105,6 @@ def test_calls_of_all_ranks_stand_on_one_clock_and_name_the_last(tmp_path: Path)
     assert ends[1] == pytest.approx(ends[0], abs=0.5)
     assert ends[2] == pytest.approx(ends[0], abs=0.5)
     assert not calls.left_out
-
-
-def test_who_is_last_stays_unknown_where_a_rank_is_silent_or_a_root_leaves_early(tmp_path: Path):
-    log(tmp_path / "silent", 0, 2, CALLS_US, np.full(400, 100.0))
-    for rank in (0, 1):
-        log(tmp_path / "root", rank, 2, CALLS_US, np.full(400, 100.0 + rank), collective=Collective.broadcast)
-    for calls in (read(tmp_path / "silent"), read(tmp_path / "root")):
-        assert set(calls.last_rank.tolist()) == {UNKNOWN_RANK}
-        assert np.isnan(calls.waited_us).all()
-
-
-def test_a_long_job_of_many_ranks_is_bounded_and_the_late_rank_stays(tmp_path: Path):
-    n_ranks, n_calls = MAX_RANKS + 8, 4 * MAX_CALLS // MAX_RANKS
-    begin_us = 1e6 + np.arange(n_calls)
-    step = 1 + np.arange(n_calls) // (n_calls // 4)
-    for rank in range(n_ranks):
-        log(tmp_path, rank, n_ranks, begin_us, np.full(n_calls, 0.5 + (rank != n_ranks - 1)), step=step)
-    calls = read(tmp_path)
-    assert len(calls.rows) <= MAX_CALLS
-    assert len(set(calls.rank.tolist())) == MAX_RANKS
-    assert n_ranks - 1 in calls.rank
-    assert len(calls.steps) == 1
-    assert calls.left_out
-
-
-def test_one_rank_with_more_calls_than_a_page_holds(tmp_path: Path):
-    begin_us = 1e6 + np.arange(MAX_CALLS + 500)
-    log(tmp_path, 0, 1, begin_us, np.full(len(begin_us), 0.5), step=1)
-    calls = read(tmp_path)
-    assert len(calls.rows) == MAX_CALLS
-    assert calls.left_out
-
-
-def test_a_trace_without_times_has_no_tracks(tmp_path: Path):
-    log(tmp_path, 0, 2, CALLS_US, np.full(400, -1.0), flags=0)
-    assert isinstance(read(tmp_path), str)
-
-
-def test_calls_that_overlap_are_drawn_beside_each_other(tmp_path: Path):
-    for rank in (0, 1):
-        log(tmp_path, rank, 2, CALLS_US, np.full(400, 300.0 + rank), comm_id=np.where(np.arange(400) % 4, 7, 8))
-    tracks = rank_tracks(read(tmp_path))
-    drawn = json.loads(tracks.specification)
-    lanes = drawn["layout"]["yaxis"]["ticktext"]
-    assert [name for name in lanes if name] == ["rank 0 A", "rank 0 B", "rank 1 A", "rank 1 B"]
-    bars = [one for one in drawn["data"] if one.get("hoverinfo") != "skip"]
-    assert sum(len(one["x"]) for one in bars) == 2 * 4 * MAX_STEPS
-    spans = sorted(span for one in bars for span in zip(one["y"], one["base"], one["x"], strict=True))
-    for (lane, base, width), (other, following, _) in itertools.pairwise(spans):
-        assert lane != other or base + width <= following + 1e-6
-    assert any("rank 0" in words for one in bars for words in one["customdata"])
-    (waiting,) = (one for one in drawn["data"] if one.get("hoverinfo") == "skip")
-    assert waiting["x"] == pytest.approx([0.001] * 4 * MAX_STEPS)
 
 
 def test_the_command_puts_the_ranks_of_a_trace_on_the_page(tmp_path: Path):

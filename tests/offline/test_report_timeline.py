@@ -65,24 +65,3 @@ def test_one_trace_gives_before_and_after():
     assert before.step_us == pytest.approx(300, rel=0.02)
     two = timelines([table(1.0), replace(table(1.0), job_id="second")])
     assert [one.exposed_us for one in two] == [after.exposed_us] * 2
-
-
-def test_a_trace_under_a_plan_from_its_start_shows_its_end():
-    whole = table(1.0)
-    steps = whole.steps.copy()
-    steps["epoch"] = 1
-    (settled,) = timelines([replace(whole, steps=steps)])
-    assert "NCCL" not in settled.label
-    assert settled.exposed_us == pytest.approx(100, rel=0.02)
-
-
-def test_a_trace_without_any_plan_has_no_after():
-    whole = table(1.0)
-    steps = whole.steps.copy()
-    steps["epoch"] = 0
-    (own,) = timelines([replace(whole, steps=steps)])
-    assert "NCCL" in own.label
-
-
-def test_a_trace_that_does_not_tell_gives_the_reason():
-    assert isinstance(timelines([table(0.0)]), str)

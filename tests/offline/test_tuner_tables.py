@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_material import make_store
 
-from zerotune.store.errors import PlanError, UserError
+from zerotune.store.errors import PlanError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, PlanRow, Protocol
 from zerotune.tuner.offline.replay.plans import plan_rows
 from zerotune.tuner.offline.tuner_tables import FORMATS, export_table, read_ncclx, write_table
@@ -25,9 +25,7 @@ def rows_of(drawn: list[tuple[int, int, tuple[Algorithm, Protocol, int]]]) -> li
     rows: list[PlanRow] = []
     for gap, width, of in drawn:
         low = gap + (rows[-1].max_bytes + 1 if rows else 0)
-        rows.append(
-            PlanRow(PLACE, Collective.all_gather, Phase.forward_gather, low, low + width, Candidate(*of))
-        )
+        rows.append(PlanRow(PLACE, Collective.all_gather, Phase.forward_gather, low, low + width, Candidate(*of)))
     return rows
 
 
@@ -71,24 +69,6 @@ def test_what_rccl_and_ncclx_read_is_what_the_plan_says(tmp_path_factory: pytest
 
 
 @pytest.mark.parametrize(
-    ("line", "low", "high", "channels"),
-    [
-        ("allreduce,[1048576,268435456],ring,ll128,-1,2,8", 16 << 20, (256 << 20) * 16 + 15, 0),
-        ("allreduce, (0, 4) ,ring,ll128,6,2,8,-1,-1,0", 16, 3 * 16 + 15, 6),
-        ("allreduce,*,ring,ll128,4,[2,2],8", 0, 2**62, 4),
-        ("allreduce,(,4],ring,ll128,4,2,8,-1", 0, 4 * 16 + 15, 4),
-        ("allreduce,7,ring,ll128,4,2,8", 7 * 16, 7 * 16 + 15, 4),
-    ],
-)
-def test_rules_as_ncclx_reads_them(tmp_path: Path, line: str, low: int, high: int, channels: int) -> None:
-    (tmp_path / "t.csv").write_text(f"# head\n\n{line}\n")
-    (row,) = read_ncclx(tmp_path / "t.csv")
-    candidate = Candidate(Algorithm.ring, Protocol.ll128, channels)
-    assert row == PlanRow(PLACE, Collective.all_reduce, Phase.other, low, high, candidate)
-    assert {one.phase for one in plan_rows(tmp_path / "t.csv")} == set(Phase), "a replay can follow it"
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "allreduce,[2,1],ring,ll,-1,2,8",
@@ -108,20 +88,6 @@ def test_what_ncclx_or_a_plan_has_no_word_for_is_refused(tmp_path: Path, text: s
     (tmp_path / "t").write_text(text)
     with pytest.raises(PlanError):
         read_ncclx(tmp_path / "t")
-
-
-def test_rows_without_a_counterpart_are_told_of(tmp_path: Path) -> None:
-    candidate = Candidate(Algorithm.ring, Protocol.ll, 4)
-    rows = [
-        PlanRow(CommunicatorClass(6, 4), Collective.all_gather, Phase.other, 1, 10, candidate),
-        PlanRow(PLACE, Collective.all_gather, Phase.other, 1, 1 << 20, candidate),
-        PlanRow(PLACE, Collective.all_gather, Phase.forward_gather, 1, 1 << 20, Candidate(n_channels=4)),
-    ]
-    told = " ".join(write_table("ncclx-json", rows, tmp_path / "t.json"))
-    assert len(read_ncclx(tmp_path / "t.json")) == 1
-    assert "ncclx-json" in told
-    with pytest.raises(UserError):
-        write_table("ncclx-json", rows, tmp_path / "t.conf")
 
 
 @pytest.mark.parametrize("to", FORMATS)

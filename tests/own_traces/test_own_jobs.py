@@ -48,16 +48,6 @@ def run(*words: object) -> tuple[int, str]:
     return done.exit_code, done.output + str(done.exception or "")
 
 
-def test_a_folder_whose_files_are_all_damaged_is_told_of_by_what_is_wrong_with_one(folder: Path):
-    (folder / "README").write_text("two ranks")
-    for file in folder.glob("*.zttrace"):
-        packed = bytearray(file.read_bytes())
-        packed[len(packed) // 2] ^= 0xFF
-        file.write_bytes(packed)
-    with pytest.raises(TraceError, match=r"job-1\.rank0000[01]\.zttrace"):
-        load_table(folder)
-
-
 def test_a_copied_file_is_no_other_rank(folder: Path):
     shutil.copy(folder / "job-1.rank00000.zttrace", folder / "saved.zttrace")
     table = load_table(folder)
@@ -113,27 +103,3 @@ def test_a_restarted_job_is_replayed_by_its_longest_start(folder: Path):
     table = load_table(folder)
     assert (len(table.rows), table.n_files) == (10 * N_CALLS, 2)
     assert " 3 times" in table.notes[0]
-
-
-def test_ranks_are_the_jobs_not_a_communicators(tmp_path: Path):
-    log(tmp_path, 0, 30)
-    log(tmp_path, 1, 40)
-    assert [stage_command.read(tmp_path, rank).n_calls for rank in (None, 0, 1)] == [30, 30, 40]
-    with pytest.raises(UserError, match=r"rank 2;.* 0, 1"):
-        stage_command.read(tmp_path, 2)
-
-
-def test_other_formats_do_not_tell_jobs_apart():
-    trace = Path(__file__).parents[1] / "data" / "kineto"
-    with pytest.raises(UserError, match=r"--job x:"):
-        load_table(trace, job_id="x")
-    with pytest.raises(UserError, match=r"--job x:"):
-        stage_command.read(trace, job_id="x")
-
-
-def test_a_damaged_file_among_others_is_told_of(folder: Path):
-    (folder / "job-1.rank00001.zttrace").write_bytes(b"\x1f\x8bno")
-    assert load_table(folder).notes[0].startswith("Left out 1 of 2 files: ")
-    (folder / "job-1.rank00000.zttrace").write_bytes(b"")
-    with pytest.raises(TraceError):
-        load_table(folder)

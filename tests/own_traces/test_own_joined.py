@@ -14,9 +14,8 @@ from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.offline.importing.command import import_measurements
 from zerotune.tuner.offline.importing.messages import left_out
 from zerotune.tuner.offline.replay.loading import load_table
-from zerotune.tuner.traces import Trace, read_trace
+from zerotune.tuner.traces import Trace
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.own import joined
 
 MATCHED, TIMED = 1, 2
 N_CALLS = 500
@@ -94,17 +93,6 @@ def test_job_and_fabric_are_the_traces_own(folder: Path, tmp_path: Path):
         assert any(option in note for note in trace.summary.notes), option
 
 
-@pytest.mark.parametrize("n_waiting", [4, 60, 1000])
-def test_the_size_of_pieces_changes_nothing(
-    n_waiting: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    imported(folder, tmp_path / "whole.db")
-    monkeypatch.setattr(joined, "WAITING_RECORDS", n_waiting)
-    imported(folder, tmp_path / "pieces.db")
-    whole, pieces = rows_in(tmp_path / "whole.db"), rows_in(tmp_path / "pieces.db")
-    assert sorted(map(repr, whole.tolist())) == sorted(map(repr, pieces.tolist()))
-
-
 def test_restarted_ranks_and_other_jobs_are_not_joined_with_the_first(tmp_path: Path):
     """A restarted job counts its collectives anew, in communicators of the same ids."""
     for rank in range(4):
@@ -117,32 +105,10 @@ def test_restarted_ranks_and_other_jobs_are_not_joined_with_the_first(tmp_path: 
     assert rows_in(tmp_path / "s.db")["duration_us"].max() < 151
 
 
-def test_what_lacks_ranks_says_so(folder: Path, tmp_path: Path):
-    (folder / "job-1.rank00003.zttrace").unlink()
-    trace, n_rows = imported(folder, tmp_path / "s.db")
-    assert n_rows == N_CALLS
-    assert any("3 of 4 ranks" in one and "job-1" in one for one in trace.summary.remarks)
-
-
-def test_a_rank_that_breaks_off_takes_the_others_along_no_further(folder: Path, tmp_path: Path):
-    damaged = folder / "job-1.rank00002.zttrace"
-    content = bytearray(damaged.read_bytes())
-    content[len(content) * 3 // 5] ^= 0xFF
-    damaged.write_bytes(content)
-    trace, n_rows = imported(folder, tmp_path / "s.db")
-    assert n_rows >= N_CALLS * 9 // 10
-    assert left_out(trace)[LeftOut.damaged_file] == 1
-    assert trace.summary.n_files == 3
-
-
 def test_a_job_that_the_daemon_recorded_is_not_counted_twice(folder: Path, tmp_path: Path):
     imported(folder, tmp_path / "s.db")
     _, n_rows = imported(folder, tmp_path / "s.db")
     assert (n_rows, len(rows_in(tmp_path / "s.db"))) == (0, N_CALLS)
-
-
-def test_measurements_of_the_api_are_joined_too(folder: Path):
-    assert sum(map(len, read_trace(folder).measurements())) == N_CALLS
 
 
 def flip_middle(path: Path) -> None:

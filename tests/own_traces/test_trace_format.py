@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,7 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import StepRecord
 from zerotune.store.trace_format import MAX_MEMBER_BYTES, RecordBlock, TraceHeader, pack_member
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.traces.own.reader import RECORD_DTYPE, is_own_trace, iter_members, read_own, trace_files
+from zerotune.tuner.traces.own.reader import RECORD_DTYPE, iter_members, read_own, trace_files
 
 HEADER = TraceHeader("zerotune-trace", 1, "job", 0, 2, "f", {"emulated": "x"}, "emulated", 1.0, "zerotune 0")
 
@@ -212,36 +211,6 @@ def test_other_versions_and_formats_are_named(tmp_path: Path):
         read_own(path)
 
 
-def test_columns_of_a_newer_writer_are_skipped(tmp_path: Path):
-    path = tmp_path / "x"
-    planes = np.array([1, 2], "<u4").view("u1").reshape(2, 4).T.tobytes()
-    block = RecordBlock(2, {"sequence": planes, "knob": b"ab"})
-    path.write_bytes(pack_member(HEADER) + pack_member(block))
-    assert read_own(path).records["sequence"].tolist() == [1, 2]
-
-
-def test_sniffing(tmp_path: Path):
-    assert is_own_trace(pack_member(HEADER)[:1024])
-    assert not is_own_trace(gzip.compress(b'{"schemaVersion": 1}'))
-    assert not is_own_trace(b"{}")
-    with pytest.raises(TraceError, match="none"):
-        trace_files(tmp_path / "none")
-    with pytest.raises(TraceError, match="holds no"):
-        trace_files(tmp_path)
-
-
-def test_thirty_two_bytes_per_collective(tmp_path: Path):
-    for block_records, limit in ((MAX_BLOCK_RECORDS, 16), (100, 32)):
-        log = new_log(tmp_path)
-        records = typical_records(20_000)
-        for first in range(0, len(records), block_records):
-            log.record(records[first : first + block_records])
-            log.flush()
-        log.close()
-        assert log.path is not None
-        assert log.path.stat().st_size / len(records) < limit
-
-
 def test_flushes_by_time_and_by_number(tmp_path: Path):
     now = [0.0]
     log = new_log(tmp_path, clock_s=lambda: now[0])
@@ -320,21 +289,3 @@ while True:
     assert len(trace.records) >= 1000
     assert len(trace.records) % 1000 == 0
     assert not trace.ended
-
-
-def test_any_gzip_and_messagepack_reader_can_read_it(tmp_path: Path):
-    """What docs/reference/trace-format.md promises: nothing of ours is needed."""
-    log = new_log(tmp_path)
-    log.record(typical_records(3))
-    log.close()
-    assert log.path is not None
-    text = log.path.read_bytes()
-    bodies = []
-    while text:
-        unpacker = zlib.decompressobj(31)
-        bodies.append(msgspec.msgpack.decode(unpacker.decompress(text)))
-        text = unpacker.unused_data
-    assert [body["type"] for body in bodies] == ["header", "records", "end"]
-    planes = np.frombuffer(bodies[1]["columns"]["message_bytes"], "u1").reshape(8, 3)
-    message_bytes = np.ascontiguousarray(planes.T).view("<u8").ravel()
-    assert message_bytes.tolist() == typical_records(3)["message_bytes"].tolist()

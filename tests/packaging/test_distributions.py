@@ -4,7 +4,6 @@ import os
 import re
 import tarfile
 import zipfile
-from email import message_from_bytes
 
 import pytest
 from builds import CHECKOUT, Environment, build, run
@@ -89,22 +88,3 @@ def test_building_needs_no_compiler(sources, built, tmp_path):
 @pytest.mark.slow
 def test_the_source_distribution_builds_the_same_wheel(built, unpacked_sdist, tmp_path):
     assert names(build("wheel", unpacked_sdist, tmp_path / "dist")) == names(built("wheel"))
-
-
-def test_docs_and_licence_are_in_the_source_distribution_and_test_data_is_not(unpacked_sdist):
-    for page in (CHECKOUT / "docs").rglob("*.md"):
-        assert (unpacked_sdist / page.relative_to(CHECKOUT)).exists()
-    assert (unpacked_sdist / "LICENSE").read_bytes() == (CHECKOUT / "LICENSE").read_bytes()
-    assert not (unpacked_sdist / "tests").exists()
-
-
-def test_the_description_has_no_link_into_the_repository(built):
-    with zipfile.ZipFile(built("pure")) as archive:
-        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        fields = message_from_bytes(archive.read(metadata))
-    description = fields.get_payload()
-    assert len(description) > 1000
-    targets = re.findall(r"\]\(([^)]*)\)|^\[[^]]+\]: *(\S+)|(?:href|src|srcset)=[\"']([^\"']*)", description, re.M)
-    assert [one for groups in targets for one in groups if one and not one.startswith("https://")] == []
-    assert fields["License-Expression"] == "Apache-2.0"
-    assert fields["Description-Content-Type"] == "text/markdown"

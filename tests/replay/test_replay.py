@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from replay_traces import FABRIC, MIB, RING_LL_4, RING_SIMPLE_8, records, table_of, verdict_of, write_trace
-from rich.console import Console
 
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import (
-    Algorithm,
     Candidate,
     CandidateStatistics,
     Collective,
     CommunicatorClass,
     DecisionKey,
     Phase,
-    PlanRow,
-    Protocol,
     StepRecord,
     size_class,
 )
-from zerotune.tuner.offline.replay import policies, render, replay, replay_table
-from zerotune.tuner.offline.replay.engine import judge
-from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
+from zerotune.tuner.offline.replay import replay, replay_table
+from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.loading import load_table
-from zerotune.tuner.offline.replay.oracle_facts import CheaperPolicy, OracleFacts, oracle_facts
-from zerotune.tuner.offline.replay.policies import PolicyContext
-from zerotune.tuner.offline.replay.render import oracle_text
-from zerotune.tuner.offline.replay.table import CollectiveTable, Shape, from_own
+from zerotune.tuner.offline.replay.table import CollectiveTable, from_own
 from zerotune.tuner.traces.own.reader import read_own
 
 
@@ -70,29 +61,6 @@ def test_the_last_arrival_counts(tmp_path: Path):
     assert len(table.rows) == 9
     assert table.duration_us.tolist() == [100.0] * 9
     assert table.rows["sequence"].tolist() == list(range(9))
-
-
-def test_decisions_are_not_counted_beside_the_timed_collectives(tmp_path: Path):
-    """The plugin logs both, numbered differently; the channels that ran are in the timed record only."""
-    timed = records(9, 300.0)
-    decisions = timed.copy()
-    decisions["flags"], decisions["duration_us"], decisions["n_channels"] = 0, -1.0, 0
-    decisions["sequence"] += 4
-    table = load_table(write_trace(tmp_path / "a", *[np.concatenate([decisions, timed])] * 2))
-    assert table.duration_us.tolist() == [300.0] * 9
-    assert set(table.rows["n_channels"].tolist()) == {8}
-    bare = load_table(write_trace(tmp_path / "b", decisions))
-    assert len(bare.rows) == 9
-    assert np.isnan(bare.duration_us).all()
-
-
-def test_the_communicators_of_the_rank_whose_steps_are_used_are_known(tmp_path: Path):
-    mine, others = records(2, 10.0), records(2, 30.0)
-    others["comm_id"] = mine["comm_id"] + 1
-    table = load_table(write_trace(tmp_path, mine, others))
-    assert len(table.rows) == 4
-    assert table.own_comms is not None
-    assert table.own_comms.tolist() == [5]
 
 
 def test_what_fewer_ranks_tell_of_is_left_out_and_told(tmp_path: Path):
@@ -134,30 +102,6 @@ def test_oracle_takes_the_best_measured_setting(tmp_path: Path):
     assert oracle.gain_low_percent < 40 < oracle.gain_high_percent
 
 
-def test_elsewhere_is_carried_over_as_a_ratio(tmp_path: Path):
-    """Elsewhere all is three times as slow; the ratio of 0.5 is what counts here."""
-    table = table_of(tmp_path, records(30, 100.0))
-    known = [statistics(RING_SIMPLE_8, 300.0, is_default=True), statistics(RING_LL_4, 150.0)]
-    best = verdict_of(replay_table(table, ["oracle"], statistics=known), "oracle")
-    assert best.evidence == "measured_elsewhere"
-    assert best.cost_us == pytest.approx(50)
-    assert best.low_us < 47 < 53 < best.high_us
-
-
-def test_a_sweep_of_another_phase_is_evidence_but_another_size_is_not(tmp_path: Path):
-    table = table_of(tmp_path, records(30, 100.0))
-    elsewhere = [
-        statistics(RING_SIMPLE_8, 100.0, is_default=True, phase=Phase.other),
-        statistics(RING_LL_4, 70.0, phase=Phase.other),
-    ]
-    assert verdict_of(replay_table(table, ["oracle"], statistics=elsewhere), "oracle").cost_us == pytest.approx(70)
-    other_size = [
-        statistics(RING_SIMPLE_8, 100.0, is_default=True, message_bytes=4 * MIB),
-        statistics(RING_LL_4, 70.0, message_bytes=4 * MIB),
-    ]
-    assert verdict_of(replay_table(table, ["oracle"], statistics=other_size), "oracle").setting != str(RING_LL_4)
-
-
 def test_refuses_what_it_knows_nothing_of(tmp_path: Path):
     """No durations, no store, no described fabric: every collective is refused, and that is said."""
     block = records(8, -1.0)
@@ -189,84 +133,6 @@ def test_partial_refusal_is_measured_by_time(tmp_path: Path):
         assert (estimates.estimate(shape, RING_LL_4) is not None) == is_gather
 
 
-def test_predictions_are_wide_and_last(tmp_path: Path):
-    table = table_of(tmp_path, records(30, 100.0))
-    shapes, index = table.shapes()
-    estimates = CostEstimates(
-        table, shapes, index, (), lambda shape, candidate: (200.0, 0.4) if candidate.is_baseline else (100.0, 0.4)
-    )
-    predicted = estimates.estimate(shapes[0], RING_LL_4)
-    assert predicted is not None
-    assert predicted.grade is Grade.predicted
-    assert predicted.cost_us == pytest.approx(50), "half of the measured baseline, as predicted"
-    assert predicted.high_us > 2 * predicted.cost_us
-    here = estimates.estimate(shapes[0], RING_SIMPLE_8)
-    assert here is not None
-    assert here.grade is Grade.measured_here
-
-
-def test_a_model_that_misses_what_was_measured_is_doubted_as_much(tmp_path: Path):
-    """Sure of itself, and three times off at the baseline: the candidate's prediction may be as far off."""
-    table = table_of(tmp_path, records(30, 100.0))
-    shapes, index = table.shapes()
-    for baseline_us, reach in ((100.0, 1.2), (300.0, 8.0)):
-        estimates = CostEstimates(
-            table, shapes, index, (), lambda _, one, known=baseline_us: (known if one.is_baseline else known / 2, 0.05)
-        )
-        predicted = estimates.estimate(shapes[0], Candidate(Algorithm.ring, Protocol.simple, 16))
-        assert predicted is not None
-        assert predicted.cost_us == pytest.approx(50)
-        assert reach < predicted.high_us / predicted.cost_us < 1.3 * reach
-
-
-@pytest.mark.parametrize(("predicted_us", "believed_us"), [(60.0, 100.0), (10.0, 10.0)])
-def test_the_oracle_believes_a_prediction_only_where_its_doubt_leaves_a_gain(
-    tmp_path: Path, predicted_us: float, believed_us: float
-):
-    """A plan names what only the model knows, far from anything that was measured."""
-    table = table_of(tmp_path, records(30, 100.0))
-    shapes, index = table.shapes()
-    estimates = CostEstimates(
-        table, shapes, index, (), lambda _, one: (100.0 if one.is_baseline else predicted_us, 0.4)
-    )
-    plan = [PlanRow(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, MIB, MIB, RING_LL_4)]
-    context = PolicyContext(estimates, plan=plan)
-    (oracle, named), (best, other) = judge(shapes, [30], [3000.0], policies.named(["oracle", "table"]), context)
-    assert named.cost_us == pytest.approx(30 * predicted_us)
-    assert oracle.cost_us == pytest.approx(30 * believed_us)
-    assert oracle.gain_low_percent >= 0
-    facts = oracle_facts({"oracle": [best], "table": [other]}, [policies.has_others(context, shapes[0])])
-    assert facts is not None
-    cheaper = [CheaperPolicy("table", 100 - predicted_us, 30, {"predicted": 30})]
-    assert list(facts.cheaper) == (cheaper if believed_us > predicted_us else [])
-    assert (facts.n_alone, facts.n_refused) == (0, 0)
-    assert len(list(oracle_text(facts))) == len(facts.cheaper)
-
-
-def test_what_the_oracle_cannot_show_is_counted(tmp_path: Path):
-    """Calls of which nothing but NCCL's own choice is known, and calls of which nothing is."""
-    block = np.concatenate([records(8, 100.0), records(4, -1.0, message_bytes=64 * MIB, first=8)])
-    directory = write_trace(tmp_path, block, fabric=FABRIC)
-    table = replace(load_table(directory), fabric={})
-    result = replay_table(table, ["oracle", "model"])
-    assert result.oracle == OracleFacts(n_collectives=12, n_alone=8, n_refused=4)
-    assert json.loads(result.to_json())["oracle"]["n_alone"] == 8
-    assert replay_table(table, ["baseline"]).oracle is None
-    measured = [statistics(candidate, us) for candidate, us in ((RING_SIMPLE_8, 100.0), (RING_LL_4, 70.0))]
-    facts = replay_table(table, ["oracle"], statistics=measured).oracle
-    assert facts is not None
-    assert facts.n_alone == 0
-
-
-def test_sizes_between_swept_ones_need_no_baseline_there(tmp_path: Path):
-    """An active sweep measures the baseline at some sizes only."""
-    table = table_of(tmp_path, records(30, 100.0, message_bytes=3 * MIB // 2))
-    known = [statistics(RING_LL_4, us, message_bytes=size) for us, size in ((50.0, MIB), (70.0, 2 * MIB))]
-    best = verdict_of(replay_table(table, ["oracle"], statistics=known), "oracle")
-    assert best.evidence == "measured_elsewhere"
-    assert 50 < best.cost_us < 70
-
-
 def test_intervals_cover(tmp_path: Path):
     """95 % intervals of medians hold the true cost in about 95 of 100 traces."""
     chance = np.random.default_rng(5)
@@ -283,27 +149,6 @@ def _one_trace(tmp_path: Path, block: np.ndarray) -> list[Path]:
     directory = tmp_path / f"t{len(list(tmp_path.iterdir()))}"
     write_trace(directory, block)
     return sorted(directory.iterdir())
-
-
-def test_shapes_count_every_row_once(tmp_path: Path):
-    table = table_of(
-        tmp_path,
-        records(5, 1.0),
-        records(7, 1.0, message_bytes=MIB + 1, first=5),
-        records(3, 1.0, phase=Phase.backward_gather, first=12),
-        records(2, 1.0, collective=Collective.all_reduce, first=15),
-    )
-    shapes, index = table.shapes()
-    counted = {shape: int(count) for shape, count in zip(shapes, np.bincount(index), strict=True)}
-    gather = (2, 2, Collective.all_gather)
-    assert counted == {
-        Shape(*gather, Phase.forward_gather, MIB): 5,
-        Shape(*gather, Phase.forward_gather, MIB + 1): 7,
-        Shape(*gather, Phase.backward_gather, MIB): 3,
-        Shape(2, 2, Collective.all_reduce, Phase.forward_gather, MIB): 2,
-    }
-    for row, at in zip(table.rows, index, strict=True):
-        assert shapes[at].message_bytes == row["message_bytes"]
 
 
 def test_unknown_policy_and_missing_trace(tmp_path: Path):
@@ -335,34 +180,6 @@ def test_a_trace_of_which_nothing_can_be_judged_is_refused_with_the_remedy(tmp_p
         replay(timeless, ["baseline", "oracle"])
     assert "--fabric" in refused.value.remedy
     assert replay(timeless, ["baseline"], fabric=FABRIC).totals[0].n_judged == 10
-
-
-def test_a_plan_whose_settings_nobody_measured_is_named_and_not_the_time_that_is_there(tmp_path: Path):
-    trace, plan = tmp_path / "runs.csv", tmp_path / "plan.csv"
-    trace.write_text("collective,size_bytes,time_us,ranks,nodes\nall_reduce,1048576,30.5,16,2\n")
-    plan.write_text("allreduce,0,4294967295,tree,ll128,4,-1,-1\n")
-    with pytest.raises(TraceError, match="tree/ll128/4ch") as refused:
-        replay(trace, ["table"], plan=plan)
-    assert "--fabric" in refused.value.remedy
-
-
-def test_what_is_printed(tmp_path: Path):
-    directory = write_trace(
-        tmp_path,
-        np.concatenate([records(20, 100.0), records(20, 60.0, candidate=RING_LL_4, is_default=False, first=20)]),
-    )
-    result = replay(directory, ["baseline", "oracle"])
-    console = Console(record=True, width=200, file=open("/dev/null", "w"))  # noqa: SIM115
-    render(result, console)
-    text = console.export_text()
-    assert "40 collectives" in text
-    assert f"Emulated fabric {FABRIC}" in text
-    assert "ring/ll/4ch" in text
-    assert "-40.00 %" in text
-    assert "measured here" in text
-    document = json.loads(result.to_json())
-    assert document["totals"][1]["policy"] == "oracle"
-    assert document["emulated"] == FABRIC
 
 
 def test_a_foreign_trace_is_replayed_as_far_as_it_tells(tmp_path: Path):

@@ -5,14 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from replay_traces import FABRIC, RING_LL_4, records, table_of, verdict_of
+from replay_traces import FABRIC, records, table_of, verdict_of
 
-from zerotune.agent.nccl import cost_model
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -29,10 +24,9 @@ from zerotune.store.records import (
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay import replay_table
-from zerotune.tuner.offline.replay.estimates import CostEstimates, Grade
-from zerotune.tuner.offline.replay.legality import SUMS_ONLY, without_refused
+from zerotune.tuner.offline.replay.estimates import CostEstimates
+from zerotune.tuner.offline.replay.legality import without_refused
 from zerotune.tuner.offline.replay.policies import PolicyContext, model
-from zerotune.tuner.offline.replay.table import Shape
 
 PAIR = CommunicatorClass(2, 2)
 SMALL = 10_280
@@ -52,10 +46,6 @@ class PatIsFree(Knowledge):
 def scatter(n: int, us: float, candidate: Candidate = RING_LL_1, **changes: object) -> np.ndarray:
     shape = {"collective": Collective.reduce_scatter, "phase": Phase.gradient_scatter, "message_bytes": SMALL}
     return records(n, us, candidate=candidate, **(shape | changes))
-
-
-def gather(n: int, us: float, candidate: Candidate = RING_LL_1, **changes: object) -> np.ndarray:
-    return records(n, us, candidate=candidate, **({"message_bytes": SMALL} | changes))
 
 
 def swept(collective: Collective, candidate: Candidate, us: float, *, is_default: bool = False) -> CandidateStatistics:
@@ -99,58 +89,3 @@ def test_a_job_that_ran_it_sums(tmp_path: Path):
     small, _ = replay_table(table, ["oracle"], statistics=sweep).verdicts
     assert small.setting == str(PAT_1)
     assert small.evidence == "measured_elsewhere"
-
-
-def test_costs_are_those_that_a_running_job_reports():
-    costs, fabric = CostPrior(fabrics.load(FABRIC).describe()), fabrics.load(FABRIC)
-    shapes = [Shape(2, 2, collective, Phase.other, 1 << 24) for collective in Collective]
-    without_refused(costs, fabric, shapes)
-    assert {Algorithm.pat, Algorithm.nvls} == SUMS_ONLY
-    offered = {one.algorithm for one in costs.candidates(PAIR, Collective.reduce_scatter)}
-    assert offered == {None, Algorithm.ring}
-    assert Algorithm.pat in {one.algorithm for one in costs.candidates(PAIR, Collective.all_gather)}
-    own = cost_model.default_choice(fabric.topology(PAIR), Collective.reduce_scatter, 1 << 24, redop_is_sum=False)
-    found = costs.default(PAIR, Collective.reduce_scatter, 1 << 24)
-    assert found is not None
-    assert (found.algorithm, found.protocol) == (own.algorithm, own.protocol)
-
-
-def test_channel_counts_that_come_to_the_same_are_one_setting(tmp_path: Path):
-    """10,280 bytes fill one channel: a plan that asks for eight gets what was measured of one."""
-    table = table_of(tmp_path, gather(20, 54.0), gather(20, 74.6, PAT_1, is_default=False, first=20))
-    assert named_by_model(table) == PAT_1
-    plan = [PlanRow(PAIR, Collective.all_gather, Phase.forward_gather, SMALL, SMALL, PAT_8)]
-    found = verdict_of(replay_table(table, ["table"], plan=plan), "table")
-    assert (found.evidence, found.cost_us) == ("measured_here", pytest.approx(74.6))
-
-
-def test_a_sweep_tells_of_counts_that_come_to_its_own(tmp_path: Path):
-    table = table_of(tmp_path, gather(20, 54.0))
-    sweep = [swept(Collective.all_gather, RING_LL_1, 54.0, is_default=True), swept(Collective.all_gather, PAT_1, 74.6)]
-    shapes, index = table.shapes()
-    estimates = CostEstimates(table, shapes, index, sweep, lambda *_: (10.0, 0.1))
-    found = estimates.estimate(shapes[0], PAT_8)
-    assert found is not None
-    assert found.grade is Grade.measured_elsewhere
-    assert found.cost_us == pytest.approx(74.6)
-
-
-def test_predictions_are_doubted_by_their_distance_from_measurements(tmp_path: Path):
-    table = table_of(tmp_path, records(20, 100.0), records(20, 100.0, message_bytes=1 << 26, first=20))
-    shapes, index = table.shapes()
-    estimates = CostEstimates(table, shapes, index, (), lambda *_: (100.0, 0.01))
-    errors = []
-    for candidate in (*(Candidate(Algorithm.ring, Protocol.simple, n) for n in (4, 2)), RING_LL_4):
-        found = estimates.estimate(shapes[0], candidate)
-        assert found is not None
-        errors.append(found.error)
-    assert errors[0] < errors[1] < errors[2], "one rung away, two, and another protocol"
-    assert errors[2] > 0.6
-
-
-@given(st.sampled_from(Collective), st.integers(1, 1 << 34), st.integers(1, 64))
-def test_what_is_in_effect_stays_in_effect(collective: Collective, message_bytes: int, n_channels: int):
-    ran = in_effect(collective, message_bytes, Candidate(Algorithm.ring, Protocol.simple, n_channels))
-    assert 1 <= ran.n_channels <= n_channels
-    assert in_effect(collective, message_bytes, ran) == ran
-    assert in_effect(collective, message_bytes, BASELINE) == BASELINE

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from zerotune.store.errors import PlanError
-from zerotune.store.records import Collective, CommunicatorClass, Phase, PlanRow
+from zerotune.store.records import Collective, CommunicatorClass, Phase
 from zerotune.tuner.offline.replay.plans import plan_rows
 
 HEADER = "coll,nnodes,nranks,upto_bytes,algo,proto\n"
@@ -63,33 +62,6 @@ def test_rows_for_any_number_hold_for_the_communicators_that_are_known(tmp_path:
     assert all(row.communicator in known for row in rows)
     with pytest.raises(PlanError, match=r"tuner\.conf"):
         plan_rows(path)
-
-
-def nvidias(tmp_path: Path, *rows: str) -> list[tuple[int, int, int]]:
-    """(smallest size, largest size, channels) of the rows for two nodes of eight ranks, in their order."""
-    path = tmp_path / "tuner.conf"
-    path.write_text("".join(f"allreduce,{row},-1,-1\n" for row in rows))
-    read = plan_rows(path, [CommunicatorClass(16, 2), CommunicatorClass(8, 1)])
-    here = [row for row in read if row.phase is Phase.other and row.communicator == CommunicatorClass(16, 2)]
-    return [(row.min_bytes, row.max_bytes, row.candidate.n_channels) for row in here]
-
-
-def test_of_rows_that_overlap_the_first_counts(tmp_path: Path):
-    special = "65537,1048576,ring,ll128,4,2,16"
-    wild = "0,4194304,ring,simple,8,-1,-1"
-    assert nvidias(tmp_path, special, wild) == [(65537, 1048576, 4), (0, 65536, 8), (1048577, 4194304, 8)]
-    assert nvidias(tmp_path, wild, special) == [(0, 4194304, 8)]
-    later = ["10,20,ring,ll,1,-1,-1", "40,50,ring,ll,2,-1,-1", "0,45,ring,ll,3,-1,-1", "5,60,ring,ll,4,-1,-1"]
-    cut = [(10, 20, 1), (40, 50, 2), (0, 9, 3), (21, 39, 3), (51, 60, 4)]
-    assert nvidias(tmp_path, *later) == cut
-
-
-@pytest.mark.parametrize("largest", ["-1", "18446744073709551615"])
-def test_a_range_may_be_without_end(tmp_path: Path, largest: str):
-    ((least, most, _),) = nvidias(tmp_path, f"65536,{largest},ring,simple,8,-1,-1")
-    assert (least, most >= 2**62) == (65536, True)
-    row = plan_rows(tmp_path / "tuner.conf", [CommunicatorClass(16, 2)])[0]
-    assert msgspec.convert(msgspec.to_builtins(row), PlanRow) == row, "it can be sent to those who judge it"
 
 
 @pytest.mark.parametrize(

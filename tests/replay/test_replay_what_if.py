@@ -8,19 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_programs import GATHER, SCATTER, call, compute, ddp, issue, log_of, wait, zero3
+from replay_programs import ddp, log_of, zero3
 from replay_traces import MIB, records, write_trace
 
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.store.errors import UserError
-from zerotune.store.records import Phase, Protocol
+from zerotune.store.records import Protocol
 from zerotune.tuner import cli
 from zerotune.tuner.offline.replay import JobChange, replay_table
-from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.table import CollectiveTable
 from zerotune.tuner.offline.replay.timeline.program import Program, steady_step
-from zerotune.tuner.offline.replay.whatif.reshape import with_buckets
-from zerotune.tuner.offline.replay.whatif.whatif import STAGE_DOUBT, WhatIf
+from zerotune.tuner.offline.replay.whatif.whatif import WhatIf
 
 N_UNTUNED = 10
 
@@ -93,11 +90,6 @@ def test_what_the_job_is_already_changes_nothing(change: JobChange):
         assert one.high_us == pytest.approx(other.high_us, rel=0.01)
 
 
-def test_a_fabric_that_nobody_described_needs_none_for_what_the_job_is_already():
-    table = replace(tuned_log(zero3(600.0, 600.0)), fabric={}, fabric_id="")
-    assert answered(table, JobChange(n_ranks=2, stage=3)).step_estimates
-
-
 # ---- tuned while logged --------------------------------------------------------------------------
 
 
@@ -109,18 +101,6 @@ def test_a_changed_job_is_predicted_the_same_from_a_tuned_log(change: JobChange)
     assert tuned.step_us == pytest.approx(untuned.step_us, rel=0.03)
 
 
-def test_another_stage_is_doubted_and_other_sizes_the_more_the_farther():
-    table = log_of(zero3(600.0, 600.0))
-    stage = answered(table, JobChange(stage=2)).step_estimates[0]
-    assert stage.high_us >= stage.step_us * (1 + STAGE_DOUBT)
-    assert stage.low_us <= stage.step_us / (1 + STAGE_DOUBT)
-    widths = []
-    for bucket_bytes in (2 * MIB, MIB // 8):
-        total = answered(table, JobChange(bucket_bytes=bucket_bytes)).totals[0]
-        widths.append(total.high_us / total.low_us)
-    assert widths[0] < widths[1]
-
-
 def test_what_nothing_prices_is_refused_and_not_free():
     table = replace(log_of(ddp()), fabric={}, fabric_id="")
     answer = answered(table, JobChange(bucket_bytes=3 * MIB))
@@ -129,21 +109,6 @@ def test_what_nothing_prices_is_refused_and_not_free():
 
 
 # ---- buckets -------------------------------------------------------------------------------------
-
-
-def test_gathers_after_the_step_are_bucketed_as_the_gradients_are():
-    scatters = [call(Phase.gradient_scatter, SCATTER, 100.0) for _ in range(4)]
-    gathers = [call(Phase.post_step_gather, GATHER, 100.0) for _ in range(4)]
-    ops = [op for at in range(4) for op in (compute(200.0), issue(at))]
-    ops += [wait(at) for at in range(4)]
-    ops += [issue(4 + at) for at in range(4)] + [wait(4 + at) for at in range(4)]
-    program = Program((*scatters, *gathers), (*ops, compute(50.0)))
-    halved = with_buckets(program, MIB // 2)
-    assert [one.shape.message_bytes for one in halved.calls] == [MIB // 2] * 16
-    assert [one.shape.phase for one in halved.calls] == [Phase.gradient_scatter] * 8 + [Phase.post_step_gather] * 8
-    others = [replace(one, shape=replace(one.shape, message_bytes=3 * MIB)) for one in gathers]
-    apart = with_buckets(replace(program, calls=(*scatters, *others)), MIB // 2)
-    assert sum(one.shape.phase is Phase.post_step_gather for one in apart.calls) == 4
 
 
 # ---- what was named by hand ----------------------------------------------------------------------
@@ -159,10 +124,3 @@ def test_a_named_store_must_exist(tmp_path: Path, monkeypatch, capsys):
     assert captured.err.count("\n") == 1
     assert str(tmp_path / "nosuch.db") in captured.err
     assert not captured.out
-
-
-def test_a_trace_is_not_taken_for_another_fabrics(tmp_path: Path):
-    write_trace(tmp_path, records(4, 50.0))
-    with pytest.raises(UserError, match=r"ethernet_boxes.*--on-fabric h100_node"):
-        load_table(tmp_path, "h100_node")
-    assert len(load_table(tmp_path, "ethernet_boxes").rows) == 4

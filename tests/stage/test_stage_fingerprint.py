@@ -28,7 +28,8 @@ AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_re
 
 @pytest.fixture(scope="module")
 def recordings() -> list[Sequence]:
-    return recorded()
+    """A third of them: `python -m benchmarks stage_fingerprint` judges by all."""
+    return recorded()[::3]
 
 
 @pytest.fixture(scope="module")
@@ -76,26 +77,6 @@ def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: Encod
     assert n_right >= 0.99 * len(recordings[::4])
 
 
-def test_both_rows_of_a_timed_collective_count_once(lstm: Encoder) -> None:
-    kinds, n_bytes = calls(*zero3(6, 1 << 22))
-    n = len(kinds)
-    timed = np.zeros(2 * n, np.dtype(OBSERVATION_FIELDS))
-    timed["collective"], timed["message_bytes"] = np.tile(kinds, 2), np.tile(n_bytes, 2)
-    timed["flags"][n:] = 2
-    fingerprint = StageFingerprint(lstm)
-    for step in range(4):
-        timed["start_ns"][n:] = 1 + 1_000_000 * (n * step + np.arange(n))
-        fingerprint.add_records(timed)
-        assert not fingerprint.add_records(timed[:1]), "a decision whose time is on its way"
-    assert fingerprint.n_calls == 4 * n
-    assert fingerprint.calls_per_step == n
-    assert fingerprint.stage is Stage.zero3
-    untimed = StageFingerprint(lstm)
-    for _ in range(4):
-        untimed.add_records(timed[:n])
-    assert (untimed.calls_per_step, untimed.shown) == (n, fingerprint.shown)
-
-
 def test_what_nccl_asks_no_tuner_about_is_left_out(lstm: Encoder) -> None:
     step = zero3(6, 1 << 22)
     plain, mixed = StageFingerprint(lstm), StageFingerprint(lstm)
@@ -128,26 +109,6 @@ def test_where_the_step_is_cut_does_not_matter() -> None:
         rotated = Step(encode(np.roll(kinds, shift), np.roll(n_bytes, shift)), np.roll(gaps_us, shift))
         np.testing.assert_allclose(summary(rotated), summary(whole))
         np.testing.assert_allclose(frames(rotated), frames(whole))
-
-
-def test_a_step_that_repeats_is_scored_once(lstm: Encoder) -> None:
-    class Counting:
-        kind = "counting"
-        n = 0
-
-        def scores(self, step: Step) -> np.ndarray:
-            self.n += 1
-            return lstm.scores(step)
-
-        def to_bytes(self) -> bytes:
-            return b""
-
-    counting = Counting()
-    fingerprint = StageFingerprint(counting)
-    add(fingerprint, zero3(6, 1 << 22), 3)
-    scored = counting.n
-    add(fingerprint, zero3(6, 1 << 22), 200)
-    assert counting.n == scored > 0
 
 
 def test_without_weights_rules_remain() -> None:
@@ -186,27 +147,9 @@ def test_micro_steps_are_found_within_a_step() -> None:
     assert (activations.rounds.n, activations.rounds.coverage) == (2, 1.0)
 
 
-def test_parameters_in_the_gradients_pieces_are_no_activations() -> None:
-    codes = encode(*calls(*[(AR, 1 << 20)] * 4, *[(AG, 1 << 20)] * 4))
-    assert Step(codes, np.zeros(8)).activations is None
-
-
 def test_counters_and_flags_are_unknown(lstm: Encoder) -> None:
     fingerprint = StageFingerprint(lstm)
     add(fingerprint, [(AR, 4), (AR, 8), (AG, 256), (AR, 4)], 20)
-    assert fingerprint.shown == UNKNOWN
-
-
-def test_small_gradients_among_large_ones_are_no_sizes_tried(lstm: Encoder) -> None:
-    """Sizes that somebody tries come one after the other."""
-    large = [(AR, (9 + i) << 18) for i in range(12)]
-    small = [(AR, 1024 + 64 * i) for i in range(12)]
-    micro = [one for pair in zip(large, small, strict=True) for one in pair]
-    sent = sum(n_bytes for _, n_bytes in micro)
-    fingerprint = StageFingerprint(lstm)
-    add(fingerprint, [*micro, *micro, (AR, 4), (AG, sent)], 3)
-    assert fingerprint.stage is Stage.zero2
-    add(fingerprint, [*large, *small], 6)
     assert fingerprint.shown == UNKNOWN
 
 
@@ -219,13 +162,6 @@ def test_after_training_has_ended_nothing_is_claimed(lstm: Encoder) -> None:
     assert fingerprint.shown == UNKNOWN
     add(fingerprint, zero3(6, 1 << 22), 3)
     assert fingerprint.stage is Stage.zero3
-
-
-def test_half_a_step_is_not_judged(lstm: Encoder) -> None:
-    fingerprint = StageFingerprint(lstm)
-    codes, gaps_us = encode(*calls(*zero3(20, 1 << 22))), np.zeros(62)
-    feed(fingerprint, codes[:23], gaps_us[:23], np.random.default_rng(1))
-    assert fingerprint.stage is Stage.unknown
 
 
 def test_middle_begins_anywhere(recordings: list[Sequence]) -> None:

@@ -10,7 +10,6 @@ from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, recorded
 from zerotune.tuner.fingerprint.steps.anatomy import Ints, encode
-from zerotune.tuner.fingerprint.steps.interruptions import Interruptions
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 
@@ -56,36 +55,6 @@ def test_other_training_is_noticed_though_it_begins_with_gathers() -> None:
     play(fingerprint, codes(*ZERO3), codes(*SAVE), 10, 99)
     other = [(AG, 3 << 19), *[(AG, 5 << 18)] * 6, *[(RS, 5 << 18)] * 6, (RS, 3 << 19), (AR, 4)]
     assert play(fingerprint, codes(*other), codes(*SAVE), 3, 99)[-1] is Stage.zero1_or_2
-
-
-def test_one_foreign_call_in_every_step_is_part_of_it() -> None:
-    interruptions = Interruptions()
-    step, foreign = codes(*ZERO3), codes((AG, 77 << 10))
-    interruptions.expect(step)
-    with_it = np.concatenate([foreign, step])
-    passed = np.concatenate([interruptions.passed(with_it, np.zeros(len(with_it)))[0] for _ in range(4)])
-    assert np.count_nonzero(passed == foreign) >= 3
-
-
-def test_what_was_held_back_comes_in_order_or_not_at_all() -> None:
-    interruptions = Interruptions()
-    step, save, other = codes(*ZERO3), codes(*SAVE), codes((RS, 3 << 10))
-    again = np.concatenate([step, step[:1]])
-    for end, left in ((again, again), (other, np.concatenate([save, other]))):
-        interruptions.expect(step)
-        calls = np.concatenate([save, end])
-        parts = [interruptions.passed(part, np.zeros(len(part)))[0] for part in np.array_split(calls, 7)]
-        assert np.concatenate(parts).tolist() == left.tolist()
-
-
-def test_nothing_is_lost_when_no_step_is_known_any_more() -> None:
-    interruptions = Interruptions()
-    save, step = codes(*SAVE), codes(*ZERO3)
-    interruptions.expect(step)
-    assert not len(interruptions.passed(save, np.zeros(len(save)))[0])
-    interruptions.expect(step[:0])
-    passed, _ = interruptions.passed(step, np.zeros(len(step)))
-    assert passed.tolist() == [*save.tolist(), *step.tolist()]
 
 
 def test_a_jobs_stage_is_the_one_that_holds_most_steps() -> None:

@@ -124,51 +124,6 @@ def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], 
 
 
 @pytest.mark.parametrize(
-    ("calls", "shown"),
-    [
-        E([(AR, MiB)] * 7 + [(AR, (2 + n) * MiB) for n in range(8)], Shown(Stage.ddp), id="more buckets than sums"),
-        E([(AR, MiB)] * 3 + [(AR, 3 * MiB)], Shown(Stage.ddp), id="too few"),
-        E([*[(AR, MiB)] * 6, (AR, 3 * MiB)] * 2 + [*[(AR, MiB)] * 2, (AR, 3 * MiB)] * 3,
-          Shown(Stage.ddp, tensor_parallel=True), id="buckets amid activations"),
-        E([(AR, 2 * MiB), (AR, MiB), (AR, 4 * MiB), (AR, MiB)], Shown(Stage.ddp), id="few are alike"),
-        E([(RS, MiB)] * 8 + [(AG, MiB)] * 2, Shown(Stage.zero2, True), id="four times what returns"),
-        E([(AR, MiB)] * 4 + [(AG, MiB)], Shown(Stage.zero2, True), id="as much as one of them returns"),
-        E([*[(AG, 3 * MiB), (AG, MiB)] * 3, (RS, MiB), (RS, 3 * MiB)], Shown(Stage.zero1, True), id="three times"),
-        E([(RS, MiB), (RS, 2 * MiB)] * 2 + [(AG, 3 * MiB)], Shown(Stage.zero2, True), id="the same series twice"),
-    ],
-)  # fmt: skip
-def test_what_a_sequence_tells_is_not_taken_back(calls: Calls, shown: Shown) -> None:
-    assert unambiguous(shown, codes_of(calls)) == shown
-
-
-def test_what_is_called_zero1_or_2_was_recorded_from_both(recordings: list[Sequence]) -> None:
-    seen = defaultdict(set)
-    for one in recordings:
-        if one.shown.stage is Stage.zero1_or_2:
-            seen[rotated(one.codes()[one.step(SETTLED_STEP)].tolist())].add(one.training.stage)
-    assert any(stages == {Stage.zero1, Stage.zero2} for stages in seen.values())
-
-
-def test_no_sync_is_recorded_as_what_no_accumulation_is(recordings: list[Sequence]) -> None:
-    ddp = [one for one in recordings if one.group == "ddp" and not one.training.tensor_parallel]
-    pairs = defaultdict(list)
-    for one in ddp:
-        pairs[rotated(one.codes()[one.step(SETTLED_STEP)].tolist())].append(one)
-    for group in pairs.values():
-        assert {one.training.n_micro > 1 for one in group} == {False, True}
-        assert {one.shown.accumulation for one in group} == {None}
-
-
-def test_recordings_cover_what_is_claimed(recordings: list[Sequence]) -> None:
-    groups = {one.group for one in recordings}
-    assert groups == {"ddp", "zero_redundancy", "fsdp1", "fsdp2", "deepspeed", "ours", "none"}
-    for one in recordings:
-        assert len(one.step_starts) >= 5, one.name
-        assert (np.diff(one.start_us) >= 0).all() or one.group == "zero_redundancy", one.name
-        assert int(one.message_bytes.max()) > TINY_BYTES, one.name
-
-
-@pytest.mark.parametrize(
     ("training", "shown"),
     [
         E(TrainingKind(Stage.ddp), Shown(Stage.ddp), id="ddp"),

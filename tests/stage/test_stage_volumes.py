@@ -51,28 +51,6 @@ def test_who_gathers_again_is_not_said_to_keep(element: int) -> None:
     assert decide(scores, step) == Shown(Stage.zero3, True)
 
 
-@pytest.mark.parametrize("n_micro_steps", [1, 2])
-def test_passes_before_the_only_send_are_counted(n_micro_steps: int) -> None:
-    step = step_of(*[*UNITS, *UNITS[::-1]] * n_micro_steps, (RS, MODEL), FLAG, SMALL)
-    assert proven(step).one_pass == (n_micro_steps == 1)
-    assert proven(step).several_passes == (n_micro_steps > 1)
-    for wrong in (False, True):
-        assert decide(guess(Stage.zero3, wrong), step) == Shown(Stage.zero3, n_micro_steps > 1)
-
-
-def test_a_recomputation_is_no_further_micro_step() -> None:
-    again = [one for unit in UNITS[::-1] for one in (unit, unit)]
-    step = step_of(*UNITS, *again, (RS, MODEL), FLAG, SMALL)
-    assert proven(step).one_pass
-    assert not proven(step).several_passes
-
-
-def test_all_gathered_twice_may_be_either() -> None:
-    """In elements of one size it is a ZeRO-2 that has every piece twice; in elements of half the size ZeRO-3."""
-    sent = 2 * sum(n_bytes for _, n_bytes in UNITS)
-    assert not proven(step_of(*UNITS, *UNITS[::-1], (RS, sent), FLAG)).only_once
-
-
 def test_what_does_not_add_up_proves_nothing() -> None:
     step = step_of(*UNITS, *UNITS[::-1], (RS, MODEL + (1 << 16)), FLAG, SMALL)
     assert proven(step) == Proven()

@@ -133,13 +133,13 @@ def test_random_frames_are_refused(frames):
         wire.decode_agent(frames)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.binary(max_size=200), st.none() | st.binary(max_size=200))
 def test_random_bodies_are_decoded_or_refused(body, records):
     decode_or_refuse([wire.HEADER, body] + ([] if records is None else [records]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(agent_messages | daemon_messages, st.data())
 def test_flipped_bytes_are_decoded_or_refused(message, data):
     body = bytearray(wire.encode(message)[1])
@@ -215,7 +215,7 @@ def test_a_stage_that_makes_no_sense_is_refused(n_steps: int, n_rows: int) -> No
 INTEGERS = st.integers(-(2**63), -1) | st.integers(2**45 + 1, 2**64 - 1)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(agent_messages, st.data())
 def test_a_number_out_of_its_range_is_refused(message, data):
     """Wherever it stands: every whole number of every message has limits, and every real one is finite."""

@@ -62,36 +62,6 @@ def test_a_real_change_and_a_new_winner(path: Path):
     assert "+150" in text or "+149" in text
 
 
-def test_few_samples_are_no_verdict(path: Path):
-    result = compare(path, "sweep-a", "sweep-short")
-    assert [one.verdict for one in result.cells] == ["unsure"]
-    assert result.n_only_before == 1
-
-
-def test_active_sweeps_of_two_samples_each_are_compared_by_their_common_noise(tmp_path: Path):
-    with Store.open(tmp_path / "s.db") as store:
-        chance = np.random.default_rng(0)
-        for job_id, factor in (("sweep-a", 1.0), ("sweep-b", 1.0), ("sweep-worse", 1.3)):
-            block = np.zeros(400, MEASUREMENT)
-            block["n_ranks"], block["n_nodes"], block["collective"] = 2, 2, 2
-            block["message_bytes"] = 4096 * (1 + np.arange(400) // 2)
-            block["algorithm"], block["protocol"], block["n_channels"] = 1, 0, 4
-            block["duration_us"], block["source"] = 100 * chance.lognormal(0, 0.03, 400), Source.sweep
-            block["duration_us"][:200] *= factor
-            store.record_job(job_id, job_id, {}, 2)
-            store.record_measurements(job_id, job_id, block)
-        store.flush()
-    same = [one.verdict for one in compare(tmp_path / "s.db", "sweep-a", "sweep-b").cells]
-    assert same.count("same") >= 197, "about none of 200 changes by noise"
-    worse = [one.verdict for one in compare(tmp_path / "s.db", "sweep-a", "sweep-worse").cells]
-    assert worse[:100].count("slower") >= 95
-    assert worse[100:].count("same") >= 97
-
-
-def test_fabrics_may_be_named(path: Path):
-    assert {one.setting for one in compare(path, "old", "new").cells} == {"ring/ll/4ch", "ring/simple/4ch"}
-
-
 def test_unknown_sweeps_are_refused_by_name(path: Path):
     with pytest.raises(UserError, match=r"no sweep 'x'.*sweep-a"):
         compare(path, "x", "sweep-a")

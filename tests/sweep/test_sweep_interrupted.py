@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,55 +12,24 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from zerotune.store.errors import StoreError, UserError
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Outcome, Protocol
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.scratch import ScratchFolder
-from zerotune.tuner.offline.sweep import SweepResult, compare, render
+from zerotune.tuner.offline.sweep import compare
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.result import rows_of
 
 PLACE = Place(Collective.all_gather, 1 << 20)
-OTHER = Place(Collective.all_gather, 1 << 21)
 RING = Candidate(Algorithm.ring, Protocol.simple, 2)
 OTHER_RING = Candidate(Algorithm.ring, Protocol.simple, 4)
-
-
-def text_of(points: list[GridPoint]) -> str:
-    rows = tuple(rows_of(points, 2))
-    result = SweepResult(
-        job_id="sweep-1", fabric_id="f", emulated="", n_ranks=2, n_nodes=1, n_cells=40, n_places=8,
-        n_visited=len(points), n_samples=sum(len(point.duration_us) for point in points), n_restored=0, n_broken=0,
-        n_left_out=0, n_unsettled=8, wall_s=1.0, interrupted=True, gave_up=False, rows=rows,
-    )  # fmt: skip
-    with open(os.devnull, "w") as nowhere:
-        console = Console(record=True, width=160, file=nowhere)
-        render(result, console)
-    return " ".join(console.export_text().split())
-
-
-def test_a_single_measured_setting_is_not_the_best():
-    text = text_of([GridPoint(PLACE, RING, [10.0]), GridPoint(OTHER, BASELINE, [20.0]), GridPoint(OTHER, RING, [15.0])])
-    assert text.count("best") == 2, "the verdict at the size that has two, and the explanation"
-    assert re.search(r"\b2 of 8 .*\b1 ", text)
 
 
 @pytest.mark.parametrize("unseen", [BASELINE, RING, OTHER_RING])
 def test_while_a_setting_is_not_measured_nothing_is_the_best(unseen: Candidate):
     points = [GridPoint(PLACE, one, [] if one == unseen else [10.0]) for one in (BASELINE, RING, OTHER_RING)]
     assert [row.is_best for row in rows_of(points, 2)] == [False, False]
-
-
-def test_the_one_that_works_is_the_best_of_those_seen():
-    rows = rows_of([GridPoint(PLACE, BASELINE, [], Outcome.hung, "no answer"), GridPoint(PLACE, RING, [10.0])], 2)
-    assert [row.setting for row in rows if row.is_best] == [str(RING)]
-
-
-def test_before_the_first_sample_there_is_no_table():
-    text = text_of([])
-    assert "collective" not in text
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -86,16 +86,6 @@ def test_an_active_sweep_says_of_each_setting_why_it_was_not_visited(swept):
     assert reasons(again)[Why.known] == result.n_visited
 
 
-def test_a_spent_budget_is_a_reason(swept):
-    assert reasons(swept(budget=0.02))[Why.budget] > 0
-
-
-def test_an_interrupted_sweep_did_not_come_to_the_others(swept):
-    result = swept(full=True, n_visits=5)
-    assert result.interrupted
-    assert reasons(result) == {Why.ended: result.n_cells - result.n_visited}
-
-
 @pytest.mark.parametrize("full", [False, True])
 def test_what_nccl_refuses_is_told_and_not_taken_for_what_ran(swept, full):
     result = swept(full=full, refused=Protocol.ll, budget=1.0)

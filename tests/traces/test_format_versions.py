@@ -131,14 +131,6 @@ def test_calls_of_every_version_behind_any_launcher(tmp_path: Path, version: str
     assert summary.facts["nccl_version"] == version.split("version")[1].strip(" :")[:4]
 
 
-def test_damaged_log_lines_are_counted(tmp_path: Path) -> None:
-    good = P + "AllReduce: opCount 1 sendbuff 0x1 recvbuff 0x2 " + NVIDIA.replace("{c}", "1000") + "\n"
-    torn = P + "AllReduce: opCount 1 sendbuff 0x1 re" + P + "AllReduce: opCount 2 sendbuff 0x1\n"
-    found, summary = read_text(tmp_path, SHAPE + good + torn + good)
-    assert len(found) == 2
-    assert summary.unusable == {LeftOut.damaged_line: 2}
-
-
 def test_kernels_on_symmetric_memory_have_no_setting(tmp_path: Path) -> None:
     version = P + "NCCL version 2.28.9\n" + SHAPE
     symmetric = P + f"AllGather [Symmetric]: {MIB} Bytes -> Kernel AllGather_LL nchannels 16 nthreads 512 nWorks 1\n"
@@ -218,34 +210,6 @@ def test_rows_that_mpirun_tagged_part_by_part(tmp_path: Path, tag: str) -> None:
     assert [one.duration_us for one in found] == 3 * [20.25, 21.5]
     assert {(one.message_bytes, one.n_ranks) for one in found} == {(1024, 2)}
     assert not summary.unusable
-
-
-@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: "])
-def test_rows_that_mpirun_tagged_where_a_buffer_was_full(tmp_path: Path, tag: str) -> None:
-    row = ROW + 2 * "    20.25    0.05    0.03       0"
-    rows = [row[:cut] + tag + row[cut:] for cut in range(1, len(row))]
-    text = HEAD + NAMES + 2 * SIDE + "\n" + "\n".join(rows) + "\n# Out of bounds values : 0 OK\n"
-    found, summary = read_text(tmp_path, "".join(tag + line for line in text.splitlines(keepends=True)))
-    assert {(one.duration_us, one.message_bytes, one.n_ranks) for one in found} == {(20.25, 1024, 2)}
-    assert len(found) == 2 * len(rows)
-    assert not summary.unusable
-
-
-def test_rows_without_their_heading_say_so(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="heading"):
-        read_text(tmp_path, 2 * (ROW + "    20.25    0.05    0.03       0    21.50    0.05    0.03       0\n"))
-
-
-def test_in_place_only_and_times_of_the_cpu(tmp_path: Path) -> None:
-    table = HEAD + NAMES + 2 * SIDE + "\n"
-    found, _ = read_text(tmp_path, table + ROW + 32 * " " + "    21.50    0.05    0.03       0\n")
-    assert [one.duration_us for one in found] == [21.5]
-    text = table.replace("    time", " cputime") + TABLES["2.11 to 2.19"][1] + "\n"
-    found, summary = read_text(tmp_path, text)
-    assert found == []
-    assert summary.unusable == {LeftOut.cpu_time: 1}
-    _, summary = read_text(tmp_path, table.replace("agg iters: 1", "agg iters: 8") + TABLES["2.11 to 2.19"][1] + "\n")
-    assert summary.notes == [GROUPED]
 
 
 def test_json_times_of_the_cpu_and_grouped_calls(tmp_path: Path) -> None:
@@ -355,12 +319,6 @@ def test_flight_recorder_dumps_of_this_pytorch(tmp_path: Path) -> None:
     check_dumps(tmp_path, tmp_path)
 
 
-def test_a_dump_without_entries_says_so(tmp_path: Path) -> None:
-    text = '{"comm_lib_version":"2.28.9","nccl_comm_state":{},"pg_config":{},"pg_status":{},"version":"2.10"}'
-    with pytest.raises(TraceError, match="nccl_trace_rank_0"):
-        read_text(tmp_path, text, "nccl_trace_rank_0.json")
-
-
 def test_a_chakra_graph_without_bytes_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "chakra.0.json.gz"
     path.write_bytes(gzip.compress(b'{\n "workload_graph": [{"Id": 1, "Name": "c10d::broadcast_", "NodeType": 7}]}'))
@@ -389,11 +347,3 @@ def test_param_traces_as_param_writes_them(tmp_path: Path) -> None:
     assert found[0].comm_id == found[1].comm_id != found[2].comm_id
     assert (found[0].rank, found[0].start_ns, found[0].duration_us) == (3, 12345, None)
     assert summary.unusable == {LeftOut.not_a_collective: 3, LeftOut.point_to_point: 1}
-
-
-def test_damaged_rows_are_counted(tmp_path: Path) -> None:
-    row = TABLES["2.11 to 2.19"][1] + "\n"
-    cut = ROW + "    20.25    0.0\n"
-    found, summary = read_text(tmp_path, HEAD + NAMES + 2 * SIDE + "\n" + row + cut + row)
-    assert len(found) == 4
-    assert summary.unusable == {LeftOut.damaged_row: 1}

@@ -9,7 +9,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import trace_samples as samples
 
@@ -20,7 +19,7 @@ from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.formats import FORMATS
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.pytorch import chakra
-from zerotune.tuner.traces.records import UNKNOWN_U4, empty_block, from_observations, to_observations, total_bytes
+from zerotune.tuner.traces.records import total_bytes
 
 MIB = 1 << 20
 
@@ -92,35 +91,6 @@ def test_kineto_without_arguments_takes_dimensions_of_the_call() -> None:
     assert {one.rank for one in found} == {3}
 
 
-def test_kineto_kernels_without_sizes_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    kernel = {"ph": "X", "cat": "kernel", "name": "ncclKernel_AllReduce_RING_LL", "ts": 1, "dur": 2, "args": {}}
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [kernel, kernel]}))
-    trace = read_trace(path)
-    assert list(trace.blocks()) == []
-    assert sum(trace.summary.unusable.values()) == 2
-
-
-def test_kineto_kernels_without_a_time_are_counted_and_a_group_beyond_its_job_is_told(tmp_path: Path) -> None:
-    arguments = {
-        "Collective name": "_allgather_base", "dtype": "BFloat16", "In msg nelems": 1000, "Out msg nelems": 8000,
-        "Group size": 8, "Process Group Name": "0",
-    }  # fmt: skip
-    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather", "args": arguments}
-    stamps = [(1, 30.5), (2, -5), (3, "12"), (4, None), (None, 31.0)]
-    events = [{**kernel, "ts": start, "dur": duration} for start, duration in stamps]
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 0, "world_size": 8}}))
-    trace = read_trace(path)
-    assert [one.duration_us for one in trace.observations()] == [30.5, None, None, None]
-    assert dict(trace.summary.unusable) == {LeftOut.impossible_value: 1}
-    assert not trace.summary.remarks
-    path.write_text(path.read_text().replace('"world_size": 8', '"world_size": 4'))
-    trace = read_trace(path)
-    assert len(list(trace.observations())) == 4
-    assert len(trace.summary.remarks) == 1
-
-
 def test_kineto_without_kernels_has_the_calls_without_times(tmp_path: Path) -> None:
     path = tmp_path / "cpu_only.json"
     arguments = {
@@ -176,12 +146,6 @@ def test_nccl_tests_tables() -> None:
     a100 = observed(samples.DATA / "nccl_tests" / "nccl_reducescatter.log")
     assert {(one.collective, one.n_ranks) for one in a100} == {(Collective.reduce_scatter, 8)}
     assert a100[0].algorithm is None
-
-
-def test_nccl_tests_inside_prose() -> None:
-    found = observed(samples.DATA / "nccl_tests" / "p3-allgather-reducescatter-sweep.md")
-    assert {one.collective for one in found} == {Collective.all_gather, Collective.reduce_scatter}
-    assert any(one.message_bytes == 16 * MIB and one.duration_us == pytest.approx(280_442) for one in found)
 
 
 def test_rows_torn_by_nccls_own_lines_tell_setting_and_time() -> None:
@@ -323,17 +287,6 @@ def test_total_bytes_from_either_side() -> None:
     assert total_bytes(reduce, None, None, 4) is None
 
 
-def test_blocks_and_observations_are_the_same_thing(tmp_path: Path) -> None:
-    for path in samples.everything(tmp_path).values():
-        for block in read_trace(path).blocks():
-            again = from_observations(list(to_observations(block)))
-            known = block["rank"] != UNKNOWN_U4
-            for name in block.dtype.names or ():
-                same = (again[name] == block[name]) | np.isnan(block["memory_pressure"])
-                assert same[known].all(), name
-    assert next(to_observations(empty_block(1))).n_nodes is None
-
-
 def test_directories_join_ranks_and_refuse_mixtures(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing")
     for rank in (10, 2):
@@ -365,58 +318,6 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
         read_trace(tmp_path / "absent")
     with pytest.raises(TraceError):
         read_trace(tmp_path)
-
-
-def _old_gather(start_us: int, thread: int, n_shard: int, n_ranks: int, number: int) -> list[dict[str, object]]:
-    """A gather as PyTorch before 2.4 traces it: operator, call, launch and kernel, none of which names the group."""
-    whole = {"Input Dims": [[n_shard * n_ranks], [n_shard], []], "Input type": ["c10::BFloat16", "c10::BFloat16", ""]}
-    shard = {"Input Dims": [[n_shard]], "Input type": ["c10::BFloat16"]}
-    cpu: dict[str, object] = {"ph": "X", "tid": thread, "dur": 50}
-    return [
-        {**cpu, "cat": "cpu_op", "name": "c10d::_allgather_base_", "ts": start_us,
-         "args": {**whole, "External id": 10 * number}},
-        {**cpu, "cat": "cpu_op", "name": "nccl:_all_gather_base", "ts": start_us + 5, "dur": 40,
-         "args": {**shard, "External id": 10 * number + 1}},
-        {**cpu, "cat": "cuda_runtime", "name": "cudaLaunchKernelExC", "ts": start_us + 9, "dur": 3,
-         "args": {"correlation": 7000 + number}},
-        {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL", "ts": start_us + 100, "dur": 70,
-         "args": {"correlation": 7000 + number, "External id": 10 * number + 1, "grid": [4, 1, 1]}},
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("link", ["launch", "external id"])
-def test_kineto_gathers_of_an_unnamed_group_have_the_total_of_their_operator(tmp_path: Path, link: str) -> None:
-    path = tmp_path / "rank0.json"
-    events = [event for at in range(3) for event in _old_gather(1000 * at, 3, 500 + at, 8, at + 1)]
-    if link == "external id":
-        events = [event for event in events if event["cat"] != "cuda_runtime"]
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    trace = read_trace(path)
-    found = list(trace.observations())
-    assert [(one.message_bytes, one.n_ranks, one.n_channels) for one in found] == [
-        (2 * 8 * (500 + at), 8, 4) for at in range(3)
-    ]
-    assert not trace.summary.unusable
-
-
-def test_kineto_an_operator_that_launched_two_kernels_is_nobodys_size(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.json"
-    events = _old_gather(0, 3, 500, 8, 1)
-    events += [{**events[2], "args": {"correlation": 9}}, {**events[3], "ts": 500, "args": {"correlation": 9}}]
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
-    trace = read_trace(path)
-    assert len(list(trace.observations())) == 1
-    assert trace.summary.unusable == {LeftOut.kernel_without_size: 1}
-
-
-@pytest.mark.parametrize("metadata", [b"", samples.field(2, samples.field(1, b"schema") + samples.field(29, b"1.1.1"))])
-def test_chakra_metadata_may_lack_the_version(tmp_path: Path, metadata: bytes) -> None:
-    path = tmp_path / "rank.0.et"
-    node = samples.chakra_node(2, 7, b"allgather", 120, comm_type=2, comm_size=1 << 20, pg_name=b"0", pg_size=8)
-    path.write_bytes(samples.prefixed(metadata) + samples.prefixed(node))
-    trace = read_trace(path)
-    assert trace.format_name == "chakra"
-    assert [one.n_ranks for one in trace.observations()] == [8]
 
 
 def test_a_process_of_several_communicators_has_one_rank(tmp_path: Path) -> None:

@@ -86,10 +86,6 @@ def test_what_stands_around_a_line_is_taken_off(tmp_path: Path, dress: str) -> N
     assert read(tmp_path / "t.log", [DRESSES[dress](line) if line else "" for line in LINES]) == (exact(TIMES_US), {})
 
 
-def test_lines_may_end_as_an_old_mac_ends_them(tmp_path: Path) -> None:
-    assert read(tmp_path / "t.log", LINES, end="\r") == (exact(TIMES_US), {})
-
-
 def test_each_run_of_a_file_may_stand_behind_something_else(tmp_path: Path) -> None:
     lines = [*LINES[:-1], *(f"{n:4d}  {line}" for n, line in enumerate(LINES[:-1])), *LINES]
     assert read(tmp_path / "t.log", lines) == (exact(3 * TIMES_US), {})
@@ -112,25 +108,6 @@ def test_a_damaged_row_is_counted_and_shown(tmp_path: Path, plain: str, damaged:
     times_us, left_out = read(tmp_path / "t.log", [*HEADER, *rows, *END])
     assert times_us == exact(TIMES_US[:2] + TIMES_US[4:])
     assert left_out == {LeftOut.damaged_row: 1}
-
-
-@pytest.mark.parametrize("damaged", ["###", "40,89"])
-def test_a_damaged_time_in_place_is_counted(tmp_path: Path, damaged: str) -> None:
-    times_us, left_out = read(tmp_path / "t.log", [*HEADER, ROWS[0], ROWS[1].replace("40.89", damaged), *END])
-    assert (times_us, left_out) == (exact(TIMES_US[:3]), {LeftOut.damaged_row: 1})
-
-
-def test_what_was_not_run_in_place_and_what_others_say_between_rows_is_no_damage(tmp_path: Path) -> None:
-    one_sided = ROWS[1].replace("40.89   51.29   51.29      0", "N/A     N/A     N/A    N/A")
-    between = ["node00: 2 of 2 ranks are alive, 5 steps done in 3 seconds", "| 1 MB | 0.4 | 0.5 | 0.1 | -7% | 0% |"]
-    times_us, left_out = read(tmp_path / "t.log", [*HEADER, ROWS[0], *between, one_sided, *END])
-    assert (times_us, left_out) == (exact(TIMES_US[:3]), {})
-
-
-def test_both_times_after_a_line_of_nccl_within_a_row_are_read(tmp_path: Path) -> None:
-    begin, rest = ROWS[0].split("-1")
-    nccl = "node00:10:10 [0] NCCL INFO AllReduce: 1048576 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..7}"
-    assert read(tmp_path / "t.log", [*HEADER, f"{begin}-1{nccl}", rest, *END]) == (exact(TIMES_US[:2]), {})
 
 
 @pytest.mark.parametrize("unit", ["ms", "s", "ns"])

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from import_runs import command
 
 from zerotune.store.records import Collective
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.rank_count import Implied, implied_ranks, rank_count
 from zerotune.tuner.traces.rank_joining import ALONE
-from zerotune.tuner.traces.records import UNKNOWN_U4
 
 HEADING = (
     "#\n#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw "
@@ -104,48 +101,6 @@ def test_runs_and_groups_are_counted_for_themselves(tmp_path: Path) -> None:
     assert found(path)[0] == {(8, 1)}
 
 
-OTHERS = {
-    "heading alone": ([HEADING, *rows(16, "all_gather")], LeftOut.other_collective),
-    "rows alone": (rows(16, "all_gather"), LeftOut.other_collective),
-    "name at the end": ([HEADING, *rows(16, "reduce_scatter"), "# Collective test concluded: reduce_scatter_perf\n"],
-                        LeftOut.other_collective),
-    "unknown program": (run(8, "hypercube"), LeftOut.unknown_program),
-    "unknown program by its call": (["srun ./hypercube_perf -b 8\n", *run(8)[1:]], LeftOut.unknown_program),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("more", "reason"), OTHERS.values(), ids=OTHERS)
-def test_rows_of_another_collective_are_left_out(tmp_path: Path, more: list[str], reason: LeftOut) -> None:
-    path = tmp_path / "all_reduce.log"
-    path.write_text("".join(run(8) + more))
-    trace = read_trace(path)
-    assert {(one.collective, one.n_ranks) for one in trace.observations()} == {(Collective.all_reduce, 8)}
-    assert trace.summary.n_records == 6
-    assert sum(trace.summary.unusable.values()) == trace.summary.unusable[reason] > 0
-
-
-def test_rows_of_several_runs_without_lines_between_them_have_no_number_of_ranks(tmp_path: Path) -> None:
-    path = tmp_path / "all_reduce.log"
-    path.write_text("".join(run(8)[:-1] + rows(16)))
-    counts, notes = found(path)
-    assert counts == set()
-    assert len(notes) == 1
-    assert implied_ranks(Collective.all_reduce, [100.0, 100.0], [175.0, 187.5]).is_possible is False
-    path.write_text("".join([*run(8), "srun ./reduce_scatter_perf\n"]))  # what comes next says nothing of these
-    assert found(path)[0] == {(8, 1)}
-
-
-def test_ratios_that_say_nothing_say_nothing() -> None:
-    assert implied_ranks(Collective.broadcast, [10.0], [10.0]) == Implied()
-    assert implied_ranks(None, [10.0], [18.75]) == Implied()
-    assert implied_ranks(Collective.all_reduce, [0.0, np.inf], [0.0, np.nan]) == Implied()
-    few_digits = implied_ranks(Collective.all_reduce, [0.01], [0.02])
-    assert not few_digits.is_one_number
-    assert rank_count(0, few_digits).n_ranks == 0
-    assert rank_count(8, Implied(16, 16)).contradiction
-    assert rank_count(16, Implied(16, 16), range(16)).is_complete
-
-
 def write_json(path: Path, n_processes: int, n_gpus: int, n_ranks: int) -> None:
     """As `-J` writes it: of each process the first rank alone."""
     entries = [
@@ -195,20 +150,6 @@ def test_an_environment_that_limits_the_choice_is_not_nccls_own(tmp_path: Path, 
     assert bool(found(path)[0]) is is_default
 
 
-def test_results_of_json_that_are_wrong_or_without_a_time_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    write_json(path, 1, 8, 8)
-    written = json.loads(path.read_text())
-    (result,) = written["results"]
-    result["out_of_place"] = {**result["out_of_place"], "nwrong": 7}
-    result["out_of_place_per_iter"] = {"times_us": [200.0, 210.0]}
-    result["in_place"] = {**result["in_place"], "time": "nan"}
-    path.write_text(json.dumps(written))
-    trace = read_trace(path)
-    assert list(trace.blocks()) == []
-    assert trace.summary.unusable == {LeftOut.wrong_result: 1, LeftOut.row_without_time: 1}
-
-
 GATHER = {"profiling_name": "nccl:_all_gather_base", "process_group": ["0", "default_pg"], "pg_id": 0,
           "duration_ms": 1.5, "input_dtypes": ["Float"], "output_dtypes": ["Float"]}  # fmt: skip
 
@@ -249,29 +190,6 @@ def test_what_a_trace_tells_of_a_group_is_compared(tmp_path: Path, name: str, co
     assert notes
 
 
-def test_a_rank_by_name_that_its_groups_are_without_is_no_rank(tmp_path: Path) -> None:
-    path = tmp_path / "dump_20260101.json"
-    path.write_text(json.dumps(flight_recorder(8, 8)))
-    trace = read_trace(path)
-    (block,) = trace.blocks()
-    assert block["rank"].tolist() == [UNKNOWN_U4]
-    assert trace.summary.notes
-
-
-def test_an_address_that_another_communicator_had_says_nothing_of_this_one(tmp_path: Path) -> None:
-    path = tmp_path / "nccl.log"
-    head = "n:1:2 [0] NCCL INFO "
-    call = "AllGather: opCount {} sendbuff 0x1 recvbuff 0x2 count 1024 datatype 7 op 0 root 0 comm 0x5 [nranks={}]"
-    lines = ["comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0", call.format(1, 16), call.format(2, 4)]
-    path.write_text("".join(f"{head}{line}\n" for line in lines))
-    (block,) = read_trace(path).blocks()
-    assert block[["n_ranks", "n_nodes"]].tolist() == [(16, 2), (4, 0)]
-    made = "ncclCommInitRank comm 0x5 rank {} nranks 16 commId {} - Init COMPLETE"
-    lines = [made.format(3, "0x11"), call.format(1, 16), made.format(5, "0x22"), call.format(1, 16)]
-    path.write_text("".join(f"{head}{line}\n" for line in lines))
-    assert [int(one["comm_id"][0]) for one in read_trace(path).blocks()] == [0x11, 0x22]
-
-
 CSV = {
     "prefixed": "operation,size,count,type,redop,root,oop_time,oop_algbw,oop_busbw,oop_wrong,ip_time,ip_algbw,ip_busbw,"
     "ip_wrong",
@@ -302,15 +220,6 @@ def test_rows_of_nccl_tests_as_csv(tmp_path: Path, header: str) -> None:
     assert trace.summary.unusable == {LeftOut.other_collective: 3}
 
 
-def test_one_side_alone_takes_its_collective_from_the_file_name(tmp_path: Path) -> None:
-    path = tmp_path / "all_reduce_out_of_place.csv"
-    lines = (",".join(row.split()[:9]) for row in rows(8))
-    path.write_text("size,count,type,redop,root,time,algbw,busbw,wrong\n" + "\n".join(lines) + "\n")
-    assert found(path, n_nodes=1)[0] == {(8, 1)}
-    path.write_text(path.read_text().replace(",time,", ",time (ms),"))
-    assert not list(read_trace(path).blocks())
-
-
 def test_a_csv_that_states_other_ranks_than_its_figures_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     header = (
@@ -323,35 +232,3 @@ def test_a_csv_that_states_other_ranks_than_its_figures_is_refused(tmp_path: Pat
         )
         path.write_text(header + "\n" + "".join(lines))
         assert found(path)[0] == counts
-
-
-def test_a_summary_whose_sizes_are_of_other_ranks_than_it_states_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "nccl_summary_implicit_sync.csv"
-    for n_out, counts in ((8, {(8, 1)}), (16, set())):
-        path.write_text(
-            "Collective name,dtype,In msg nelems,Out msg nelems,Group size,comm_latency_mean,count\n"
-            f"_allgather_base,Float,1000,{1000 * n_out},8,12.5,4\n"
-        )
-        assert found(path, n_nodes=1)[0] == counts
-
-
-def test_summaries_of_single_ranks_are_named_with_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:
-    path = tmp_path / "nccl_summary_long.csv"
-    path.write_text(
-        "rank,Process Group Name,Process Group Ranks,Collective name,Group size,dtype,In msg nelems,Out msg nelems,"
-        'stream,dur_mean,count\n0,default_pg,"[0, 1]",allreduce,2,Float,100,100,20,12.5,4\n'
-    )
-    code, _, err = command(monkeypatch, capsys, path, "--default")
-    assert code == 2
-    assert "nccl_summary_implicit_sync.csv" in err
-
-
-def test_more_channels_than_nccl_has_are_read_and_told(tmp_path: Path) -> None:
-    """RCCL has up to 128."""
-    path = tmp_path / "rccl.log"
-    text = b"n:1:2 [0] NCCL INFO RCCL version 2.27.3\n"
-    text += b"n:1:2 [0] NCCL INFO comm 0x55a0 rank 0 nRanks 16 nNodes 2 localRanks 8 localRank 0 MNNVL 0\n"
-    text += b"n:1:2 [0] NCCL INFO AllGather: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..111}\n"
-    path.write_bytes(text)
-    (block,) = read_trace(path).blocks()
-    assert block["n_channels"].tolist() == [112]

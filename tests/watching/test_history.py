@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -16,19 +15,15 @@ from zerotune.store.records import (
     DecisionKey,
     Phase,
     Protocol,
-    Stage,
     StepRecord,
     size_class,
 )
 from zerotune.store.sqlite.database import MEASUREMENT, Store
-from zerotune.store.wire import JobStatus, StatusReply
 from zerotune.tuner.watching.history import MAX_DECISIONS, MAX_STEPS, WINNERS_EVERY_S, History
-from zerotune.tuner.watching.snapshot import Snapshot, since, snapshot_of
 
 JOBS = [("job", "fabric")]
 KEY = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
 RING = Candidate(Algorithm.ring, Protocol.ll, 4)
-STATUS = JobStatus("job", "fabric", Stage.zero3, 2, 2, 1, 9, 0, 0, 0, 0.0, 1000.0, 0.5)
 
 
 @pytest.fixture
@@ -104,34 +99,3 @@ def test_a_store_that_is_not_here_is_said_to_be_so_and_tried_again(store, histor
     clock[0] += 60
     assert set(history.of(store.path, JOBS)) == {"job"}
     assert not history.problem
-
-
-def test_what_is_told_again_is_only_what_is_new(store, history):
-    store.record_steps("job", [StepRecord(1, 0, 1.0)])
-    decide(store, "explore")
-
-    def look() -> Snapshot:
-        reply = StatusReply(1, "0.1", "ipc://x", str(store.path), 1.0, 1, 0, (STATUS,))
-        return snapshot_of(reply, history.of(store.path, JOBS))
-
-    first = look()
-    store.record_steps("job", [StepRecord(2, 0, 3.0)])
-    store.flush()
-    second = look()
-    (job,) = since(second, first).jobs
-    assert [one.step for one in job.steps] == [2]
-    assert job.decisions is None
-    decide(store, "promote")
-    (job,) = since(look(), second).jobs
-    assert [one.kind for one in job.decisions] == ["promote", "explore"]
-    assert msgspec.json.decode(msgspec.json.encode(second), type=Snapshot).jobs[0].title == "job"
-
-
-def test_without_a_store_the_daemons_own_words_are_shown():
-    status = msgspec.structs.replace(STATUS, last_decisions=("older", "newer"), exposed_us=12.0)
-    reply = StatusReply(1, "0.1", "tcp://x:1", "/elsewhere/s.db", 1.0, 1, 0, (status,))
-    seen = snapshot_of(reply, {}, "not here")
-    (job,) = seen.jobs
-    assert [one.reason for one in job.decisions] == ["newer", "older"]
-    assert (job.step_us, job.exposed_us, job.steps) == (1000.0, 12.0, ())
-    assert len(seen.notices) == 1

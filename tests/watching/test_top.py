@@ -6,7 +6,6 @@ import fcntl
 import io
 import os
 import pty
-import signal
 import struct
 import subprocess
 import termios
@@ -14,12 +13,12 @@ import time
 
 import pytest
 from rich.cells import cell_len
-from watched_daemon import COMMAND, WAIT_S, daemon
+from watched_daemon import COMMAND, WAIT_S
 
 from zerotune.store.records import Stage
 from zerotune.tuner.cli.options import console
 from zerotune.tuner.offline.winners import Winner, WinnerTable
-from zerotune.tuner.watching.screen import screen, sparkline
+from zerotune.tuner.watching.screen import screen
 from zerotune.tuner.watching.snapshot import DecisionLine, JobView, Notice, Snapshot, Step
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\nname"
@@ -43,21 +42,6 @@ def test_it_fits_on_every_terminal(width, height):
     assert 0 < len(shown) <= height
     assert all(cell_len(line.plain) <= width for line in shown)
     assert all("\n" not in line.plain for line in shown)
-
-
-def test_jobs_come_before_their_decisions():
-    few = [line.plain for line in screen(Snapshot("ipc://x", jobs=[job("first"), job("second")]), 80, 18)]
-    assert any("second" in line for line in few)
-    many = [line.plain for line in screen(Snapshot("ipc://x", jobs=[job("first")]), 80, 40)]
-    assert sum("promote" in line for line in many) == 20
-
-
-@pytest.mark.parametrize(
-    ("values", "width", "blocks"),
-    [([], 9, ""), ([0.0], 9, ""), ([1.0], 9, "█"), ([1, 8], 9, "▂█"), ([1, 1, 8, 8], 2, "▂█"), ([5.0] * 99, 3, "███")],
-)
-def test_steps_as_blocks(values, width, blocks):
-    assert sparkline(values, width) == blocks
 
 
 def test_names_do_not_steer_the_terminal(monkeypatch):
@@ -97,17 +81,3 @@ def test_it_ends_in_good_order_and_leaves_the_terminal_as_it_was(way, tmp_path):
     assert termios.tcgetattr(its) == before
     os.close(ours)
     os.close(its)
-
-
-@pytest.mark.parametrize("question", [pytest.param(("top", "--once"), marks=pytest.mark.slow), ("status",)])
-def test_of_a_stopped_daemon_is_said_what_lets_it_go_on(question, tmp_path):
-    with daemon(tmp_path) as (process, endpoint):
-        process.send_signal(signal.SIGSTOP)
-        try:
-            command = [*COMMAND, *question, "--endpoint", endpoint]
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
-        finally:
-            process.send_signal(signal.SIGCONT)
-    assert answer.returncode == 2
-    assert f"kill -CONT {process.pid}" in answer.stderr
-    assert "zerotune daemon`" not in answer.stderr

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotune.store.records import Algorithm, TimingSource
+from zerotune.store.records import Algorithm
 from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED
 from zerotune.tuner import join
 from zerotune.tuner.join import JOIN_TIMEOUT_S, OBSERVATION, UNKNOWN_EPOCH, measurements_of
@@ -70,19 +70,6 @@ def test_a_replayed_graph_or_a_symmetric_kernel_is_no_choice_of_now(records, fie
     assert (row["is_default"], row["epoch"]) == (0, UNKNOWN_EPOCH)
 
 
-def test_how_long_an_enqueue_took_is_no_duration(records):
-    """All that NCCL 2.23 to 2.25 tell, and what any NCCL tells of symmetric kernels."""
-    joiner = Joiner()
-    joiner.add(0, records(3, n_ranks=1, timing_source=[TimingSource.cpu_collective, TimingSource.cpu_kernel, 1]))
-    assert joiner.join(0.0, 1)[0]["timing_source"].tolist() == [TimingSource.cpu_kernel, 1]
-
-
-def test_unknown_memory_pressure_stays_unknown(records):
-    joiner = Joiner()
-    joiner.add(0, records(1, n_ranks=1, memory_pressure=-1.0))
-    assert np.isnan(joiner.join(0.0, 1)[0]["memory_pressure"][0])
-
-
 @pytest.mark.parametrize(
     "useless",
     [{"flags": FLAG_MATCHED}, {"duration_us": -1.0}, {"duration_us": np.nan}, {"collective": 11}, {"n_ranks": 0}],
@@ -117,18 +104,6 @@ def test_the_first_timeout_teaches_how_many_ranks_are_here(records):
     assert len(joiner.join(JOIN_TIMEOUT_S + 0.2, 8)[0]) == 10, "no more waiting"
 
 
-def test_no_timeout_teaches_before_it_is_settled_who_reports(records):
-    joiner = Joiner()
-    joiner.add(0, records(10, n_ranks=2))
-    assert len(joiner.join(0.0, 2, is_settled=False)[0]) == 0
-    assert len(joiner.join(JOIN_TIMEOUT_S + 0.1, 2, is_settled=False)[0]) == 0
-    assert joiner.n_pending == 10, "they wait for a rank that may still come"
-    joiner.add(1, records(9, n_ranks=2))
-    assert len(joiner.join(JOIN_TIMEOUT_S + 0.2, 2, is_settled=False)[0]) == 9
-    assert len(joiner.join(JOIN_TIMEOUT_S + 0.3, 2, is_settled=False)[0]) == 0
-    assert (joiner.n_pending, joiner.n_partial) == (0, 1), "both report by now"
-
-
 def test_joins_of_fewer_ranks_than_usual_are_given_up(records):
     joiner = Joiner()
     for rank in range(4):
@@ -138,18 +113,6 @@ def test_joins_of_fewer_ranks_than_usual_are_given_up(records):
     assert joiner.n_pending == 5
     assert len(joiner.join(JOIN_TIMEOUT_S + 0.1, 4)[0]) == 0
     assert (joiner.n_pending, joiner.n_partial) == (0, 5)
-
-
-def test_after_a_late_rank_its_reports_are_waited_for_again(records):
-    joiner = Joiner()
-    joiner.add(0, records(4, n_ranks=2))
-    joiner.join(0.0, 2)
-    assert len(joiner.join(JOIN_TIMEOUT_S + 0.1, 2)[0]) == 4, "rank 1 seemed absent"
-    joiner.add(1, records(4, n_ranks=2))
-    assert len(joiner.join(3.0, 2)[0]) == 0
-    assert joiner.n_late == 4
-    joiner.add(0, records(4, n_ranks=2, sequence=np.arange(4, 8)))
-    assert len(joiner.join(3.1, 2)[0]) == 0, "it is not"
 
 
 def test_a_record_sent_twice_counts_once(records):

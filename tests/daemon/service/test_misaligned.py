@@ -1,19 +1,13 @@
 """Shares that are no multiple of 16 bytes are named, with what they must be padded to."""
 
 import logging
-import math
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zerotune.store import wire
 from zerotune.store.misaligned import MIN_SHARE_BYTES, Misaligned, misaligned
 from zerotune.store.records import Collective, Protocol
-from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.tuner.offline.explanations import head_of
 
 GATHER = Collective.all_gather
 ODD_SHARE, FAST_SHARE = 1_000_002, 1_000_016
@@ -31,10 +25,6 @@ def test_padded_sizes_are_the_least_that_are_fast(n_ranks, share, collective):
         assert misaligned([(collective, n_ranks, one.fast_bytes, Protocol.simple)]) == ()
 
 
-def test_alignment_is_nothing_to_ll_nor_to_small_shares():
-    assert misaligned([(GATHER, 4, 4 * ODD_SHARE, Protocol.ll), (GATHER, 4, 4 * 18, Protocol.simple)]) == ()
-
-
 def test_status_names_it_and_the_log_once(bench, records, caplog):
     bench.join_all()
     with caplog.at_level(logging.WARNING, logger="zerotune.service"):
@@ -46,14 +36,3 @@ def test_status_names_it_and_the_log_once(bench, records, caplog):
     (one,) = bench.service.jobs()[0].misaligned
     assert one == Misaligned(4 * ODD_SHARE, 4, GATHER)
     assert [str(FAST_SHARE) in record.getMessage() for record in caplog.records] == [True]
-
-
-@pytest.mark.parametrize("share", [ODD_SHARE, FAST_SHARE])
-def test_explain_names_it_after_the_job(tmp_path, share):
-    row = (4, 1, 4 * share, 100.0, 0, 1, math.nan, int(GATHER), 0, 1, int(Protocol.simple), 4, 1, 0, 0, 1)
-    with Store.open(tmp_path / "store.db") as store:
-        store.record_job("job", "fabric", {}, 4)
-        store.record_measurements("fabric", "job", np.array([row], MEASUREMENT))
-        store.commit()
-    named = head_of(tmp_path / "store.db", "job").misaligned
-    assert [one.fast_share_bytes for one in named] == [FAST_SHARE] * (share == ODD_SHARE)

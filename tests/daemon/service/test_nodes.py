@@ -108,16 +108,6 @@ def test_a_call_over_two_nodes_took_what_the_last_rank_of_all_saw(job, records):
     assert job.second.jobs()[0].health == f"forwards to {LEADER}"
 
 
-@pytest.mark.parametrize("n_more", [-1, 0, 1])
-def test_more_calls_than_one_message_holds_are_forwarded_in_several(job, records, n_more):
-    n = wire.MAX_RECORDS_BYTES // wire.OBSERVATION_BYTES + n_more
-    for _ in range(2):
-        job.report(records, 90.0, 80.0, 50.0, 70.0, n=n // 2 + n % 2)
-    job.pass_time(0.5)
-    heard_at = job.heard_at(0)
-    assert (len(heard_at), set(heard_at)) == (2 * (n // 2 + n % 2), {50.0})
-
-
 def test_calls_among_the_ranks_of_one_node_are_measured_too(job, records):
     job.report(records, comm_id=8, n_ranks=2)  # of no rank: only the sequence moves on
     for ranks, comm_id, duration_us in (((0, 1), 8, 20.0), ((2, 3), 9, 30.0)):
@@ -174,12 +164,6 @@ def test_nodes_leave_with_their_last_rank(job):
     assert job.second.jobs() == ()
     assert job.line.closed[-1] == "job"
     assert job.first.jobs()[0].n_ranks_seen == 2, "known at once"
-
-
-def test_a_daemon_with_rank_0_forwards_to_nobody(job):
-    hello = wire.Hello("job", 0, 4, 0, "node", 1, "fabric", FABRIC, 0, 5)
-    job.deliver(job.second.handle(b"rank 0 moved", hello, None))
-    assert job.second.jobs()[0].health == "ok"
 
 
 def test_nobody_forwards_for_rank_0_or_for_ranks_that_do_not_exist(job):

@@ -3,45 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from service_stubs import numbers, report, steps
+from service_stubs import report, steps
 
 from zerotune.store import wire
-from zerotune.store.records import StepRecord
 from zerotune.tuner.modeling.requests import Request, RequestKind
 from zerotune.tuner.service.service import RANK_TIMEOUT_S
-
-
-def test_every_hello_is_answered(bench):
-    for _ in range(2):
-        assert bench.hello(3)[0] == (b"job/3", wire.Welcome(1, "test"))
-    assert bench.store.jobs["job"]["fabric"] == {"emulated": "one_node"}
-    (status,) = bench.service.jobs()
-    assert (status.n_ranks, status.n_ranks_seen, status.health) == (4, 1, "ok")
-
-
-def test_status_counts(bench, records):
-    bench.join_all()
-    bench.tick(0.01)
-    for rank in range(4):
-        block = records(100)
-        bench.send(rank, wire.Observations("job", rank, 100, n_dropped=5), block)
-    bench.tick(2.5)
-    bench.send(0, steps(1, 2, 3))
-    (status,) = bench.service.jobs()
-    assert (status.n_observations, status.n_dropped, status.step, status.step_us) == (400, 20, 3, 2000.0)
-    assert status.observations_per_s == pytest.approx(400 / 2.5, rel=0.01)
-
-
-def test_a_job_has_the_first_name_that_a_rank_gives_it(bench):
-    bench.hello(1, name="\x1b[31m")
-    assert bench.store.jobs["job"]["name"] == ""
-    for name in ("gpt", "other", ""):
-        bench.hello(0, name=name, pid=2)
-        bench.send(0, wire.Goodbye("job", 0))
-    (status,) = bench.service.jobs()
-    assert status.name == bench.store.jobs["job"]["name"] == "gpt"
-    bench.send(1, wire.Goodbye("job", 1))
-    assert [one.name for one in bench.service.absent_jobs.ended(())] == ["gpt"]
 
 
 def test_silent_ranks_are_gone_and_greeting_ones_are_not(bench):
@@ -68,61 +34,6 @@ def test_time_in_which_the_daemon_stood_still_is_no_silence(bench):
     assert bench.service.jobs() == (), "after that it counts as ever"
 
 
-def test_ranks_that_never_greet_are_told_of_unless_a_plan_shows_that_they_follow(bench):
-    bench.hello(0, n_ranks=2)
-
-    def health_after(seconds):
-        for _ in range(seconds):
-            bench.hello(0, n_ranks=2)
-            bench.tick(1.0)
-        return bench.service.jobs()[0].health
-
-    assert health_after(5) == "ok", "it may be on its way"
-    assert health_after(6).startswith("1 of 2 ranks ")
-    bench.send(0, wire.Adopted("job", 1, 5))
-    assert health_after(1) == "ok", "the other has its daemon on its own node"
-    bench.send(0, wire.Adopted("job", 0, 50))
-    assert health_after(1).startswith("1 of 2 ranks ")
-    bench.hello(1, n_ranks=2)
-    assert health_after(1) == "ok"
-
-
-def test_silence_is_told_before_a_rank_is_taken_as_gone(bench):
-    bench.join_all()
-    for _ in range(3):
-        for rank in (0, 2, 3):
-            bench.hello(rank)
-        bench.tick(1.0)
-    (status,) = bench.service.jobs()
-    assert (status.n_ranks_seen, numbers(status.health), status.heard_s_ago) == (4, [1], 3.0)
-    bench.hello(1)
-    assert bench.service.jobs()[0].health == "ok"
-    bench.tick(2.5)
-    assert bench.service.jobs()[0].health.startswith("4 ranks ")
-
-
-def test_ranks_taken_as_gone_are_told_of_until_they_are_back(bench):
-    """Training stands still without them, plan or not."""
-    bench.join_all()
-    bench.send(0, wire.Adopted("job", 1, 5))
-
-    def after(n_seconds, *ranks):
-        for _ in range(n_seconds):
-            for rank in ranks:
-                bench.hello(rank)
-            bench.tick(1.0)
-        status = bench.service.jobs()[0]
-        return status.n_ranks_seen, status.health, status.heard_s_ago
-
-    n_seen, health, heard_s_ago = after(15, 0, 2, 3)
-    assert (n_seen, numbers(health), heard_s_ago) == (3, [1], 15.0)
-    n_seen, health, heard_s_ago = after(11, 0, 2)
-    assert (n_seen, numbers(health), heard_s_ago) == (2, [1, 3], 26.0)
-    assert after(1, 0, 1, 2, 3)[1] == "ok"
-    bench.send(1, wire.Goodbye("job", 1))
-    assert after(5, 0, 2, 3)[1] == "ok", "it has ended as it should"
-
-
 def test_a_job_that_says_goodbye_is_not_lost(bench):
     bench.join_all(2)
     for rank in range(2):
@@ -139,12 +50,6 @@ def test_a_goodbye_to_a_daemon_that_came_too_late_for_a_greeting_tells_how_the_j
     job = bench.store.jobs["job"]
     assert (job["is_lost"], job["ended_at_s"]) == (False, bench.now_s)
     assert job["failure"] == (f"rank 1: {failure}" if failure else "")
-
-
-def test_a_goodbye_of_one_that_never_greeted_does_not_end_a_job_that_is_here(bench):
-    bench.hello(0, n_ranks=2)
-    bench.send(1, wire.Goodbye("job", 1))
-    assert "ended_at_s" not in bench.store.jobs["job"]
 
 
 def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
@@ -165,39 +70,6 @@ def test_rank_0_rings_for_all_others_and_they_for_it(bench):
     others = [(b"job/%d" % rank, wire.Bell("job", 7)) for rank in (1, 2, 3)]
     assert bench.send(0, wire.Bell("job", 7)) == others
     assert bench.send(2, wire.Bell("job", 0)) == [(b"job/0", wire.Bell("job", 0))]
-
-
-def test_a_job_whose_steps_nobody_sees_is_said_to_be_tuned_by_its_calls_alone(bench):
-    bench.hello(0)
-    intervals = tuple(StepRecord(step, 0, 1e6, is_whole=False) for step in range(1, 12))
-    bench.send(0, wire.Steps("job", 0, intervals))
-    (before,) = bench.service.jobs()
-    assert before.health != "ok"
-    bench.send(0, wire.Steps("job", 0, (StepRecord(12, 0, 1e6),)))
-    assert bench.service.jobs()[0].health != before.health
-    assert [step.step for step in bench.store.steps] == [12], "intervals are no steps"
-
-
-def test_jobs_that_ended_are_told_of_until_they_are_back(bench):
-    def ended():
-        return [
-            (one.job_id, one.step, one.fell_silent, round(one.ended_s_ago))
-            for one in bench.service.absent_jobs.ended(bench.service.job_ids)
-        ]
-
-    bench.hello(0, n_ranks=1, job="a")
-    bench.hello(1, n_ranks=2, job="b")
-    bench.send(0, wire.Steps("a", 0, (StepRecord(7, 0, 1.0),)), job="a")
-    bench.send(0, wire.Goodbye("a", 0), job="a")
-    assert ended() == [("a", 7, False, 0)]
-    bench.tick(RANK_TIMEOUT_S + 1)
-    assert ended() == [("b", 0, True, 11), ("a", 7, False, 11)], "silence counts from the last sign of life"
-    bench.hello(0, n_ranks=1, job="a")
-    assert [one[0] for one in ended()] == ["b"]
-    for number in range(5):
-        bench.hello(0, n_ranks=1, job=f"c{number}")
-        bench.send(0, wire.Goodbye(f"c{number}", 0), job=f"c{number}")
-    assert [one[0] for one in ended()] == ["c4", "c3", "c2"]
 
 
 @pytest.mark.parametrize("others_are_killed", [False, True])

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from service_stubs import report
 
 from zerotune.store import wire
-from zerotune.store.passages import OtherPlugin, Passage, PassageKind, Passages
-from zerotune.store.records import StepRecord
-from zerotune.tuner.service import service as service_module
+from zerotune.store.passages import Passage, PassageKind, Passages
 from zerotune.tuner.service.job import GREETED_S, NEWS_EVERY_S
 
 
@@ -43,24 +40,6 @@ def test_what_passed_the_tuner_by_is_summed_over_ranks_and_kept(bench, records):
     for rank in range(4):
         bench.send(rank, wire.Goodbye("job", rank))
     assert bench.store.jobs["job"]["passages"].kinds[0].n_calls == 8
-
-
-def test_others_plugins_are_named_once_with_the_faults_of_all_ranks(bench, records):
-    bench.join_all()
-    for rank in range(4):
-        others = (OtherPlugin("tuner", "ofi", rank), OtherPlugin("profiler", "inspector"))
-        bench.send(rank, wire.Observations("job", rank, 0, passages=Passages(others=others)), records(n=0))
-    expected = (OtherPlugin("tuner", "ofi", 6), OtherPlugin("profiler", "inspector"))
-    assert bench.service.jobs()[0].passages.others == expected
-    bench.tick(NEWS_EVERY_S)
-    assert bench.store.jobs["job"]["passages"].others == expected
-
-
-def test_observations_gather_before_they_are_joined(bench, records):
-    bench.join_all()
-    bench.tick()
-    report(bench, records)
-    assert 0 < bench.service.next_tick_s - bench.now_s <= service_module.JOIN_EVERY_S
 
 
 def test_a_call_waits_for_ranks_that_may_still_greet(bench, records):
@@ -115,20 +94,6 @@ def test_a_rank_that_was_left_alone_is_measured_alone_in_the_end(bench, records)
     assert len(bench.store.measurements) == 15
 
 
-def test_a_job_over_before_its_other_rank_has_greeted_measures_nothing(bench, records):
-    bench.hello(0, n_ranks=2)
-    report(bench, records, ranks=(0,), n=10, n_ranks=2, duration_us=700.0)
-    bench.send(0, wire.Goodbye("job", 0))
-    assert bench.store.blocks == []
-
-
-def test_closing_records_what_waits(bench, records):
-    bench.join_all()
-    report(bench, records, ranks=(0, 1), n=3)
-    bench.service.close()
-    assert len(bench.store.measurements) == 3
-
-
 def test_a_tick_comes_in_slices_and_nothing_is_lost_between_them(bench, records):
     bench.join_all()
     report(bench, records, n=10)
@@ -152,26 +117,6 @@ def test_what_was_joined_when_the_daemon_stops_is_recorded(bench, records):
     assert not bench.store.blocks
     bench.service.close()
     assert len(bench.store.measurements) == 10
-
-
-def test_a_late_rank_is_in_the_status_and_in_the_store(bench, records):
-    bench.join_all()
-    n_steps, step_us = 120, 4000.0
-    for rank in range(4):
-        duration_us = 100.0 if rank == 2 else 1900.0
-        block = records(n_steps, duration_us=duration_us, step=np.arange(n_steps), rank=rank)
-        bench.send(rank, wire.Observations("job", rank, n_steps), block)
-    bench.send(0, wire.Steps("job", 0, tuple(StepRecord(step, 0, step_us) for step in range(n_steps))))
-    for _ in range(12):
-        for rank in range(4):
-            bench.hello(rank)
-        bench.tick()
-    (status,) = bench.service.jobs()
-    (late,) = status.lateness.late
-    assert (late.rank, late.node, late.late_us) == (2, "node", pytest.approx(1800.0))
-    assert bench.store.jobs["job"]["lateness"] == status.lateness
-    reply = wire.StatusReply(1, "0", "ipc://x", "s.db", 1.0, 1, 0, (status,))
-    assert wire.decode_daemon(wire.encode(reply)) == reply
 
 
 def test_a_failure_of_looking_for_late_ranks_costs_no_measurement(bench, records, monkeypatch):

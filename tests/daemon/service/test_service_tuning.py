@@ -9,9 +9,8 @@ import numpy as np
 from service_stubs import kinds, report, steps
 
 from zerotune.store import wire
-from zerotune.store.records import MissingEvidence, Plan, Stage, StepRecord
-from zerotune.tuner.modeling.requests import TRAIN_EVERY_MEASUREMENTS, TRAIN_PAUSE_S, Request, RequestKind
-from zerotune.tuner.service import service as service_module
+from zerotune.store.records import Plan, StepRecord
+from zerotune.tuner.modeling.requests import Request, RequestKind
 from zerotune.tuner.service.job import GREETED_S
 
 COST = np.dtype(wire.COST_FIELDS)
@@ -84,14 +83,6 @@ def test_windows_open_when_all_ranks_are_here(bench):
     assert sorted(kinds(bench.tick(0.5))) == [(f"job/{rank}", "Observe") for rank in range(4)]
 
 
-def test_windows_open_without_the_ranks_of_other_nodes(bench):
-    for rank in range(2):
-        bench.hello(rank)
-    replies = bench.tick(0.5) + bench.tick(service_module.SETTLE_S)
-    assert sorted(kinds(replies)) == [("job/0", "Observe"), ("job/1", "Observe")]
-    assert kinds(bench.hello(2)) == [("job/2", "Welcome"), ("job/2", "Observe")], "joins the open window"
-
-
 def test_what_happens_before_the_knowledge_is_there_is_not_lost(bench, records):
     for rank in range(4):
         bench.hello(rank)
@@ -105,14 +96,6 @@ def test_what_happens_before_the_knowledge_is_there_is_not_lost(bench, records):
     bench.service.model_ready("fabric", "knowledge")
     assert bench.brains["job"].names() == ["cost_tables", "sequence", "observe", "step"]
     assert bench.brains["job"].knowledge == "knowledge"
-
-
-def test_new_knowledge_replaces_the_old(bench):
-    bench.join_all()
-    bench.join_all(job="other", fabric="elsewhere")
-    bench.service.model_ready("fabric", "better")
-    assert bench.brains["job"].knowledge == "better"
-    assert bench.brains["other"].knowledge == "knowledge"
 
 
 def test_no_brain_where_rank_0_is_not(bench, records):
@@ -131,13 +114,6 @@ def test_a_restarted_daemon_learns_the_epoch_in_force(bench):
     assert bench.brains["job"].told == [("adopted", (17, 0))]
 
 
-def test_a_brain_that_comes_late_numbers_above_what_was_offered_though_no_plan_is_in_force(bench):
-    bench.hello(0, epoch=17)
-    bench.send(0, wire.Adopted("job", 0, 3))  # the other daemon's plan has expired
-    bench.service.model_ready("fabric", "knowledge")
-    assert bench.brains["job"].told == [("adopted", (17, 0)), ("adopted", (0, 3))]
-
-
 def test_steps_tell_what_is_in_force_where_the_word_of_it_was_lost(bench):
     """A queue that is full, as while the daemon is stopped, loses the newest messages."""
     bench.join_all()
@@ -153,12 +129,6 @@ def test_steps_tell_what_is_in_force_where_the_word_of_it_was_lost(bench):
     bench.send(0, wire.Adopted("job", 0, 90))  # late after all: nothing new
     assert bench.brains["job"].names()[-3:] == ["adopted", "step", "step"]
     assert bench.service.jobs()[0].epoch == 0
-
-
-def test_a_node_without_rank_0_shows_the_epoch_in_force(bench):
-    bench.hello(1)
-    bench.send(1, wire.Steps("job", 1, (StepRecord(1, 0, 1.0), StepRecord(2, 6, 1.0))))
-    assert bench.service.jobs()[0].epoch == 6
 
 
 def test_a_restarted_rank_0_gets_the_offer_again(bench):
@@ -183,21 +153,6 @@ def test_a_plan_made_while_rank_0_is_away_waits_for_it(bench):
     assert (b"job/0", wire.PlanOffer("job", Plan(1))) in bench.hello(0)
 
 
-def test_training_is_asked_for_after_enough_news_but_not_all_the_time(bench, records):
-    bench.join_all(1)
-    sequence = 0
-    for expected in (0, 0, 1, 1, 2):
-        n = TRAIN_EVERY_MEASUREMENTS
-        report(bench, records, ranks=(0,), n=n, n_ranks=1, sequence=np.arange(sequence, sequence + n))
-        sequence += n
-        bench.hello(0, n_ranks=1)
-        bench.tick()
-        assert bench.requests.count(Request(RequestKind.train, "fabric")) == expected
-        for _ in range(int(TRAIN_PAUSE_S * 0.7)):  # two of these rounds are longer than the pause
-            bench.hello(0, n_ranks=1)
-            bench.tick(1.0)
-
-
 def test_a_failing_brain_costs_its_job_the_tuning_and_others_nothing(bench, records, caplog):
     bench.join_all()
     bench.join_all(job="other")
@@ -211,34 +166,3 @@ def test_a_failing_brain_costs_its_job_the_tuning_and_others_nothing(bench, reco
     step = wire.Steps("other", 0, (StepRecord(1, 0, 1.0),))
     assert "PlanOffer" in [name for _, name in kinds(bench.send(0, step, job="other"))]
     assert [record.levelname for record in caplog.records].count("ERROR") == 1
-
-
-def test_a_brain_that_cannot_be_made_costs_its_job_the_tuning_and_others_nothing(bench, records):
-    bench.unmakeable = "job"
-    bench.hello(0, n_ranks=1)
-    bench.hello(0, n_ranks=1, job="other")
-    bench.service.model_ready("fabric", "knowledge")
-    bench.service.model_ready("fabric", "newer")
-    bench.hello(0, n_ranks=1, job="later")
-    health = {status.job_id: status.health for status in bench.service.jobs()}
-    assert "ValueError" in health["job"]
-    assert not any("ValueError" in health[job] for job in ("other", "later"))
-    assert bench.brains["other"].knowledge == "newer"
-
-
-def test_of_a_young_job_nothing_is_said_to_be_missing(bench):
-    bench.join_all()
-    seen = [bench.service.jobs()[0].missing_evidence]
-    for step in (3, 40):
-        bench.send(0, steps(step))
-        bench.tick()
-        seen.append(bench.service.jobs()[0].missing_evidence)
-    assert seen == [MissingEvidence.too_early, MissingEvidence.too_early, MissingEvidence.no_collectives]
-
-
-def test_the_stage_is_recorded_when_it_becomes_known(bench):
-    bench.join_all()
-    bench.brains["job"].stage = Stage.zero3
-    bench.send(0, steps(1))
-    assert bench.store.jobs["job"]["stage"] == Stage.zero3
-    assert bench.service.jobs()[0].stage == Stage.zero3

@@ -6,39 +6,30 @@ Two ranks of one communicator live in this process, so that no world has to be s
 from __future__ import annotations
 
 import subprocess
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from emulated_pair import MIB, Pair, issue
+from emulated_pair import MIB, Pair, issue, plugin_with
 
-from zerotune.agent.nccl import compiled, cost_model, library
-from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.emulated import EmulatedNcclError, journal
-from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory, device
-from zerotune.agent.nccl.emulated.errors import DeviceOutOfMemory
-from zerotune.agent.nccl.emulated.host.communicator import Communicator
+from zerotune.agent.nccl import compiled, library
+from zerotune.agent.nccl.emulated import EmulatedNcclError
 from zerotune.agent.nccl.emulated.host.model import plugin_host
-from zerotune.agent.nccl.emulated.settings import Emulation
 from zerotune.agent.nccl.emulated.torch_backend import tasks
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
 from zerotune.store.errors import UserError
 from zerotune.store.passages import OtherPlugin
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
+from zerotune.store.wire import FLAG_MATCHED
 
 SHAPE = CommunicatorClass(2, 2)
-FABRIC = "ethernet_boxes"
+RING = Candidate(Algorithm.ring, Protocol.ll, 2)
+TREE = Candidate(Algorithm.tree, Protocol.ll, 3)
 
 
-@pytest.mark.parametrize("n_bytes", [8, 4096, MIB, 64 * MIB])
-@pytest.mark.parametrize("collective", [Collective.all_reduce, Collective.all_gather, Collective.reduce_scatter])
-def test_without_a_plugin_nccls_own_choice_runs(pair: Pair, collective: Collective, n_bytes: int) -> None:
-    topology = fabrics.load(FABRIC).topology(SHAPE)
-    for average in (False, True):
-        expected = cost_model.default_choice(topology, collective, n_bytes, redop_is_sum=not average)
-        assert issue(pair(), collective, n_bytes, average).candidate == expected
+def _both_plugins() -> dict[str, str]:
+    path = str(compiled.PLUGIN.build())
+    return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path}
 
 
 def test_the_environment_restricts_the_choice(pair: Pair) -> None:
@@ -57,35 +48,6 @@ def test_the_environment_restricts_the_choice(pair: Pair) -> None:
         pair(NCCL_ALGO="Star")
     with pytest.raises(UserError, match="no NCCL release"):
         pair(ZEROTUNE_NCCL_VERSION="1.0")
-
-
-@pytest.mark.parametrize(
-    ("version", "abi"),
-    [("2.21.5", 2), ("2.22.3", 3), ("2.23.4", 3), ("2.26.2", 4), ("2.27.7", 4), ("2.28.9", 5), ("2.30.7", 6)],
-)
-def test_every_tuner_abi_decides(pair: Pair, version: str, abi: int) -> None:
-    path = str(compiled.PLUGIN.build())
-    plugin = library.load()
-    plugin.reset()
-    asked = Candidate(Algorithm.tree, Protocol.ll, 3)
-    row = PlanRow(SHAPE, Collective.all_reduce, Phase.other, 1, 64 * MIB, asked)
-    try:
-        ranks = pair(NCCL_TUNER_PLUGIN=path, NCCL_PROFILER_PLUGIN=path, ZEROTUNE_NCCL_VERSION=version)
-        assert plugin.tuner_abi() == abi
-        assert issue(ranks, Collective.all_reduce, MIB).candidate != asked
-        plugin.load_plan(Plan(epoch=1, rows=(row,)))
-        assert plugin.flip(1)
-        plugin.set_observing(True)
-        call = issue(ranks, Collective.all_reduce, MIB)
-        assert call.candidate == asked
-        if version >= "2.27":  # timestamps in kernel-channel events; earlier ones have the CPU's clock
-            records = [record for record in plugin.drain() if record["flags"] & 2]
-            assert len(records) == 2
-            assert {int(record["rank"]) for record in records} == {0, 1}
-            assert min(record["duration_us"] for record in records) == pytest.approx(call.duration_us, rel=1e-4)
-    finally:
-        plugin.set_observing(False)
-        plugin.reset()
 
 
 PLUGIN = """
@@ -175,11 +137,6 @@ def test_another_tuner_beside_ours_decides_until_a_plan_does(pair: Pair, tmp_pat
         plugin.reset()
 
 
-def test_few_bytes_open_few_channels(pair: Pair, tmp_path: Path) -> None:
-    ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, "*n = 8; table[5] = 0"))
-    assert issue(ranks, Collective.all_gather, 20_000).candidate == Candidate(Algorithm.ring, Protocol.simple, 2)
-
-
 def test_plugins_are_found_by_nccls_rules(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,55 +162,52 @@ def test_plugins_are_found_by_nccls_rules(
     assert counts.probe_unmade() == before[1] + 2
 
 
-@pytest.mark.parametrize("connects", ["all_channels", "used_channels"])
-def test_memory_is_taken_at_an_algorithms_first_use(connects: str, tmp_path: Path) -> None:
-    """NCCL connects all of the communicator's channels at once; another library might connect those in use."""
-    text = (fabrics.FABRICS_DIR / f"{FABRIC}.toml").read_text()
-    path = tmp_path / "copy.toml"
-    path.write_text(text.replace("[memory]", f'[memory]\nconnects = "{connects}"'))
-    fabric = fabrics.load(path)
-    memory = CommunicatorMemory(fabric, SHAPE, 8)
-    before = device().nccl_mb
-    all_at_once = connects == "all_channels"
-    steps = [
-        (Algorithm.ring, 2, {Algorithm.ring: 8 if all_at_once else 2}),
-        (Algorithm.ring, 1, {Algorithm.ring: 8 if all_at_once else 2}),
-        (Algorithm.tree, 1, {Algorithm.ring: 8 if all_at_once else 2, Algorithm.tree: 8 if all_at_once else 1}),
-        (Algorithm.ring, 8, {Algorithm.ring: 8, Algorithm.tree: 8 if all_at_once else 1}),
-    ]
-    for algorithm, n_channels, connected in steps:
-        memory.connect(algorithm, n_channels)
-        assert device().nccl_mb - before == pytest.approx(fabric.memory_mb(SHAPE, connected))
-    assert 0 < device().pressure() < 1
-    device().reserve_mb = fabric.memory.device_mb
-    try:
-        with pytest.raises(DeviceOutOfMemory):
-            memory.connect(Algorithm.pat, 8)
-        assert device().pressure() == 1
-    finally:
-        device().reserve_mb = 0.0
-    memory.release()
-    assert device().nccl_mb == pytest.approx(before)
-
-
-def test_the_journal_counts_what_ran(pair: Pair) -> None:
-    journal().clear()
-    ranks = pair()
-    call = issue(ranks, Collective.all_reduce, MIB)
-    issue(ranks, Collective.all_reduce, MIB)
-    assert journal().counts == {(Collective.all_reduce, MIB, call.candidate): 4}
-    assert journal().n_calls == 4
-    journal().clear()
-
-
-def test_a_bad_fabric_or_too_many_ranks_is_refused(tmp_path: Path) -> None:
-    emulation = Emulation(fabrics.load(FABRIC), 0)
-    with pytest.raises(UserError, match="nodes"):
-        Communicator(emulation, dist.HashStore(), "many", 0, list(range(40)), timedelta(seconds=1))
-
-
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
     with pytest.raises(ValueError, match="not 2 times"):
         tasks.all_gather(torch.empty(3), torch.empty(2), 2)
     with pytest.raises(ValueError, match="not 2 times"):
         tasks.reduce_scatter(torch.empty(3), torch.empty(7), SUM, 0, 2)
+
+
+@pytest.mark.parametrize("version", ["2.21.5", "2.30.7", "rccl-2.27.7"])
+def test_the_users_own_settings_win_over_a_plan(pair: Pair, version: str) -> None:
+    with plugin_with({Collective.all_reduce: RING, Collective.all_gather: RING}, SHAPE) as plugin:
+        plugin.set_recording(True)
+        ranks = pair(ZEROTUNE_NCCL_VERSION=version, NCCL_ALGO="Tree,Ring", NCCL_PROTO="Simple", **_both_plugins())
+        assert issue(ranks, Collective.all_reduce, MIB).candidate.protocol is Protocol.simple
+        assert issue(ranks, Collective.all_gather, MIB).candidate.protocol is Protocol.simple
+        counters = plugin.counters()
+        assert counters.n_matched == 0
+        assert counters.n_ignored_cells == (0 if version.startswith("2.21") else 4)
+        assert not (plugin.drain()["flags"] & FLAG_MATCHED).any()
+
+
+@pytest.mark.parametrize(("version", "abi"), [("rccl-2.22.3", 3), ("rccl-2.27.7", 4), ("rccl-2.28.3", 5)])
+def test_rccl_is_tuned_within_ring_and_tree(pair: Pair, version: str, abi: int) -> None:
+    pat = Candidate(Algorithm.pat, Protocol.simple, 2)
+    with plugin_with({Collective.all_gather: pat, Collective.all_reduce: TREE}, SHAPE) as plugin:
+        plugin.set_recording(True)
+        plugin.set_observing(True)
+        ranks = pair(ZEROTUNE_NCCL_VERSION=version, **_both_plugins())
+        assert plugin.tuner_abi() == abi
+        assert issue(ranks, Collective.all_reduce, MIB).candidate == TREE
+        assert issue(ranks, Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring  # PAT is IGNORE there
+        assert plugin.counters().n_ignored_cells == 2
+        plugin.drain()
+        before = plugin.counters()
+        issue(ranks, Collective.all_to_all, 4 * MIB)  # asked under a function number NCCL has for another
+        after = plugin.counters()
+        assert (after.n_calls - before.n_calls, after.n_matched - before.n_matched) == (2, 0)
+        assert len(plugin.drain()) == 0
+        issue(ranks, Collective.all_to_all, MIB)
+        assert plugin.counters().n_calls == after.n_calls
+
+
+def test_the_user_limits_a_communicators_channels(pair: Pair) -> None:
+    assert issue(pair(), Collective.all_reduce, 8 * MIB).candidate.n_channels == 8
+    assert issue(pair(NCCL_MAX_CTAS="3"), Collective.all_reduce, 8 * MIB).candidate.n_channels == 3
+    with plugin_with({Collective.all_reduce: Candidate(Algorithm.ring, Protocol.simple, 8)}, SHAPE):
+        ranks = pair(NCCL_MAX_CTAS="3", **_both_plugins())
+        assert issue(ranks, Collective.all_reduce, 8 * MIB).candidate.n_channels == 3
+    with pytest.raises(UserError, match="NCCL_MAX_CTAS='many'"):
+        pair(NCCL_MAX_CTAS="many")

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from benchmarks.lib.waiting import wait_until
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.writing import checkpoints, writer
 
@@ -15,13 +16,6 @@ from zerotune.store.sqlite.writing import checkpoints, writer
 def bytes_of(store: Store) -> tuple[int, int]:
     """Of the file and of its log."""
     return store.path.stat().st_size, store.path.with_name(store.path.name + "-wal").stat().st_size
-
-
-def wait_until(condition, timeout_s: float = 20.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def rows_in_file_alone(path) -> int:

@@ -104,15 +104,6 @@ def test_a_damaged_cell_costs_its_row_and_nothing_else(filled, caplog, table, co
         assert read_all(store) == left | {"jobs": left["jobs"] + 1}
 
 
-def test_damaged_rows_are_counted_in_one_line(filled, caplog):
-    damage(filled, "jobs", "stage", "'{nope'")
-    damage(filled, "steps", "duration_us", "x'fffe'")
-    Store.open(filled).close()
-    (message,) = [record.getMessage() for record in caplog.records]
-    assert str(filled) in message
-    assert message.endswith(": 1 of jobs, 1 of steps")
-
-
 def test_what_the_writer_takes_the_reader_shows(path, block):
     """Extremes that are no damage."""
     extreme = {"n_ranks": 2**32 - 1, "message_bytes": 2**62 - 1, "step": 2**32 - 1, "memory_pressure": np.nan,
@@ -181,15 +172,3 @@ def test_a_store_that_lacks_a_part_is_set_aside_by_the_writer_and_refused_by_rea
         store.flush()
         assert len(store.steps("job")) == 1
     assert lost in caplog.text
-
-
-def test_what_sqlite_quotes_stays_on_one_line(filled):
-    with closing(sqlite3.connect(filled)) as connection, connection:
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.execute(
-            "UPDATE sqlite_master SET sql = 'CREATE TABLE' || char(10) || 'steps (' WHERE name = 'steps'"
-        )
-    for read_only in (True, False):
-        with pytest.raises(StoreError) as refused:
-            Store.open(filled, read_only=read_only, may_set_aside=False)
-        assert "\n" not in str(refused.value)

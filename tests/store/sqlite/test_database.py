@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-import tracemalloc
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 
 from zerotune.store.records import (
@@ -25,8 +23,7 @@ from zerotune.store.records import (
     StepRecord,
     size_class,
 )
-from zerotune.store.sqlite.database import MEASUREMENT, ModelRecord, Retention, Store
-from zerotune.store.sqlite.writing import recent
+from zerotune.store.sqlite.database import ModelRecord, Retention, Store
 
 FABRIC = {"gpu": "H100", "n_gpus": 8, "emulated": "one_node", "nvlink": True, "bus_gbs": 1.5}
 KEY = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -110,13 +107,6 @@ def test_statistics_equal_numpy_on_the_same_rows(store, block):
     assert one.min_us == pytest.approx(expected_us.min())
     assert one.last_seen_s > 0
     assert store.statistics("never seen") == []
-
-
-def test_statistics_of_one_measurement_has_no_spread(store, block):
-    store.record_measurements("f", "j", block(1, algorithm=255, protocol=255, n_channels=0))
-    store.flush()
-    (one,) = store.statistics("f")
-    assert (one.count, one.std_us, one.candidate) == (1, 0.0, BASELINE)
 
 
 def test_jobs_and_fabrics(path):
@@ -216,18 +206,6 @@ def test_a_wrong_clock_deletes_nothing_and_what_it_dates_grows_old_as_all_else(p
         np.testing.assert_array_equal(store.measurements()["step"], [9] * 4)
 
 
-def test_a_job_that_runs_for_long_keeps_its_steps(path, block):
-    day = [1]
-    with Store.open(path, retention=Retention(10, 2), clock=lambda: day[0] * 86400.0) as store:
-        store.record_job("long", "f", {}, 8)
-        for step, day[0] in enumerate((1, 2, 3)):
-            store.record_steps("long", [StepRecord(step, 0, 1.0)])
-            store.record_measurements("f", "long", block(2, step=step))
-            store.flush()
-        assert [one.step for one in store.steps("long")] == [0, 1, 2]
-        np.testing.assert_array_equal(store.measurements()["step"], [1, 1, 2, 2])
-
-
 def test_a_limit_of_rows_holds_while_a_job_runs(path, block):
     with Store.open(path, retention=Retention(max_rows_per_fabric=50)) as store:
         for _ in range(30):
@@ -257,16 +235,6 @@ def test_one_bad_operation_does_not_take_its_batch_along(store, block, caplog):
     assert len(store.measurements("g", "j2")) == 4
 
 
-def test_series_met_in_a_rolled_back_batch_are_not_remembered(store, block):
-    rolled_back = block(1, n_channels=3)
-    store.record_measurements("f", "j", rolled_back)
-    store.record_steps("j", [StepRecord(2**70, 0, 1.0)])
-    store.flush()
-    store.record_measurements("f", "j", rolled_back)
-    store.flush()
-    assert len(store.measurements()) == 2
-
-
 def test_other_threads_read_while_the_writer_writes(store, block):
     store.record_measurements("f", "j", block(100))
     store.flush()
@@ -286,57 +254,3 @@ def test_other_threads_read_while_the_writer_writes(store, block):
     assert len(counts) == 60
     assert min(counts) >= 100
     assert len(store.measurements("f")) == 2100
-
-
-def test_blocks_of_many_lengths_take_no_more_memory_than_blocks_of_one(store, block):
-    process, rss_bytes = psutil.Process(), []
-    for n_rows in (1000, *range(700, 900, 2)):
-        store.record_measurements("f", "j", block(n_rows))
-        store.flush()
-        rss_bytes.append(process.memory_info().rss)
-    assert rss_bytes[-1] - rss_bytes[0] < 24 << 20
-    assert store.count_measurements() == store.n_written == 1000 + sum(range(700, 900, 2))
-
-
-def test_the_caller_may_reuse_its_block(store, block):
-    reused = block(2)
-    store.record_measurements("f", "j", reused)
-    reused["duration_us"] = 0
-    store.flush()
-    np.testing.assert_array_equal(store.measurements()["duration_us"], [1, 2])
-
-
-def test_empty_store_answers_with_nothing(store):
-    assert store.measurements().dtype == MEASUREMENT
-    assert len(store.measurements()) == 0
-    assert (store.jobs(), store.fabrics(), store.models(), store.decisions()) == ([], {}, [], [])
-
-
-def test_a_model_without_a_held_out_error_is_kept(tmp_path):
-    model = ModelRecord("m", "fabric", b"blob", {"features": "1"}, "hash", None, 1.0)
-    with Store.open(tmp_path / "s.db") as store:
-        store.save_model(model)
-        store.flush()
-        assert store.load_model("m", "fabric") == model
-
-
-def test_a_description_that_no_job_can_have_told_describes_nothing(path):
-    """A fact names a fabric file; none can have a NUL in its name."""
-    with Store.open(path) as store:
-        store.record_job("j", "f", {"emulated": "x\0.toml"}, 2)
-        store.flush()
-        assert store.fabrics() == {"f": {}}
-
-
-def test_long_descriptions_of_many_fabrics_are_not_kept_in_memory(path, monkeypatch):
-    """What was written a moment ago is, in case that the file is damaged: by its bytes, not only its rows."""
-    monkeypatch.setattr(recent, "MOST_ROWS", 2_000)
-    facts = {f"fact{number}": "x" * 500 for number in range(30)}
-    with Store.open(path) as store:
-        tracemalloc.start()
-        for number in range(400):
-            store.record_job(f"j{number}", f"f{number}", {**facts, "number": number}, 1)
-            store.flush()
-        n_bytes, _ = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    assert n_bytes < 100 * 15_000

@@ -89,35 +89,3 @@ def test_a_winner_that_nothing_ties_to_the_default_is_no_surer_than_other_keys_m
     _, winner, gain = _gain(store)
     assert winner.level_std > 0.1
     assert gain == pytest.approx(-math.log(FASTER), abs=0.05)
-
-
-@pytest.mark.parametrize("has_steps", [True, False])
-def test_one_level_leaves_every_duration_as_it_is(store, job, has_steps):
-    rows = job(400, 100, lambda step: math.exp(0.01 * math.sin(step / 30.0)))
-    if not has_steps:
-        rows["step"] = 0
-    store.record_measurements("f", "j", rows)
-    store.flush()
-    np.testing.assert_array_equal(store.measurements_at_usual_level("f"), rows)
-    default, winner, _ = _gain(store)
-    assert winner.level_std == 0.0
-    own = rows[(rows["is_default"] == 1) & (rows["message_bytes"] == 1 << 20)]
-    assert default.median_us == pytest.approx(np.median(own["duration_us"]))
-
-
-def test_steps_that_begin_anew_or_were_never_told_do_not_hide_a_change(store, job):
-    for number, shown in enumerate((lambda step: step % 50, lambda step: 0 * step)):
-        rows = job(400, 60, lambda step: 1.5 if step >= 100 else 1.0)
-        rows["step"] = shown(rows["step"])
-        store.record_measurements("f", f"j{number}", rows)
-        store.flush()
-        assert _gain(store, f"j{number}")[2] == pytest.approx(-math.log(FASTER), abs=0.02)
-
-
-def test_a_sweep_of_one_call_per_setting_has_no_levels(store, block):
-    n = 64
-    rows = block(n, n_channels=np.arange(n) + 1, duration_us=np.linspace(50.0, 500.0, n), step=np.arange(n))
-    store.record_measurements("f", "sweep", rows)
-    store.flush()
-    np.testing.assert_array_equal(store.measurements_at_usual_level("f"), rows)
-    assert sorted(line.median_us for line in store.statistics("f")) == pytest.approx(rows["duration_us"].tolist())

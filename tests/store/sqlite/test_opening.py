@@ -7,10 +7,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 
-import msgspec
 import numpy as np
 import pytest
 from sqlite_utils import Database
@@ -18,7 +16,6 @@ from sqlite_utils import Database
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError
 from zerotune.store.lateness import Lateness, LateRank
 from zerotune.store.passages import Passage, PassageKind, Passages
-from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from zerotune.store.sqlite.backup import back_up
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.opening import open_for_reading
@@ -203,13 +200,6 @@ def test_read_only_needs_a_store(path):
         Store.open(path, read_only=True)
 
 
-def test_an_empty_file_is_called_empty(path):
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
-    with pytest.raises(StoreError, match="is empty"):
-        Store.open(path, read_only=True)
-
-
 def test_an_older_schema_needs_a_writer_once(path, monkeypatch):
     Store.open(path).close()
     database = Database(path)
@@ -232,13 +222,6 @@ def test_a_directory_in_place_of_the_file(path):
     path.mkdir(parents=True)
     with pytest.raises(StoreError, match=str(path)):
         Store.open(path)
-
-
-def test_closing_an_idle_store_is_quick(path):
-    store = Store.open(path)
-    start_s = time.monotonic()
-    store.close()
-    assert time.monotonic() - start_s < 2
 
 
 def test_a_file_that_never_was_a_store_is_left_alone(tmp_path):
@@ -272,53 +255,6 @@ def test_a_store_of_before_a_job_had_them_is_read_and_brought_up(path, column, s
         store.update_job("j", ended_at_s=1.0)
         store.flush()
         assert [getattr(one, column) for one in store.jobs()] == [seen]
-
-
-def test_steps_of_before_there_were_checksums_are_read(path):
-    with Store.open(path) as store:
-        store.record_steps("j", [StepRecord(1, 1, 100.0)])
-    database = Database(path)
-    for table in ("steps", "decisions"):
-        database.execute(f"ALTER TABLE {table} DROP COLUMN checksum")
-    database["_sqlite_migrations"].delete_where("name = ?", ["m008_steps_and_decisions_as_written"])
-    database.close()
-    for read_only in (True, False, True):
-        with Store.open(path, read_only=read_only) as store:
-            assert len(store.steps("j")) == 1
-
-
-def test_a_store_of_before_jobs_had_names_is_read_and_brought_up(path):
-    with Store.open(path) as store:
-        store.record_job("j", "f", {}, 2)
-    database = Database(path)
-    for column in ("name", "is_lost"):
-        database.execute(f"ALTER TABLE jobs DROP COLUMN {column}")
-    database["_sqlite_migrations"].delete_where("name = ?", ["m003_names_and_ends_of_jobs"])
-    database.close()
-    with Store.open(path, read_only=True) as store:
-        assert [(one.name, one.is_lost) for one in store.jobs()] == [("", False)]
-    with Store.open(path) as store:
-        store.record_job("j", "f", {}, 2, "named")
-        store.flush()
-        assert [one.name for one in store.jobs()] == ["named"]
-
-
-def test_a_store_of_before_decisions_had_steps_is_read_and_brought_up(path):
-    decision = Decision("j", "f", DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.other, 80),
-                        BASELINE, 1, "keep", "so", step=7)  # fmt: skip
-    with Store.open(path) as store:
-        store.record_decisions([decision])
-    database = Database(path)
-    for column in ("decisions DROP COLUMN step", "decisions DROP COLUMN checksum", "steps DROP COLUMN checksum"):
-        database.execute(f"ALTER TABLE {column}")
-    database["_sqlite_migrations"].delete_where("name LIKE 'm002%' OR name LIKE 'm008%'")
-    database.close()
-    with Store.open(path, read_only=True) as store:
-        assert store.decisions() == [msgspec.structs.replace(decision, step=None)]
-    with Store.open(path) as store:
-        store.record_decisions([decision])
-        store.flush()
-        assert [one.step for one in store.decisions()] == [None, 7]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])

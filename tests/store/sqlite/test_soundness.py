@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import signal
 import sqlite3
 import struct
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from benchmarks.lib.command_line import zerotune
 from zerotune.store.errors import StoreError, StoreLockedError
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
 from zerotune.store.sqlite import soundness
@@ -52,36 +49,6 @@ def change(path: Path, statement: str) -> None:
 
 def names(path: Path) -> set[str]:
     return {one.name for one in path.parent.iterdir() if not one.name.endswith(("-wal", "-shm"))}
-
-
-def zerotune(*words: str) -> tuple[int, str, str]:
-    done = subprocess.run([sys.executable, "-m", "zerotune.tuner.cli", *words], capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
-
-
-def test_the_remedy_that_readers_of_a_truncated_copy_name_is_one(written):
-    whole = written.read_bytes()
-    half = written.with_name("half copy.db")
-    half.write_bytes(whole[: len(whole) // 2 // PAGE_BYTES * PAGE_BYTES])
-    code, _, said = zerotune("explain", "--store", str(half))
-    assert code == 2
-    (remedy,) = re.findall("`zerotune (store repair .*?)`", said)
-    assert zerotune(*shlex.split(remedy))[0] == 0
-    assert zerotune("store", "check", "--store", str(half))[0] == 0
-
-
-@pytest.mark.parametrize("n_bytes", [10, 100])
-def test_of_a_store_that_nothing_is_left_of_no_command_names_one_that_refuses(written, n_bytes):
-    written.write_bytes(b"\xa5" * n_bytes)
-    code, _, said = zerotune("jobs", "--store", str(written))
-    assert code == 2
-    (remedy,) = re.findall("`zerotune (store repair .*?)`", said)
-    code, _, said = zerotune(*shlex.split(remedy))
-    assert (code, said.count("\n")) == (2, 1)
-    assert "store repair" not in said
-    written.rename(written.with_name("away.db"))
-    with Store.open(written) as store:
-        assert store.jobs() == []
 
 
 def test_a_sound_store_is_sound_and_left_alone(written):
@@ -214,31 +181,6 @@ def test_what_others_refer_to_gets_a_stand_in_by_its_name_where_that_is_left(wri
         assert (len(rows), len(store.steps(job.job_id))) == (N_ROWS, 500)
 
 
-def test_a_fabric_that_is_gone_without_a_damaged_page_is_found(written):
-    change(written, "DELETE FROM fabrics")
-    found = soundness.check(written)
-    assert (found.is_sound, found.n_damaged_pages, found.stand_ins["fabrics"]) == (False, 0, 1)
-
-
-def test_an_empty_file_is_called_the_same_by_all(tmp_path):
-    path = tmp_path / "store.db"
-    path.touch()
-    told = []
-    for read in (soundness.check, soundness.repair, lambda path: Store.open(path, read_only=True)):
-        with pytest.raises(StoreError) as refused:
-            read(path)
-        told.append(str(refused.value))
-    assert len(set(told)) == 1
-
-
-def test_remedies_name_no_option_that_the_command_lacks(path):
-    with Store.open(path):
-        for place in (path, path.with_name("nothing"), path.parent):
-            code, _, error = zerotune("store", "repair", str(place))
-            assert code == 2
-            assert "--" not in re.sub(r"`[^`]*` \(pid \d+\)", "", error)  # pytest's own command may have options
-
-
 def test_what_a_writer_adds_meanwhile_is_no_damage(path, restless_writer):
     for n_batches in (5, 10, 15):
         restless_writer.wait_for(n_batches)
@@ -316,14 +258,3 @@ def test_a_replacement_that_was_cut_off_is_ended_by_the_next_opening(written, bl
     if is_whole:
         with closing(sqlite3.connect(f"file:{folder}/store.db.corrupt-{stamp}?immutable=1", uri=True)) as old:
             assert old.execute("SELECT count(*) FROM measurements").fetchone() == (N_ROWS,)
-
-
-def test_repairing_twice_in_a_second_keeps_both(written):
-    kept = set()
-    for row in (7, 8):
-        change(written, f"UPDATE measurements SET step = step + 1 WHERE id = {row}")
-        kept.add(soundness.repair(written).kept)
-    assert len(kept) == 2
-    assert all(one is not None and one.exists() for one in kept)
-    with Store.open(written, read_only=True) as store:
-        np.testing.assert_array_equal(len(store.measurements()), N_ROWS - 2)

@@ -16,7 +16,7 @@ import trace_samples as samples
 from zerotune.store.errors import TraceError
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.records import MAX_BYTES, MAX_EXAMPLES
+from zerotune.tuner.traces.records import MAX_BYTES
 
 HOSTILE = (
     10**400, -(10**400), 2**64, 2**63, -1, 0, 1.5, 1e308, float("nan"), float("inf"), True, None, "", "x" * 300,
@@ -144,32 +144,6 @@ def test_hostile_file_names(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_text(json.dumps(samples.FLIGHT_RECORDER))
         assert len(list(read_trace(path).observations())) == 2
-
-
-def test_very_many_reasons_and_remarks_are_summed_up(tmp_path: Path) -> None:
-    entries = [{**samples.FLIGHT_RECORDER["entries"][0], "profiling_name": f"nccl:op{index}"} for index in range(500)]
-    path = tmp_path / "_dump_0.json"
-    path.write_text(json.dumps({**samples.FLIGHT_RECORDER, "entries": entries}))
-    trace = read_trace(path)
-    assert list(trace.blocks()) == []
-    assert trace.summary.unusable == {LeftOut.unknown_operation: 500}
-    assert len(trace.summary.examples[LeftOut.unknown_operation]) == MAX_EXAMPLES
-
-
-def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
-    for name in ("tuner_csv", "flight_recorder", "inspector"):
-        plain = samples.written(tmp_path, name)
-        marked = tmp_path / f"marked_{plain.name}"
-        marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
-        assert list(read_trace(marked).observations()) == list(read_trace(plain).observations())
-
-
-@pytest.mark.parametrize("begin", [b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh91AY"])
-def test_other_packers_are_named(tmp_path: Path, begin: bytes) -> None:
-    path = tmp_path / "trace.json.zst"
-    path.write_bytes(begin + bytes(50))
-    with pytest.raises(TraceError, match="gzip"):
-        read_trace(path)
 
 
 @pytest.mark.parametrize("size", [-5, 10**30])

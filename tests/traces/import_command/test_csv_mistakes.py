@@ -9,17 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trace_samples as samples
-from import_runs import HEADER, ROWS, command, old_store
+from import_runs import HEADER, ROWS, command
 
 from zerotune.store.errors import TraceError
-from zerotune.store.records import Algorithm, Collective
-from zerotune.tuner.offline.export import export_measurements
+from zerotune.store.records import Collective
 from zerotune.tuner.traces import csv_rows, read_trace
 from zerotune.tuner.traces.left_out import LeftOut
 
 ROW = ROWS.format(4096, 20)
-SHORT = "collective,size_b,time_us,n_gpus,nodes,algbw,busbw\nall_reduce,4096,33.5,16,2,0.12,0.23\n"
-TUNER_ROW = "allgather,16,1048576,ring,ll128,8,2,1,100.5\n"
 OWN = "n_ranks,n_nodes,message_bytes,duration_us,collective,algorithm,protocol\n8,1,4096,1.5,all_gather,ring,ll\n"
 
 
@@ -34,15 +31,6 @@ def quoted(text: str) -> str:
     write = csv.writer(out, quoting=csv.QUOTE_ALL).writerows
     write([[*rows[0], "remark"], *([*row, 'slow, "as ever"\nand more'] for row in rows[1:])])
     return out.getvalue()
-
-
-@pytest.mark.parametrize("text", [HEADER + "".join(ROWS.format(4096 * at, 20 + at) for at in range(1, 9)), OWN])
-def test_quoted_rows_are_read_as_the_others(text: str, tmp_path: Path):
-    plain, path = tmp_path / "plain.csv", tmp_path / "quoted.csv"
-    plain.write_text(text)
-    path.write_text(quoted(text), newline="")
-    assert read_trace(path).format_name == read_trace(plain).format_name
-    assert rows_in(path).tobytes() == rows_in(plain).tobytes()
 
 
 def test_a_quoted_line_break_may_stand_where_the_file_is_cut_into_pieces(tmp_path: Path, monkeypatch):
@@ -103,43 +91,6 @@ def test_a_mistake_is_told_with_its_line_its_value_and_a_remedy(text, words, tmp
         assert words in err
 
 
-def test_the_line_is_right_far_into_a_file_and_among_blank_lines(tmp_path: Path):
-    path = tmp_path / "t.csv"
-    path.write_text(HEADER + ROW * 30_000 + "\n\n" + ROW.replace("ring", "rnig") + ROW)
-    trace = read_trace(path)
-    assert sum(map(len, trace.measurements())) == 30_001
-    assert trace.summary.examples == {LeftOut.unknown_name: ["algorithm 'rnig' in line 30004 of t.csv"]}
-
-
-def test_the_format_that_is_forced_says_the_same(tmp_path: Path, monkeypatch, capsys):
-    path = tmp_path / "t.csv"
-    path.write_text("# of our cluster\n" + (HEADER + ROW).replace(",", ";"))
-    _, _, err = command(monkeypatch, capsys, path, "--format", "tuner_csv", "--store", tmp_path / "s.db")
-    assert "semicolons (line 2: 'collective;size_bytes" in err
-
-
-def test_a_folder_of_one_such_file_says_why(tmp_path: Path, monkeypatch, capsys):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "t.csv").write_text((HEADER + ROW).replace(",", ";"))
-    assert "semicolons (line 1: 'collective;" in command(monkeypatch, capsys, tmp_path / "in", "--dry-run")[2]
-
-
-def test_nccl_tests_without_its_devices_asks_for_the_nodes_alone(tmp_path: Path, monkeypatch, capsys):
-    path = tmp_path / "all_gather.log"
-    lines = samples.REAL["nccl_tests"].read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if not line.startswith("#  Rank")))
-    code, _, err = command(monkeypatch, capsys, path, "--default", "--store", tmp_path / "s.db")
-    assert code == 2
-    assert "--n-nodes" in err
-    assert "--n-ranks" not in err  # these follow from the bandwidths
-
-
-def test_what_we_export_is_no_near_miss(tmp_path: Path):
-    out = tmp_path / "m.csv"
-    export_measurements(old_store(tmp_path / "s.db"), out)
-    assert read_trace(out).format_name == "measurements_csv"
-
-
 # ---- summaries, and headers in comments ----
 
 
@@ -155,35 +106,11 @@ def test_summaries_of_trace_lens_are_measurements_where_somebody_says_what_ran(t
     assert trace.summary.notes, "rows are means"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        SHORT,
-        "collective,size_bytes,time_us,ranks,nodes\nall_reduce,4096,33.5,16,2\n",
-        "nodes,collective,n_ranks,message_bytes,duration_us\n2,all_reduce,16,4096,33.5\n",
-    ],
-)
-def test_other_summaries_by_their_columns(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "summary.csv"
-    path.write_text(text)
-    (one,) = read_trace(path).observations()
-    assert (one.collective, one.message_bytes, one.duration_us) == (Collective.all_reduce, 4096, 33.5)
-    assert (one.n_ranks, one.n_nodes, one.algorithm) == (16, 2, None)
-
-
 def test_times_in_another_unit_are_refused_with_the_right_one(tmp_path: Path, monkeypatch, capsys) -> None:
     path = tmp_path / "summary.csv"
     path.write_text("collective,size_bytes,time_ms,ranks\nall_reduce,4096,0.05,8\n")
     code, _, err = command(monkeypatch, capsys, path, "--store", tmp_path / "s.db")
     assert (code, "time_us" in err) == (2, True)
-
-
-def test_a_column_under_a_shorter_name_is_to_be_renamed(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("collective,size_bytes,latency_us,ranks,nodes,algo,proto\nall_reduce,4096,20,8,1,ring,ll\n")
-    with pytest.raises(TraceError, match=r"\balgo\b") as refused:
-        read_trace(path)
-    assert refused.value.remedy.startswith("rename")
 
 
 @pytest.mark.parametrize(
@@ -200,28 +127,3 @@ def test_other_tools_tables_are_refused_by_name(tmp_path: Path, tool: str, text:
     path.write_text(text)
     with pytest.raises(TraceError, match=tool):
         read_trace(path)
-
-
-def test_a_table_with_other_columns_names_them(tmp_path: Path, monkeypatch, capsys) -> None:
-    path = tmp_path / "summary.csv"
-    path.write_text("what,how much,algbw,busbw,seconds\nall_reduce,4K,0.1,0.2,0.5\n")
-    code, out, err = command(monkeypatch, capsys, path, "--store", tmp_path / "s.db")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    for name in ("how much", "seconds", "size", "count", "type", "time"):
-        assert name in err
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        "# collective,ranks,size_bytes,algorithm,protocol,channels,nodes,pipeOps,latency_us",
-        "# Format: collective,ranks,size_bytes,algorithm,protocol,channels,nodes,pipeOps,latency_us",
-        "# collective, ranks, size_bytes (total), algorithm, protocol, channels, nodes, pipeOps, latency_us (median)",
-    ],
-)
-def test_a_header_in_a_comment_is_a_header(tmp_path: Path, header: str) -> None:
-    path = tmp_path / "tuner.csv"
-    path.write_text(f"# measured here; rules with collective_type,min_bytes are elsewhere\n{header}\n{TUNER_ROW}")
-    (one,) = read_trace(path).observations()
-    assert (one.algorithm, one.message_bytes, one.n_ranks, one.n_nodes) == (Algorithm.ring, 1 << 20, 16, 2)
-    assert one.duration_us == 100.5

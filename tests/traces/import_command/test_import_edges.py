@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import io
-import json
 import os
 import subprocess
 import sys
@@ -15,16 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from import_runs import OLD_NCCL_TESTS
-from trace_samples import INSPECTOR, TUNER_CSV
+from trace_samples import INSPECTOR
 
-from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.errors import TraceAccessError, TraceError
 from zerotune.store.records import Algorithm, Collective, Phase, Protocol, Source
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.offline.export import export_measurements, write_nvidia_csv
-from zerotune.tuner.offline.replay.loading import load_table
+from zerotune.tuner.offline.export import export_measurements
 from zerotune.tuner.traces import read_trace
 
 
@@ -58,17 +55,6 @@ def test_what_the_system_does_not_let_us_read_is_neither_damaged_nor_unknown(tmp
     words = [sys.executable, "-m", "zerotune.tuner.cli", "import", str(tmp_path), "--store", str(tmp_path / "s.db")]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, os.strerror(errno.EIO) in done.stderr) == (2, True)
-
-
-def test_a_trace_that_was_killed_says_so_in_replay(tmp_path: Path):
-    log = TraceLog(tmp_path, job_id="j", rank=0, n_ranks=2, fabric_id="", fabric={}, version="0")
-    log.record(np.ones(5, OBSERVATION_FIELDS))
-    log.flush()
-    cut, _missing = load_table(tmp_path).notes
-    assert next(tmp_path.iterdir()).name in cut
-    log.close()
-    (note,) = load_table(tmp_path).notes
-    assert note.startswith("Files of 1 of 2 ranks")
 
 
 def tar_of(text: bytes) -> bytes:
@@ -128,25 +114,6 @@ def test_our_exported_measurements_come_back(tmp_path: Path):
     assert sum(trace.summary.unusable.values()) == 2
 
 
-def test_a_commented_header_is_a_header(tmp_path: Path):
-    path = tmp_path / "t.csv"
-    plain = "\n".join(TUNER_CSV.splitlines()[1:]) + "\n"
-    path.write_text(plain)
-    expected, _ = records_of(path)
-    path.write_text("# made by somebody\n# " + plain)
-    found, _ = records_of(path)
-    assert found.tobytes() == expected.tobytes()
-
-
-def test_the_plan_that_we_export_for_nvidia_is_no_measurement(tmp_path: Path):
-    path = tmp_path / "plan.csv"
-    with path.open("w") as text:
-        write_nvidia_csv([], text)
-    path.write_text(path.read_text() + "allgather,0,1048576,ring,ll128,8,2,16,-1,-1\n")
-    with pytest.raises(TraceError, match="tuner rules"):
-        read_trace(path)
-
-
 def test_old_nccl_tests_have_no_root_and_name_no_collective(tmp_path: Path):
     """Whole microseconds are no root, a small deviation is no wrong result; the user names the collective."""
     path = tmp_path / "100g.txt"
@@ -159,38 +126,6 @@ def test_old_nccl_tests_have_no_root_and_name_no_collective(tmp_path: Path):
     assert (rows["n_ranks"][0], rows["n_nodes"][0]) == (2, 2)
     path.write_text(OLD_NCCL_TESTS.replace("1e-06", "3e+00"))
     assert len(records_of(path, collective=Collective.all_reduce)[0]) == 0
-
-
-def test_rows_read_in_one_go_are_those_read_line_by_line(tmp_path: Path):
-    side = "  {:.2f}    {:.6f}    {:.6f}"
-    row = "{:12d} {:12d}     float    none      -1" + side + "       0" + side + "     N/A\n"
-    header = (
-        "# nThread 1\n# Collective test starting: all_gather_perf\n#  Rank  0 Group  0 Pid 1 on node device  0 [0] H\n"
-    )
-    times_us = [(1024 * at, (20.25 + at, 23.5)) for at in range(1, 200)]
-    rows = "".join(
-        row.format(size, 16, *(number for us in both for number in (us, size / us / 1e3, 0.75 * size / us / 1e3)))
-        for size, both in times_us
-    )
-    fast, slow = tmp_path / "fast.txt", tmp_path / "slow.txt"
-    fast.write_text(header + rows)
-    slow.write_text(header + rows.replace("\n", " trailing words\n"))  # no whole row: the slow way
-    found, expected = records_of(fast)[0], records_of(slow)[0]
-    assert len(found) == 398
-    assert found.tobytes() == expected.tobytes()
-
-
-def test_the_command_line_says_what_it_found(tmp_path: Path):
-    path = tmp_path / "100g.txt"
-    path.write_text(OLD_NCCL_TESTS)
-    command = [sys.executable, "-m", "zerotune.tuner.cli", "import", str(path), "--dry-run", "--json", "--default"]
-    told = subprocess.run([*command, "--collective", "allreduce"], capture_output=True, text=True, check=True)
-    document = json.loads(told.stdout)
-    assert (document["n_measurements"], document["recorded"], document["left_out"]) == (4, False, {})
-    refused = subprocess.run([*command, "--format", "nope"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "'nope'" in refused.stderr
-    assert refused.stdout == ""
 
 
 def calls_log(n_lines: int) -> str:

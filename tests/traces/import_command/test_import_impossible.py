@@ -5,23 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import sqlite3
 from pathlib import Path
 
-import numpy as np
 import pytest
 from import_runs import command, old_store
 
-from benchmarks.lib.data.data_sets import of_folder, of_store
-from benchmarks.lib.data.recorded_grids import Grid
 from zerotune.agent.nccl.catalog import legal_cells
 from zerotune.store.records import Algorithm, Collective, Protocol
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.store.sqlite.rows.runnable import RUNNABLE_SQL, can_run, runnable
-from zerotune.tuner.offline.export import export_measurements
-from zerotune.tuner.offline.replay import load_table, replay_table
-from zerotune.tuner.traces import read_trace
+from zerotune.store.sqlite.rows.runnable import can_run
 
 HEADER = "collective,size_bytes,algorithm,protocol,channels,nodes,ranks,latency_us\n"
 SIZES = (4096, 65536, 1048576)
@@ -49,52 +41,6 @@ def test_the_import_leaves_them_out_and_says_how_many_and_one(mixed: Path, tmp_p
         assert set(opened.measurements()["algorithm"].tolist()) == {255, Algorithm.ring}
 
 
-def test_a_file_of_nothing_else_is_refused_with_an_example(tmp_path: Path, monkeypatch, capsys):
-    path = tmp_path / "t.csv"
-    path.write_text(HEADER + "reducescatter,4096,tree,ll,8,2,16,5\n")
-    code, out, err = command(monkeypatch, capsys, path, "--store", tmp_path / "s.db")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "tree/ll for reduce_scatter on 2 nodes (1)" in err
-
-
-def test_our_own_csv_is_believed_of_what_zerotune_measured_and_of_nothing_else(tmp_path: Path):
-    """Names NCCL's profiler gave to a live call are no claim of anybody."""
-    path, table = old_store(tmp_path / "s.db"), tmp_path / "m.csv"
-    export_measurements(path, table)
-    (rows,) = read_trace(table).measurements()
-    assert len(rows) == 10
-    table.write_text(table.read_text().replace(",live,", ",imported,"))
-    trace = read_trace(table)
-    (rows,) = trace.measurements()
-    assert (len(rows), sum(trace.summary.unusable.values())) == (8, 2)
-    assert sum(map(len, read_trace(table).blocks())) == 8
-
-
-def test_an_option_that_fills_in_the_nodes_is_checked_too(tmp_path: Path):
-    path = tmp_path / "t.csv"
-    path.write_text(HEADER + "allreduce,4096,nvls_tree,simple,8,,16,5\nallreduce,4096,nvls,simple,8,,16,5\n")
-    assert [sum(map(len, read_trace(path).measurements(n_nodes=n))) for n in (1, 2)] == [1, 2]
-
-
-def test_no_policy_of_a_replay_takes_them(mixed: Path):
-    result = replay_table(load_table(mixed), ["oracle"])
-    assert {verdict.setting for verdict in result.verdicts} == {"ring/simple/8ch"}
-    assert any("left out: 6 (settings that NCCL cannot run" in note for note in result.notes)
-
-
-def test_regret_is_not_judged_by_them(mixed: Path, tmp_path: Path):
-    for sets in (of_folder(mixed.parent), of_store(old_store(tmp_path / "s.db"))):
-        (data,) = sets
-        settings = {
-            str(one) for problem in data.problems if problem.message_bytes == 65536 for one in problem.candidates
-        }
-        assert settings in ({"baseline", "ring/simple/8ch"}, {"baseline", "ring/simple"})
-    grid = Grid(
-        "g", Collective.all_gather, 16, 2, {65536: {("", ""): [50.0], ("tree", "ll"): [5.0], ("ring", ""): [4.0]}}
-    )
-    assert [str(one) for one in grid.places()[65536]] == ["baseline", "ring/simple"]
-
-
 def test_a_store_that_has_them_does_not_show_them_and_says_so(tmp_path: Path, caplog):
     """To any reader: there is one place that decides."""
     path = old_store(tmp_path / "s.db")
@@ -119,23 +65,3 @@ def test_what_the_tuner_may_choose_can_run_and_little_else():
         assert offered <= able
         # NCCL_PAT_ENABLE=1 allows several ranks of one node.
         assert {algorithm for algorithm, _ in able - offered} <= {Algorithm.pat}
-
-
-def test_rows_and_the_store_follow_the_same_rule():
-    every = list(itertools.product(Collective, (*Algorithm, 255), (*Protocol, 255), (1, 2)))
-    rows = np.zeros(len(every), MEASUREMENT)
-    for name, column in zip(("collective", "algorithm", "protocol", "n_nodes"), zip(*every, strict=True), strict=True):
-        rows[name] = column
-    expected = [
-        can_run(collective, *(None if one == 255 else one for one in (algorithm, protocol)), n_nodes)
-        for collective, algorithm, protocol, n_nodes in every
-    ]
-    assert runnable(rows).tolist() == expected
-    with sqlite3.connect(":memory:") as connection:
-        for row, can in zip(every, expected, strict=True):
-            if row[1] != 255 or row[2] == 255:  # as the store has them
-                (found,) = connection.execute(
-                    f"SELECT {RUNNABLE_SQL} FROM (SELECT ? AS collective, ? AS algorithm, ? AS protocol, ? AS n_nodes)",
-                    tuple(map(int, row)),
-                ).fetchone()
-                assert bool(found) == can, row

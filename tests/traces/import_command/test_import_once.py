@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 import trace_samples as samples
-from import_runs import HEADER, ROWS, command, stored, table
+from import_runs import command, stored, table
 
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.sqlite.database import Store
@@ -42,31 +41,6 @@ def test_copies_in_one_folder_are_used_once(tmp_path: Path, store: Path, monkeyp
     assert len(stored(store)) == 8
 
 
-def test_a_copy_of_another_tools_trace_is_no_second_one(tmp_path: Path, monkeypatch, capsys):
-    folder = tmp_path / "dumps"
-    folder.mkdir()
-    (folder / "a.jsonl").write_text(samples.INSPECTOR)
-    words = (folder, "--setting", "ring/ll", "--dry-run", "--json")
-    alone = json.loads(command(monkeypatch, capsys, *words)[1])
-    shutil.copy(folder / "a.jsonl", folder / "b.jsonl")
-    both = json.loads(command(monkeypatch, capsys, *words)[1])
-    assert alone["n_measurements"] == both["n_measurements"] > 0
-    (note,) = [note for note in both["notes"] if note not in alone["notes"]]
-    assert "b.jsonl" in note
-
-
-def test_a_file_is_the_same_alone_and_beside_others(tmp_path: Path, store: Path, monkeypatch, capsys):
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    table(folder / "a.csv", 5)
-    command(monkeypatch, capsys, folder / "a.csv", "--store", store)
-    (folder / "b.csv").write_text(HEADER + ROWS.format(1 << 20, 90))
-    for path, n_new in ((folder, 1), (folder / "b.csv", 0)):
-        told = json.loads(command(monkeypatch, capsys, path, "--store", store, "--json")[1])
-        assert told["n_measurements"] == n_new
-    assert len(stored(store)) == 6
-
-
 @pytest.mark.parametrize(
     ("first", "second", "named"),
     [
@@ -85,25 +59,6 @@ def test_the_same_file_cannot_be_two_things(first, second, named, tmp_path: Path
     assert stored(store) == before
     out = command(monkeypatch, capsys, GATHERS, *first, "--store", store, "--json")[1]
     assert json.loads(out)["n_measurements"] == 0
-
-
-def test_what_could_not_be_used_at_first_is_no_second_set(tmp_path: Path, store: Path, monkeypatch, capsys):
-    path = tmp_path / "t.csv"
-    path.write_text(HEADER + ROWS.format(1024, 20) + ROWS.format(1024, 30).replace(",2,16,", ",,16,"))
-    assert json.loads(command(monkeypatch, capsys, path, "--store", store, "--json")[1])["n_measurements"] == 1
-    before = stored(store)
-    code, _, err = command(monkeypatch, capsys, path, "--n-nodes", "2", "--store", store)
-    assert (code, "--store" in err) == (2, True)
-    assert stored(store) == before
-
-
-def test_an_import_whose_oldest_rows_are_gone_is_the_same_still(tmp_path: Path, store: Path, monkeypatch, capsys):
-    path = table(tmp_path / "t.csv", 6)
-    command(monkeypatch, capsys, path, "--store", store)
-    with sqlite3.connect(store) as connection:
-        connection.execute("DELETE FROM measurements WHERE id IN (SELECT id FROM measurements ORDER BY id LIMIT 2)")
-    code, out, _ = command(monkeypatch, capsys, path, "--store", store, "--json")
-    assert (code, json.loads(out)["n_measurements"], len(stored(store))) == (0, 0, 4)
 
 
 def test_two_exports_of_one_job_in_a_folder_are_one(tmp_path: Path, store: Path, monkeypatch, capsys):

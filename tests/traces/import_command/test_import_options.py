@@ -10,14 +10,8 @@ import pytest
 import trace_samples as samples
 from import_runs import HEADER, OLD_NCCL_TESTS, ROWS, command
 
-from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.importing.command import parse_setting
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.measuring import UserFacts, measured
-from zerotune.tuner.traces.own.reader import RECORD_DTYPE
-from zerotune.tuner.traces.records import UNKNOWN_U1, Summary
 
 GATHERS = samples.REAL["nccl_tests"]
 """nccl-tests of all_gather; its header names 1 host."""
@@ -61,27 +55,6 @@ def test_what_the_file_tells_stands(words: list[str], note: str, tmp_path: Path,
     assert (code, told["n_measurements"]) == (0, 56)
     assert any(note in one for one in told["notes"])
     assert json.loads(command(monkeypatch, capsys, GATHERS, words[0], "--dry-run", "--json")[1])["notes"] == []
-
-
-@pytest.mark.parametrize("words", ["default,,", "default,default,-1", "Default,simple,24", ",,", "-1,-1,-1"])
-def test_the_algorithm_default_is_nccls_own_choice_whatever_stands_beside_it(tmp_path: Path, words: str):
-    table = tmp_path / "t.csv"
-    table.write_text(HEADER + ROWS.format(1024, 20).replace("ring,ll128,8", words))
-    (rows,) = read_trace(table).measurements()
-    assert rows["is_default"].tolist() == [1]
-
-
-@pytest.mark.parametrize("n_channels", ["999", "65", "-7", "inf", "8.5", "-0.5", "eight"])
-def test_a_row_with_impossible_channels_is_left_out_and_counted(tmp_path: Path, n_channels: str):
-    """A measurement of "channels unknown" would be another one."""
-    good, table = ROWS.format(1024, 20), tmp_path / "t.csv"
-    unsaid, bad = (good.replace("ring,ll128,8", f"ring,ll128,{text}") for text in ("-1", n_channels))
-    nccls = good.replace("ring,ll128,8", f"default,default,{n_channels}")
-    table.write_text(HEADER + good + unsaid + bad + nccls)
-    trace = read_trace(table)
-    (rows,) = trace.measurements()
-    assert (rows["n_channels"].tolist(), rows["is_default"].tolist()) == ([8, 0, 0], [0, 0, 1])
-    assert trace.summary.unusable == {LeftOut.impossible_channels: 1}
 
 
 @pytest.mark.parametrize(
@@ -131,18 +104,6 @@ def test_numbers_that_are_not_whole_are_not_cut(tmp_path: Path, place: str, what
     assert trace.summary.unusable == {what: 1}
 
 
-@pytest.mark.parametrize("column", ["n_ranks", "n_nodes", "message_bytes", "n_channels", "is_default"])
-def test_our_own_numbers_are_whole_too(tmp_path: Path, column: str):
-    good = {"n_ranks": "8", "n_nodes": "1", "message_bytes": "4096", "duration_us": "1.5", "collective": "all_gather"}
-    good |= {"algorithm": "ring", "protocol": "ll", "n_channels": "2", "is_default": "0"}
-    path = tmp_path / "own.csv"
-    bad = good | {column: good[column] + ".5"}
-    path.write_text("\n".join(",".join(line) for line in (good, good.values(), bad.values())) + "\n")
-    trace = read_trace(path)
-    assert len(np.concatenate(list(trace.measurements()))) == 1
-    assert trace.summary.unusable == {LeftOut.unknown_name: 1}
-
-
 def test_a_setting_that_was_asked_for_is_not_nccls_own(tmp_path: Path, monkeypatch, capsys):
     table = tmp_path / "t.csv"
     table.write_text(HEADER + ROWS.format(1024, 20) + ROWS.format(1024, 30).replace("ring,ll128,8", "default,,"))
@@ -178,52 +139,3 @@ def test_a_file_without_anything_to_use_is_no_success(
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert named in err
     assert not (tmp_path / "s.db").exists()
-
-
-def test_of_several_files_one_with_results_is_enough(tmp_path: Path, monkeypatch, capsys):
-    (tmp_path / "a.txt").write_text(OLD_NCCL_TESTS)
-    (tmp_path / "all_reduce.txt").write_text(OLD_NCCL_TESTS)
-    code, out, _ = command(monkeypatch, capsys, tmp_path, "--default", "--dry-run", "--json")
-    assert (code, json.loads(out)["n_measurements"]) == (0, 4)
-
-
-@pytest.mark.parametrize("text", ["ring/ll128/8", "ring/ll128/8ch", "RING/LL128/8ch"])
-def test_settings_are_read_as_they_are_printed(text: str):
-    assert parse_setting(text) == Candidate(Algorithm.ring, Protocol.ll128, 8)
-
-
-@pytest.mark.parametrize("sizes", [[[-5]], [[10**30]], [[4096, -1]], [[float("inf")]]])
-@pytest.mark.parametrize("side", ["input_sizes", "output_sizes"])
-def test_a_call_with_an_impossible_size_is_damaged(side: str, sizes: list, tmp_path: Path):
-    """The other side is not taken for the whole: of an all_to_all it may be the smaller one."""
-    whole, *_ = json.loads(json.dumps(samples.FLIGHT_RECORDER["entries"]))
-    entries = [whole | {"profiling_name": "nccl:all_to_all", side: sizes}, whole]
-    (tmp_path / "dump_0.json").write_text(json.dumps({**samples.FLIGHT_RECORDER, "entries": entries}))
-    trace = read_trace(tmp_path / "dump_0.json")
-    assert [one.collective.name for one in trace.observations()] == ["all_gather"]
-    assert trace.summary.unusable == {LeftOut.impossible_size: 1}
-
-
-def test_the_same_rows_are_recorded_once_whatever_was_said_besides(tmp_path: Path, monkeypatch, capsys):
-    store, recorded = tmp_path / "s.db", []
-    for words in ([], ["--n-nodes", "2"], ["--collective", "all_reduce"]):
-        command(monkeypatch, capsys, GATHERS, "--default", *words, "--fabric-id", "f", "--store", store)
-        with Store.open(store, read_only=True) as opened:
-            recorded.append((len(opened.jobs()), len(opened.measurements(fabric_id="f"))))
-    assert recorded == [(1, 56)] * 3
-
-
-@pytest.mark.parametrize("text", ["nvls", "PAT", "collnet_chain"])
-def test_an_algorithm_alone_will_do_where_it_has_one_protocol(text: str):
-    assert parse_setting(text) == Candidate(Algorithm[text.lower()], Protocol.simple)
-
-
-def test_what_nobody_can_choose_does_not_stand_in_a_settings_way():
-    block = np.zeros(3, RECORD_DTYPE)
-    block["collective"] = [Collective.all_to_all, Collective.all_gather, Collective.send]
-    block["n_ranks"], block["n_nodes"], block["message_bytes"], block["duration_us"] = 4, 2, 1024, 10.0
-    block["algorithm"] = block["protocol"] = UNKNOWN_U1
-    summary = Summary()
-    rows = measured(block, UserFacts(parse_setting("ring/ll")), summary)
-    assert rows["collective"].tolist() == [Collective.all_gather]
-    assert summary.unusable[LeftOut.nothing_to_choose] == 2

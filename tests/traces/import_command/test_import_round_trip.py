@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Collective, Outcome, Phase, Protocol, Source, TimingSource
@@ -75,29 +73,6 @@ def test_a_round_trip_loses_nothing(tmp_path: Path):
     assert exported(tmp_path / "second.db", tmp_path / "again.csv").read_bytes() == table.read_bytes()
 
 
-@settings(max_examples=10)
-@given(st.lists(st.sampled_from(OWNERS), min_size=1, max_size=12))
-def test_rows_go_to_their_owner_in_any_order(tmp_path_factory: pytest.TempPathFactory, owners: list[tuple[str, str]]):
-    folder = tmp_path_factory.mktemp("mixed")
-    header, *lines = exported(filled(folder / "s.db", len(owners)), folder / "all.csv").read_text().splitlines()
-    by_owner = {owner: [line for line in lines if line.endswith(_ending(owner))] for owner in OWNERS}
-    taken = dict.fromkeys(OWNERS, 0)
-    picked = [header]
-    for owner in owners:
-        picked.append(by_owner[owner][taken[owner]])
-        taken[owner] += 1
-    (folder / "mixed.csv").write_text("\n".join(picked) + "\n")
-    imported(folder / "mixed.csv", folder / "t.db")
-    whole, found = stored(folder / "s.db"), stored(folder / "t.db")
-    for owner, n_rows in taken.items():
-        assert found.get(owner, b"") == whole[owner][: n_rows * MEASUREMENT.itemsize]
-
-
-def _ending(owner: tuple[str, str]) -> str:
-    job_id, fabric_id = owner
-    return f',{job_id},"{fabric_id}"' if "," in fabric_id else f",{job_id},{fabric_id}"
-
-
 def test_what_was_not_timed_is_left_out_and_counted(tmp_path: Path):
     """Stored as 0 us it would be the fastest setting of all."""
     whole = exported(filled(tmp_path / "store.db"), tmp_path / "whole.csv").read_text()
@@ -117,17 +92,6 @@ def test_what_was_not_timed_is_left_out_and_counted(tmp_path: Path):
         assert (found["duration_us"][found["outcome"] == Outcome.ok] > 0).all()
 
 
-@pytest.mark.parametrize("n_cut", [1, 4, 30])
-def test_a_line_that_was_cut_invents_no_fabric(tmp_path: Path, n_cut: int):
-    whole = exported(filled(tmp_path / "store.db"), tmp_path / "whole.csv").read_bytes()
-    path = tmp_path / "cut.csv"
-    path.write_bytes(whole[:-n_cut])
-    _, n_recorded = imported(path, tmp_path / "other.db")
-    assert n_recorded == whole.count(b"\n") - 2
-    with Store.open(tmp_path / "other.db") as store:
-        assert {*store.fabrics()} <= {fabric for _, fabric in OWNERS}
-
-
 def test_nothing_is_counted_twice(tmp_path: Path):
     first = filled(tmp_path / "first.db")
     table = exported(first, tmp_path / "all.csv")
@@ -143,17 +107,6 @@ def test_nothing_is_counted_twice(tmp_path: Path):
     imported(table, tmp_path / "second.db")
     assert imported(tmp_path / "later.csv", tmp_path / "second.db")[1] == 7, "a later export adds what is new"
     assert stored(first) == stored(tmp_path / "second.db")
-
-
-def test_another_job_of_the_same_name_is_refused(tmp_path: Path):
-    table = exported(filled(tmp_path / "first.db"), tmp_path / "all.csv")
-    with Store.open(tmp_path / "second.db") as store:
-        store.record_job("sweep-b", "boxes, altered", {}, 2)
-        store.record_measurements("boxes, altered", "sweep-b", rows_of(5, 77))
-    before = stored(tmp_path / "second.db")
-    with pytest.raises(UserError, match=r"sweep-b .* boxes, altered .*--store"):
-        imported(table, tmp_path / "second.db")
-    assert stored(tmp_path / "second.db") == before
 
 
 def test_options_fill_in_and_never_override(tmp_path: Path):
@@ -183,15 +136,6 @@ TUNER_ROW = {
 def tuner_csv(path: Path, *columns: str) -> Path:
     path.write_text(",".join(columns) + "\n" + ",".join(TUNER_ROW[name] for name in columns) + "\n")
     return path
-
-
-def test_the_columns_of_a_tuner_csv_may_stand_in_any_order(tmp_path: Path):
-    for columns in (tuple(TUNER_ROW), tuple(reversed(TUNER_ROW))):
-        _, n_rows = imported(tuner_csv(tmp_path / "t.csv", *columns), tmp_path / f"{columns[0]}.db", fabric_id="f")
-        assert n_rows == 1
-    ((_, first),) = stored(tmp_path / "collective.db").items()
-    ((_, second),) = stored(tmp_path / "latency_us.db").items()
-    assert first == second
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,16 @@ def resume(name: str, n_ranks: int, settings: dict[str, Any], folder: str) -> di
     return values
 
 
-@pytest.mark.parametrize("name", ["gpt", "odd", "quantised", "hollow"])
 @pytest.mark.parametrize(
-    ("saved_on", "resumed_on", "settings"),
+    ("name", "saved_on", "resumed_on", "settings"),
     [
-        (4, 2, {"stage": 3}),
-        (4, 1, {"stage": 3, "precision": "bf16"}),
-        (1, 4, {"stage": 2}),
-        (2, 4, {"stage": 1, "precision": "bf16", "bucket_bytes": 500}),
-        (2, 2, {"stage": 2, "bucket_bytes": 500}),  # a rank has parts of one parameter in several slices
+        ("gpt", 4, 2, {"stage": 3}),
+        ("odd", 4, 1, {"stage": 3, "precision": "bf16"}),
+        ("odd", 1, 4, {"stage": 2}),
+        ("gpt", 2, 4, {"stage": 1, "precision": "bf16", "bucket_bytes": 500}),
+        ("gpt", 2, 2, {"stage": 2, "bucket_bytes": 500}),  # a rank has parts of one parameter in several slices
+        ("quantised", 4, 2, {"stage": 3}),
+        ("hollow", 2, 4, {"stage": 1, "precision": "bf16", "bucket_bytes": 500}),
     ],
 )
 def test_resume_on_another_number_of_ranks(

@@ -15,7 +15,6 @@ from zero_world import World, group_of
 from zerotune import zero_runtime
 from zerotune.zero_runtime.examples import contiguous_buffers
 from zerotune.zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
-from zerotune.zero_runtime.layout import fragmentation
 from zerotune.zero_runtime.layout.contiguous_buffers import Arena
 from zerotune.zero_runtime.layout.groups import hybrid_groups
 from zerotune.zero_runtime.presets import preset
@@ -154,17 +153,6 @@ def test_an_arena_that_is_full_says_so() -> None:
     assert kept[1].data_ptr() - kept[0].data_ptr() == 64
     arena.reset()
     assert arena.keep(torch.zeros(3)).data_ptr() == kept[0].data_ptr()
-
-
-def test_a_heap_gives_the_first_hole_that_fits() -> None:
-    heap = fragmentation.replay(
-        fragmentation.AllocationEvent(address, n)
-        for address, n in [(1, 10), (2, 20), (3, 10), (2, -20), (4, 15), (5, 10), (9, -7), (1, -10)]
-    )
-    assert heap.used() == [(10, 25), (30, 40), (40, 50)]  # 5 did not fit between 4 and 3
-    assert (heap.extent, heap.peak, heap.holes()) == (50, 45, [10, 5])
-    assert heap.lost == 5
-    assert fragmentation.draw(heap, 10) == "..###.####"
 
 
 def heap_lost(contiguous: bool) -> int:
