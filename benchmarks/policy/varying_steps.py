@@ -3,10 +3,11 @@
     python -m benchmarks varying_steps [--json] [--quick] [--fabrics NAME ...] [--kinds NAME ...] [--runs N]
 
 Batches of five lengths, computation of two, computation that scatters by 30 %, validation in ten steps of each hundred,
-checkpoints, a busy host; `steady` steps are the peer of all. Reported is which share of what the best settings would save a job of
-600 steps has, and its last 120 steps; what exploration cost; and how often the tuner took steps for a lasting change of
-pace, after which nothing is tried for a while. On a busy host also: the step by which a job has 95 % of the gain. Where nothing is to be gained (as_believed) there is no share. With
-steady steps computation takes as long as communication. Emulated truth, not NCCL.
+checkpoints, a busy host; `steady` steps are the peer of all. Reported is which share of what the best settings would
+save a job of 600 steps has, and its last 120 steps; what exploration cost; and how often the tuner took steps for a
+lasting change of pace, after which nothing is tried for a while. On a busy host also: the step by which a job has 95 %
+of the gain. Where nothing is to be gained (as_believed) there is no share. With steady steps computation takes as long
+as communication. Emulated truth, not NCCL.
 """
 
 from __future__ import annotations
