@@ -427,9 +427,10 @@ class Decision(msgspec.Struct, frozen=True):
     epoch: int
     kind: str
     """`explore`, `promote`, `keep`, `rollback`, `prior` (known from earlier runs) or `lead` (runs in most steps, though
-    not proven to be faster); `pace`, `regime`, `variant`, `takeover` and `shadow` concern the whole job
+    not proven to be faster); `pace`, `regime`, `variant`, `takeover`, `shadow` and `control` concern the whole job
     (`is_of_job`): training's own pace or the network has changed, another plan was compared with the one in force,
-    another daemon began to decide, what a daemon in shadow would have gained.
+    another daemon began to decide, what a daemon in shadow would have gained, NCCL's own choice runs for a control
+    window, under this epoch.
     """
     reason: str
     predicted_us: float | None = None
@@ -453,7 +454,7 @@ class Decision(msgspec.Struct, frozen=True):
         return self.kind in OF_JOB or (self.kind == "keep" and self.reason.startswith(_OF_JOB_ONCE))
 
 
-OF_JOB: Final = ("pace", "regime", "variant", "takeover", "shadow")
+OF_JOB: Final = ("pace", "regime", "variant", "takeover", "shadow", "control")
 _OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
 """How the reasons of decisions about the whole job began, before such decisions had kinds of their own."""
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from zerotune.agent.nccl.catalog import TUNABLE
 from zerotune.store.records import (
+    BASELINE,
     LEAST_US,
     Candidate,
     Collective,
@@ -40,10 +41,11 @@ from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
+from zerotune.tuner.learning.policy.control import ControlWindows
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
-from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.equal_channels import RunsFewer
@@ -64,6 +66,8 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """Decide and explain, but carry nothing out (`ShadowBrain`)."""
     is_exact: bool = False
     """Try and use nothing that could change a bit of the results."""
+    control_share: float = 0.0
+    """Share of step time that control windows may lose; 0: there are none."""
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
@@ -105,6 +109,7 @@ class Brain(Inspection):
         self._attribution = Attribution(self.budget, self._surrogate, self._stop_catastrophe)
         self._fewer = RunsFewer()
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
+        self._controls = ControlWindows(0.0 if settings.shadow else settings.control_share)
         self._step = 0
         self._urgent = True
         self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
@@ -224,7 +229,9 @@ class Brain(Inspection):
         differs |= self._ahead.refresh() or plans.must_repeat
         plans.must_repeat = False
         latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
-        if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
+        looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
+        is_control = not looks and self._begins_control()
+        if latest is not None and not (differs or is_control) and latest.plan.gathers_after_step == gathers_after_step:
             # What was promoted, and ran on trial until now, is in force without a new plan.
             was_tentative = bool(latest.tentative)
             is_trial = self._policy.explored()[: len(latest.candidates)]
@@ -233,12 +240,30 @@ class Brain(Inspection):
             if bool(latest.tentative) == was_tentative and not plans.is_fading(self._step):
                 return None
             # The same settings once more: they last now, or must not, or are renewed.
-        looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
-        entry = self._scheduled(gathers_after_step, looks)
+        entry = self._scheduled(gathers_after_step, looks, is_control=is_control)
         plans.offer(entry, self._step)
         return entry.plan
 
-    def _scheduled(self, gathers_after_step: bool, looks: list[KeyState]) -> PlanInForce:
+    def _begins_control(self) -> bool:
+        """Whether NCCL's own choice runs next, everywhere and for two steps, beside what is usual.
+
+        Not while steps are compared otherwise, nor while memory is short or rows are ahead: nothing new may connect.
+        """
+        if self._step_feedback.is_busy or not self._controls.is_due(self._step):
+            return False
+        if self.memory.is_short or self._ahead.rows or all(state.usual.is_baseline for state in self._states):
+            self._controls.put_off(self._step)
+            return False
+        if all(one.is_baseline for one in self._plans.asked):
+            return False  # this window runs what is usual nowhere
+        exposed = self._policy.price.exposed
+        saved_us = self.budget.saves_us * exposed.bounds[1] / max(exposed.share, 1e-9)
+        self._controls.begun(self._step, saved_us * self.budget.n_steps / self.budget.training_us)
+        words = "NCCL's own choice runs for two steps, to compare what is in force with"
+        self._note(Event(self._states[0], BASELINE, "control", words))
+        return True
+
+    def _scheduled(self, gathers_after_step: bool, looks: list[KeyState], *, is_control: bool) -> PlanInForce:
         """What is asked for now as a plan that ends by itself: first looks after two steps, trials once unwatched."""
         plans, variant = self._plans, self._step_feedback.variants.running
         changed = () if variant is None else variant.changes
@@ -252,6 +277,12 @@ class Brain(Inspection):
             n_steps = self._policy.price.look_steps([state.index for state in looks])
             entry = entry.followed_by(last, n_steps)
             plans.follow(last, n_steps)
+        elif is_control:
+            last = self._stage(plans.next + 1, gathers_after_step, first)
+            own = [BASELINE] * len(plans.asked), np.zeros(len(plans.asked), np.bool_)
+            entry = PlanInForce(*own, Plan(plans.next, (), gathers_after_step), is_control=True)
+            entry = entry.followed_by(last, FIRST_LOOK_STEPS)
+            plans.follow(last, FIRST_LOOK_STEPS)
         if last.tentative:
             asked = {index: plans.asked[index] for index in last.tentative}
             plans.ask({index: self._states[index].incumbent for index in asked})

@@ -52,6 +52,8 @@ class PlanInForce(NamedTuple):
     """What it runs instead of what keys would by themselves."""
     ahead: tuple[PlanRow, ...] = ()
     """What was asked for keys that were not known yet."""
+    is_control: bool = False
+    """NCCL's own choice everywhere, to compare what is in force with."""
 
     @property
     def tentative(self) -> list[int]:
@@ -93,7 +95,7 @@ class Plans:
         """The epoch in force."""
         self._active_since = 0
         self._looks: dict[int, int] = {}
-        """Epochs of first looks, and after how many steps they end by themselves."""
+        """Epochs of first looks and controls, and after how many steps they end by themselves."""
         self._rests: dict[int, int] = {}
         """Epochs at which what was on trial has given way by itself; and after how many steps."""
         self.next = 1
@@ -239,7 +241,7 @@ class Plans:
         self._withdrawal.offered(entry.plan.epoch)
 
     def follow(self, after: PlanInForce, after_steps: int) -> None:
-        """The plan before `after` is a first look, and gives way to that by itself, so many steps later."""
+        """The plan before `after`, a first look or a control, gives way to that by itself, so many steps later."""
         self._looks[after.plan.epoch - 1] = after_steps
         self.add(after)
 

@@ -1,0 +1,56 @@
+"""When NCCL's own choice runs again beside what is in force, so that a gain is a difference of neighbouring steps.
+
+A *control window* is two steps with no rows at all. The first ones come soon, as nothing is told from fewer than four.
+Later ones get rarer, and none comes before what all of them have lost is paid for.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from zerotune.store.step_times import LEAST_BLOCKS
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
+
+FIRST_GAP: Final = 14.0
+"""Steps between the first windows, on average: each is compared with four steps on either side."""
+
+
+class ControlWindows:
+    """Says when the next one is due. Pure: its chance has a seed.
+
+    Args:
+        share: of step time that they may lose; 0: there are none.
+        seed: of the gaps, which training's own periods must not meet.
+    """
+
+    def __init__(self, share: float, seed: int = 0) -> None:
+        self._share = share
+        self._chance = random.Random(seed)
+        self._n_windows = 0
+        self._lost_steps = 0.0
+        self._due = 0.0
+
+    def is_due(self, step: int) -> bool:
+        """Whether one should begin at `step`, if something is in force that it can be compared with."""
+        return self._share > 0.0 and step >= self._due
+
+    def put_off(self, step: int) -> None:
+        """There is nothing to be compared with."""
+        self._due = step + FIRST_GAP * self._chance.uniform(0.5, 1.5)
+
+    def begun(self, step: int, gain: float) -> None:
+        """One begins at `step`.
+
+        Args:
+            step: the newest.
+            gain: share of a step's time under NCCL's own choice that what is in force may save.
+        """
+        self._n_windows += 1
+        loses_steps = FIRST_LOOK_STEPS * max(gain, 0.0)
+        self._lost_steps += loses_steps
+        n_first = LEAST_BLOCKS + LEAST_BLOCKS // 2  # some may have no neighbours
+        is_first = self._n_windows < n_first
+        paid_at = 0.0 if is_first else (self._lost_steps + loses_steps) / self._share
+        gap = FIRST_GAP * max(1.0, self._n_windows / (4 * n_first))
+        self._due = max(step + FIRST_LOOK_STEPS, paid_at) + gap * self._chance.uniform(0.5, 1.5)
