@@ -33,6 +33,7 @@ from zerotune.store.records import (
     Stage,
     StepRecord,
 )
+from zerotune.store.step_times import SideBySide
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
@@ -110,6 +111,7 @@ class Brain(Inspection):
         self._fewer = RunsFewer()
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
         self._controls = ControlWindows(0.0 if settings.shadow else settings.control_share)
+        self._side_by_side = SideBySide()
         self._step = 0
         self._urgent = True
         self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
@@ -174,6 +176,8 @@ class Brain(Inspection):
                 self._policy.connect_nothing()
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
         self._plans.step_ran(step.epoch)
+        if (in_force := self._plans.get(step.epoch)) is not None:
+            self._side_by_side.add(step, is_control=in_force.is_control)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._policy.price.exposed.finished(step.step, step.exposed_us)
         if is_timed and step.is_whole:
@@ -247,18 +251,21 @@ class Brain(Inspection):
     def _begins_control(self) -> bool:
         """Whether NCCL's own choice runs next, everywhere and for two steps, beside what is usual.
 
-        Not while steps are compared otherwise, nor while memory is short or rows are ahead: nothing new may connect.
+        Not while steps are compared otherwise, nor where it could connect something: while memory is short, while rows
+        are ahead, or if it has not run at a key that runs something else.
         """
         if self._step_feedback.is_busy or not self._controls.is_due(self._step):
             return False
-        if self.memory.is_short or self._ahead.rows or all(state.usual.is_baseline for state in self._states):
+        tuned = [state for state in self._states if not state.usual.is_baseline]
+        may_connect = self.memory.is_short or self._ahead.rows or any(one.default_setting is None for one in tuned)
+        if may_connect or not tuned:
             self._controls.put_off(self._step)
             return False
         if all(one.is_baseline for one in self._plans.asked):
             return False  # this window runs what is usual nowhere
-        exposed = self._policy.price.exposed
-        saved_us = self.budget.saves_us * exposed.bounds[1] / max(exposed.share, 1e-9)
-        self._controls.begun(self._step, saved_us * self.budget.n_steps / self.budget.training_us)
+        saved = self._side_by_side.saved()
+        by_calls = self.budget.saves_us * self.budget.n_steps / self.budget.training_us
+        self._controls.begun(self._step, by_calls if saved is None else saved.share)
         words = "NCCL's own choice runs for two steps, to compare what is in force with"
         self._note(Event(self._states[0], BASELINE, "control", words))
         return True

@@ -28,7 +28,6 @@ class ControlWindows:
         self._share = share
         self._chance = random.Random(seed)
         self._n_windows = 0
-        self._lost_steps = 0.0
         self._due = 0.0
 
     def is_due(self, step: int) -> bool:
@@ -47,10 +46,9 @@ class ControlWindows:
             gain: share of a step's time under NCCL's own choice that what is in force may save.
         """
         self._n_windows += 1
-        loses_steps = FIRST_LOOK_STEPS * max(gain, 0.0)
-        self._lost_steps += loses_steps
+        lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * max(gain, 0.0)  # with the next one
         n_first = LEAST_BLOCKS + LEAST_BLOCKS // 2  # some may have no neighbours
         is_first = self._n_windows < n_first
-        paid_at = 0.0 if is_first else (self._lost_steps + loses_steps) / self._share
+        paid_at = 0.0 if is_first else lost_steps / self._share
         gap = FIRST_GAP * max(1.0, self._n_windows / (4 * n_first))
         self._due = max(step + FIRST_LOOK_STEPS, paid_at) + gap * self._chance.uniform(0.5, 1.5)
