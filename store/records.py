@@ -334,6 +334,11 @@ class Plan(msgspec.Struct, frozen=True):
             raise ValueError(f"a plan of {1 + len(self.then)} stages; {MAX_STAGES} are possible")
 
     @property
+    def is_control(self) -> bool:
+        """Whether its first stage is a control window: NCCL's own choice, to compare what follows by itself with."""
+        return not self.rows and bool(self.then) and bool(self.then[0].rows)
+
+    @property
     def last_epoch(self) -> int:
         """Epoch of the last stage."""
         return self.epoch + len(self.then)

@@ -33,9 +33,12 @@ def test_figures_of_a_tuned_job(session):
     session.step(30, us=1000.0)
     first = zerotune.callbacks.figures()
     assert (first.step, first.epoch, first.step_s, first.tuned_share, first.saved_share) == (30, 0, 1e-3, 0.0, None)
-    session.step(70, epoch=3, us=800.0, tuned=9)
+    for _ in range(6):
+        session.step(8, epoch=3, us=800.0, tuned=9)
+        session.step(2, epoch=4, us=1000.0, tuned=9)
+    session.step(10, epoch=5, us=800.0, tuned=9)
     then = zerotune.callbacks.figures()
-    assert (then.step, then.epoch, then.tuned_share) == (100, 3, 0.9)
+    assert (then.step, then.epoch, then.tuned_share) == (100, 5, 0.9)
     assert then.saved_share == pytest.approx(0.2)
     assert set(then.scalars()) >= NAMES | {"zerotune/saved_ratio"}
 

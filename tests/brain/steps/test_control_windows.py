@@ -22,7 +22,7 @@ from benchmarks.lib.simulated.brain_world import (
 )
 from benchmarks.lib.simulated.earlier_jobs import knowledge
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Collective, Decision, Phase, Plan, StepRecord
+from zerotune.store.records import BASELINE, Collective, Decision, Phase, StepRecord
 from zerotune.store.step_times import SideBySide
 from zerotune.tuner.learning.brain import BrainSettings
 
@@ -66,10 +66,6 @@ def _true_gain(world: World, settled: dict[Call, float]) -> float:
     return 1.0 - (world.compute_us + sum(settled[call] for call in world.calls)) / own_us
 
 
-def _is_control(plan: Plan) -> bool:
-    return not plan.rows and any(stage.rows for stage in plan.then)
-
-
 @pytest.mark.parametrize("latency_steps", [1, 5])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(seed: int, latency_steps: int) -> None:
@@ -84,7 +80,7 @@ def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(seed: int, la
     assert 0.0 < saved.low_share < gain < saved.high_share
     assert saved.is_beyond_noise
     controls = {one.epoch for one in decisions if one.kind == "control"}
-    assert controls == {plan.epoch for plan in plans if _is_control(plan)}
+    assert controls == {plan.epoch for plan in plans if plan.is_control}
     n_lost = sum(step.epoch in controls for step in world.steps)
     assert n_lost <= 2 * len(controls), "each ends by itself, whatever is on its way"
     assert n_lost * gain <= 1.05 * 0.001 * len(world.steps)
@@ -131,9 +127,9 @@ def test_they_are_never_windows_of_another_plan_on_trial() -> None:
     n_controls = n_variants = 0
     for _ in range(600):
         for plan in play(world, brain, 1):
-            n_controls += _is_control(plan)
+            n_controls += plan.is_control
             n_variants += brain.variant is not None
-            assert not (_is_control(plan) and brain.variant is not None)
+            assert not (plan.is_control and brain.variant is not None)
     assert n_controls > 4
     assert n_variants > 4
 
@@ -162,7 +158,7 @@ def test_when_there_are_some(settings: BrainSettings, pressure: float, has_some:
     brain.decisions()
     world.memory_pressure = pressure
     plans = play(world, brain, 200)
-    assert any(map(_is_control, plans)) == has_some
+    assert any(plan.is_control for plan in plans) == has_some
     assert any(one.kind == "control" for one in brain.decisions()) == has_some
     assert settings.shadow or brain.keys[0].usual == best
 
@@ -172,4 +168,4 @@ def test_where_nothing_is_in_force_there_is_nothing_to_compare() -> None:
     brain = make_brain(world, settings=CONTROLLED)
     plans = play(world, brain, 300)
     assert all(one.usual.is_baseline for one in brain.keys)
-    assert not any(map(_is_control, plans))
+    assert not any(plan.is_control for plan in plans)
