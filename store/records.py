@@ -454,6 +454,11 @@ class Decision(msgspec.Struct, frozen=True):
     """
 
     @property
+    def is_control(self) -> bool:
+        """Whether it only says that NCCL's own choice runs for a control window, as many do, all alike."""
+        return self.kind == "control"
+
+    @property
     def is_of_job(self) -> bool:
         """Whether this concerns the whole job: its key is then only one of many."""
         return self.kind in OF_JOB or (self.kind == "keep" and self.reason.startswith(_OF_JOB_ONCE))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -19,25 +20,50 @@ from zerotune.agent.settings import AgentSettings
 from zerotune.store.errors import UserError
 from zerotune.store.job_names import is_job_name
 from zerotune.store.lockfile import LockFile
-from zerotune.store.records import StepRecord
+from zerotune.store.records import (
+    BASELINE,
+    Collective,
+    CommunicatorClass,
+    Decision,
+    DecisionKey,
+    Phase,
+    StepRecord,
+)
 from zerotune.store.sqlite.database import Store
+from zerotune.store.step_times import LEAST_BLOCKS
 from zerotune.store.wire import EndedJob, StatusReply
 from zerotune.tuner import cli
 from zerotune.tuner.client.holders import living_holder
-from zerotune.tuner.offline.jobs.before_after import MIN_STEPS, JobsRead
+from zerotune.tuner.offline.jobs.before_after import JobsRead
 from zerotune.tuner.offline.jobs.finding import id_of, job_of
 from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, gain_of, last_line, list_jobs
 from zerotune.tuner.offline.jobs.listing_shown import last_job_in_words, render
 from zerotune.tuner.offline.report.facts import gather
 from zerotune.tuner.offline.report.page import page as report_page
 
+WINDOWS = range(1001, 1012)
+"""Epochs of control windows."""
 
-def steps(*groups: tuple[int, int, float]) -> list[StepRecord]:
-    """Groups of (epoch, how many, duration): steps 1, 2, ... one after another, with a little noise."""
-    found: list[StepRecord] = []
-    for epoch, n_steps, duration_us in groups:
-        found += [StepRecord(1 + len(found) + at, epoch, duration_us * (1 + 0.002 * (at % 5))) for at in range(n_steps)]
+
+def steps(saved: float, n_untuned: int = 20) -> list[StepRecord]:
+    """Steps of 100 us, with a little noise; then 140 under a plan that saves this share, with 11 control windows."""
+    found = []
+    for step in range(1, n_untuned + 141):
+        window, place = divmod(step - n_untuned, 12)
+        is_own = window > 0 and place < 2
+        epoch = (1000 + window if is_own else 1) if step > n_untuned else 0
+        us = 100.0 * (1.0 if is_own or not epoch else 1.0 - saved)
+        found.append(StepRecord(step, epoch, us * (1 + 0.002 * (step * 3 % 5))))
     return found
+
+
+def record(store: Store, job: str, recorded: list[StepRecord]) -> None:
+    """Record a job's steps, and which epochs of theirs are control windows."""
+    store.record_steps(job, recorded)
+    key = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.other, 24)
+    ran = {one.epoch for one in recorded}
+    windows = [Decision(job, "fabric", key, BASELINE, one, "control", "") for one in WINDOWS if one in ran]
+    store.record_decisions(windows)
 
 
 @pytest.fixture
@@ -45,14 +71,14 @@ def path(tmp_path: Path) -> Path:
     where = tmp_path / "s.db"
     with Store.open(where, clock=lambda: 1000.0) as store:
         for name, recorded in (
-            ("faster", steps((0, 20, 100.0), (1, 200, 80.0))),
-            ("slower", steps((0, 20, 100.0), (1, 200, 110.0))),
-            ("same", steps((0, 20, 100.0), (1, 200, 100.0))),
-            ("untuned", steps((0, 50, 100.0))),
-            ("short", steps((0, 2, 100.0), (1, 3, 80.0))),
+            ("faster", steps(0.2)),
+            ("slower", steps(-0.1)),
+            ("same", steps(0.0)),
+            ("untuned", steps(0.0, n_untuned=50)[:50]),
+            ("short", steps(0.2, n_untuned=2)[:30]),
         ):
             store.record_job(f"job-{name}", "fabric", {}, 2, name)
-            store.record_steps(f"job-{name}", recorded)
+            record(store, f"job-{name}", recorded)
             store.update_job(f"job-{name}", ended_at_s=2000.0)
         store.record_job("sweep-1", "fabric", {}, 2)
         store.update_job("sweep-1", ended_at_s=2000.0)
@@ -80,7 +106,8 @@ def test_what_each_gained(path: Path) -> None:
 def test_rounding_is_no_gain(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s.db") as store:
         store.record_job("job", "fabric", {}, 2)
-        store.record_steps("job", [StepRecord(at, int(at > 20), 100.0 + 1e-12 * (at > 20)) for at in range(1, 200)])
+        exact = [msgspec.structs.replace(one, duration_us=100.0 + 1e-12 * (one.epoch == 1)) for one in steps(0.0)]
+        record(store, "job", exact)
     with Store.open(tmp_path / "s.db", read_only=True) as store:
         gain = gain_of(JobsRead(store), job_of(store, "job"))
     assert gain.kind is GainKind.within_noise
@@ -88,30 +115,12 @@ def test_rounding_is_no_gain(tmp_path: Path) -> None:
 
 def test_why_a_gain_is_unknown_and_what_it_takes_is_said_alike_everywhere(path: Path) -> None:
     (line,) = list_jobs(path, limit=1)
-    assert str(MIN_STEPS) in line.gain.why
+    assert str(LEAST_BLOCKS) in line.gain.why
     out = io.StringIO()
     render([line], Console(file=out, width=200))
     page = html.unescape(report_page(gather(path, line.job_id)))
     for text in (out.getvalue(), last_job_in_words(line), page):
         assert line.gain.why in text
-
-
-def test_a_job_whose_plan_came_at_once_is_compared_with_one_of_its_pace(path: Path) -> None:
-    import numpy as np
-
-    from zerotune.store.sqlite.database import MEASUREMENT
-
-    block = np.zeros(3, MEASUREMENT)
-    block["n_ranks"], block["n_nodes"], block["message_bytes"], block["collective"] = 2, 1, 4096, 2
-    block["algorithm"], block["protocol"], block["duration_us"] = 1, 2, 50.0
-    with Store.open(path) as store:
-        for job in ("job-faster", "job-warm"):
-            store.record_measurements("fabric", job, block)
-        store.record_job("job-warm", "fabric", {}, 2)
-        store.record_steps("job-warm", steps((0, 6, 100.0), (1, 200, 80.0)))
-        store.flush()
-        warm = job_of(store, "job-warm")
-        assert gain_of(JobsRead(store), warm).saved_percent == pytest.approx(20, abs=0.5)
 
 
 def test_how_jobs_end(path: Path) -> None:
@@ -145,7 +154,7 @@ def test_of_a_job_without_a_plan_is_said_how_many_steps_that_is_known_of(path: P
     """It trained on while no daemon ran: of those steps nothing is known."""
     with Store.open(path) as store:
         store.record_job("gaps", "fabric", {}, 2)
-        store.record_steps("gaps", [*steps((0, 5, 100.0)), StepRecord(300, 0, 100.0)])
+        store.record_steps("gaps", [*steps(0.0)[:5], StepRecord(300, 0, 100.0)])
         store.update_job("gaps", ended_at_s=4000.0)
     (line,) = list_jobs(path, limit=1)
     assert (line.gain.kind, line.n_steps) == (GainKind.no_plan, 301)
@@ -197,7 +206,7 @@ def answered(path: Path, monkeypatch) -> Callable[..., None]:
 def test_status_says_what_the_last_job_gained(path, answered, monkeypatch, capsys) -> None:
     with Store.open(path) as store:
         store.record_job("last", "fabric", {}, 2, "gpt")
-        store.record_steps("last", steps((0, 20, 100.0), (1, 200, 80.0)))
+        record(store, "last", steps(0.2))
         store.update_job("last", ended_at_s=4000.0)
     answered(ended=(EndedJob("last", 220, False, 1.0, "gpt"),))
     told = json.loads(run(monkeypatch, capsys, "status", "--endpoint", "ipc://x", "--json")[1])["last_job"]
@@ -220,7 +229,7 @@ def test_the_newest_job_that_is_over(path: Path) -> None:
     assert line.name == "short"
     with Store.open(path) as store:
         store.record_job("trains", "fabric", {}, 2)
-        store.record_steps("trains", steps((0, 3, 1.0)))
+        store.record_steps("trains", steps(0.0)[:3])
         store.flush()
         assert last_line(path) == line
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_material import FABRIC, FAST, N_STEPS, make_store, make_summaries
+from report_material import FABRIC, FAST, N_STEPS, control_windows, make_store, make_summaries
 
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.errors import UserError
@@ -138,10 +138,11 @@ def test_no_change_is_called_noise(store_path: Path, tmp_path: Path):
     assert not facts.before_after.changes[0].is_beyond_noise
 
 
-def test_without_summaries_the_job_is_compared_with_its_start(store_path: Path, tmp_path: Path):
-    facts = gather(store_path)
-    assert facts.before_after.changes[0].percent == pytest.approx(-30, abs=3)
-    assert "agent off" not in write_report(store_path, tmp_path / "r.html").read_text()
+def test_without_summaries_the_job_is_compared_with_its_control_windows(tmp_path: Path):
+    path = control_windows(make_store(tmp_path / "s.db"), "job-1", lambda step: 1.25 * step.duration_us)
+    facts = gather(path)
+    assert facts.before_after.changes[0].percent == pytest.approx(-20, abs=3)
+    assert "agent off" not in write_report(path, tmp_path / "r.html").read_text()
 
 
 def test_different_losses_are_shouted(store_path: Path, tmp_path: Path):
@@ -341,29 +342,8 @@ def test_in_a_real_browser(page_path: Path, tmp_path: Path, width: int):
     assert int(n_texts[1]) > 20
 
 
-def test_a_page_of_a_warm_start_takes_the_starts_of_jobs_alike(tmp_path: Path):
-    """5 untuned steps in each job, the first of them left out: two jobs have enough together."""
-    path = tmp_path / "s.db"
-    make_store(path, "cold", n_untuned=5)
-    alone = gather(path).before_after
-    assert not alone.changes
-    assert " 4 " in alone.explanation
-    assert "--no-agent --summary" in alone.remedy
-    make_store(path, "warm", n_untuned=5)
-    facts = gather(path, "warm")
-    assert facts.before_after.other_jobs == ("cold",)
-    change = facts.before_after.changes[0]
-    assert change.percent == pytest.approx(-27, abs=4)
-    assert change.high_percent - change.low_percent > 0.5, "8 steps of 3 % noise are not sure"
-    text = write_report(path, tmp_path / "r.html", job_id="warm").read_text()
-    assert " 2 jobs" in text
-
-
-def test_jobs_of_other_collectives_are_no_start_to_compare_with(tmp_path: Path):
-    path = tmp_path / "s.db"
-    make_store(path, "cold", n_untuned=5, sizes=[1 << 20])
-    make_store(path, "warm", n_untuned=5)
-    facts = gather(path, "warm")
+def test_collectives_are_told_by_their_medians_if_steps_are_not_compared(tmp_path: Path):
+    facts = gather(make_store(tmp_path / "s.db", n_untuned=5))
     assert not facts.before_after.changes
     own_us, us = facts.collectives_us() or (0.0, 0.0)
     assert us / own_us == pytest.approx(0.97, abs=0.02), "small ones gain 30 %, large ones are most of the time"

@@ -55,7 +55,7 @@ def _job(seed: int = 0, busy_from: float = math.inf) -> Kept:
 
 
 def _compared(steps: list[StepRecord], decisions: list[Decision]) -> SideBySide:
-    controls, found = {one.epoch for one in decisions if one.kind == "control"}, SideBySide()
+    controls, found = {one.epoch for one in decisions if one.is_control}, SideBySide()
     for step in steps:
         found.add(step, is_control=step.epoch in controls)
     return found
@@ -79,7 +79,7 @@ def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(seed: int, la
     assert gain > 0.01
     assert 0.0 < saved.low_share < gain < saved.high_share
     assert saved.is_beyond_noise
-    controls = {one.epoch for one in decisions if one.kind == "control"}
+    controls = {one.epoch for one in decisions if one.is_control}
     assert controls == {plan.epoch for plan in plans if plan.is_control}
     n_lost = sum(step.epoch in controls for step in world.steps)
     assert n_lost <= 2 * len(controls), "each ends by itself, whatever is on its way"
@@ -159,7 +159,7 @@ def test_when_there_are_some(settings: BrainSettings, pressure: float, has_some:
     world.memory_pressure = pressure
     plans = play(world, brain, 200)
     assert any(plan.is_control for plan in plans) == has_some
-    assert any(one.kind == "control" for one in brain.decisions()) == has_some
+    assert any(one.is_control for one in brain.decisions()) == has_some
     assert settings.shadow or brain.keys[0].usual == best
 
 
