@@ -334,9 +334,11 @@ class Plan(msgspec.Struct, frozen=True):
             raise ValueError(f"a plan of {1 + len(self.then)} stages; {MAX_STAGES} are possible")
 
     @property
-    def is_control(self) -> bool:
-        """Whether its first stage is a control window: NCCL's own choice, to compare what follows by itself with."""
-        return not self.rows and bool(self.then) and bool(self.then[0].rows)
+    def control_epochs(self) -> tuple[int, ...]:
+        """Epochs of its control windows: stages of NCCL's own choice between two that ask for something."""
+        stages = [stage for _, stage in self.stages()]
+        three = zip(stages, stages[1:], stages[2:], strict=False)
+        return tuple(own.epoch for before, own, after in three if before.rows and after.rows and not own.rows)
 
     @property
     def last_epoch(self) -> int:

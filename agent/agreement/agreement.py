@@ -329,8 +329,7 @@ class Agreement:
 
     def _take_part(self, change: PlanChange) -> Outcome:
         """Answer, learn the outcome, and carry it out."""
-        if change.plan.is_control:
-            self.controls = (*self.controls, change.plan.epoch)[-MOST_PLANS:]
+        self.controls = (*self.controls, *change.plan.control_epochs)[-MOST_PLANS:]
         try:
             answer = Answer(change.number, self._rank, self._members.answer(change))
         except Exception as error:  # promises nothing, so that nothing will be asked of this rank

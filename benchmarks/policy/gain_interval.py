@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from benchmarks.lib.reporting import Result, report
 from zerotune.store.records import StepRecord
-from zerotune.store.step_times import SideBySide
+from zerotune.store.step_times import NEIGHBOURS, SideBySide
 from zerotune.tuner.learning.policy.control import ControlWindows
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
 
@@ -108,7 +108,8 @@ def job(seed: int) -> Judged:
                 windows.put_off(step)
             else:
                 windows.begun(step, guess)
-                controls.update(range(step + 1, step + 1 + FIRST_LOOK_STEPS))
+                begin = step + 1 + NEIGHBOURS
+                controls.update(range(begin, begin + FIRST_LOOK_STEPS))
     saved = together.saved()
     if saved is None:
         return Judged(gain, -math.inf, math.inf, math.inf, n_steps, lost / total)

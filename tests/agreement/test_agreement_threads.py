@@ -382,15 +382,15 @@ def test_a_control_window_is_two_steps_of_nccls_own_choice_on_all_ranks(make_job
                 each.plugin.set_step(step)
 
     rows = (row(2, 5, Phase.forward_gather), row(2, 7, Phase.backward_gather))
-    plans = Plan(1, rows), Plan(2, then=(NextStage(n_steps=2, n_rows=0, rows=rows),))
-    assert [each.is_control for each in plans] == [False, True]
+    plans = Plan(1, rows), Plan(2, rows, then=(NextStage(4, n_rows=2), NextStage(2, n_rows=0, rows=rows)))
+    assert [each.control_epochs for each in plans] == [(), (3,)]
     train(lambda: True)
     ran = job.ranks[0].ran[WORLD]
     for n_changes, wanted in enumerate(plans, 1):
         job.offer(wanted)
         wait_for(lambda: min(job.n_changes()) == n_changes)  # noqa: B023
         n_before = len(ran)
-        train(lambda: ran[-1] == 7 and (not wanted.is_control or NO_PLAN in ran[n_before:]))  # noqa: B023
+        train(lambda: ran[-1] == 7 and (not wanted.then or NO_PLAN in ran[n_before:]))  # noqa: B023
     assert ran == job.ranks[1].ran[WORLD]
     began = ran.index(5)
     at = ran.index(NO_PLAN, began)
@@ -398,7 +398,7 @@ def test_a_control_window_is_two_steps_of_nccls_own_choice_on_all_ranks(make_job
     assert ran[began:at] == [5, 7] * ((at - began) // 2)
     assert ran[at : at + 4] == [NO_PLAN] * 4
     assert ran[at + 4 :] == [5, 7] * (len(ran[at + 4 :]) // 2)
-    assert [each.agreement.controls for each in job.ranks] == [(2,)] * 2
+    assert [each.agreement.controls for each in job.ranks] == [(3,)] * 2
 
 
 def test_without_bells_ranks_find_a_change_soon_after_the_start(make_job) -> None:

@@ -33,7 +33,7 @@ from zerotune.store.records import (
     Stage,
     StepRecord,
 )
-from zerotune.store.step_times import SideBySide
+from zerotune.store.step_times import NEIGHBOURS, SideBySide
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
@@ -209,7 +209,7 @@ class Brain(Inspection):
         plans = self._plans
         if not self._states or not (self._urgent or plans.is_due(self._step)):
             return None
-        self._urgent = False
+        is_urgent, self._urgent = self._urgent, False
         plans.plan_at(self._step)
         if plans.takes_over:
             plans.takes_over = False
@@ -228,14 +228,17 @@ class Brain(Inspection):
             self._step_feedback.consider_variants(self._step)
         self._step_feedback.show()
         may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
-        differs = plans.ask(self._policy.next_window(self._step, may_start=may_start, leads_rest_at=leads_rest_at))
+        is_control = not is_urgent and self._begins_control()
+        if is_control:
+            wanted = self._policy.run_usual()
+        else:
+            wanted = self._policy.next_window(self._step, may_start=may_start, leads_rest_at=leads_rest_at)
+        differs = plans.ask(wanted) or is_control
         variant = self._step_feedback.variants.running
         differs |= self._ahead.refresh() or plans.must_repeat
         plans.must_repeat = False
         latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
-        looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
-        is_control = not looks and self._begins_control()
-        if latest is not None and not (differs or is_control) and latest.plan.gathers_after_step == gathers_after_step:
+        if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             # What was promoted, and ran on trial until now, is in force without a new plan.
             was_tentative = bool(latest.tentative)
             is_trial = self._policy.explored()[: len(latest.candidates)]
@@ -244,30 +247,29 @@ class Brain(Inspection):
             if bool(latest.tentative) == was_tentative and not plans.is_fading(self._step):
                 return None
             # The same settings once more: they last now, or must not, or are renewed.
+        looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
         entry = self._scheduled(gathers_after_step, looks, is_control=is_control)
         plans.offer(entry, self._step)
         return entry.plan
 
     def _begins_control(self) -> bool:
-        """Whether NCCL's own choice runs next, everywhere and for two steps, beside what is usual.
+        """Whether NCCL's own choice runs next for a control window, and what is usual before and after it.
 
-        Not while steps are compared otherwise, nor where it could connect something: while memory is short, while rows
-        are ahead, or if it has not run at a key that runs something else.
+        Not while steps are compared otherwise, nor where it could connect something: while memory is short, or if it
+        has not run at a key that runs something else.
         """
         if self._step_feedback.is_busy or not self._controls.is_due(self._step):
             return False
         tuned = [state for state in self._states if not state.usual.is_baseline]
-        may_connect = self.memory.is_short or self._ahead.rows or any(one.default_setting is None for one in tuned)
-        if may_connect or not tuned:
+        if not tuned or self.memory.is_short or any(one.default_setting is None for one in tuned):
             self._controls.put_off(self._step)
             return False
-        if all(one.is_baseline for one in self._plans.asked):
-            return False  # this window runs what is usual nowhere
         saved = self._side_by_side.saved()
         by_calls = self.budget.saves_us * self.budget.n_steps / self.budget.training_us
-        self._controls.begun(self._step, by_calls if saved is None else saved.share)
+        gain = by_calls if saved is None else saved.share
+        self._controls.begun(self._step, gain, self._withdrawal.steps)
         words = "NCCL's own choice runs for two steps, to compare what is in force with"
-        self._note(Event(self._states[0], BASELINE, "control", words))
+        self._pending.append((Event(self._states[0], BASELINE, "control", words, self._step), self._plans.next + 1))
         return True
 
     def _scheduled(self, gathers_after_step: bool, looks: list[KeyState], *, is_control: bool) -> PlanInForce:
@@ -279,17 +281,18 @@ class Brain(Inspection):
         entry = self._stage(plans.next, gathers_after_step, first)
         last = entry
         if looks:
-            plans.ask(self._policy.end_first_looks(looks))
+            plans.ask(self._policy.run_usual([state.index for state in looks]))
             last = self._stage(plans.next + 1, gathers_after_step, first)
             n_steps = self._policy.price.look_steps([state.index for state in looks])
             entry = entry.followed_by(last, n_steps)
             plans.follow(last, n_steps)
         elif is_control:
-            last = self._stage(plans.next + 1, gathers_after_step, first)
             own = [BASELINE] * len(plans.asked), np.zeros(len(plans.asked), np.bool_)
-            entry = PlanInForce(*own, Plan(plans.next, (), gathers_after_step), is_control=True)
-            entry = entry.followed_by(last, FIRST_LOOK_STEPS)
-            plans.follow(last, FIRST_LOOK_STEPS)
+            window = PlanInForce(*own, Plan(plans.next + 1, (), gathers_after_step), is_control=True)
+            last = self._stage(plans.next + 2, gathers_after_step, first)
+            for stage, n_steps in ((window, NEIGHBOURS), (last, FIRST_LOOK_STEPS)):
+                entry = entry.followed_by(stage, n_steps)
+                plans.follow(stage, n_steps)
         if last.tentative:
             asked = {index: plans.asked[index] for index in last.tentative}
             plans.ask({index: self._states[index].incumbent for index in asked})

@@ -250,7 +250,7 @@ class Job:
         self._last_decisions.extend(headline(decision) for decision in decided if not decision.is_control)
         if proposed:
             self.offer = proposed[0]
-            if not self.offer.is_control:
+            if not self.offer.control_epochs:
                 self.windows.plan_offered(self.step)
         return self.offer if proposed else None, decided
 

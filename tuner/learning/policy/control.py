@@ -1,7 +1,8 @@
 """When NCCL's own choice runs again beside what is in force, so that a gain is a difference of neighbouring steps.
 
-A *control window* is two steps with no rows at all. The first ones come soon, as nothing is told from fewer than four.
-Later ones get rarer, and none comes before what all of them have lost is paid for.
+A *control window* is two steps with no rows at all, with four steps on either side in which nothing is on trial. The
+first ones come soon, as nothing is told from fewer than four. Later ones get rarer, and none comes before what all of
+them have lost is paid for.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from zerotune.store.step_times import LEAST_BLOCKS
+from zerotune.store.step_times import LEAST_BLOCKS, NEIGHBOURS
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
 
-FIRST_GAP: Final = 14.0
-"""Steps between the first windows, on average: each is compared with four steps on either side."""
+FIRST_GAP: Final = 7.0
+"""Steps from the first windows' last neighbours to the next one's first, on average: trials go on in these."""
 
 
 class ControlWindows:
@@ -35,20 +36,21 @@ class ControlWindows:
         return self._share > 0.0 and step >= self._due
 
     def put_off(self, step: int) -> None:
-        """There is nothing to be compared with."""
+        """There is nothing to compare with, or it must not be."""
         self._due = step + FIRST_GAP * self._chance.uniform(0.5, 1.5)
 
-    def begun(self, step: int, gain: float) -> None:
+    def begun(self, step: int, gain: float, window_steps: float = 1.0) -> None:
         """One begins at `step`.
 
         Args:
             step: the newest.
             gain: share of a step's time under NCCL's own choice that what is in force may save.
+            window_steps: how long a plan runs at least before the next one: trials shall have most of these.
         """
         self._n_windows += 1
         lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * max(gain, 0.0)  # with the next one
         n_first = LEAST_BLOCKS + LEAST_BLOCKS // 2  # some may have no neighbours
-        is_first = self._n_windows < n_first
+        is_first, rarer = self._n_windows < n_first, self._n_windows / n_first
         paid_at = 0.0 if is_first else lost_steps / self._share
-        gap = FIRST_GAP * max(1.0, self._n_windows / (4 * n_first))
-        self._due = max(step + FIRST_LOOK_STEPS, paid_at) + gap * self._chance.uniform(0.5, 1.5)
+        gap = max(FIRST_GAP, 2.0 * window_steps) if is_first else max(FIRST_GAP, 4.0 * window_steps) * rarer
+        self._due = max(step + 2 * NEIGHBOURS + FIRST_LOOK_STEPS, paid_at) + gap * self._chance.uniform(0.5, 1.5)
