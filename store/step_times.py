@@ -83,8 +83,8 @@ ROUGH: Final = 4.0
 """A block with a step so many standard deviations off all others, such as a checkpoint, is left out."""
 LEAST_SCATTER: Final = 1e-4
 """Steps (log) are believed to scatter by no less, as those of an emulation do not scatter at all."""
-Z: Final = 2.576
-"""As for an interval of 99 %: blocks are fewer and more alike than Student's t believes, and 95 % are to be kept."""
+Z: Final = 2.8
+"""As for 99.5 %: blocks are fewer and more alike than Student's t believes; one false claim in a hundred jobs is allowed."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,12 @@ class SideBySide:
             self._blocks.append((own, near))
 
     def saved(self) -> Saved | None:
-        """What the windows say together; None as long as they are too few."""
+        """What the windows say together; None as long as there are too few."""
         blocks = [*self._blocks]
         if len(blocks) < LEAST_BLOCKS:
             return None
+        if len(blocks) >= 4 * LEAST_BLOCKS:
+            del blocks[:LEAST_BLOCKS]  # of a time when less was in force
         own = np.array([np.mean(window) for window, _ in blocks])
         differences = own - np.array([np.mean(near) for _, near in blocks])
         smooth = _are_smooth(blocks, float(np.median(differences)))
