@@ -84,7 +84,7 @@ ROUGH: Final = 4.0
 LEAST_SCATTER: Final = 1e-4
 """Steps (log) are believed to scatter by no less, as those of an emulation do not scatter at all."""
 Z: Final = 2.8
-"""As for 99.5 %: blocks are fewer and more alike than Student's t believes; one false claim in a hundred jobs is allowed."""
+"""As for 99.5 %: blocks are fewer and more alike than Student's t believes. One claim in a hundred may be false."""
 
 
 @dataclass(frozen=True)
