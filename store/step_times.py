@@ -110,8 +110,8 @@ class Saved:
         return 100 * self.low_share > ROUNDING_PERCENT or 100 * self.high_share < -ROUNDING_PERCENT
 
 
-Block = tuple[list[float], list[float]]
-"""Log durations of a window's steps, and of its neighbours."""
+Block = list[float]
+"""Log durations of a window's first and last step, and of its neighbours."""
 
 
 class SideBySide:
@@ -123,6 +123,8 @@ class SideBySide:
         """Under plans."""
         self._open: tuple[list[StepRecord], list[StepRecord], list[StepRecord]] | None = None
         """Steps before, in and after the last window, as long as there are too few after it."""
+        self._is_told = True
+        self._saved: Saved | None = None
 
     @property
     def n_windows(self) -> int:
@@ -151,35 +153,35 @@ class SideBySide:
     def _close(self, before: list[StepRecord], window: list[StepRecord], after: list[StepRecord]) -> None:
         self._open = None
         if len(before) == NEIGHBOURS and after[-1].step - before[0].step <= MOST_APART:
-            own, near = ([math.log(one.duration_us) for one in steps] for steps in (window, (*before, *after)))
-            self._blocks.append((own, near))
+            steps = (window[0], window[-1], *before, *after)
+            self._blocks.append([math.log(one.duration_us) for one in steps])
+            self._is_told = False
 
     def saved(self) -> Saved | None:
         """What the windows say together; None as long as there are too few."""
-        blocks = [*self._blocks]
-        if len(blocks) < LEAST_BLOCKS:
-            return None
-        if len(blocks) >= 4 * LEAST_BLOCKS:
-            del blocks[:LEAST_BLOCKS]  # of a time when less was in force
-        own = np.array([np.mean(window) for window, _ in blocks])
-        differences = own - np.array([np.mean(near) for _, near in blocks])
-        smooth = _are_smooth(blocks, float(np.median(differences)))
-        if np.count_nonzero(smooth) >= LEAST_BLOCKS:
-            differences = differences[smooth]
-        mean, n_blocks = float(differences.mean()), len(differences)
-        half = _quantile(n_blocks - 1) * float(differences.std(ddof=1)) / math.sqrt(n_blocks)
-        share, low, high = (-math.expm1(-log) for log in (mean, mean - half, mean + half))
-        return Saved(share, low, high, n_blocks, math.exp(float(own.mean())))
+        if not self._is_told:
+            self._is_told = True  # before the blocks are read, as another thread may add one meanwhile
+            self._saved = _told([*self._blocks])
+        return self._saved
 
 
-def _are_smooth(blocks: list[Block], difference: float) -> Array:
-    """Which blocks hold no step far from the others, a window's compared as if it were a neighbour's, shape [n]."""
-    apart = []
-    for window, near in blocks:
-        alike = np.append(near, np.array(window) - difference)
-        apart.append(np.abs(alike - np.median(alike)))
-    scatter = max(LEAST_SCATTER, 1.4826 * float(np.median(np.concatenate(apart))))
-    return np.array([one.max() <= ROUGH * scatter for one in apart])
+def _told(blocks: list[Block]) -> Saved | None:
+    if len(blocks) < LEAST_BLOCKS:
+        return None
+    if len(blocks) >= 4 * LEAST_BLOCKS:
+        del blocks[:LEAST_BLOCKS]  # of a time when less was in force
+    steps = np.array(blocks)
+    own = steps[:, :2].mean(axis=1)
+    differences = own - steps[:, 2:].mean(axis=1)
+    steps[:, :2] -= np.median(differences)  # as if they were neighbours: a step far off is as likely in a window
+    apart = np.abs(steps - np.median(steps, axis=1, keepdims=True))
+    smooth = apart.max(axis=1) <= ROUGH * max(LEAST_SCATTER, 1.4826 * float(np.median(apart)))
+    if np.count_nonzero(smooth) >= LEAST_BLOCKS:
+        differences = differences[smooth]
+    mean, n_blocks = float(differences.mean()), len(differences)
+    half = _quantile(n_blocks - 1) * float(differences.std(ddof=1)) / math.sqrt(n_blocks)
+    share, low, high = (-math.expm1(-log) for log in (mean, mean - half, mean + half))
+    return Saved(share, low, high, n_blocks, math.exp(float(own.mean())))
 
 
 def _quantile(freedom: int) -> float:
