@@ -106,7 +106,7 @@ def job(seed: int) -> Judged:
         if windows.is_due(step):
             if step < adopted_at:
                 windows.put_off(step)
-            else:
+            elif windows.is_calm(step, "adopted"):
                 windows.begun(step, guess)
                 begin = step + 1 + NEIGHBOURS
                 controls.update(range(begin, begin + FIRST_LOOK_STEPS))

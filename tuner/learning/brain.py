@@ -264,6 +264,8 @@ class Brain(Inspection):
         if not tuned or self.memory.is_short or any(one.default_setting is None for one in tuned):
             self._controls.put_off(self._step)
             return False
+        if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._withdrawal.steps):
+            return False
         saved = self._side_by_side.saved()
         by_calls = self.budget.saves_us * self.budget.n_steps / self.budget.training_us
         gain = by_calls if saved is None else saved.share

@@ -8,6 +8,7 @@ them have lost is paid for.
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 from typing import Final
 
 from zerotune.store.step_times import LEAST_BLOCKS, NEIGHBOURS
@@ -30,14 +31,28 @@ class ControlWindows:
         self._chance = random.Random(seed)
         self._n_windows = 0
         self._due = 0.0
+        self._usual: Hashable = ()
+        self._n_waits = 0
 
     def is_due(self, step: int) -> bool:
         """Whether one should begin at `step`, if something is in force that it can be compared with."""
         return self._share > 0.0 and step >= self._due
 
-    def put_off(self, step: int) -> None:
-        """There is nothing to compare with, or it must not be."""
-        self._due = step + FIRST_GAP * self._chance.uniform(0.5, 1.5)
+    def put_off(self, step: int, window_steps: float = 1.0) -> None:
+        """There is nothing to compare with, or it must not be; a plan runs for `window_steps` at least."""
+        self._due = step + max(FIRST_GAP, 2.0 * window_steps) * self._chance.uniform(0.5, 1.5)
+
+    def is_calm(self, step: int, usual: Hashable, window_steps: float = 1.0) -> bool:
+        """Whether what is `usual` is what it was at the last look, or that was waited for long enough; else it waits.
+
+        While a job begins more and more is in force: windows of then would tell different gains.
+        """
+        if usual == self._usual or self._n_waits == 2 * LEAST_BLOCKS:
+            self._n_waits = 0
+            return True
+        self._usual, self._n_waits = usual, self._n_waits + 1
+        self.put_off(step, window_steps)
+        return False
 
     def begun(self, step: int, gain: float, window_steps: float = 1.0) -> None:
         """One begins at `step`.
