@@ -189,13 +189,16 @@ def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_pa
                   for ran, at, us in ((BASELINE_RAN, 0, 400.0), (RING, 20, 200.0)))  # fmt: skip
     with Store.open(path) as opened:
         opened.record_job("job", "fabric", {}, 2)
-        opened.record_steps("job", [StepRecord(step, step // 20, 800.0 if step < 20 else 600.0) for step in range(100)])
+        windows = {step: 2 + step // 12 for step in range(36, 140) if step % 12 < 2}
+        epochs = [0] * 20 + [windows.get(step, 1) for step in range(20, 140)]
+        opened.record_steps("job", [StepRecord(at, one, 600.0 if one == 1 else 800.0) for at, one in enumerate(epochs)])
         opened.record_decisions([decided("promote", RING, "faster", 1)])
+        opened.record_decisions([decided("control", BASELINE, "a window", one) for one in {*windows.values()}])
         opened.record_measurements("fabric", "job", np.concatenate([own, tuned]))
         opened.flush()
     (one,) = explanations.explain(path, None, None, None, None)
     (line,) = list_jobs(path, limit=1)
-    assert (one.saved_us, one.saved_percent) == (200.0, 25.0)
+    assert (one.saved_us, one.saved_percent) == (200.0, pytest.approx(25.0))
     assert one.saved_percent == pytest.approx(line.gain.saved_percent)
     assert one.job.gain == line.gain
     words = explained(monkeypatch, capsys, "--store", str(path))

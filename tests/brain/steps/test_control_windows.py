@@ -25,6 +25,7 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, Decision, Phase, StepRecord
 from zerotune.store.step_times import SideBySide
 from zerotune.tuner.learning.brain import BrainSettings
+from zerotune.tuner.learning.policy.control import ControlWindows
 
 CONTROLLED = BrainSettings(control_share=0.001)
 NAME = "h100_ib_2"
@@ -171,3 +172,18 @@ def test_where_nothing_is_in_force_there_is_nothing_to_compare() -> None:
     plans = play(world, brain, 300)
     assert all(one.usual.is_baseline for one in brain.keys)
     assert not any(plan.control_epochs for plan in plans)
+
+
+def test_they_wait_while_more_and_more_comes_into_force_but_not_for_ever() -> None:
+    windows, begun = ControlWindows(0.001), []
+    for step in range(400):
+        if windows.is_due(step) and windows.is_calm(step, min(step, 60)):
+            windows.begun(step, 0.1)
+            begun.append(step)
+    assert min(begun) > 60, "until then something new was in force at every look"
+    restless, first = ControlWindows(0.001), None
+    for step in range(400):
+        if first is None and restless.is_due(step) and restless.is_calm(step, step):
+            first = step
+    assert first is not None
+    assert 40 < first < 100

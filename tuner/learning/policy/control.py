@@ -46,6 +46,14 @@ class ControlWindows:
         """Whether what is `usual` is what it was at the last look, or that was waited for long enough; else it waits.
 
         While a job begins more and more is in force: windows of then would tell different gains.
+
+        Args:
+            step: the newest.
+            usual: what is in force when nothing is on trial.
+            window_steps: how long a plan runs at least.
+
+        Returns:
+            True: one may begin now.
         """
         if usual == self._usual or self._n_waits == 2 * LEAST_BLOCKS:
             self._n_waits = 0
