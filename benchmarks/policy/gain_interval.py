@@ -6,7 +6,7 @@ Jobs have 100 to 5,000 steps, noise of 0.3 to 6 % with heavy tails, which neighb
 drift, other paces, checkpoints, bursts, and a host that is busy for 1,000 steps. Their true gain is -2 to 30 %; one job
 of three has none. Control windows come by the module that decides on them in a real job, and the comparison is the one
 that `zerotune jobs` and the line at a job's end make. Claims are counted over jobs without a gain, coverage over all of
-which something is told.
+which something is told; costs over those with a gain, apart for short jobs, whose first windows are never paid for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARE = 0.001
 """Of step time, what control windows may lose: as the daemon has it."""
 GAINS = (-0.02, -0.01, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 REPAID = 2500
-"""In jobs of so many steps the first windows are paid for, whatever the gain."""
+"""In jobs of so many steps most have paid for their first windows; with 30 % to gain that takes 3,600."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -124,15 +124,19 @@ def figures(judged: list[Judged]) -> list[Result]:
     held = np.mean([one.low <= one.gain <= one.high for one in told])
     widths = [one.high - one.low for one in told if one.n_steps >= 1000]
     seen = [one.low > 0 for one in told if one.gain >= 0.05]
-    costs = [one.cost_share for one in judged if one.n_steps >= REPAID]
+    gaining = [one for one in judged if one.gain > 0.0]  # in others windows lose nothing
+    long = [one.cost_share for one in gaining if one.n_steps >= REPAID]
+    short = [one.cost_share for one in gaining if one.n_steps < REPAID]
     return [
         Result("gain_interval_coverage", float(held), "ratio", ">= 0.93"),
         Result("gain_claimed_where_none", float(np.mean([one.low > 0 for one in none])), "ratio", "<= 0.01"),
         Result("loss_claimed_where_none", float(np.mean([one.high < 0 for one in none])), "ratio", "<= 0.01"),
-        Result("first_figure_steps", float(np.percentile(late, 95)), "steps", "<= 100"),
+        Result("first_figure_steps", max(late), "steps", "<= 100"),
         Result("gain_interval_width", float(np.median(widths)), "ratio"),
         Result("gain_of_5_percent_seen", float(np.mean(seen)), "ratio"),
-        Result("control_cost_share", float(np.mean(costs)), "ratio", f"<= {SHARE}"),
+        Result("control_cost_share", float(np.mean(long)), "ratio", f"<= {SHARE}"),
+        Result("control_cost_share_worst", max(long), "ratio", f"<= {SHARE}"),
+        Result("control_cost_share_short", float(np.mean(short)), "ratio", f"<= {SHARE}"),
     ]
 
 
