@@ -19,7 +19,8 @@ from zerotune.store.records import PlanRow, size_class
 
 if TYPE_CHECKING:
     from zerotune.agent.nccl.library import Plugin
-    from zerotune.agent.steps.recent_steps import RecentSteps, Saved
+    from zerotune.agent.steps.recent_steps import RecentSteps
+    from zerotune.store.step_times import Saved
 
 LEAST_STEPS: Final = 100
 """A job of fewer steps may end before anything could be tried and judged."""
@@ -54,7 +55,7 @@ class Facts:
     """The rows that are kept (`kept`)."""
     n_steps: int = 0
     saved: Saved | None = None
-    """None: too few steps to compare."""
+    """None: too few control windows to compare."""
     has_plan_file: bool = False
     is_exact: bool = False
     """Only what computes nothing may be tuned."""
@@ -85,7 +86,7 @@ def line(facts: Facts) -> str:
         also = "".join(f"; {reason.value.format(detail=detail)}" for reason, detail in reasons)
         also += "; --numerics exact leaves what computes to NCCL" if facts.is_exact else ""
         also += "" if facts.has_plan_file else "; `zerotune explain`"  # no daemon keeps anything of such a job
-        return f"zerotune: {n_tuned} of {counted(n_all, 'collective')} tuned, {_gain(facts.saved)}{also}"
+        return f"zerotune: {n_tuned} of {counted(n_all, 'collective')} tuned, {_gain(facts)}{also}"
     return untuned(*_why(facts, counted(n_all, "collective")))
 
 
@@ -119,14 +120,15 @@ def _why(facts: Facts, collectives: str) -> tuple[Reason, str]:
     return Reason.nothing_better, f"{collectives} in {counted(facts.n_steps, 'step')}"
 
 
-def _gain(saved: Saved | None) -> str:
-    if saved is None:
-        return "gain unknown: too few steps to compare"
+def _gain(facts: Facts) -> str:
+    if (saved := facts.saved) is None:
+        why = "under a plan file nothing is compared" if facts.has_plan_file else "not yet compared"
+        return f"gain unknown: {why} with NCCL's own choice"
     percent, uncertain = 100 * saved.share, 100 * saved.uncertain_share
-    if abs(percent) <= uncertain:
+    if not saved.is_beyond_noise:
         return f"steps neither faster nor slower beyond noise (± {uncertain:.1f} %)"
     change = "faster" if percent > 0 else "slower"
-    return f"steps {abs(percent):.1f} % ± {uncertain:.1f} {change} than before the first plan"
+    return f"steps {abs(percent):.1f} % ± {uncertain:.1f} {change} than NCCL's own choice beside them"
 
 
 def _kind(question: Question) -> Question:
@@ -144,8 +146,8 @@ def _is_tuned(question: Question, rows: Sequence[PlanRow]) -> bool:
     )
 
 
-def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -> tuple[list[PlanRow], set[int]]:
-    """The rows that ask for something and are kept, and the plans that had one of them.
+def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -> list[PlanRow]:
+    """The rows that ask for something and are kept.
 
     A row is kept if it rests in force, or ran in enough of the latest steps: a setting that is compared with NCCL's own
     choice in turns runs in about every second step, one on trial in few.
@@ -155,7 +157,7 @@ def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -
         n_steps: that ran of late, by epoch.
 
     Returns:
-        Rows, each once, and epochs.
+        Rows, each once.
     """
     epochs_of: dict[PlanRow, set[int]] = {}
     for epoch, rows in rows_of.items():
@@ -163,12 +165,11 @@ def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -
             if not row.candidate.is_baseline:
                 epochs_of.setdefault(msgspec.structs.replace(row, reason="", model_id=""), set()).add(epoch)
     last, least = max(rows_of, default=0), max(1.0, KEPT_SHARE * sum(n_steps.values()))
-    found = {
-        row: epochs
+    return [
+        row
         for row, epochs in epochs_of.items()
         if last in epochs or sum(n_steps.get(epoch, 0) for epoch in epochs) >= least
-    }
-    return [*found], set().union(*found.values())
+    ]
 
 
 def tell(
@@ -207,7 +208,7 @@ def tell(
     if os.environ.get(QUIET) == "1":
         return
     counts = plugin.counters() if plugin is not None else None
-    rows, epochs = kept(rows_of, steps.epochs())
+    rows = kept(rows_of, steps.epochs())
     facts = Facts(
         n_ranks=group.n_ranks,
         backends=group.backends,
@@ -219,7 +220,7 @@ def tell(
         questions=questions,
         rows=rows,
         n_steps=n_steps,
-        saved=steps.saved(epochs),
+        saved=steps.saved(),
         has_plan_file=settings.plan_path is not None,
         is_exact=settings.is_exact,
         has_heard=has_heard,

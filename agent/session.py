@@ -55,7 +55,7 @@ class Session:
         self._settings = settings
         self._plugin = plugin
         self._summary = SummaryWriter(settings.summary_path) if settings.summary_path else None
-        self._recent_steps = RecentSteps()
+        self._recent_steps = RecentSteps(self._is_control)
         self._queue = StepQueue()
         self._costs = CostBook()
         sinks = [self._recent_steps.add, self._queue.add]
@@ -108,6 +108,10 @@ class Session:
         return self._membership.agreement.counters() if self._membership is not None else None
 
     # ---- training thread ---------------------------------------------------------------------
+
+    def _is_control(self, epoch: int) -> bool:
+        """Whether NCCL's own choice runs under this plan, so that what is in force is compared with it."""
+        return self._membership is not None and epoch in self._membership.agreement.controls
 
     def on_region(self, region: int) -> None:
         """The program entered another region of the step."""

@@ -334,6 +334,13 @@ class Plan(msgspec.Struct, frozen=True):
             raise ValueError(f"a plan of {1 + len(self.then)} stages; {MAX_STAGES} are possible")
 
     @property
+    def control_epochs(self) -> tuple[int, ...]:
+        """Epochs of its control windows: stages of NCCL's own choice between two that ask for something."""
+        stages = [stage for _, stage in self.stages()]
+        three = zip(stages, stages[1:], stages[2:], strict=False)
+        return tuple(own.epoch for before, own, after in three if before.rows and after.rows and not own.rows)
+
+    @property
     def last_epoch(self) -> int:
         """Epoch of the last stage."""
         return self.epoch + len(self.then)
@@ -427,9 +434,10 @@ class Decision(msgspec.Struct, frozen=True):
     epoch: int
     kind: str
     """`explore`, `promote`, `keep`, `rollback`, `prior` (known from earlier runs) or `lead` (runs in most steps, though
-    not proven to be faster); `pace`, `regime`, `variant`, `takeover` and `shadow` concern the whole job
+    not proven to be faster); `pace`, `regime`, `variant`, `takeover`, `shadow` and `control` concern the whole job
     (`is_of_job`): training's own pace or the network has changed, another plan was compared with the one in force,
-    another daemon began to decide, what a daemon in shadow would have gained.
+    another daemon began to decide, what a daemon in shadow would have gained, NCCL's own choice runs for a control
+    window, under this epoch.
     """
     reason: str
     predicted_us: float | None = None
@@ -448,12 +456,17 @@ class Decision(msgspec.Struct, frozen=True):
     """
 
     @property
+    def is_control(self) -> bool:
+        """Whether it only says that NCCL's own choice runs for a control window, as many do, all alike."""
+        return self.kind == "control"
+
+    @property
     def is_of_job(self) -> bool:
         """Whether this concerns the whole job: its key is then only one of many."""
         return self.kind in OF_JOB or (self.kind == "keep" and self.reason.startswith(_OF_JOB_ONCE))
 
 
-OF_JOB: Final = ("pace", "regime", "variant", "takeover", "shadow")
+OF_JOB: Final = ("pace", "regime", "variant", "takeover", "shadow", "control")
 _OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
 """How the reasons of decisions about the whole job began, before such decisions had kinds of their own."""
 

@@ -1,12 +1,22 @@
-"""What steps take, in one figure, and how sure a difference of two such figures is."""
+"""How sure a difference of step times is: of neighbouring steps within one job, and of two runs.
+
+Training and machines change as a job goes on, and no plan is the reason. So each control window, two steps of NCCL's
+own choice, is compared with four steps on either side alone: drift cancels, and what lasts longer is in both. Each of
+these *blocks* gives one difference; many give a mean, and an interval by Student's t. `python -m benchmarks
+gain_interval` measures how often that is true.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from zerotune.store.records import StepRecord
 
 Array = NDArray[Any]
 
@@ -59,3 +69,126 @@ def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
     starts = chance.integers(0, len(values) - length + 1, (_N_RESAMPLES, n_blocks, 1))
     taken = values[starts + np.arange(length)].reshape(_N_RESAMPLES, -1)[:, : len(values)]
     return np.asarray(np.median(taken, axis=1))
+
+
+NEIGHBOURS: Final = 4
+"""Steps on either side of a control window that it is compared with."""
+MOST_APART: Final = 20
+"""A block whose first and last step are further apart has lost steps in between, and is none."""
+LEAST_BLOCKS: Final = 4
+"""Fewer say nothing."""
+MOST_BLOCKS: Final = 256
+"""The newest are kept."""
+ROUGH: Final = 4.0
+"""A block with a step so many standard deviations off all others, such as a checkpoint, is left out."""
+LEAST_SCATTER: Final = 1e-4
+"""Steps (log) are believed to scatter by no less, as those of an emulation do not scatter at all."""
+Z: Final = 2.8
+"""As for 99.5 %: blocks are fewer and more alike than Student's t believes. One claim in a hundred may be false."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """By which share of NCCL's own time steps are shorter, with an interval that holds it in 95 of 100 jobs."""
+
+    share: float
+    low_share: float
+    high_share: float
+    n_windows: int
+    """That were compared."""
+    own_us: float
+    """What a step takes under NCCL's own choice, by geometric mean of the windows."""
+
+    @property
+    def uncertain_share(self) -> float:
+        """Half of the interval."""
+        return (self.high_share - self.low_share) / 2.0
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether the interval excludes no gain at all."""
+        return 100 * self.low_share > ROUNDING_PERCENT or 100 * self.high_share < -ROUNDING_PERCENT
+
+
+Block = list[float]
+"""Log durations of a window's first and last step, and of its neighbours."""
+
+
+class SideBySide:
+    """Takes steps in their order, and keeps what is needed to compare neighbours."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[Block] = deque(maxlen=MOST_BLOCKS)
+        self._latest: deque[StepRecord] = deque(maxlen=NEIGHBOURS)
+        """Under plans."""
+        self._open: tuple[list[StepRecord], list[StepRecord], list[StepRecord]] | None = None
+        """Steps before, in and after the last window, as long as there are too few after it."""
+        self._is_told = True
+        self._saved: Saved | None = None
+
+    @property
+    def n_windows(self) -> int:
+        """Windows that have neighbours on either side."""
+        return len(self._blocks)
+
+    def add(self, step: StepRecord, *, is_control: bool) -> None:
+        """Take in a step; `is_control` says whether its plan was a control window's."""
+        if step.epoch == 0:  # no plan was in force, or none any more
+            self._latest.clear()
+            self._open = None
+        elif not step.is_whole or step.duration_us <= 0.0:
+            return
+        elif is_control:
+            if self._open is None or self._open[2]:
+                self._open = [*self._latest], [], []
+            if len(self._open[1]) < MOST_APART:
+                self._open[1].append(step)
+        else:
+            self._latest.append(step)
+            if self._open is not None:
+                self._open[2].append(step)
+                if len(self._open[2]) == NEIGHBOURS:
+                    self._close(*self._open)
+
+    def _close(self, before: list[StepRecord], window: list[StepRecord], after: list[StepRecord]) -> None:
+        self._open = None
+        if len(before) == NEIGHBOURS and after[-1].step - before[0].step <= MOST_APART:
+            steps = (window[0], window[-1], *before, *after)
+            self._blocks.append([math.log(one.duration_us) for one in steps])
+            self._is_told = False
+
+    def saved(self) -> Saved | None:
+        """What the windows say together; None as long as there are too few."""
+        if not self._is_told:
+            self._is_told = True  # before the blocks are read, as another thread may add one meanwhile
+            self._saved = _told([*self._blocks])
+        return self._saved
+
+
+def _told(blocks: list[Block]) -> Saved | None:
+    if len(blocks) < LEAST_BLOCKS:
+        return None
+    if len(blocks) >= 4 * LEAST_BLOCKS:
+        del blocks[:LEAST_BLOCKS]  # of a time when less was in force
+    steps = np.array(blocks)
+    own = steps[:, :2].mean(axis=1)
+    differences = own - steps[:, 2:].mean(axis=1)
+    steps[:, :2] -= np.median(differences)  # as if they were neighbours: a step far off is as likely in a window
+    apart = np.abs(steps - np.median(steps, axis=1, keepdims=True))
+    smooth = apart.max(axis=1) <= ROUGH * max(LEAST_SCATTER, 1.4826 * float(np.median(apart)))
+    if np.count_nonzero(smooth) >= LEAST_BLOCKS:
+        differences = differences[smooth]
+    mean, n_blocks = float(differences.mean()), len(differences)
+    half = _quantile(n_blocks - 1) * float(differences.std(ddof=1)) / math.sqrt(n_blocks)
+    share, low, high = (-math.expm1(-log) for log in (mean, mean - half, mean + half))
+    return Saved(share, low, high, n_blocks, math.exp(float(own.mean())))
+
+
+def _quantile(freedom: int) -> float:
+    """Student's t beyond which as little lies as beyond `Z` in a normal distribution: Cornish and Fisher's series."""
+    terms: tuple[float, ...] = (
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+    )
+    return Z + sum(term / float(freedom**order) for order, term in enumerate(terms, 1))

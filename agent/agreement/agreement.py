@@ -148,6 +148,8 @@ class Agreement:
         self._left_out: dict[str, str] = {}
         self.rows_of: dict[int, tuple[PlanRow, ...]] = {}
         """The rows of the latest plans that communicators adopted, by epoch, as rank 0 knows."""
+        self.controls: tuple[int, ...] = ()
+        """Epochs of the latest control windows, known before they begin."""
         self.state = "starting"
         self.n_refused_plans = 0
         self.incarnation: int | None = None
@@ -327,6 +329,7 @@ class Agreement:
 
     def _take_part(self, change: PlanChange) -> Outcome:
         """Answer, learn the outcome, and carry it out."""
+        self.controls = (*self.controls, *change.plan.control_epochs)[-MOST_PLANS:]
         try:
             answer = Answer(change.number, self._rank, self._members.answer(change))
         except Exception as error:  # promises nothing, so that nothing will be asked of this rank

@@ -32,7 +32,7 @@ class Figures(NamedTuple):
     tuned_share: float | None = None
     """Of this rank's collectives since the look before, those that a plan's setting applied to."""
     saved_share: float | None = None
-    """Of a step's time, against this job's own steps at NCCL's own choice; see `RecentSteps.saved_share`."""
+    """Of a step's time, against NCCL's own choice in the steps beside it; see `RecentSteps.saved`."""
     budget_spent_share: float | None = None
     """Of step time, what exploring has cost."""
     health: str = OFF
@@ -105,13 +105,13 @@ class Watch:
 
     def _look(self, session: Session) -> Figures:
         steps, (status, health) = session.recent_steps, last_word.look(session)
-        last, step_us = steps.last, steps.step_us()
+        last, step_us, saved = steps.last, steps.step_us(), steps.saved()
         return Figures(
             step=last.step if last is not None else 0,
             epoch=last.epoch if last is not None else 0,
             step_s=None if step_us is None else step_us / 1e6,
             tuned_share=self._tuned_share(session),
-            saved_share=steps.saved_share(),
+            saved_share=None if saved is None else saved.share,
             budget_spent_share=None if status is None else status.exploration_spent_percent / 100,
             health=health,
         )

@@ -69,6 +69,7 @@ RUNS: Final = (
     Run("first_contact", "first_contact", timeout_s=2 * 3600.0),
     Run("brain_safety", f"brain_safety {ON_A_GPU}"),
     Run("brain_safety_all_known", "brain_safety"),
+    Run("gain_interval", "gain_interval", shown=("gain_interval_width", "gain_of_5_percent_seen")),
     Run("policy_regret", "policy_regret --ours-only", shown=("calls_to_95_percent_of_all_gain",)),
     Run("policy_regret_generated", "policy_regret --ours-only --calls 100 --generated 12 --only generated --sealed"),
     Run("policy_regret_recorded", f"policy_regret --ours-only {RECORDINGS} --sealed", shown=("recorded_grids",)),

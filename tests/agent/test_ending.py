@@ -12,7 +12,7 @@ import pytest
 
 from zerotune.agent.ending import LEAST_STEPS, Facts, line
 from zerotune.agent.reasons import Reason
-from zerotune.agent.steps.recent_steps import RecentSteps, Saved
+from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -24,6 +24,7 @@ from zerotune.store.records import (
     Protocol,
     StepRecord,
 )
+from zerotune.store.step_times import Saved
 
 QUESTIONS = ((8, 1, int(Collective.all_gather), 1 << 20), (8, 1, int(Collective.reduce_scatter), 1 << 20))
 NCCL = {"n_ranks": 8, "backends": "cuda:nccl"}
@@ -68,9 +69,9 @@ def test_each_reason_is_told_by_its_code_and_with_its_details(reason: Reason) ->
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
-        (Saved(0.031, 0.004), "3.1 % ± 0.4"),
-        (Saved(-0.02, 0.01), "2.0 % ± 1.0"),
-        (Saved(0.01, 0.02), "(± 2.0 %)"),
+        (Saved(0.031, 0.027, 0.035, 9, 1e3), "3.1 % ± 0.4"),
+        (Saved(-0.02, -0.03, -0.01, 9, 1e3), "2.0 % ± 1.0"),
+        (Saved(0.01, -0.01, 0.03, 9, 1e3), "(± 2.0 %)"),
         (None, "unknown"),
     ],
 )
@@ -80,26 +81,39 @@ def test_what_was_gained(saved: Saved | None, words: str) -> None:
     assert code(line(facts)) not in Reason.__members__
 
 
-def test_the_gain_is_that_of_steps_under_what_is_kept() -> None:
-    steps = RecentSteps()
-    for step in range(1, 300):
-        turn = 0 if step <= 100 else 1 + step // 50 % 2
-        steps.add(StepRecord(step, turn, (900.0 if turn == 1 else 1000.0) + step * 37 % 101 / 5))
-    saved = steps.saved({1})
-    assert saved is not None
-    assert saved.share == pytest.approx(0.1, abs=0.005)
-    assert steps.epochs()[1] > 50
+def _played(n_windows: int, own_us: float, busy_from: int = 1000) -> RecentSteps:
+    """Steps of 900 us under plans, with windows of NCCL's own choice among them, under odd epochs."""
+    steps = RecentSteps(lambda epoch: epoch % 2 == 1)
+    for step in range(20 + 12 * n_windows):
+        window, place = divmod(step - 20, 12)
+        is_own = window >= 0 and place in (4, 5)
+        epoch = 0 if step < 10 else 2 + 2 * window + (1 if is_own else 2 * (place > 5))
+        us = own_us if is_own or not epoch else 900.0
+        steps.add(StepRecord(step, epoch, (2.0 if step >= busy_from else 1.0) * us + step * 37 % 101 / 5))
+    return steps
 
 
-def test_a_gain_comes_with_how_sure_it_is() -> None:
-    steps = RecentSteps()
-    for step in range(1, 200):
-        steps.add(StepRecord(step, int(step > 100), (1000.0 if step <= 100 else 900.0) + step * 37 % 101 / 5))
-    saved = steps.saved()
+def test_a_gain_is_told_from_neighbours_and_with_how_sure_it_is() -> None:
+    assert _played(3, 1000.0).saved() is None, "not yet"
+    saved = _played(12, 1000.0).saved()
     assert saved is not None
-    assert saved.share == pytest.approx(0.1, abs=0.005)
-    assert 0 < saved.uncertain_share < 0.01
-    assert steps.saved_share() == saved.share
+    assert saved.n_windows == 12
+    assert saved.low_share < 0.1 < saved.high_share
+    assert 0 < saved.uncertain_share < 0.015
+    assert saved.is_beyond_noise
+
+
+def test_what_makes_all_steps_longer_is_no_loss() -> None:
+    saved = _played(12, 900.0, busy_from=80).saved()
+    assert saved is not None
+    assert not saved.is_beyond_noise
+
+
+def test_steps_without_a_plan_are_neighbours_of_none() -> None:
+    steps = RecentSteps(lambda epoch: epoch % 2 == 1)
+    for step in range(120):
+        steps.add(StepRecord(step, 0 if step % 3 else 1 + step % 2, 1000.0))
+    assert steps.saved() is None
 
 
 BEGIN = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -360,6 +361,38 @@ def test_stages_follow_by_themselves_and_phases_by_the_history_of_calls(make_job
     job.ranks[0].agreement.withdraw()
     wait_until(lambda: min(job.n_changes()) == 2)
     job.call_until(NO_PLAN)
+
+
+def test_a_control_window_is_two_steps_of_nccls_own_choice_on_all_ranks(make_job) -> None:
+    """Rows that tell phases apart go on by themselves after it, and each rank knows its epoch."""
+    job, n_steps = make_job(2), itertools.count(1)
+
+    def train(is_enough: Callable[[], bool]) -> None:
+        for step in itertools.takewhile(lambda step: step % 1000 or not is_enough(), n_steps):
+            for each in job.ranks:
+                for phase in (Phase.forward_gather, Phase.backward_gather):
+                    each.plugin.set_phase(int(phase))
+                    each.ran[WORLD].append(each.sides[WORLD].call(1 << 20))
+                each.plugin.set_step(step)
+
+    rows = (row(2, 5, Phase.forward_gather), row(2, 7, Phase.backward_gather))
+    plans = Plan(1, rows), Plan(2, rows, then=(NextStage(4, n_rows=2), NextStage(2, n_rows=0, rows=rows)))
+    assert [each.control_epochs for each in plans] == [(), (3,)]
+    train(lambda: True)
+    ran = job.ranks[0].ran[WORLD]
+    for n_changes, wanted in enumerate(plans, 1):
+        job.offer(wanted)
+        wait_until(lambda: min(job.n_changes()) == n_changes)  # noqa: B023
+        n_before = len(ran)
+        train(lambda: ran[-1] == 7 and (not wanted.then or NO_PLAN in ran[n_before:]))  # noqa: B023
+    assert ran == job.ranks[1].ran[WORLD]
+    began = ran.index(5)
+    at = ran.index(NO_PLAN, began)
+    assert at % 2 == 0, "where a step begins"
+    assert ran[began:at] == [5, 7] * ((at - began) // 2)
+    assert ran[at : at + 4] == [NO_PLAN] * 4
+    assert ran[at + 4 :] == [5, 7] * (len(ran[at + 4 :]) // 2)
+    assert [each.agreement.controls for each in job.ranks] == [(3,)] * 2
 
 
 def test_without_bells_ranks_find_a_change_soon_after_the_start(make_job) -> None:

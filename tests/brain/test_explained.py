@@ -19,7 +19,6 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.decided import proven_decisions, settled_decisions
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.offline import explanations, explanations_shown
-from zerotune.tuner.offline.jobs.before_after import NOTICED_WITHIN_STEPS
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +146,7 @@ def test_another_pace_is_told_with_the_step_that_showed_it_and_as_news_of_the_jo
     assert len(told) == 1
     assert told[0].is_of_job
     assert told[0].step is not None
-    assert 2 <= told[0].step - changed_at <= NOTICED_WITHIN_STEPS
+    assert 2 <= told[0].step - changed_at <= 10
     assert all(one.step is not None for one in brain.decisions())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,15 +23,18 @@ class Served(Exception):
     """In place of a daemon that runs."""
 
 
+Settings = partial(BrainSettings, control_share=0.001)  # as in every daemon that people start
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        ((), BrainSettings()),
-        (("--budget-percent", "2.5"), BrainSettings(budget_fraction=0.025)),
-        (("--budget-percent", "100", "--memory-threshold", "1"), BrainSettings(1.0, 1.0)),
-        (("--memory-threshold", "0.8"), BrainSettings(memory_threshold=0.8)),
-        (("--no-explore",), BrainSettings(explore=False)),
-        (("--shadow",), BrainSettings(shadow=True)),
+        ((), Settings()),
+        (("--budget-percent", "2.5"), Settings(budget_fraction=0.025)),
+        (("--budget-percent", "100", "--memory-threshold", "1"), Settings(1.0, 1.0)),
+        (("--memory-threshold", "0.8"), Settings(memory_threshold=0.8)),
+        (("--no-explore",), Settings(explore=False)),
+        (("--shadow",), Settings(shadow=True)),
     ],
 )
 def test_options_are_the_settings_of_its_brains_and_told_by_status(words, meant, tmp_path: Path, monkeypatch):

@@ -29,6 +29,7 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner import cli
 from zerotune.tuner.offline import explanations
+from zerotune.tuner.offline.jobs.listing import list_jobs
 from zerotune.tuner.offline.report.facts import gather
 
 PLACE = CommunicatorClass(2, 1)
@@ -102,6 +103,28 @@ def test_the_tuner_whose_choice_the_baseline_is_is_named(store: Path, monkeypatc
     assert "tuner ofi" in explained(monkeypatch, capsys, "--store", str(store))
     explained_as_json = json.loads(explained(monkeypatch, capsys, "--store", str(store), "--json"))
     assert {one["job"]["baseline"] for one in explained_as_json} == {"ofi"}
+
+
+def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_path: Path, monkeypatch, capsys):
+    path, own_setting = tmp_path / "s.db", Candidate(Algorithm.ring, Protocol.simple, 1)
+    own, tuned = (measured(20, 1 << 20, ran, step=range(at, at + 20), duration_us=us, is_default=ran == own_setting)
+                  for ran, at, us in ((own_setting, 0, 400.0), (RING, 20, 200.0)))  # fmt: skip
+    with Store.open(path) as opened:
+        opened.record_job("job", "fabric", {}, 2)
+        windows = {step: 2 + step // 12 for step in range(36, 140) if step % 12 < 2}
+        epochs = [0] * 20 + [windows.get(step, 1) for step in range(20, 140)]
+        opened.record_steps("job", [StepRecord(at, one, 600.0 if one == 1 else 800.0) for at, one in enumerate(epochs)])
+        opened.record_decisions([decided("promote", RING, "faster", 1)])
+        opened.record_decisions([decided("control", BASELINE, "a window", one) for one in {*windows.values()}])
+        opened.record_measurements("fabric", "job", np.concatenate([own, tuned]))
+        opened.flush()
+    (one,) = explanations.explain(path, None, None, None, None)
+    (line,) = list_jobs(path, limit=1)
+    assert (one.saved_us, one.saved_percent) == (200.0, pytest.approx(25.0))
+    assert one.saved_percent == pytest.approx(line.gain.saved_percent)
+    assert one.job.gain == line.gain
+    words = explained(monkeypatch, capsys, "--store", str(path))
+    assert words.count("+200 us (+25.0 %)") == 3, "of the key, of all calls, and of whole steps"
 
 
 def test_a_trial_that_no_step_ran_under_is_none(tmp_path: Path, monkeypatch, capsys):

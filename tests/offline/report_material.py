@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,22 @@ def make_store(
         store.record_measurements(described.fabric_id, job_id, _measurements(chance, sizes))
         store.record_decisions(_decisions(job_id, described.fabric_id, reason))
         store.update_job(job_id, stage=Stage.zero3)
+        store.flush()
+    return path
+
+
+def control_windows(path: Path, job_id: str, own_us: Callable[[StepRecord], float], *, first: int = 30) -> Path:
+    """Give a recorded job control windows: every twelfth and thirteenth step, from `first` on, takes `own_us`."""
+    with Store.open(path) as store:
+        fabric_id = next(job.fabric_id for job in store.jobs() if job.job_id == job_id)
+        steps = [step for step in store.steps(job_id) if step.step >= first and step.epoch]
+        key = DecisionKey(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, size_class(16 << 10))
+        for step in steps:
+            window, place = divmod(step.step, 12)
+            if place < 2:
+                us, epoch = own_us(step), 1000 + window
+                store.record_steps(job_id, [StepRecord(step.step, epoch, us, 0.3 * us)])
+                store.record_decisions([Decision(job_id, fabric_id, key, BASELINE, epoch, "control", "a window")])
         store.flush()
     return path
 

@@ -1,13 +1,12 @@
-"""The report never takes training's own pace, nor the network's, for a plan's doing."""
+"""Of one job only neighbours are compared: no change of training's own pace passes for a plan's doing."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import msgspec
 import pytest
-from report_material import make_store
+from report_material import control_windows, make_store
 
 from zerotune.store.records import (
     BASELINE,
@@ -16,79 +15,95 @@ from zerotune.store.records import (
     Decision,
     DecisionKey,
     Phase,
+    StepRecord,
     size_class,
 )
 from zerotune.store.sqlite.database import Store
+from zerotune.store.step_times import LEAST_BLOCKS
 from zerotune.tuner.offline.report import gather, write_report
 
 KEY = DecisionKey(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, size_class(16 << 10))
 PACE = "training's own pace changed: steps take 2.00 times as long with the same settings"
 
 
-def slowed(path: Path, news: Decision, *, since: int, factor: float = 2.0, job_id: str = "job-1") -> Path:
-    """The made-up job, whose steps take `factor` times as long from `since` on, of which `news` tells."""
-    if not path.exists() or all(job.job_id != job_id for job in _jobs(path)):
-        make_store(path, job_id)
+def slowed(path: Path, *, since: int, factor: float) -> Path:
+    """The made-up job, whose steps take `factor` times as long from `since` on."""
+    make_store(path)
     with Store.open(path) as store:
-        fabric_id = next(job.fabric_id for job in store.jobs() if job.job_id == job_id)
         steps = [
-            msgspec.structs.replace(step, duration_us=factor * step.duration_us, exposed_us=step.exposed_us)
-            for step in store.steps(job_id)
-            if step.step >= since
+            StepRecord(one.step, one.epoch, factor * one.duration_us, factor * 0.3 * one.duration_us)
+            for one in store.steps("job-1")
+            if one.step >= since
         ]
-        store.record_steps(job_id, steps)
-        store.record_decisions([msgspec.structs.replace(news, job_id=job_id, fabric_id=fabric_id)])
+        store.record_steps("job-1", steps)
         store.flush()
     return path
 
 
-def _jobs(path: Path):
-    with Store.open(path, read_only=True) as store:
-        return store.jobs()
+def own(saved: float):
+    """What a step takes under NCCL's own choice that takes this share less under a plan."""
+    return lambda step: step.duration_us / (1.0 - saved)
 
 
-def told(kind: str, step: int | None, *, epoch: int = 7, reason: str = PACE) -> Decision:
-    return Decision("", "", KEY, BASELINE, epoch, kind, reason, step=step)
+@pytest.mark.parametrize("saved", [0.1, 0.0, -0.1])
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_the_gain_is_that_of_neighbours_whatever_the_pace(saved: float, factor: float, tmp_path: Path):
+    path = control_windows(slowed(tmp_path / "s.db", since=110, factor=factor), "job-1", own(saved))
+    step_time, exposed = gather(path).before_after.changes
+    for change in (step_time, exposed):
+        assert change.low_percent < -100 * saved < change.high_percent
+        assert change.is_beyond_noise == (saved != 0.0)
+        assert change.after_us == pytest.approx(change.before_us * (1 + change.percent / 100))
+    assert (step_time.name, exposed.name) == ("step time", "exposed communication")
 
 
-@pytest.mark.parametrize("kind", ["pace", "regime"])
-def test_a_bigger_batch_is_not_headlined_as_a_plans_doing(kind: str, tmp_path: Path):
-    """Epoch 6 begins at step 120; twice as long from step 150 on, as it would be with twice the batch."""
-    path = slowed(tmp_path / "s.db", told(kind, 153), since=150)
+def test_without_enough_control_windows_nothing_is_claimed(tmp_path: Path):
+    """Older versions left none."""
+    path = slowed(tmp_path / "s.db", since=110, factor=3.0)
     found = gather(path).before_after
-    change = found.changes[0]
-    assert change.percent == pytest.approx(-27, abs=5), "what plans did before, by the last quarter of steps 20 to 142"
-    assert (found.part.first, found.part.end) == (0, 143), "noticed at step 153"
-    assert "step 153" in found.explanation
-    assert "step 153, epoch 7: " in write_report(path, tmp_path / "r.html").read_text()
-
-
-def test_a_pace_that_changed_before_the_first_plan_leaves_out_what_was_before(tmp_path: Path):
-    path = slowed(tmp_path / "s.db", told("pace", 10, epoch=1), since=8, factor=3.0)
-    found = gather(path).before_after
-    assert found.changes[0].percent == pytest.approx(-27, abs=4)
-    assert found.part.first == 10
-    with Store.open(path, read_only=True) as store:
-        n_before = len([step for step in store.steps("job-1") if 10 <= step.step < 20])
-    assert n_before == 10
-
-
-def test_a_pace_that_changed_soon_after_the_first_plan_leaves_nothing_to_compare(tmp_path: Path):
-    found = gather(slowed(tmp_path / "s.db", told("pace", 40, epoch=2), since=38)).before_after
     assert not found.changes
-    assert re.search(r"\b10 .*\b32 .* step 30 ", found.explanation)
+    assert str(LEAST_BLOCKS) in found.explanation
     assert "--no-agent --summary" in found.remedy
+    few = gather(control_windows(path, "job-1", own(0.1), first=160)).before_after
+    assert not few.changes
+    assert f" {LEAST_BLOCKS - 1} " in few.explanation
 
 
-def test_steps_after_a_plan_was_lifted_are_no_start(tmp_path: Path):
-    """A plan expires where its daemon has died; what runs then is not what the job began with."""
+def test_steps_whose_windows_have_lost_their_neighbours_are_left_out(tmp_path: Path):
+    """The daemon was away: what it heard of last, and first of all again, is no neighbourhood."""
     path = make_store(tmp_path / "s.db")
+    with Store.open(path) as store:
+        late = [msgspec.structs.replace(one, step=one.step + 12 * one.step // 4) for one in store.steps("job-1")]
+        store.record_job("sparse", "f", {}, 2)
+        store.record_steps("sparse", late)
+        store.flush()
+    assert not gather(control_windows(path, "sparse", own(0.1)), "sparse").before_after.changes
+
+
+def test_a_lifted_plan_is_no_neighbour(tmp_path: Path):
+    """A plan expires if its daemon has died; what runs then is NCCL's own choice, too, but not beside a plan."""
+    path = control_windows(make_store(tmp_path / "s.db"), "job-1", own(0.1))
     before = gather(path).before_after.changes[0]
     with Store.open(path) as store:
-        lifted = [one for one in store.steps("job-1") if 60 <= one.step < 90]
-        store.record_steps(
-            "job-1", [msgspec.structs.replace(one, epoch=0, duration_us=9 * one.duration_us) for one in lifted]
-        )
+        lifted = [one for one in store.steps("job-1") if 60 <= one.step < 72]
+        store.record_steps("job-1", [StepRecord(one.step, 0, 9 * one.duration_us) for one in lifted])
         store.flush()
     after = gather(path).before_after.changes[0]
-    assert after.before_us == before.before_us
+    assert after.percent == pytest.approx(before.percent, abs=1.5)
+
+
+def test_windows_are_no_news_and_a_change_of_pace_is(tmp_path: Path):
+    path = control_windows(slowed(tmp_path / "s.db", since=150, factor=2.0), "job-1", own(0.1))
+    with Store.open(path) as store:
+        fabric_id = next(job.fabric_id for job in store.jobs())
+        store.record_decisions([Decision("job-1", fabric_id, KEY, BASELINE, 7, "pace", PACE, step=153)])
+        store.flush()
+    facts = gather(path)
+    page = write_report(path, tmp_path / "r.html").read_text()
+    assert "step 153, epoch 7: " in page
+    assert "a window" not in page
+    assert facts.changes_at == [153]
+    assert all(one.kind in ("promote", "keep") for one in facts.settled().values())
+    reasons = {one.key: one.decision.reason for one in facts.explained() if one.decision is not None}
+    assert KEY in reasons
+    assert not any("pace" in reason for reason in reasons.values())

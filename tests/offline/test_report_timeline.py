@@ -58,10 +58,20 @@ def table(exposed_us: float) -> CollectiveTable:
     return CollectiveTable(rows, durations.astype(np.float32), np.ones(40, bool), steps)
 
 
-def test_one_trace_gives_before_and_after():
-    before, after = timelines([table(1.0)])
-    assert before.exposed_us == pytest.approx(200, rel=0.02)
-    assert after.exposed_us == pytest.approx(100, rel=0.02)
-    assert before.step_us == pytest.approx(300, rel=0.02)
+def test_a_trace_gives_its_end_and_two_give_before_and_after():
+    (settled,) = timelines([table(1.0)])
+    assert "NCCL" not in settled.label
+    assert settled.exposed_us == pytest.approx(100, rel=0.02)
+    assert settled.step_us == pytest.approx(200, rel=0.02)
     two = timelines([table(1.0), replace(table(1.0), job_id="second")])
-    assert [one.exposed_us for one in two] == [after.exposed_us] * 2
+    assert [one.exposed_us for one in two] == [settled.exposed_us] * 2
+
+
+def test_a_trace_without_any_plan_has_no_after():
+    whole = table(1.0)
+    steps = whole.steps.copy()
+    steps["epoch"] = 0
+    (own,) = timelines([replace(whole, steps=steps)])
+    assert "NCCL" in own.label
+
+

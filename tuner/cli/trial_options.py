@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,6 +11,9 @@ from zerotune.store.errors import UserError
 
 if TYPE_CHECKING:
     from zerotune.tuner.learning.brain import BrainSettings
+
+CONTROL_SHARE: Final = 0.001
+"""Share of step time that control windows may lose."""
 
 BudgetPercent = Annotated[
     float | None,
@@ -103,6 +106,7 @@ def brain_settings(
         explore=not no_explore,
         shadow=shadow,
         is_exact=numerics is NumericsChoice.exact,
+        control_share=CONTROL_SHARE,
     )
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from zerotune.agent.nccl.catalog import TUNABLE
 from zerotune.store.records import (
+    BASELINE,
     LEAST_US,
     Candidate,
     Collective,
@@ -32,6 +33,7 @@ from zerotune.store.records import (
     Stage,
     StepRecord,
 )
+from zerotune.store.step_times import NEIGHBOURS, SideBySide
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
@@ -40,10 +42,11 @@ from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
+from zerotune.tuner.learning.policy.control import ControlWindows
 from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
-from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.equal_channels import RunsFewer
@@ -64,6 +67,8 @@ class BrainSettings(msgspec.Struct, frozen=True):
     """Decide and explain, but carry nothing out (`ShadowBrain`)."""
     is_exact: bool = False
     """Try and use nothing that could change a bit of the results."""
+    control_share: float = 0.0
+    """Share of step time that control windows may lose; 0: there are none."""
 
     def options(self) -> DaemonOptions:
         """The settings as `zerotune status` shows them."""
@@ -105,6 +110,8 @@ class Brain(Inspection):
         self._attribution = Attribution(self.budget, self._surrogate, self._stop_catastrophe)
         self._fewer = RunsFewer()
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
+        self._controls = ControlWindows(0.0 if settings.shadow else settings.control_share)
+        self._side_by_side = SideBySide()
         self._step = 0
         self._urgent = True
         self._asks_book = True  # and nothing else, the first time, though many steps may be known by then
@@ -169,6 +176,8 @@ class Brain(Inspection):
                 self._policy.connect_nothing()
             self._urgent |= before != (self.memory.is_short, self.memory.is_falling)
         self._plans.step_ran(step.epoch)
+        if (in_force := self._plans.get(step.epoch)) is not None:
+            self._side_by_side.add(step, is_control=in_force.is_control)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
             self._policy.price.exposed.finished(step.step, step.exposed_us)
         if is_timed and step.is_whole:
@@ -200,7 +209,7 @@ class Brain(Inspection):
         plans = self._plans
         if not self._states or not (self._urgent or plans.is_due(self._step)):
             return None
-        self._urgent = False
+        is_urgent, self._urgent = self._urgent, False
         plans.plan_at(self._step)
         if plans.takes_over:
             plans.takes_over = False
@@ -219,7 +228,12 @@ class Brain(Inspection):
             self._step_feedback.consider_variants(self._step)
         self._step_feedback.show()
         may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
-        differs = plans.ask(self._policy.next_window(self._step, may_start=may_start, leads_rest_at=leads_rest_at))
+        is_control = not is_urgent and self._begins_control()
+        if is_control:
+            wanted = self._policy.run_usual()
+        else:
+            wanted = self._policy.next_window(self._step, may_start=may_start, leads_rest_at=leads_rest_at)
+        differs = plans.ask(wanted) or is_control
         variant = self._step_feedback.variants.running
         differs |= self._ahead.refresh() or plans.must_repeat
         plans.must_repeat = False
@@ -234,11 +248,31 @@ class Brain(Inspection):
                 return None
             # The same settings once more: they last now, or must not, or are renewed.
         looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
-        entry = self._scheduled(gathers_after_step, looks)
+        entry = self._scheduled(gathers_after_step, looks, is_control=is_control)
         plans.offer(entry, self._step)
         return entry.plan
 
-    def _scheduled(self, gathers_after_step: bool, looks: list[KeyState]) -> PlanInForce:
+    def _begins_control(self) -> bool:
+        """Whether NCCL's own choice runs next for a control window, and what is usual before and after it.
+
+        Not while steps are compared otherwise, nor where it could connect something: while memory is short, or if it
+        has not run at a key that runs something else.
+        """
+        if self._step_feedback.is_busy or not self._controls.is_due(self._step):
+            return False
+        tuned = [state for state in self._states if not state.usual.is_baseline]
+        if not tuned or self.memory.is_short or any(one.default_setting is None for one in tuned):
+            self._controls.put_off(self._step)
+            return False
+        if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._withdrawal.steps):
+            return False
+        saved = self._side_by_side.saved()
+        self._controls.begun(self._step, 0.0 if saved is None else saved.share, self._withdrawal.steps)
+        words = "NCCL's own choice runs for two steps, to compare what is in force with"
+        self._pending.append((Event(self._states[0], BASELINE, "control", words, self._step), self._plans.next + 1))
+        return True
+
+    def _scheduled(self, gathers_after_step: bool, looks: list[KeyState], *, is_control: bool) -> PlanInForce:
         """What is asked for now as a plan that ends by itself: first looks after two steps, trials once unwatched."""
         plans, variant = self._plans, self._step_feedback.variants.running
         changed = () if variant is None else variant.changes
@@ -247,11 +281,18 @@ class Brain(Inspection):
         entry = self._stage(plans.next, gathers_after_step, first)
         last = entry
         if looks:
-            plans.ask(self._policy.end_first_looks(looks))
+            plans.ask(self._policy.run_usual([state.index for state in looks]))
             last = self._stage(plans.next + 1, gathers_after_step, first)
             n_steps = self._policy.price.look_steps([state.index for state in looks])
             entry = entry.followed_by(last, n_steps)
             plans.follow(last, n_steps)
+        elif is_control:
+            own = [BASELINE] * len(plans.asked), np.zeros(len(plans.asked), np.bool_)
+            window = PlanInForce(*own, Plan(plans.next + 1, (), gathers_after_step), is_control=True)
+            last = self._stage(plans.next + 2, gathers_after_step, first)
+            for stage, n_steps in ((window, NEIGHBOURS), (last, FIRST_LOOK_STEPS)):
+                entry = entry.followed_by(stage, n_steps)
+                plans.follow(stage, n_steps)
         if last.tentative:
             asked = {index: plans.asked[index] for index in last.tentative}
             plans.ask({index: self._states[index].incumbent for index in asked})

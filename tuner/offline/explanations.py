@@ -278,7 +278,8 @@ def by_keys(decisions: Sequence[Decision]) -> dict[DecisionKey, list[Decision]]:
 
 def news_of(decisions: Sequence[Decision]) -> list[str]:
     """Decisions that concern the whole job, as text, in order."""
-    return [f"{when(decision)}: {decision.reason}" for decision in decisions if decision.is_of_job]
+    told = (one for one in decisions if one.is_of_job and not one.is_control)
+    return [f"{when(decision)}: {decision.reason}" for decision in told]
 
 
 Guesses = tuple[str, list[dict[str, Any]]]

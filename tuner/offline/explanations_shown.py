@@ -112,7 +112,7 @@ def _render_savings(
             if gain is not None and gain.saved_us is not None:
                 is_noise = gain.kind is GainKind.within_noise
                 words = "nothing beyond noise" if is_noise else _saved(gain.saved_us, gain.saved_percent)
-                _indented(console, f"whole steps: {words}, from before the first plan to now")
+                _indented(console, f"whole steps: {words}, against NCCL's own choice beside them")
             elif gain is not None and gain.kind is GainKind.unknown:
                 _indented(console, f"whole steps: {unknown_gain(gain)}")
     if quiet:

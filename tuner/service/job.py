@@ -247,10 +247,11 @@ class Job:
 
         if self._brain is not None:
             self.tell(ask)
-        self._last_decisions.extend(headline(decision) for decision in decided)
+        self._last_decisions.extend(headline(decision) for decision in decided if not decision.is_control)
         if proposed:
             self.offer = proposed[0]
-            self.windows.plan_offered(self.step)
+            if not self.offer.control_epochs:
+                self.windows.plan_offered(self.step)
         return self.offer if proposed else None, decided
 
     def set_knowledge(self, knowledge: object) -> None:

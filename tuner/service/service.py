@@ -418,6 +418,8 @@ class Service:
         if decided:
             self._store.record_decisions(decided)
             for decision in decided:
+                if decision.is_control:
+                    continue
                 _log.info("job %s: %s", job.job_id, headline(decision))
         if job.stage != stage:
             self._store.update_job(job.job_id, stage=job.stage)

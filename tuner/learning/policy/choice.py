@@ -146,11 +146,14 @@ class Policy:
         """Keys at which this window tries what nobody has proved and this job has not measured."""
         return [one for one in self._unmeasured() if one.runs_trial and one.index not in self._shown]
 
-    def end_first_looks(self, states: list[KeyState]) -> dict[int, Candidate]:
-        """These trials give way before the next window; what runs then, by key index."""
-        for state in states:
+    def run_usual(self, keys: Iterable[int] | None = None) -> dict[int, Candidate]:
+        """At these keys what is on trial gives way until the next window, or everywhere; what runs there, by index."""
+        found = {}
+        for index in {*self.trials, *self.leads, *self._touched} if keys is None else keys:
+            state = self.states[index]
             state.runs_trial, state.runs_lead = False, state.lead is not None
-        return {state.index: state.runs for state in states}
+            found[index] = state.runs
+        return found
 
     def explored(self) -> Flags:
         """At which keys this window tries something that nothing has spoken for yet."""

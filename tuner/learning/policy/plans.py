@@ -21,6 +21,7 @@ from zerotune.store.records import (
     PlanRow,
     size_class_range,
 )
+from zerotune.store.step_times import NEIGHBOURS
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import covering
 from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, CallEvidence
@@ -52,6 +53,8 @@ class PlanInForce(NamedTuple):
     """What it runs instead of what keys would by themselves."""
     ahead: tuple[PlanRow, ...] = ()
     """What was asked for keys that were not known yet."""
+    is_control: bool = False
+    """NCCL's own choice everywhere, to compare what is in force with."""
 
     @property
     def tentative(self) -> list[int]:
@@ -93,7 +96,7 @@ class Plans:
         """The epoch in force."""
         self._active_since = 0
         self._looks: dict[int, int] = {}
-        """Epochs of first looks, and after how many steps they end by themselves."""
+        """Epochs of what ends by itself, first looks and control windows for example; and after how many steps."""
         self._rests: dict[int, int] = {}
         """Epochs at which what was on trial has given way by itself; and after how many steps."""
         self.next = 1
@@ -218,7 +221,9 @@ class Plans:
         """Whether the next plan may replace the one in force."""
         if self._offered is not None and not self._is_overdue(step):
             return False
-        return self._steps_in_epoch > 0 and step != self._planned_at_step
+        before = self._plans.get(self._active - 1)
+        least_steps = NEIGHBOURS if before is not None and before.is_control else 1
+        return self._steps_in_epoch >= least_steps and step != self._planned_at_step
 
     def plan_at(self, step: int) -> None:
         """A plan is thought of; what should have been adopted long ago is waited for no longer."""
@@ -239,7 +244,7 @@ class Plans:
         self._withdrawal.offered(entry.plan.epoch)
 
     def follow(self, after: PlanInForce, after_steps: int) -> None:
-        """The plan before `after` is a first look, and gives way to that by itself, so many steps later."""
+        """The stage before `after`, a first look for example, gives way to that by itself, so many steps later."""
         self._looks[after.plan.epoch - 1] = after_steps
         self.add(after)
 

@@ -355,6 +355,8 @@ class StepFeedback:
         states = self._policy.states
         guard, extra_us = self._guard, self._attribution.extra_us.pop(step.step, 0.0)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
+        if in_force is not None and in_force.is_control:
+            return False  # it says nothing of what is on trial, and is no usual step
         without_extra_us = max(step.duration_us - extra_us, 0.2 * step.duration_us)
         duration_us = self.kinds.usual_us(step.step, without_extra_us)
         if duration_us is None:

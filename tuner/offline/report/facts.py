@@ -36,13 +36,11 @@ from zerotune.tuner.offline.jobs.before_after import (
     is_of_pace,
     of_job,
     of_summaries,
-    part_around_first_plan,
 )
 from zerotune.tuner.offline.jobs.finding import job_of
 from zerotune.tuner.offline.jobs.summary import RunSummary, check_alike, compared_job, read_summary
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.offline.report.step_timeline import only_steps
 
 Array = NDArray[Any]
 
@@ -193,11 +191,6 @@ def gather(
         here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
     before, after = runs or (None, None)
     traced = [load_table(path, likely_job_id=job.job_id) for path in traces]
-    part = part_around_first_plan(steps, decisions)
-    if part.explanation and [table.job_id for table in traced] == [job.job_id]:
-        # Of one trace, its beginning is drawn beside its end: both of one pace.
-        numbers = traced[0].steps["step"]
-        traced = [only_steps(traced[0], numbers[part.holds(numbers)])]
     return Facts(
         job, fabric, steps, decisions, measurements, before, after, compared, here, everywhere, traced, tuple(traces)
     )  # fmt: skip

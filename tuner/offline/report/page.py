@@ -167,13 +167,9 @@ def _timeline_picture(facts: Facts) -> Picture | None:
         f"Orange: communication that computation waited for, {exposed}. Where a rank waited is inferred from the order"
         f" and times of its collectives; the step time that this gives is within {max(error, 0.1):.1f} % of the logged."
     )
-    if facts.before_after.part is not None and len(facts.traced) == 1:
-        caption += " Both are of the part of the job that is compared."
     others = [table.job_id for table in facts.traced if table.job_id != facts.job.job_id]
     if len(facts.traced) == 1 and others:
         caption += f" The trace is of another job, {others[0] or 'which it does not name'}."
-    if len(steps) == 1 and step_timeline.is_planned(facts.traced[0]):
-        caption += " No step before is shown: too few ran under NCCL's own choice in this trace."
     return _picture(figure, "timeline", "One step before and after" if len(steps) > 1 else "One step", caption)
 
 

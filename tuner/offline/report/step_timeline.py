@@ -40,30 +40,20 @@ class StepTimeline:
 
 
 def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
-    """Before and after: the last quarters of two traces, or start and end of one; a reason where neither is known.
-
-    A trace with too few steps at its start (a warm start has a plan within a few steps) gives its end alone.
-    """
+    """A step of each trace's last quarter: before and after if there are two; a reason if one is not known."""
+    labels = ["before", "after"]
     if len(tables) == 1:
-        table = tables[0]
-        if not is_planned(table):
-            only = _timeline("one settled step, under NCCL's own choice", _settled(table))
-            return only if isinstance(only, str) else [only]
-        end = _timeline("after", _settled(table))
-        start = _timeline("before: under NCCL's own choice", _under_no_plan(table))
-        if isinstance(end, str):
-            return end
-        return [replace(end, label="one settled step")] if isinstance(start, str) else [start, end]
+        labels = ["one settled step" if _is_planned(tables[0]) else "one settled step, under NCCL's own choice"]
     found = []
-    for label, table in zip(("before", "after"), tables, strict=False):
+    for label, table in zip(labels, tables, strict=True):
         step = _timeline(label, _settled(table))
         if isinstance(step, str):
-            return f"{label}: {step}"
+            return f"{label}: {step}" if len(tables) > 1 else step
         found.append(step)
     return found
 
 
-def is_planned(table: CollectiveTable) -> bool:
+def _is_planned(table: CollectiveTable) -> bool:
     """Whether any of its steps ran under a plan."""
     return bool((table.steps["epoch"] > 0).any())
 
@@ -117,18 +107,12 @@ def lanes_of(steps: Sequence[StepTimeline]) -> list[str]:
     return sorted({phase for step in steps for phase, *_ in step.communication}, key=lambda name: Phase[name])
 
 
-def _under_no_plan(table: CollectiveTable) -> CollectiveTable:
-    """Steps before the first plan, without the very first, which connects and allocates."""
-    steps = table.steps
-    return only_steps(table, steps["step"][steps["epoch"] == 0][1:] if len(steps) else steps["step"])
-
-
 def _settled(table: CollectiveTable) -> CollectiveTable:
     steps = table.steps
-    return only_steps(table, steps["step"][-max(8, int(len(steps) * SETTLED_SHARE)) :])
+    return _only_steps(table, steps["step"][-max(8, int(len(steps) * SETTLED_SHARE)) :])
 
 
-def only_steps(table: CollectiveTable, numbers: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> CollectiveTable:
+def _only_steps(table: CollectiveTable, numbers: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> CollectiveTable:
     """The part of a trace that belongs to the steps `numbers`, shape (n,)."""
     kept = np.isin(table.rows["step"], numbers)
     return replace(
