@@ -204,10 +204,14 @@ def together(found: Sequence[Judged]) -> Iterator[Result]:
     losses = {name: [one.loss_where_nccl_is_best[name] for one in found if name in one.loss_where_nccl_is_best]
               for name in (COLD, LONG, *found[0].loss_where_nccl_is_best)}  # fmt: skip
     for name, metric, target in (COLD, "200", "<= 1"), (LONG, "2000", "<= 0.25"):
-        worst = 100.0 * max(losses.pop(name), default=float("nan"))
-        yield Result(f"loss_where_nccl_is_best_worst_{metric}", worst, "% of calls' time", target)
+        worst = 100.0 * max(lost := losses.pop(name), default=float("nan"))
+        yield Result(f"loss_where_nccl_is_best_worst_{metric}", COMM_SHARE_OF_STEP * worst, "% of step time", target)
+        mean = 100.0 * COMM_SHARE_OF_STEP * _mean(lost)
+        yield Result(f"loss_where_nccl_is_best_mean_{metric}", mean, "% of step time")
+        yield Result(f"calls_loss_where_nccl_is_best_worst_{metric}", worst, "% of calls' time")
     for name, lost in losses.items():
-        yield Result(f"loss_where_nccl_is_best_worst_200@{name}", 100.0 * max(lost), "% of calls' time")
+        worst = 100.0 * COMM_SHARE_OF_STEP * max(lost)
+        yield Result(f"loss_where_nccl_is_best_worst_200@{name}", worst, "% of step time")
     later = {name: [warm_minus_cold(one, name) for one in found if name in one.jobs]
              for name in names if name.startswith(LATER)}  # fmt: skip
     worst = max(value for values in later.values() for value in values)

@@ -14,7 +14,6 @@ from unittest.mock import patch
 from zerotune.tuner.learning.policy import acquisition, choice, observations, step_guard, surrogate, variants
 from zerotune.tuner.learning.policy.acquisition import TrialVerdict
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, CallEvidence
-from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_effects import Cooldown
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 from zerotune.tuner.learning.policy.surrogate import Kernel
@@ -51,13 +50,6 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),
     "pause_of_8_steps": ((variants, "TRIAL_STEPS", 20),),
-    "odds": ((acquisition, "unpaid_odds", lambda *_: 0.0),),
-    "odds_but_a_fifth": ((acquisition, "UNPAID_ODDS", 0.2),),
-    "odds_but_0.4": ((acquisition, "UNPAID_ODDS", 0.4),),
-    "odds_but_a_half": ((acquisition, "UNPAID_ODDS", 0.5),),
-    "odds_that_fall": ((acquisition, "unpaid_odds", lambda *_: acquisition.UNPAID_ODDS),),
-    "gains_that_pay": ((Budget, "gained_us", property(lambda _: 0.0)),),
-    "surely_slow": ((acquisition, "LOG_CATASTROPHE", math.inf),),
     "first_looks": ((choice.Policy, "first_looks", lambda _: []),),
     "looks_at_8_keys_but_4": ((choice, "MAX_NEW_TRIALS", 4),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),

@@ -73,6 +73,12 @@ RUNS: Final = (
     Run("policy_regret", "policy_regret --ours-only", shown=("calls_to_95_percent_of_all_gain",)),
     Run("policy_regret_generated", "policy_regret --ours-only --calls 100 --generated 12 --only generated --sealed"),
     Run("policy_regret_recorded", f"policy_regret --ours-only {RECORDINGS} --sealed", shown=("recorded_grids",)),
+    Run(
+        "policy_family",
+        "policy_regret --family --sealed --data benchmarks/recordings",
+        shown=("net_time_saved@ours", "machines_with_gain", "sealed_gap_standard_error"),
+        timeout_s=2 * 3600.0,
+    ),
     Run("training_reward", f"training_reward --quick {ON_A_GPU}", shown=("share_of_gain",)),
     Run("varying_steps", f"varying_steps --quick {ON_A_GPU}", shown=("share_of_gain",)),
     Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),

@@ -267,9 +267,7 @@ class Brain(Inspection):
         if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._withdrawal.steps):
             return False
         saved = self._side_by_side.saved()
-        by_calls = self.budget.saves_us * self.budget.n_steps / self.budget.training_us
-        gain = by_calls if saved is None else saved.share
-        self._controls.begun(self._step, gain, self._withdrawal.steps)
+        self._controls.begun(self._step, 0.0 if saved is None else saved.share, self._withdrawal.steps)
         words = "NCCL's own choice runs for two steps, to compare what is in force with"
         self._pending.append((Event(self._states[0], BASELINE, "control", words, self._step), self._plans.next + 1))
         return True

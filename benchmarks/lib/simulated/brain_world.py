@@ -235,6 +235,7 @@ class Varying(World):
     - scattered: computation scatters by 30 %.
     - validation: ten steps of each hundred only validate.
     - checkpoints: one step of each hundred computes twenty times as long.
+    - busy_host: from step 100 on the host is late, by 15 % or so, and by much more in one step of twenty.
     """
 
     kind: str = "steady"
@@ -253,8 +254,16 @@ class Varying(World):
             "two_lengths": chance.choice([1.0, 2.5]),
             "scattered": math.exp(chance.normal(0.0, 0.3)),
             "checkpoints": 20.0 if place == 99 else 1.0,
+            "busy_host": 1.0 if self.step < 100 else self._late(chance),
         }
         return self.whole, computes.get(self.kind, 1.0)
+
+    def _late(self, chance: np.random.Generator) -> float:
+        """What others leave of the host comes and goes within some steps."""
+        at = self.step // 5
+        before, after = (np.random.default_rng((self.seed, 1, one)).normal(0.0, 0.2) for one in (at, at + 1))
+        load = abs(before + (after - before) * (self.step % 5) / 5.0)
+        return math.exp(load) * (1.0 + (chance.random() < 0.05) * chance.exponential(2.0))
 
     def enqueue(self, brain: Brain, block: np.ndarray) -> None:
         decisions = np.zeros(len(block), OBSERVATION)

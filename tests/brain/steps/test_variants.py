@@ -216,9 +216,9 @@ def _play_a_variant(ratio: float, n_calls: int) -> tuple[Brain, set[tuple[Decisi
 
     The brain, what never ran, and in how many steps it ran then.
     """
-    place = fabric.load("ethernet_boxes").communicator(range(16))
-    calls = [Call(*kind, 1 << 20) for kind in KINDS]
-    world = SeeminglyHidden("ethernet_boxes", place, calls * n_calls, seed=3)
+    place = fabric.load("h100_ib_16").communicator(range(16))
+    calls = [Call(*kind, 1 << 18) for kind in KINDS]
+    world = SeeminglyHidden("h100_ib_16", place, calls * n_calls, seed=3)
     world.compute_us = 2.3 * _calls_us(world)
     brain = make_brain(world)
     while brain.variant is None:

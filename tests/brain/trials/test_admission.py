@@ -97,12 +97,6 @@ def test_what_no_earlier_run_has_measured_is_as_doubtful_as_without_a_model_wher
     assert nobody_measured.guess(*asked, carries_over=False)[1][0].tolist() == [0.1, 0.1]
 
 
-def test_what_is_surely_twice_as_slow_is_not_tried_however_much_it_may_gain() -> None:
-    assert _option(2.0, 1.2) is None, "one standard deviation less is still more than twice as slow"
-    assert _option(0.3, 0.3) is not None, "slower, but hardly twice"
-    assert _option(1.1, 1.0) is not None, "nobody knows, and the budget covers it"
-
-
 @pytest.mark.parametrize(
     ("collective", "message_bytes"), [(Collective.all_gather, 1 << 16), (Collective.reduce_scatter, 1 << 22)]
 )

@@ -52,7 +52,7 @@ def test_what_is_wrong_at_one_channel_count_is_wrong_at_lower_ones() -> None:
 
 def test_near_sizes_say_more_than_far_ones() -> None:
     assert _shift(_place(log2_bytes=27.0), _place(log2_bytes=28.0)) > 0.4
-    assert _shift(_place(log2_bytes=20.0), _place(log2_bytes=28.0)) < 0.15
+    assert _shift(_place(log2_bytes=20.0), _place(log2_bytes=28.0)) < 0.25
 
 
 def test_a_cell_that_is_slow_in_one_collective_is_not_surely_slow_in_another() -> None:

@@ -13,14 +13,13 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
 from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.explaining.words import predicted, saved
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, Contrast
-from zerotune.tuner.learning.policy.risk import LOG_CATASTROPHE, Budget, Price
+from zerotune.tuner.learning.policy.risk import Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
 from zerotune.tuner.modeling.features import Floats, cell_of
 
@@ -28,20 +27,6 @@ WORTHWHILE: Final = 0.003
 """A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""
 FALSE_PROMOTION: Final = 0.01
 """Probability that any of a key's trials is promoted and is not faster."""
-UNPAID_ODDS: Final = 0.35
-UNPAID_ODDS_STEPS: Final = 200
-UNPAID_ODDS_SHARE: Final = 0.1
-"""As long as exploration has cost more than it has gained, a trial must be as likely as UNPAID_ODDS to be faster:
-perhaps nothing is to be gained, and what nobody has measured may be thirty times slower. Less will do in a job of more
-than UNPAID_ODDS_STEPS, by the square, and where calls are less than UNPAID_ODDS_SHARE of a step.
-Sealed draws chose between 0.35 and 0.4 (docs/design/choice.md).
-"""
-
-
-def unpaid_odds(n_steps: int, calls_share: float) -> float:
-    """How likely a trial must be to be faster after so many steps of which calls are that share, if no gains pay."""
-    of_steps = min(1.0, (UNPAID_ODDS_STEPS / max(1, n_steps)) ** 2)
-    return UNPAID_ODDS * of_steps * min(1.0, calls_share / UNPAID_ODDS_SHARE)
 
 
 class Option(NamedTuple):
@@ -71,10 +56,6 @@ class Case(NamedTuple):
     calls_per_step: float
     charged_calls: float
     """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
-    least_odds: float = 0.0
-    """A trial must be as likely as that to be faster, if it risks more than `gained_us`."""
-    gained_us: float = 0.0
-    """What exploring has gained, less what it cost."""
     once_us: Floats | float = 0.0
     """What each option costs besides, once: to be connected."""
 
@@ -93,11 +74,8 @@ class Case(NamedTuple):
         """The best trial that fits, if any, of those that may be tried at all; `last` come after all others."""
         (mean, spread), log_now, risk_us = self.opinion, self.log_now, self.risk_us
         improvement = expected_improvement(log_now - mean - MIN_GAIN, spread)
-        # What gains pay for may be a long shot; nothing else may.
-        is_likely = (ndtr((log_now - mean) / spread) >= self.least_odds) | (risk_us < self.gained_us)
-        # Where that is doubtful the budget decides: what nobody looks at is never learned of.
-        is_sane = mean - spread - log_now <= LOG_CATASTROPHE
-        fits = (improvement >= WORTHWHILE) & is_likely & is_sane & (risk_us <= self.room_us)
+        # However doubtful it is, the budget decides: what nobody looks at is never learned of.
+        fits = (improvement >= WORTHWHILE) & (risk_us <= self.room_us)
         best_first = sorted(np.flatnonzero(fits).tolist(), key=improvement.item, reverse=True)
         for index in sorted(best_first, key=lambda index: self.options[index] in last):
             if may_try(self.options[index]):
@@ -138,8 +116,7 @@ class Options:
         slot = slots[0] if slots[0] is not None else slots[1]
         if slot is None:
             return None
-        options, budget, price = self._surrogate.fields.of(state).options, self._budget, self._price
-        calls_us = price.calls_us * budget.n_steps
+        options, price = self._surrogate.fields.of(state).options, self._price
         is_new = [not self._memory.is_connected(self.what_runs(state, one), state.key.communicator) for one in options]
         case = Case(
             options,
@@ -149,8 +126,6 @@ class Options:
             room_us,
             float(price.traffic.per_step[state.index]),
             price.first_calls(state.index) * price.charged_share,
-            unpaid_odds(budget.n_steps, calls_us / budget.training_us) if budget.training_us else 0.0,
-            budget.gained_us,
             price.connection_us * np.array(is_new, np.float64),
         )
         canary = self._canary(state, case)

@@ -131,7 +131,6 @@ class Policy:
             if not self.price.traffic.is_expected[state.index]:
                 self.end_trial(state)
         self.surrogate.fields.follow()
-        self.budget.save(self.price.saved_us(self.states, self.evidence))
         room_us = self.budget.remaining_us - sum(one.risk_us for one in unmeasured if one.trial is not None)
         if may_start and room_us > 0:
             self._start_trials(step, room_us)
@@ -290,7 +289,10 @@ class Policy:
             self.begin_lead(state, OpenLead(candidate, NO_HOPE, f"{measured}, too little to be sure yet"))
 
     def _start_trials(self, step: int, room_us: float) -> None:
-        """Begin the most promising trials whose risks together fit `room_us`."""
+        """Begin trials whose risks together fit `room_us`.
+
+        What risks least comes first: what it shows at a small message is known before a large one pays for it.
+        """
         states, evidence = self.states, self.evidence
         picked: list[tuple[KeyState, Option]] = []
         n_looked_at, canaries_only = 0, self.options.canaries_only
@@ -315,7 +317,7 @@ class Policy:
         if picked or self.trials or canaries_only:
             self._n_in_vain = 0
         self.has_settled = self._n_in_vain >= len(states)
-        for state, found in sorted(picked, key=lambda one: -one[1].worth_us):
+        for state, found in sorted(picked, key=lambda one: one[1].risk_us):
             may_run = found.risk_us <= room_us and self.options.may_run(state, found.candidate)
             if may_run and not self._has_twin(state, found):
                 room_us -= found.risk_us

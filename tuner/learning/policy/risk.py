@@ -7,22 +7,24 @@ hundreds of such keys may all be called in one step: what each trial was admitte
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import BASELINE
 from zerotune.tuner.learning.explaining.words import Z_90
-from zerotune.tuner.learning.policy.keys import KeyState, Traffic
-from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence, Columns, StepSums
+from zerotune.tuner.learning.policy.keys import Traffic
+from zerotune.tuner.learning.policy.observations import StepSums
 from zerotune.tuner.modeling.features import Floats, Ints
 
 CATASTROPHIC_RATIO: Final = 2.0
 """What takes so many times as long as the incumbent is a catastrophe: not tried again."""
 LOG_CATASTROPHE: Final = math.log(CATASTROPHIC_RATIO)
-PAID_WITHIN: Final = 20.0
-"""What this many more steps will save counts as saved."""
+
+
+WINDOW_STEPS: Final = 200
+"""Exploring costs no more than the budget of all steps so far, and no more than that of any so many steps in a row."""
 
 
 class Budget:
@@ -35,34 +37,25 @@ class Budget:
         self.training_us = 0.0
         self.spent_us = 0.0
         self.n_steps = 0
-        self._saved_us = 0.0
-        self.saves_us = 0.0
-        """What steps are shorter by with what usually runs, according to calls."""
-        self._saved_until = 0
+        self._window: deque[tuple[float, float]] = deque([(0.0, 0.0)], WINDOW_STEPS)
+        """What had been trained and spent when the latest steps began, the first of them first."""
 
     def earn(self, step_us: float) -> None:
         """A training step of `step_us` microseconds has finished."""
         self.training_us += step_us
         self.n_steps += 1
+        self._window.append((self.training_us, self.spent_us))
 
     def spend(self, extra_us: float) -> None:
         """Exploration cost `extra_us` over the incumbents; negative corrects an earlier charge."""
         self.spent_us = max(0.0, self.spent_us + extra_us)
 
-    def save(self, per_step_us: float) -> None:
-        """Steps since the last time were `per_step_us` shorter than with NCCL's own choices, according to calls."""
-        self._saved_us += per_step_us * (self.n_steps - self._saved_until)
-        self._saved_until, self.saves_us = self.n_steps, per_step_us
-
-    @property
-    def gained_us(self) -> float:
-        """What exploration has gained, or soon will have, beside what it cost."""
-        return self._saved_us + PAID_WITHIN * self.saves_us - self.spent_us
-
     @property
     def remaining_us(self) -> float:
         """What may still be spent; negative after a costlier surprise than was planned for."""
-        return self.fraction * self.training_us - self.spent_us
+        trained_us, spent_us = self._window[0]
+        of_window_us = self.fraction * (self.training_us - trained_us) - (self.spent_us - spent_us)
+        return min(self.fraction * self.training_us - self.spent_us, of_window_us)
 
 
 LEARNED: Final = 0.1
@@ -129,7 +122,7 @@ def _in_0_to_1(share: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 
-class Price(Columns):
+class Price:
     """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
 
     def __init__(self) -> None:
@@ -138,10 +131,6 @@ class Price(Columns):
         self.connection_us = 0.0
         """What training waits for an algorithm to be connected, as far as this job has seen that."""
         self.traffic = Traffic()
-        self._saved_us = np.zeros(0)
-        self._usual_us = np.zeros(0)
-        """Per call, by key: what is saved by what usually runs, and what that takes."""
-        self._next = 0
 
     @property
     def charged_share(self) -> float:
@@ -157,25 +146,6 @@ class Price(Columns):
         """Calls of a key under a setting before anything is known of it."""
         withdrawal = self.withdrawal
         return self.traffic.calls_in(key, self.look_steps([key]) if withdrawal.needs_looks else withdrawal.steps)
-
-    @property
-    def calls_us(self) -> float:
-        """What a step's calls are charged at."""
-        here = len(self.traffic.per_step)
-        return float(self._usual_us[:here] @ self.traffic.per_step) * self.charged_share
-
-    def saved_us(self, states: Sequence[KeyState], evidence: CallEvidence) -> float:
-        """What a step is shorter by than with NCCL's own choices everywhere; some keys are looked at anew."""
-        self.make_room(len(states))
-        for offset in range(min(AT_ONCE, len(states))):
-            state = states[(self._next + offset) % len(states)]
-            usual_us = math.exp(evidence.known_log_us(state.index, state.usual))
-            own_us = usual_us if state.usual is BASELINE else math.exp(evidence.known_log_us(state.index, BASELINE))
-            self._usual_us[state.index] = max(0.0, usual_us)  # 0 where it is unknown, NaN
-            self._saved_us[state.index] = max(0.0, own_us - usual_us)
-        self._next += AT_ONCE
-        here = len(self.traffic.per_step)
-        return float(self._saved_us[:here] @ self.traffic.per_step) * self.exposed.share
 
 
 FORGOTTEN: Final = 0.5
