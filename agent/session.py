@@ -111,7 +111,8 @@ class Session:
 
     def _is_control(self, epoch: int) -> bool:
         """Whether NCCL's own choice runs under this plan, so that what is in force is compared with it."""
-        return self._membership is not None and epoch in self._membership.agreement.controls
+        membership = self._membership
+        return membership is not None and epoch in membership.agreement.controls
 
     def on_region(self, region: int) -> None:
         """The program entered another region of the step."""

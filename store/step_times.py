@@ -72,7 +72,9 @@ def _resampled_medians(values: Array, chance: np.random.Generator) -> Array:
 
 
 NEIGHBOURS: Final = 4
-"""Steps on either side of a control window that it is compared with."""
+"""Steps on either side of a control window in which what is usual runs."""
+COMPARED: Final = 3
+"""So many of them a window is compared with: the first under a plan may be mixed, and is not whole."""
 MOST_APART: Final = 20
 """A block whose first and last step are further apart has lost steps in between, and is none."""
 LEAST_BLOCKS: Final = 4
@@ -152,7 +154,11 @@ class SideBySide:
 
     def _close(self, before: list[StepRecord], window: list[StepRecord], after: list[StepRecord]) -> None:
         self._open = None
-        if len(before) == NEIGHBOURS and after[-1].step - before[0].step <= MOST_APART:
+        # What ran under other plans than the window's neighbours may have been on trial.
+        before = [one for one in before if one.epoch == before[-1].epoch][-COMPARED:]
+        after = [one for one in after if one.epoch == after[0].epoch][:COMPARED]
+        is_whole = len(before) == len(after) == COMPARED
+        if is_whole and after[-1].step - before[0].step <= MOST_APART:
             steps = (window[0], window[-1], *before, *after)
             self._blocks.append([math.log(one.duration_us) for one in steps])
             self._is_told = False

@@ -109,6 +109,20 @@ def test_what_makes_all_steps_longer_is_no_loss() -> None:
     assert not saved.is_beyond_noise
 
 
+def test_what_ran_under_other_plans_is_no_neighbour() -> None:
+    """A trial 50 % slower ends as the plan of the window begins, whose first step is of both and does not count."""
+    steps = RecentSteps(lambda epoch: epoch % 10 == 1)
+    for step in range(240):
+        window, place = divmod(step, 24)
+        epoch = 10 * window + (9 if place < 4 else 10 if place < 8 else 11 if place < 10 else 12)
+        us = (1.5 if place < 4 else 1.0) * (900.0 + step * 37 % 101 / 5)
+        steps.add(StepRecord(step, epoch, us, is_whole=place not in (4, 10)))
+    saved = steps.saved()
+    assert saved is not None
+    assert saved.low_share < 0.0 < saved.high_share
+    assert abs(saved.share) < 0.01
+
+
 def test_steps_without_a_plan_are_neighbours_of_none() -> None:
     steps = RecentSteps(lambda epoch: epoch % 2 == 1)
     for step in range(120):

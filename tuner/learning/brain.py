@@ -260,14 +260,18 @@ class Brain(Inspection):
         """
         if self._step_feedback.is_busy or not self._controls.is_due(self._step):
             return False
-        tuned = [state for state in self._states if not state.usual.is_baseline]
+        if self.budget.remaining_us < 0 or not self._withdrawal.stages_end:
+            self._controls.put_off(self._step)
+            return False
+        is_expected = self._policy.price.traffic.is_expected
+        tuned = [state for state in self._states if not state.usual.is_baseline and is_expected[state.index]]
         if not tuned or self.memory.is_short or any(one.default_setting is None for one in tuned):
             self._controls.put_off(self._step)
             return False
         if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._withdrawal.steps):
             return False
         saved = self._side_by_side.saved()
-        self._controls.begun(self._step, 0.0 if saved is None else saved.share, self._withdrawal.steps)
+        self._controls.begun(self._step, None if saved is None else saved.share, self._withdrawal.steps)
         words = "NCCL's own choice runs for two steps, to compare what is in force with"
         self._pending.append((Event(self._states[0], BASELINE, "control", words, self._step), self._plans.next + 1))
         return True

@@ -102,8 +102,7 @@ class History:
         known.steps.extend(store.steps(job_id, after=last, limit=MAX_STEPS))
         row = store.newest_decision(job_id)
         if row != known.newest_row:
-            newest = store.decisions(job_id, limit=2 * MAX_DECISIONS)
-            known.decisions = [one for one in newest if not one.is_control][-MAX_DECISIONS:]
+            known.decisions = store.decisions(job_id, limit=MAX_DECISIONS, with_control=False)
             known.newest_row = row
         epoch = known.steps[-1].epoch if known.steps else 0
         is_new = (row, epoch) != (known.winners_row, known.winners_epoch)

@@ -158,7 +158,12 @@ class Reading:
         return None if found[0] is None else int(found[0])
 
     def decisions(
-        self, job_id: str | None = None, fabric_id: str | None = None, *, limit: int | None = None
+        self,
+        job_id: str | None = None,
+        fabric_id: str | None = None,
+        *,
+        limit: int | None = None,
+        with_control: bool = True,
     ) -> list[Decision]:
         """Decisions that match all that is given.
 
@@ -166,6 +171,7 @@ class Reading:
             job_id: None: of any job.
             fabric_id: None: on any fabric.
             limit: the newest so many; None: all.
+            with_control: control windows, too, of which long jobs have hundreds.
 
         Returns:
             Decisions, oldest first.
@@ -176,8 +182,8 @@ class Reading:
         rows = self._reader().execute(
             f"SELECT j.job_id, f.fabric_id, {','.join(columns)}"
             f" FROM decisions d JOIN jobs j ON j.id = d.job JOIN fabrics f ON f.id = d.fabric"
-            f" WHERE {where} ORDER BY d.id DESC LIMIT ?",
-            (*parameters, -1 if limit is None else limit),
+            f" WHERE ({where}) AND (? OR d.kind != 'control') ORDER BY d.id DESC LIMIT ?",
+            (*parameters, with_control, -1 if limit is None else limit),
         )
         return [decision_of(row) for row in rows][::-1]
 

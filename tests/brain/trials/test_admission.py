@@ -23,6 +23,7 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.acquisition import Case, Option
+from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
@@ -115,17 +116,35 @@ def test_a_job_of_one_key_does_not_wait_for_a_hundred_steps(collective: Collecti
 def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
     """NCCL's own choice takes 100 us, what is tried should take 80, and connecting it 5 ms."""
 
-    def begins(once_us: float, room_us: float) -> Option | None:
+    def begins(once_us: float, in_all_us: float) -> Option | None:
         opinion = np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])
         once = np.array([0.0, once_us])
-        case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), room_us, 1.0, 1.0, once_us=once)
+        case = Case(
+            (BASELINE, TRIED), opinion, BASELINE, math.log(100.0), 1e3, 1.0, 1.0, once_us=once, in_all_us=in_all_us
+        )
         return case.best(lambda candidate: candidate == TRIED, ())
 
     assert begins(0.0, 1e3) is not None
     assert begins(5e3, 1e3) is None
     found = begins(5e3, 6e3)
-    assert found is not None
-    assert found.risk_us >= 5e3
+    assert found is not None, "more than 200 steps earn, but not more than all"
+    assert found.once_us == 5e3
+
+
+def test_the_budget_is_that_of_all_steps_and_of_any_200_in_a_row() -> None:
+    budget = Budget(0.01)
+    for _ in range(1000):
+        budget.earn(1000.0)
+    assert budget.in_all_us == pytest.approx(10_000.0)
+    assert budget.remaining_us == pytest.approx(2_000.0, rel=0.01)
+    budget.spend(5_000.0)
+    assert budget.remaining_us == pytest.approx(-3_000.0, rel=0.01)
+    for _ in range(199):
+        budget.earn(1000.0)
+    assert budget.remaining_us < 0.0
+    for _ in range(2):
+        budget.earn(1000.0)
+    assert budget.remaining_us == pytest.approx(2_000.0, rel=0.02), "the surprise is out of the window, and paid for"
 
 
 def test_a_phase_that_fills_steps_follows_what_the_other_phase_found() -> None:

@@ -35,10 +35,13 @@ class Option(NamedTuple):
     worth_us: float
     """Expected gain per step."""
     risk_us: float
+    """What it costs on average until it can be withdrawn."""
     candidate: Candidate
     hope: tuple[float, float]
     """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
     reason: str
+    once_us: float = 0.0
+    """What connecting it takes."""
 
 
 class Case(NamedTuple):
@@ -58,6 +61,8 @@ class Case(NamedTuple):
     """Calls that a trial may run before it can be withdrawn, as far as the budget pays for their extra time."""
     once_us: Floats | float = 0.0
     """What each option costs besides, once: to be connected."""
+    in_all_us: float = math.inf
+    """What is left of all steps' budget, which alone pays for connections: one may take more than a window has."""
 
     @property
     def usual_us(self) -> float:
@@ -68,14 +73,15 @@ class Case(NamedTuple):
     def risk_us(self) -> Floats:
         """What a trial of each costs on average until it can be withdrawn; nothing where it turns out faster."""
         mean, spread = self.opinion
-        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls + self.once_us
+        return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls
 
     def best(self, may_try: Callable[[Candidate], bool], last: Container[Candidate]) -> Option | None:
         """The best trial that fits, if any, of those that may be tried at all; `last` come after all others."""
         (mean, spread), log_now, risk_us = self.opinion, self.log_now, self.risk_us
         improvement = expected_improvement(log_now - mean - MIN_GAIN, spread)
         # However doubtful it is, the budget decides: what nobody looks at is never learned of.
-        fits = (improvement >= WORTHWHILE) & (risk_us <= self.room_us)
+        once_us = np.broadcast_to(self.once_us, risk_us.shape)
+        fits = (improvement >= WORTHWHILE) & (risk_us <= self.room_us) & (risk_us + once_us <= self.in_all_us)
         best_first = sorted(np.flatnonzero(fits).tolist(), key=improvement.item, reverse=True)
         for index in sorted(best_first, key=lambda index: self.options[index] in last):
             if may_try(self.options[index]):
@@ -83,6 +89,7 @@ class Case(NamedTuple):
                 return Option(
                     worth_us=float(improvement[index]) * self.usual_us * self.calls_per_step,
                     risk_us=float(risk_us[index]),
+                    once_us=float(once_us[index]),
                     candidate=self.options[index],
                     hope=(log_now - log_us, std),
                     reason=predicted(log_us, std, self.usual_us, self.usual),
@@ -127,6 +134,7 @@ class Options:
             float(price.traffic.per_step[state.index]),
             price.first_calls(state.index) * price.charged_share,
             price.connection_us * np.array(is_new, np.float64),
+            self._budget.in_all_us,
         )
         canary = self._canary(state, case)
         if canary is not None:

@@ -317,10 +317,13 @@ class Policy:
         if picked or self.trials or canaries_only:
             self._n_in_vain = 0
         self.has_settled = self._n_in_vain >= len(states)
+        in_all_us = self.budget.in_all_us
         for state, found in sorted(picked, key=lambda one: one[1].risk_us):
-            may_run = found.risk_us <= room_us and self.options.may_run(state, found.candidate)
+            is_paid = found.risk_us <= room_us and found.risk_us + found.once_us <= in_all_us
+            may_run = is_paid and self.options.may_run(state, found.candidate)
             if may_run and not self._has_twin(state, found):
                 room_us -= found.risk_us
+                in_all_us -= found.risk_us + found.once_us
                 self._begin_trial(state, found)
 
     def _unmeasured(self) -> list[KeyState]:

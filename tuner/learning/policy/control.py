@@ -17,6 +17,9 @@ from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
 FIRST_GAP: Final = 7.0
 """Steps from the first windows' last neighbours to the next one's first, on average: trials go on in these."""
 
+UNKNOWN_GAIN: Final = 0.1
+"""Share of step time that a window is taken to lose as long as no window tells: large, so that windows do not go on."""
+
 
 class ControlWindows:
     """Says when the next one is due. Pure: its chance has a seed.
@@ -56,22 +59,23 @@ class ControlWindows:
             True: one may begin now.
         """
         if usual == self._usual or self._n_waits == 2 * LEAST_BLOCKS:
-            self._n_waits = 0
+            self._usual, self._n_waits = usual, 0
             return True
         self._usual, self._n_waits = usual, self._n_waits + 1
         self.put_off(step, window_steps)
         return False
 
-    def begun(self, step: int, gain: float, window_steps: float = 1.0) -> None:
+    def begun(self, step: int, gain: float | None, window_steps: float = 1.0) -> None:
         """One begins at `step`.
 
         Args:
             step: the newest.
-            gain: share of a step's time under NCCL's own choice that what is in force may save.
+            gain: share of a step's time under NCCL's own choice that what is in force saves; None: not known yet.
             window_steps: how long a plan runs at least before the next one: trials shall have most of these.
         """
         self._n_windows += 1
-        lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * max(gain, 0.0)  # with the next one
+        lost_share = UNKNOWN_GAIN if gain is None else max(gain, 0.0)
+        lost_steps = (self._n_windows + 1) * FIRST_LOOK_STEPS * lost_share  # with the next one
         n_first = LEAST_BLOCKS + LEAST_BLOCKS // 2  # some may have no neighbours
         is_first, rarer = self._n_windows < n_first, self._n_windows / n_first
         paid_at = 0.0 if is_first else lost_steps / self._share

@@ -51,11 +51,16 @@ class Budget:
         self.spent_us = max(0.0, self.spent_us + extra_us)
 
     @property
+    def in_all_us(self) -> float:
+        """What may still be spent of all steps' budget; connecting an algorithm may take more than a window has."""
+        return self.fraction * self.training_us - self.spent_us
+
+    @property
     def remaining_us(self) -> float:
         """What may still be spent; negative after a costlier surprise than was planned for."""
         trained_us, spent_us = self._window[0]
         of_window_us = self.fraction * (self.training_us - trained_us) - (self.spent_us - spent_us)
-        return min(self.fraction * self.training_us - self.spent_us, of_window_us)
+        return min(self.in_all_us, of_window_us)
 
 
 LEARNED: Final = 0.1
@@ -175,12 +180,13 @@ class Withdrawal:
         self._response_steps: float | None = None
         """From the last known step when a plan is offered to the step at which it is in force."""
         self._offered: dict[int, int] = {}
-        self._looks_end = True
+        self.stages_end = True
+        """What gives way by itself, such as first looks, has always done so."""
 
     @property
     def needs_looks(self) -> bool:
         """A first look ends by itself before a setting could be withdrawn, as far as that is known or assumed."""
-        return self._looks_end and (self._response_steps is None or self.steps > FIRST_LOOK_STEPS)
+        return self.stages_end and (self._response_steps is None or self.steps > FIRST_LOOK_STEPS)
 
     @property
     def trial_steps(self) -> int:
@@ -213,7 +219,7 @@ class Withdrawal:
 
     def looks_on(self) -> None:
         """A first look did not end by itself: none is relied on any more."""
-        self._looks_end = False
+        self.stages_end = False
 
     def offered(self, epoch: int) -> None:
         """A plan is on its way to the ranks."""

@@ -98,6 +98,8 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
     if not any(step.epoch for step in steps):
         return BeforeAfter([], f"nothing to compare: {without_plan(steps)}")
     controls = {one.epoch for one in jobs.decisions(job.job_id) if one.is_control}
+    if not controls:
+        return BeforeAfter([], "not compared: NCCL's own choice never ran beside what was in force", HOW_TO_COMPARE)
     n_windows, whole = _side_by_side("step time", steps, controls, lambda step: step.duration_us)
     if whole is None:
         why = (
@@ -105,7 +107,9 @@ def of_job(jobs: JobsRead, job: JobRecord) -> BeforeAfter:
             f" {LEAST_BLOCKS} are needed"
         )
         return BeforeAfter([], f"not yet compared: {why}", f"Train for longer. {HOW_TO_COMPARE}")
-    _, exposed = _side_by_side("exposed communication", steps, controls, lambda step: step.exposed_us or 0.0)
+    exposed = None
+    if all(step.exposed_us for step in steps if step.epoch and step.is_whole):  # what hides completely has no ratio
+        _, exposed = _side_by_side("exposed communication", steps, controls, lambda step: step.exposed_us or 0.0)
     words = f"NCCL's own choice in {n_windows:,} control windows, each against the four steps on either side of it"
     return BeforeAfter([one for one in (whole, exposed) if one is not None], words)
 
