@@ -168,6 +168,7 @@ class Options:
             risk_us=risk_us,
             candidate=candidate,
             hope=(case.log_now - float(case.opinion[0][at]), float(case.opinion[1][at])),
+            once_us=float(np.broadcast_to(case.once_us, case.risk_us.shape)[at]),
             reason=f"the fleet's book: {saved(gain)} faster on other nodes, tried first here",
         )
 

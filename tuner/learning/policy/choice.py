@@ -131,9 +131,10 @@ class Policy:
             if not self.price.traffic.is_expected[state.index]:
                 self.end_trial(state)
         self.surrogate.fields.follow()
-        room_us = self.budget.remaining_us - sum(one.risk_us for one in unmeasured if one.trial is not None)
+        reserved_us = sum(one.risk_us for one in unmeasured if one.trial is not None)
+        room_us = self.budget.remaining_us - reserved_us
         if may_start and room_us > 0:
-            self._start_trials(step, room_us)
+            self._start_trials(step, room_us, self.budget.in_all_us - reserved_us)
         alternating = {*self.trials, *self.leads}
         for index in alternating:
             leads_rest = None if leads_rest_at is None else index in leads_rest_at
@@ -185,7 +186,7 @@ class Policy:
         state.numbers.setdefault(candidate, len(state.numbers) + 1)
         state.retired.pop(candidate, None)
         state.trial, state.trial_reason, state.had_window = candidate, option.reason, False
-        state.hope, state.risk_us = option.hope, option.risk_us
+        state.hope, state.risk_us = option.hope, option.risk_us + option.once_us
         state.trial_until_units = TRIAL_STEPS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
@@ -288,8 +289,8 @@ class Policy:
             # It is not slower than the lead so far, if there was one.
             self.begin_lead(state, OpenLead(candidate, NO_HOPE, f"{measured}, too little to be sure yet"))
 
-    def _start_trials(self, step: int, room_us: float) -> None:
-        """Begin trials whose risks together fit `room_us`.
+    def _start_trials(self, step: int, room_us: float, in_all_us: float) -> None:
+        """Begin trials whose risks together fit `room_us`, and with what connecting them takes `in_all_us`.
 
         What risks least comes first: what it shows at a small message is known before a large one pays for it.
         """
@@ -317,7 +318,6 @@ class Policy:
         if picked or self.trials or canaries_only:
             self._n_in_vain = 0
         self.has_settled = self._n_in_vain >= len(states)
-        in_all_us = self.budget.in_all_us
         for state, found in sorted(picked, key=lambda one: one[1].risk_us):
             is_paid = found.risk_us <= room_us and found.risk_us + found.once_us <= in_all_us
             may_run = is_paid and self.options.may_run(state, found.candidate)
