@@ -174,11 +174,14 @@ def test_a_client_that_reads_no_answer_is_cut_off(monkeypatch):
 
 
 def test_jobs_leave_and_daemons_end_and_the_page_says_so(world):
+    def ranks_of_other() -> list[int]:
+        return [one["n_ranks_seen"] for one in world.browser.snapshot()["jobs"] if one["job_id"] == "other"]
+
     other = Job(world.context, world.endpoint, "other")
     # Were one rank gone before the other came, a job would begin anew with that one and wait for the first.
-    wait_for(lambda: [one["n_ranks_seen"] for one in world.browser.snapshot()["jobs"]] == [N_RANKS] * 2)
+    wait_for(lambda: ranks_of_other() == [N_RANKS])
     other.leave()
-    wait_for(lambda: len(world.browser.snapshot()["jobs"]) == 1)
+    wait_for(lambda: not ranks_of_other())
     world.daemon.terminate()
     world.daemon.wait()
     assert wait_for(lambda: world.browser.snapshot().get("problem"))
