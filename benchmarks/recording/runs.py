@@ -84,7 +84,7 @@ RUNS: Final = (
     Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),
     Run("memory_pressure_policy", "memory_pressure_policy --quick"),
     Run("prediction_held_out", "prediction_held_out --quick --by size range cell channels ranks fabric"),
-    Run("stage_fingerprint", "stage_fingerprint --shipped-only"),
+    Run("stage_fingerprint", "stage_fingerprint"),
     Run("advise_error", "advise_error --torch", shown=("memory_error_median", "memory_error_median_torch")),
     Run("zero_paper", "zero_paper"),
     Run("owner_broadcasts", "owner_broadcasts --quick"),

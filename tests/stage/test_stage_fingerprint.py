@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fingerprint.corpus.dataset import Sequence, recorded
+from benchmarks.fingerprint.evaluation import changes_noticed, feed, middle, recognised
 from zerotune.store.records import Collective, Stage
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.fingerprint import StageFingerprint, rules
-from zerotune.tuner.fingerprint.corpus.dataset import Sequence, recorded
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder, encoder_from_bytes
 from zerotune.tuner.fingerprint.encoding.features import frames, summary
 from zerotune.tuner.fingerprint.encoding.weights import KINDS, shipped_blob
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
-from zerotune.tuner.fingerprint.training.evaluation import changes_noticed, feed, middle, recognised
 from zerotune.tuner.fingerprint.training.held_out import total
 from zerotune.tuner.traces import read_trace
 

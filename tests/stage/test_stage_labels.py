@@ -7,10 +7,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from benchmarks.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
+from benchmarks.fingerprint.corpus.training_kind import TrainingKind, visible
 from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.ambiguity import unambiguous
-from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
-from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown, TrainingKind, visible
+from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, encode
 
 

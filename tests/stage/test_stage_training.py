@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fingerprint.corpus.dataset import Sequence, generated, hypothetical, recorded
 from zerotune.store.errors import UserError
-from zerotune.tuner.fingerprint.corpus.dataset import Sequence, generated, hypothetical, recorded
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_the_training_command_makes_weights_that_load(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_frameworks_never_seen_are_recognised() -> None:
     """All of them at once: the encoder learned hypothetical runs only, and fewer than the shipped one."""
-    from zerotune.tuner.fingerprint.training.evaluation import recognised
+    from benchmarks.fingerprint.evaluation import recognised
     from zerotune.tuner.fingerprint.training.held_out import total
     from zerotune.tuner.fingerprint.training.train import examples, train_lstm
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from given_steps import step_of
 
+from benchmarks.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
 from zerotune.store.records import Collective, Stage
-from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
 from zerotune.tuner.fingerprint.encoding.encoders import decide
 from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
 from zerotune.tuner.fingerprint.steps.anatomy import TINY, Step

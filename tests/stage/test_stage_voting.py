@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotune.tuner.fingerprint.corpus.dataset import disturbed, recorded
+from benchmarks.fingerprint.corpus.dataset import disturbed, recorded
+from benchmarks.fingerprint.evaluation import recognised
 from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
 from zerotune.tuner.fingerprint.encoding.weights import shipped_blob
 from zerotune.tuner.fingerprint.steps.cutting import StepCutter
 from zerotune.tuner.fingerprint.steps.voting import Ints
-from zerotune.tuner.fingerprint.training.evaluation import recognised
 from zerotune.tuner.fingerprint.training.held_out import total
 
 STEP = np.array([1, *range(10, 70), *[2] * 20, *range(10, 70), 3, *[4, 5] * 15], np.int64)

@@ -1,7 +1,7 @@
 """What a step's calls leave open: without gaps, equal sequences must get equal answers, whatever training made them.
 
-`labels.visible` says what a kind of training shows in general; here are the sequences that several kinds enqueue, so
-that none of them is claimed. docs/design/stage-fingerprint.md lists them.
+Several kinds of training enqueue the sequences that are named here, so none of these kinds is claimed.
+docs/design/stage-fingerprint.md lists them.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from zerotune.store.records import Collective, MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.fingerprint import rules
 from zerotune.tuner.fingerprint.ambiguity import NO_GROUPS, Groups, unambiguous
-from zerotune.tuner.fingerprint.encoding.encoders import Encoder, decide
+from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder, decide
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.missing import missing_evidence
@@ -56,7 +56,7 @@ class StageFingerprint:
     the last one costs one comparison; only a new one is scored.
     """
 
-    def __init__(self, encoder: Encoder | None = None) -> None:
+    def __init__(self, encoder: LstmEncoder | None = None) -> None:
         self.shown = UNKNOWN
         self._encoder = encoder if encoder is not None else default_encoder()
         self._interruptions = Interruptions()

@@ -36,7 +36,7 @@ from zerotune.store.records import (
 from zerotune.store.step_times import NEIGHBOURS, SideBySide
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
-from zerotune.tuner.fingerprint.encoding.encoders import Encoder
+from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder
 from zerotune.tuner.learning.explaining.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
 from zerotune.tuner.learning.policy.attribution import Attribution
@@ -87,7 +87,7 @@ class Brain(Inspection):
         knowledge: Knowledge,
         settings: BrainSettings,
         clock: Callable[[], float],
-        encoder: Encoder | None = None,
+        encoder: LstmEncoder | None = None,
     ) -> None:
         self.job_id = job_id
         self.fabric_id = fabric_id

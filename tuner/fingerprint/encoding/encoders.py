@@ -1,14 +1,14 @@
-"""The two encoders that score a step, evaluated in numpy: an LSTM over its frames, and counts of n-grams.
+"""The LSTM that scores a step, evaluated in numpy.
 
-Both give N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism.
-They are trained offline (`zerotune stage train`). An LSTM step is a few lines of numpy, so the daemon, beside the
-training processes, goes without torch and its memory.
+It gives N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism. Maintainers
+train it with torch (benchmarks/fingerprint/stage_train.py). The daemon evaluates it with a few lines of numpy, so it
+needs neither torch nor its memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,13 @@ from zerotune.tuner.fingerprint.encoding.features import (
     summary,
 )
 from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
-from zerotune.tuner.fingerprint.steps.anatomy import MIN_IN_A_ROW, N_ROLES, REDUCE, ROOTED, SCATTER, Floats, Step
+from zerotune.tuner.fingerprint.steps.anatomy import MIN_IN_A_ROW, REDUCE, ROOTED, SCATTER, Floats, Step
 from zerotune.tuner.fingerprint.steps.volumes import Proven, proven
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
-N_TOKENS: Final = 2 * N_ROLES
-N_NGRAM: Final = N_SUMMARY + N_TOKENS + N_TOKENS**2
+KIND: Final = "lstm"
+"""Names the weights of this encoder at rest."""
 MIN_CONFIDENCE: Final = 0.5
 """A stage less probable than this is not claimed."""
 MAX_DEVIATION: Final = 6.0
@@ -43,24 +43,8 @@ PASSES: Final = 3
 """Forward, backward, and recomputation between them."""
 
 
-class Encoder(Protocol):
-    """Scores a step."""
-
-    kind: str
-
-    def scores(self, step: Step) -> Floats:
-        """Unnormalised log probabilities, shape [N_OUTPUTS]."""
-        ...
-
-    def to_bytes(self) -> bytes:
-        """The weights at rest."""
-        ...
-
-
 class LstmEncoder:
     """One LSTM layer over the frames, its last state beside the summary, one hidden layer."""
-
-    kind = "lstm"
 
     def __init__(self, weights: Arrays) -> None:
         n = _shape(weights, "recurrent", (None, None))[1]
@@ -78,7 +62,7 @@ class LstmEncoder:
         self._recurrent = np.ascontiguousarray(weights["recurrent"])
 
     def scores(self, step: Step) -> Floats:
-        """See `Encoder`."""
+        """Unnormalised log probabilities, shape [N_OUTPUTS]."""
         weights, n = self.weights, self._n
         inputs = frames(step) @ weights["input"].T + weights["bias"]
         state, memory = np.zeros(n), np.zeros(n)
@@ -94,50 +78,20 @@ class LstmEncoder:
         return result
 
     def to_bytes(self) -> bytes:
-        """See `Encoder`."""
-        return arrays.to_bytes(self.kind, FEATURES_VERSION, self.weights)
+        """The weights at rest."""
+        return arrays.to_bytes(KIND, FEATURES_VERSION, self.weights)
 
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> LstmEncoder:
+        """The encoder whose weights `blob` holds.
 
-class NgramEncoder:
-    """How often each call, and each pair of calls, follows; with the summary, linearly weighed."""
-
-    kind = "ngram"
-
-    def __init__(self, weights: Arrays) -> None:
-        _shape(weights, "mean", (N_NGRAM,))
-        _shape(weights, "scale", (N_NGRAM,))
-        _shape(weights, "output", (N_OUTPUTS, N_NGRAM))
-        _shape(weights, "output_bias", (N_OUTPUTS,))
-        self.weights = weights
-
-    def scores(self, step: Step) -> Floats:
-        """See `Encoder`."""
-        weights = self.weights
-        known = standardised(ngrams(step), weights["mean"], weights["scale"])
-        result: Floats = weights["output"] @ known + weights["output_bias"]
-        return result
-
-    def to_bytes(self) -> bytes:
-        """See `Encoder`."""
-        return arrays.to_bytes(self.kind, FEATURES_VERSION, self.weights)
-
-
-def ngrams(step: Step) -> Floats:
-    """Counts of tokens and of pairs, as square roots of shares, after the summary; shape [N_NGRAM].
-
-    A token is a call's role and whether it has the size of the call before.
-    """
-    rest = step.rest
-    tokens = 2 * rest.roles + (rest.bytes == np.roll(rest.bytes, 1))
-    pairs = N_TOKENS * tokens + np.roll(tokens, -1)
-    n = len(tokens)
-    return np.concatenate(
-        [
-            summary(step),
-            np.sqrt(np.bincount(tokens, minlength=N_TOKENS) / n),
-            np.sqrt(np.bincount(pairs, minlength=N_TOKENS**2) / n),
-        ]
-    )
+        Raises:
+            ValueError: the bytes are damaged, foreign, of another version, or do not fit together.
+        """
+        kind, weights = arrays.from_bytes(blob, FEATURES_VERSION)
+        if kind != KIND:
+            raise ValueError(f"there is no encoder {kind!r}")
+        return cls(weights)
 
 
 def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
@@ -282,20 +236,6 @@ _ZERO1_OR_2: Final = STAGES.index(Stage.zero1_or_2)
 _ANSWERS: Final = (STAGES, ACCUMULATIONS, (False, True), (False, True))
 _PARTS: Final = np.array([_parts(one) for one in POSSIBLE], np.float64)
 _OF_STAGE: Final = np.array([[one.stage is stage for stage in STAGES] for one in POSSIBLE])
-
-
-def encoder_from_bytes(blob: bytes) -> Encoder:
-    """The encoder whose weights `blob` holds.
-
-    Raises:
-        ValueError: the bytes are damaged, foreign, of another version, or do not fit together.
-    """
-    kind, weights = arrays.from_bytes(blob, FEATURES_VERSION)
-    if kind == LstmEncoder.kind:
-        return LstmEncoder(weights)
-    if kind == NgramEncoder.kind:
-        return NgramEncoder(weights)
-    raise ValueError(f"there is no encoder {kind!r}")
 
 
 def _shape(weights: Arrays, name: str, expected: tuple[int | None, ...]) -> tuple[int, ...]:
