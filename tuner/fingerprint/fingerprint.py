@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from zerotune.store.records import Collective, MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.fingerprint import rules
 from zerotune.tuner.fingerprint.ambiguity import NO_GROUPS, Groups, unambiguous
 from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder, decide
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
@@ -190,9 +189,9 @@ class StageFingerprint:
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2 or (step.roles == TINY).all():
             return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
-        if step.n_flags_in_a_row > MAX_FLAGS:
+        if step.n_flags_in_a_row > MAX_FLAGS or self._encoder is None:
             return UNKNOWN
-        return decide(self._encoder.scores(step), step) if self._encoder is not None else rules.classify(step)
+        return decide(self._encoder.scores(step), step)
 
     def _show(self, shown: Shown) -> bool:
         if shown == self.shown:

@@ -1,8 +1,7 @@
 """The LSTM that scores a step, evaluated in numpy.
 
-It gives N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism. Maintainers
-train it with torch (benchmarks/fingerprint/stage_train.py). The daemon evaluates it with a few lines of numpy, so it
-needs neither torch nor its memory.
+It gives N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism.
+Maintainers train it with torch (benchmarks/fingerprint/stage_train.py); the daemon never loads torch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from zerotune.tuner.fingerprint.encoding.features import (
 )
 from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
 from zerotune.tuner.fingerprint.steps.anatomy import MIN_IN_A_ROW, REDUCE, ROOTED, SCATTER, Floats, Step
-from zerotune.tuner.fingerprint.steps.volumes import Proven, proven
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
@@ -134,11 +132,8 @@ def _can_be(step: Step) -> list[bool]:
     has_mark = returned > 0 or step.has_mark
     sent_once = 0 < sent < SENT_TWICE * returned
     sends_again = _sends_again(step)
-    volumes = proven(step)
 
     def can_be(one: Shown) -> bool:
-        if not _adds_up(one, volumes, is_broadcast=returned > 0):
-            return False
         if one.stage is Stage.zero3 and one.accumulation is None and step.n_flags:
             return False
         if one.accumulation and not sends_again and one.stage is Stage.zero2:
@@ -156,23 +151,6 @@ def _can_be(step: Step) -> list[bool]:
         return sums or not one.tensor_parallel
 
     return [can_be(one) for one in POSSIBLE]
-
-
-def _adds_up(one: Shown, volumes: Proven, *, is_broadcast: bool) -> bool:
-    """Whether what the volumes prove leaves an answer possible.
-
-    Without P_a and broadcasts, accumulation under ZeRO-1 shows only where every micro-step gathers.
-    """
-    gathers_each = one.stage is Stage.zero3 or (
-        one.stage is Stage.zero1 and bool(one.accumulation) and not one.partitioned_activations and not is_broadcast
-    )
-    if volumes.only_once and gathers_each:
-        return False
-    if volumes.again and one.stage in (Stage.zero2, Stage.zero1_or_2):
-        return False
-    if volumes.one_pass and gathers_each and one.accumulation:
-        return False
-    return not (volumes.several_passes and one.stage is Stage.zero3 and one.accumulation is False)
 
 
 def _told_apart(scores: Floats, step: Step) -> Floats:

@@ -1,4 +1,4 @@
-"""Which weights are in use: those in the store, else those shipped, else none (rules.py decides then)."""
+"""Which weights are in use: those in the store, else those shipped, else none: then no stage is recognised."""
 
 from __future__ import annotations
 
