@@ -57,6 +57,8 @@ class Consensus(NamedTuple):
     step: Ints
     n_explained: int
     """Calls of the sequence, from its end on."""
+    n_breaks: int
+    """Places there where calls are missing or odd."""
 
 
 class Alignment(NamedTuple):
@@ -66,6 +68,8 @@ class Alignment(NamedTuple):
     """Calls of the sequence, from its end on."""
     n_odd: int
     """Calls skipped in either of them."""
+    n_breaks: int
+    """Places where calls were skipped."""
     n_passed: int
     """Calls of the step passed in the last round."""
     n_seen: Ints
@@ -106,7 +110,7 @@ def _explains(codes: Ints) -> Consensus | None:
         if len(mended) < 2 or found.n_explained < least:
             continue
         if not _has_foreign(codes[-found.n_explained :], step) and not _is_odd_again(step, found):
-            return Consensus(once(step), found.n_explained)
+            return Consensus(once(step), found.n_explained, found.n_breaks)
     return None
 
 
@@ -132,7 +136,7 @@ def align(codes: Ints, step: Ints) -> Alignment:
     past, back, n = codes[::-1], step[::-1], len(step)
     n_seen, n_kept = np.zeros(n, np.int64), np.zeros(n, np.int64)
     inserted: Counter[tuple[int, tuple[int, ...]]] = Counter()
-    at = n_odd = n_back = 0
+    at = n_odd = n_breaks = n_back = 0
     while at < len(past):
         edits, passed, n_back = _edits(past[at : at + n + int(ODD_SHARE * n) + ODD_CALLS], back)
         n_seen[:n_back] += 1
@@ -145,9 +149,10 @@ def align(codes: Ints, step: Ints) -> Alignment:
                 n_kept[in_back] -= 1
         inserted.update((position, tuple(found)) for position, found in extra.items())
         at, n_odd = at + passed, n_odd + len(edits)
+        n_breaks += int(np.count_nonzero(np.diff([one + other for one, other, _ in edits], prepend=-2) > 1))
         if n_back < n or 2 * passed < n:
             break
-    return Alignment(at, n_odd, n_back, n_seen, n_kept, inserted)
+    return Alignment(at, n_odd, n_breaks, n_back, n_seen, n_kept, inserted)
 
 
 def _edits(one: Ints, other: Ints) -> tuple[list[tuple[int, int, bool]], int, int]:
@@ -273,13 +278,17 @@ def once(step: Ints) -> Ints:
 
 
 def distances(codes: Ints, n_least: int, n_codes: int) -> set[int]:
-    """Distances between positions of the rarest codes that come `n_least` times or more."""
-    values, counts = np.unique(codes, return_counts=True)
-    again = np.flatnonzero(counts >= n_least)
+    """Distances between positions of the codes that are rarest lately and come `n_least` times or more in all."""
+    values, counts = np.unique(codes[-(len(codes) // 2 + 1) :], return_counts=True)
     found: set[int] = set()
-    for value in values[again[np.argsort(counts[again], kind="stable")][:n_codes]].tolist():
+    n_tried = 0
+    for value in values[np.argsort(counts, kind="stable")].tolist():
         positions = np.flatnonzero(codes == value)
-        found.update((positions[-1] - positions[:-1][-MAX_POSITIONS:]).tolist())
+        if len(positions) >= n_least:
+            found.update((positions[-1] - positions[:-1][-MAX_POSITIONS:]).tolist())
+            n_tried += 1
+            if n_tried == n_codes:
+                break
     return found
 
 

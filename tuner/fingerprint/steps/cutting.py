@@ -210,7 +210,7 @@ class StepCutter:
         if n_alike >= 2 * self.period and len(end) < MUCH_LONGER * n_alike:
             return False  # what repeats call by call is nearly all there is
         found = find_consensus(end)
-        if found is None or found.n_explained < MUCH_LONGER * n_alike:
+        if found is None or (n_alike and found.n_breaks < BREAKS_TO_ALIGN) or found.n_explained < MUCH_LONGER * n_alike:
             return False
         return self._known(found.step)
 
