@@ -8,8 +8,8 @@ import pytest
 from benchmarks.fingerprint.corpus.dataset import disturbed, recorded
 from benchmarks.fingerprint.evaluation import recognised
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
-from zerotune.tuner.fingerprint.steps.cutting import StepCutter
 from zerotune.tuner.fingerprint.steps.alignment import Ints, find_consensus
+from zerotune.tuner.fingerprint.steps.cutting import StepCutter
 
 STEP = np.array([1, *range(10, 70), *[2] * 20, *range(10, 70), 3, *[4, 5] * 15], np.int64)
 

@@ -1,4 +1,4 @@
-"""Weights at rest: plain arrays, checked; what cannot be read is set aside and training goes on."""
+"""Weights at rest: plain arrays, checked; without readable ones no stage is recognised."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.fingerprint.encoding import arrays
+from zerotune.store.records import Stage
+from zerotune.tuner.fingerprint import StageFingerprint
+from zerotune.tuner.fingerprint.encoding import arrays, weights
 from zerotune.tuner.fingerprint.encoding.encoders import MAX_DEVIATION, LstmEncoder
 from zerotune.tuner.fingerprint.encoding.features import FEATURES_VERSION
-from zerotune.tuner.fingerprint.encoding.weights import DAMAGED, FABRIC, MODEL_NAME, SHIPPED, load_encoder, record
+from zerotune.tuner.fingerprint.encoding.weights import SHIPPED
 from zerotune.tuner.fingerprint.labels import N_OUTPUTS
 from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
 
@@ -70,41 +71,26 @@ def test_damaged_bytes_are_refused_or_harmless(data: st.DataObject) -> None:
         assert encoder.scores(STEP).shape == (N_OUTPUTS,)
 
 
-def test_a_store_gets_the_shipped_weights_and_gives_its_own_back(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store.db") as store:
-        assert isinstance(load_encoder(store), LstmEncoder)
-        store.flush()
-        saved = store.load_model(MODEL_NAME, FABRIC)
-        assert saved is not None
-        assert saved.blob == BLOB
-        _, values = arrays.from_bytes(saved.blob, FEATURES_VERSION)
-        own = LstmEncoder({name: 2 * value for name, value in values.items()})
-        store.save_model(record(own.to_bytes()))
-        store.flush()
-        loaded = load_encoder(store)
-        assert loaded is not None
-        np.testing.assert_array_equal(loaded.scores(STEP), own.scores(STEP))
-
-
-def test_damaged_weights_are_set_aside_and_replaced(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store.db") as store:
-        store.save_model(record(b"not weights"))
-        store.flush()
-        assert isinstance(load_encoder(store), LstmEncoder)
-        store.flush()
-        aside = store.load_model(MODEL_NAME + DAMAGED, FABRIC)
-        assert aside is not None
-        assert aside.blob == b"not weights"
-        saved = store.load_model(MODEL_NAME, FABRIC)
-        assert saved is not None
-        assert saved.blob == BLOB
+def test_damaged_weights_recognise_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SHIPPED", tmp_path / "lstm.weights")
+    for blob in (None, b"not weights"):
+        if blob is not None:
+            (tmp_path / "lstm.weights").write_bytes(blob)
+        weights.default_encoder.cache_clear()
+        try:
+            fingerprint = StageFingerprint()
+        finally:
+            weights.default_encoder.cache_clear()
+        kinds, n_bytes = np.tile([2, 2, 3], 9), np.tile([1 << 20, 1 << 21, 1 << 20], 9)
+        fingerprint.add(kinds, n_bytes, np.zeros(27))
+        assert (fingerprint.calls_per_step, fingerprint.stage) == (3, Stage.unknown)
 
 
 def test_numpy_computes_what_torch_does() -> None:
     torch = pytest.importorskip("torch")
     from zerotune.tuner.fingerprint.encoding.features import N_FRAME, frames, summary
 
-    encoder = default_encoder()
+    encoder = LstmEncoder.from_bytes(BLOB)
     _, values = arrays.from_bytes(BLOB, FEATURES_VERSION)
     tensors = {name: torch.tensor(value) for name, value in values.items()}
     n = tensors["recurrent"].shape[1]

@@ -14,8 +14,8 @@ import numpy as np
 from zerotune.store.errors import UserError
 from zerotune.store.records import MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.fingerprint.encoding import weights
 from zerotune.tuner.fingerprint.encoding.encoders import KIND, LstmEncoder
+from zerotune.tuner.fingerprint.encoding.weights import SHIPPED
 from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.traces.left_out import UNSIZED
@@ -55,42 +55,26 @@ class KnownWeights:
 
     encoder: str
     origin: str
-    """`shipped`, or the store's path."""
     n_bytes: int
     sha256: str
     state: str
     """`good`, or why they cannot be used."""
-    is_used: bool = False
-    """Whether a daemon with this store would use them."""
+    is_used: bool
+    """Whether a daemon uses them."""
 
 
-def weights_known(store_path: Path | None) -> list[KnownWeights]:
-    """The shipped weights and those that were trained into a store; the first good ones are used."""
-    rows = []
-    if store_path is not None:
-        from zerotune.store.sqlite.database import Store
-
-        with Store.open(store_path, read_only=True) as store:
-            saved = [one for one in store.models() if one.name.startswith("stage-") and not weights.is_copy(one)]
-        rows += [(one.name.removeprefix("stage-"), str(store_path), one.blob) for one in saved]
+def shipped_weights() -> KnownWeights:
+    """The weights that a daemon uses."""
     try:
-        rows.append((KIND, "shipped", weights.SHIPPED.read_bytes()))
+        blob = SHIPPED.read_bytes()
     except OSError as error:
         raise UserError(f"the shipped weights are missing: {error.strerror}", "install zerotune again") from error
-    states = [_state(blob) for _, _, blob in rows]
-    used = states.index(GOOD) if GOOD in states else None
-    return [
-        KnownWeights(kind, where, len(blob), hashlib.sha256(blob).hexdigest(), state, at == used)
-        for at, ((kind, where, blob), state) in enumerate(zip(rows, states, strict=True))
-    ]
-
-
-def _state(blob: bytes) -> str:
+    state = GOOD
     try:
         LstmEncoder.from_bytes(blob)
     except ValueError as error:
-        return f"not usable: {error}"
-    return GOOD
+        state = f"not usable: {error}"
+    return KnownWeights(KIND, "shipped", len(blob), hashlib.sha256(blob).hexdigest(), state, state == GOOD)
 
 
 def read(path: Path, rank: int | None = None, job_id: str | None = None, format_name: str | None = None) -> Recognition:

@@ -9,7 +9,7 @@ import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli.offline.import_ import FormatName
-from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json, progress_console
+from zerotune.tuner.cli.options import AsJson, JobOfTrace, console, print_json, progress_console
 from zerotune.tuner.cli.paths import store_path
 
 if TYPE_CHECKING:
@@ -25,25 +25,21 @@ stage = typer.Typer(
 
 
 @stage.command()
-def show(store: StorePath = None, as_json: AsJson = False) -> None:
-    """Which weights are there and which of them a daemon with this store would use.
+def show(as_json: AsJson = False) -> None:
+    """Show the weights that a daemon uses.
 
     Example: zerotune stage show
     """
     from zerotune.tuner.offline import stage_command
 
-    path = store_path(store)
-    known = stage_command.weights_known(path if store is not None or path.exists() else None)
+    one = stage_command.shipped_weights()
     if as_json:
-        print_json(known)
+        print_json([one])
         return
     from rich.table import Table
 
     table = Table("encoder", "from", "bytes", "sha256", "state", "used")
-    for one in known:
-        table.add_row(
-            one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state, "yes" if one.is_used else ""
-        )
+    table.add_row(one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state, "yes" if one.is_used else "")
     console().print(table)
 
 

@@ -45,16 +45,16 @@ class LstmEncoder:
     """One LSTM layer over the frames, its last state beside the summary, one hidden layer."""
 
     def __init__(self, weights: Arrays) -> None:
-        n = _shape(weights, "recurrent", (None, None))[1]
-        _shape(weights, "input", (4 * n, N_FRAME))
-        _shape(weights, "recurrent", (4 * n, n))
-        _shape(weights, "bias", (4 * n,))
-        _shape(weights, "mean", (N_SUMMARY,))
-        _shape(weights, "scale", (N_SUMMARY,))
-        hidden = _shape(weights, "hidden", (None, n + N_SUMMARY))[0]
-        _shape(weights, "hidden_bias", (hidden,))
-        _shape(weights, "output", (N_OUTPUTS, hidden))
-        _shape(weights, "output_bias", (N_OUTPUTS,))
+        n, n_hidden = (weights[name].size if name in weights else 0 for name in ("bias", "hidden_bias"))
+        n //= 4
+        shapes = {
+            "input": (4 * n, N_FRAME), "recurrent": (4 * n, n), "bias": (4 * n,), "mean": (N_SUMMARY,),
+            "scale": (N_SUMMARY,), "hidden": (n_hidden, n + N_SUMMARY), "hidden_bias": (n_hidden,),
+            "output": (N_OUTPUTS, n_hidden), "output_bias": (N_OUTPUTS,),
+        }  # fmt: skip
+        found = {name: array.shape for name, array in weights.items()}
+        if found != shapes:
+            raise ValueError(f"arrays have shapes {found}, not {shapes}")
         self._n = n
         self.weights = weights
         self._recurrent = np.ascontiguousarray(weights["recurrent"])
@@ -214,13 +214,3 @@ _ZERO1_OR_2: Final = STAGES.index(Stage.zero1_or_2)
 _ANSWERS: Final = (STAGES, ACCUMULATIONS, (False, True), (False, True))
 _PARTS: Final = np.array([_parts(one) for one in POSSIBLE], np.float64)
 _OF_STAGE: Final = np.array([[one.stage is stage for stage in STAGES] for one in POSSIBLE])
-
-
-def _shape(weights: Arrays, name: str, expected: tuple[int | None, ...]) -> tuple[int, ...]:
-    """The shape of one array; raises ValueError unless it is there and as expected (None: any extent)."""
-    if name not in weights:
-        raise ValueError(f"weights lack {name}")
-    shape = weights[name].shape
-    if len(shape) != len(expected) or any(e not in (None, s) for e, s in zip(expected, shape, strict=True)):
-        raise ValueError(f"{name} has shape {shape}, not {expected}")
-    return shape

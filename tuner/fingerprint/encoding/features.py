@@ -24,6 +24,7 @@ from zerotune.tuner.fingerprint.steps.anatomy import (
     Rounds,
     Step,
     most_between,
+    period_of,
 )
 
 FEATURES_VERSION: Final = 6
@@ -348,11 +349,7 @@ def _modal(roles: Ints, n_bytes: Ints, reduces: Sizes) -> tuple[float, ...]:
 
 def rounds(n_bytes: Ints) -> int:
     """How many times the sizes run through the same series: micro-steps that all send the same."""
-    n = len(n_bytes)
-    for period in range(1, n // 2 + 1):
-        if n % period == 0 and np.array_equal(n_bytes[period:], n_bytes[:-period]):
-            return n // period
-    return 1
+    return len(n_bytes) // period_of(n_bytes) if len(n_bytes) else 1
 
 
 def _octaves(n: int) -> float:

@@ -7,13 +7,11 @@ the end of the sequence. A call belongs to the step if most rounds have it.
 from __future__ import annotations
 
 from collections import Counter
-from operator import itemgetter
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from zerotune.tuner.fingerprint.steps.anatomy import Ints, period_of
 
 MIN_ROUNDS: Final = 3
 """Least rounds that vote: two that differ do not show which is right."""
@@ -76,8 +74,8 @@ class Alignment(NamedTuple):
     """Rounds, by position in the step, the last first."""
     n_kept: Ints
     """Rounds that have the call, by position."""
-    inserted: Counter[tuple[int, tuple[int, ...]]]
-    """Calls found before a position, and how often."""
+    inserted: Counter[tuple[int, int, int]]
+    """How often a call was found before a position: (position, its number there, code)."""
 
 
 def find_consensus(codes: Ints) -> Consensus | None:
@@ -109,8 +107,10 @@ def _explains(codes: Ints) -> Consensus | None:
         least = max(MIN_ROUNDS * len(step) * (1 - NEAR), len(codes) / NEXT_END)
         if len(mended) < 2 or found.n_explained < least:
             continue
-        if not _has_foreign(codes[-found.n_explained :], step) and not _is_odd_again(step, found):
-            return Consensus(once(step), found.n_explained, found.n_breaks)
+        end = codes[-found.n_explained :]
+        _, n_foreign = np.unique(end[~np.isin(end, step)], return_counts=True)
+        if not (n_foreign > 1).any() and not _is_odd_again(step, found):  # all that comes again is part of the step
+            return Consensus(step[: period_of(step)], found.n_explained, found.n_breaks)
     return None
 
 
@@ -128,26 +128,27 @@ def voted_again(step: Ints, history: Ints, n_new: int) -> Ints | None:
     found = align(codes, step)
     if forward.n_explained < n_new or found.n_explained < EXPLAINED * len(codes) or _is_odd_again(step, found):
         return None
-    return once(_voted(step, found))
+    mended = _voted(step, found)
+    return mended[: period_of(mended)]
 
 
 def align(codes: Ints, step: Ints) -> Alignment:
     """Lay `step`, round after round, against `codes` from the end of both, back to where it explains them no more."""
     past, back, n = codes[::-1], step[::-1], len(step)
     n_seen, n_kept = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    inserted: Counter[tuple[int, tuple[int, ...]]] = Counter()
+    inserted: Counter[tuple[int, int, int]] = Counter()
     at = n_odd = n_breaks = n_back = 0
     while at < len(past):
         edits, passed, n_back = _edits(past[at : at + n + int(ODD_SHARE * n) + ODD_CALLS], back)
         n_seen[:n_back] += 1
         n_kept[:n_back] += 1
-        extra: dict[int, list[int]] = {}
+        n_extra: Counter[int] = Counter()
         for in_past, in_back, is_extra in edits:
             if is_extra:
-                extra.setdefault(in_back % n, []).append(int(past[at + in_past]))
+                inserted[in_back % n, n_extra[in_back], int(past[at + in_past])] += 1
+                n_extra[in_back] += 1
             else:
                 n_kept[in_back] -= 1
-        inserted.update((position, tuple(found)) for position, found in extra.items())
         at, n_odd = at + passed, n_odd + len(edits)
         n_breaks += int(np.count_nonzero(np.diff([one + other for one, other, _ in edits], prepend=-2) > 1))
         if n_back < n or 2 * passed < n:
@@ -214,36 +215,16 @@ def _n_same(one: Ints, other: Ints) -> int:
 def _voted(step: Ints, found: Alignment) -> Ints:
     """The step as most rounds have it."""
     enough = np.where(found.n_seen > FEW_ROUNDS, MOST, 0.5) * found.n_seen
-    more: dict[int, dict[tuple[int, ...], int]] = {}
-    for (position, codes), count in found.inserted.items():
-        more.setdefault(position, {})[codes] = count
+    more: dict[int, list[int]] = {}
+    for (position, _, code), count in sorted(found.inserted.items()):
+        if count >= enough[position]:
+            more.setdefault(position, []).append(code)
     backwards: list[int] = []
     for position, code in enumerate(step[::-1].tolist()):
-        if position in more:
-            backwards += _common_beginning(more[position], float(enough[position]))
+        backwards += more.get(position, [])
         if found.n_kept[position] >= enough[position]:
             backwards.append(code)
     return np.array(backwards[::-1], np.int64)
-
-
-def _common_beginning(found: dict[tuple[int, ...], int], n_enough: float) -> list[int]:
-    """What enough rounds have at one position: in a row of equal calls, some lack more of them than others."""
-    begin: list[int] = []
-    while True:
-        following: Counter[int] = Counter()
-        for codes, count in found.items():
-            if len(codes) > len(begin) and list(codes[: len(begin)]) == begin:
-                following[codes[len(begin)]] += count
-        code, count = max(following.items(), key=itemgetter(1), default=(0, 0))
-        if not count or count < n_enough:
-            return begin
-        begin.append(code)
-
-
-def _has_foreign(codes: Ints, step: Ints) -> bool:
-    """Whether a call comes again but not in the step."""
-    _, counts = np.unique(codes[~np.isin(codes, step)], return_counts=True)
-    return bool((counts > 1).any())
 
 
 def _is_odd_again(step: Ints, found: Alignment) -> bool:
@@ -252,7 +233,7 @@ def _is_odd_again(step: Ints, found: Alignment) -> bool:
     What is lost anywhere in a row of calls that are equal, or alternate, is missed at its end.
     """
     odd = found.n_seen - found.n_kept
-    for (position, _), count in found.inserted.items():
+    for (position, _, _), count in found.inserted.items():
         odd[position] = max(odd[position], count)
     expected = found.n_odd / len(step) * _rows(step[::-1])
     return bool(((odd >= SAME_ODDITY) & (odd >= expected + DEVIATIONS * np.sqrt(expected))).any())
@@ -269,12 +250,6 @@ def _rows(past: Ints) -> Ints:
     for _ in range(2):
         long = np.maximum.reduce([long, np.roll(long, 1), np.roll(long, -1)])
     return long
-
-
-def once(step: Ints) -> Ints:
-    """One of several equal parts."""
-    n = len(step)
-    return next((step[:p] for p in range(1, n) if n % p == 0 and np.array_equal(step[p:], step[:-p])), step)
 
 
 def distances(codes: Ints, n_least: int, n_codes: int) -> set[int]:

@@ -49,6 +49,12 @@ def encode(collectives: Ints, message_bytes: Ints) -> Ints:
     return np.minimum(message_bytes, MAX_BYTES) << 4 | collectives
 
 
+def period_of(codes: Ints) -> int:
+    """Length of the shortest cycle of which `codes` are whole rounds."""
+    n = len(codes)
+    return next((p for p in range(1, n // 2 + 1) if n % p == 0 and np.array_equal(codes[p:], codes[:-p])), n)
+
+
 class Step:
     """One step, rotated to begin with its longest stretch without a reduction."""
 
