@@ -145,7 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=a_file_to_write, default=SHIPPED, help="file for the weights")
     parser.add_argument("--hypothetical-only", action="store_true", help="learn nothing that has a name")
-    parser.add_argument("--n-hypothetical", type=positive, default=N_HYPOTHETICAL, help="generated runs of no framework")
+    parser.add_argument("--n-hypothetical", type=positive, default=N_HYPOTHETICAL, help="runs of no framework")
     parser.add_argument("--n-each", type=positive, default=120, help="generated runs per framework")
     parser.add_argument("--epochs", type=positive, default=N_EPOCHS, help="passes over the examples")
     parser.add_argument("--seed", type=natural, default=0, help="of the generator and of training")

@@ -35,8 +35,6 @@ MAX_FLAGS: Final = 7
 """Most sizes of small all-reduces in a row: with more it is no training, but a test of sizes."""
 UNCUT_CALLS: Final = 256
 """A sequence without a period is judged as a whole from this many calls on."""
-
-
 BLOCK_CALLS: Final = 4
 _BOTH_WAYS: Final = {int(Collective.all_gather), int(Collective.reduce_scatter)}
 ALIKE_SHARE: Final = 0.9

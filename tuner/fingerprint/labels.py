@@ -39,8 +39,6 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 UNKNOWN: Final = Shown()
-
-
 _ACCUMULATIONS_OF: Final = {
     Stage.unknown: ((None,), (None,)),
     Stage.ddp: ((True, None), (False, True, None)),

@@ -35,8 +35,6 @@ MIN_CONFIDENCE: Final = 0.5
 MAX_DEVIATION: Final = 6.0
 SENT_TWICE: Final = 1.5
 """Least ratio of bytes sent to bytes returned when gradients are sent in two micro-steps, in equal or double size."""
-
-
 PASSES: Final = 3
 """Forward, backward, and recomputation between them."""
 
@@ -93,16 +91,7 @@ class LstmEncoder:
 
 
 def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
-    """Features as deviations from what training saw.
-
-    Args:
-        features: shape [..., n].
-        mean: of each feature in the training data, shape [n].
-        scale: reciprocal of its standard deviation, shape [n].
-
-    Returns:
-        Shape [..., n], clipped to MAX_DEVIATION on both sides.
-    """
+    """`features` [..., n] less their `mean` in training, times `scale` (1 / deviation), within MAX_DEVIATION."""
     result: Floats = np.clip((features - mean) * scale, -MAX_DEVIATION, MAX_DEVIATION)
     return result
 
