@@ -17,6 +17,7 @@ from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.keys import KeyState, KeyStatus
+from zerotune.tuner.learning.policy.overrides import EXPLORING
 from zerotune.tuner.learning.policy.plans import Plans
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
@@ -206,7 +207,7 @@ class Inspection:
         latest = self._plans.latest
         if latest is None:
             return None
-        explores = frozenset(self._states[index].key for index in np.flatnonzero(latest.is_trial).tolist())
+        explores = frozenset(self._states[index].key for index in np.flatnonzero(EXPLORING[latest.overrides]).tolist())
         settings = self._by_key(dict(enumerate(latest.candidates)))
         return PlanView(latest.plan, settings, explores, latest.variant is not None)
 

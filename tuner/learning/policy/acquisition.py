@@ -113,11 +113,9 @@ class Options:
         self._price = price
         self._canaries: list[tuple[KeyState, Candidate]] = []
         """What the book's word was tried at, and with."""
-        self.canaries_only = False
-        """For now no trial begins but what the fleet's book says."""
 
-    def best(self, state: KeyState, room_us: float) -> Option | None:
-        """The best trial of one key that fits what is left of the budget; None if there is none."""
+    def best(self, state: KeyState, room_us: float, *, canaries_only: bool = False) -> Option | None:
+        """The best trial of one key that fits what is left of the budget, be it of any kind; None if there is none."""
         opinion, evidence = self._surrogate.posterior(state), self._surrogate.evidence
         slots = [evidence.find(state.index, one) for one in (state.usual, state.incumbent)]
         slot = slots[0] if slots[0] is not None else slots[1]
@@ -139,7 +137,7 @@ class Options:
         canary = self._canary(state, case)
         if canary is not None:
             self._canaries.append((state, canary.candidate))
-        if canary is not None or self.canaries_only:
+        if canary is not None or canaries_only:
             return canary
         return case.best(lambda one: self.may_try(state, one), state.retired)
 

@@ -24,6 +24,7 @@ from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS
+from zerotune.tuner.learning.policy.overrides import CHARGED, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import ANY_SHARE
 from zerotune.tuner.learning.policy.step_effects import (
@@ -334,19 +335,20 @@ class StepFeedback:
         is_guarding = bool(self.promoted) or bool(self._guard.suspects)
         self.variants.consider(step, step_us, may_begin=not is_guarding)
 
-    def show(self) -> None:
-        """Let keys run in the next window what the variant or the experiment asks for."""
-        if self.variants.running is not None:
-            self._policy.show(self.variants.running.changes, ())
-            return
+    def forced(self) -> dict[int, Setting]:
+        """What the variant or the experiment asks for in the next window, by key index."""
+        if (variant := self.variants.running) is not None:
+            return {index: Setting(candidate, Override.variant) for index, candidate in variant.changes.items()}
         states, evidence, suspects = self._policy.states, self._policy.evidence, self._guard.suspects
         runs = {name: states[int(evidence.key[name])].has(evidence.candidates[name]) for name in suspects}
         self._guard.dismiss([name for name in suspects if not runs[name]])
-        may_try = self._policy.budget.remaining_us >= 0
-        shown = {key: name if may_try else None for key, name in self._guard.shown.items()}
-        settings = {key: evidence.candidates[self._usual[key] if one is None else one] for key, one in shown.items()}
-        explores = [key for key, name in shown.items() if name is not None and settings[key] != states[key].incumbent]
-        self._policy.show(settings, explores)
+        may_try, found = self._policy.budget.remaining_us >= 0, {}
+        for key, name in self._guard.shown.items():
+            shown = name if may_try else None
+            candidate = evidence.candidates[self._usual[key] if shown is None else shown]
+            explores = shown is not None and candidate != states[key].incumbent
+            found[key] = Setting(candidate, Override.experiment if explores else Override.pause)
+        return found
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -381,7 +383,8 @@ class StepFeedback:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
             guard.step(log_us, explored, arms=() if in_force.variant is None else [ARM])
-            return self.variants.judge(in_force, step.step, duration_us)
+            may_promote = not self._attribution.is_suspicious
+            return self.variants.judge(in_force, step.step, duration_us, may_promote=may_promote)
         shift = guard.paced(log_us, explored)
         slow = guard.step(log_us, explored, {name for name in explored if longer.get(name, 0.0) > 0.0})
         if slow is not None:
@@ -397,10 +400,8 @@ class StepFeedback:
         states, evidence = self._policy.states, self._policy.evidence
         new = [evidence.slot(state.index, state.incumbent) for state in states[len(self._usual) :]]
         self._usual = np.append(self._usual, np.array(new, np.int64))
-        slots, tries = self._plans.slots(in_force.plan.epoch), self._policy.verified()
-        tries[: len(in_force.is_trial)] |= in_force.is_trial
-        if in_force.variant is not None:
-            tries[[*in_force.variant.changes]] = True
+        slots, why = self._plans.slots(in_force.plan.epoch), in_force.why(len(states))
+        tries = CHARGED[why] | (why == Override.variant)
         differs = slots != self._usual
         for key in np.flatnonzero(differs & ~tries).tolist():
             if self.promoted.get(key, (-1, 0))[0] != slots[key]:
@@ -444,4 +445,4 @@ class StepFeedback:
     def _explores_nothing(self, epoch: int) -> bool:
         """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""
         in_force = self._plans.get(epoch)
-        return in_force is not None and not in_force.is_trial.any() and not self._policy.verified().any()
+        return in_force is not None and not CHARGED[in_force.overrides].any()

@@ -130,13 +130,14 @@ class Variants:
         self._effects.know(ARM, (0.0, MOST_LOST / ONE_IN_TEN))
         self._is_on, self._steps_in_window = next(self._pairs), 0
 
-    def judge(self, in_force: PlanInForce, step: int, duration_us: float) -> bool:
+    def judge(self, in_force: PlanInForce, step: int, duration_us: float, *, may_promote: bool = True) -> bool:
         """Look at the regression after a step while a variant is on trial.
 
         Args:
             in_force: plan of the step.
             step: its number.
             duration_us: without exploration's cost.
+            may_promote: False while the network changes: what steps take by that is no variant's doing.
 
         Returns:
             True when a new plan is due at once.
@@ -158,8 +159,8 @@ class Variants:
         is_better = gain > max(ADOPTED * doubt, LEAST_EFFECT)
         is_over = gain + ONE_IN_TEN * doubt < LEAST_EFFECT or len(self._on_us) >= HORIZON_STEPS
         has_verdict = min(len(self._on_us), self._n_off) >= FIRST_LOOK_STEPS and (is_better or is_over)
-        if not (has_verdict and self._policy.may_promote) and self._policy.budget.remaining_us >= 0:
-            return False  # where the network changes just now, what steps take by that is no variant's doing
+        if not (has_verdict and may_promote) and self._policy.budget.remaining_us >= 0:
+            return False
         words = variant_ended((gain, doubt) if has_verdict else None, self._charged_us, is_better=is_better)
         self._tell(variant, words, step)
         if not has_verdict or gain + 2.0 * ONE_IN_TEN * doubt < LEAST_EFFECT:
