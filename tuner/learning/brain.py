@@ -24,7 +24,6 @@ from zerotune.agent.nccl.catalog import TUNABLE
 from zerotune.store.records import (
     BASELINE,
     LEAST_US,
-    Candidate,
     Collective,
     CommunicatorClass,
     Outcome,
@@ -39,11 +38,11 @@ from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning.explaining.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
-from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.policy.attribution import Attribution, Catastrophe
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy, WindowInput
 from zerotune.tuner.learning.policy.control import ControlWindows
-from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
+from zerotune.tuner.learning.policy.keys import FieldBook, KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
 from zerotune.tuner.learning.policy.overrides import CHARGED, CONTROL, EXPLORING, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
@@ -98,17 +97,18 @@ class Brain(Inspection):
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
         self.memory = MemoryGate(settings.memory_threshold, fabric)
         self._regimes = Regimes()
-        self._surrogate = Surrogate(self._costs, self._regimes)
-        self._surrogate.fields.knowledge = knowledge
+        self._fields = FieldBook(self._costs)
+        self._fields.knowledge = knowledge
+        self._surrogate = Surrogate(self._fields, self._regimes)
         self._policy = Policy(self._surrogate, self.budget, self.memory, self._note)
         self._withdrawal = self._policy.price.withdrawal
         self._ahead = Ahead(self.memory, self._surrogate, may_try=settings.explore)
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
-        self._keys = KeyTable(self._surrogate.fields, self._new_key)
+        self._keys = KeyTable(self._fields)
         self._states = self._keys.states
         self._plans = Plans(self._withdrawal, self._surrogate)
-        self._attribution = Attribution(self.budget, self._surrogate, self._stop_catastrophe)
+        self._attribution = Attribution(self.budget, self._surrogate)
         self._fewer = RunsFewer()
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
         self._controls = ControlWindows(0.0 if settings.shadow else settings.control_share)
@@ -123,15 +123,15 @@ class Brain(Inspection):
     @property
     def knowledge(self) -> Knowledge:
         """What is known from earlier runs; assign to swap in what the trainer has just fitted."""
-        return self._surrogate.fields.knowledge
+        return self._fields.knowledge
 
     @knowledge.setter
     def knowledge(self, knowledge: Knowledge) -> None:
-        self._surrogate.fields.knowledge = knowledge
+        self._fields.knowledge = knowledge
 
     def restrict(self, costs: CostPrior) -> None:
         """Before anything was observed: predict from `costs` instead of the fabric's description, as replays do."""
-        self._costs = self._surrogate.fields.costs = costs
+        self._costs = self._fields.costs = costs
 
     # ---- what the job reports -----------------------------------------------------------------
 
@@ -144,6 +144,7 @@ class Brain(Inspection):
             return
         self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block)
+        self._meet_new_keys()
         block, keys = block.compress(keys >= 0), keys[keys >= 0]
         if not len(block):
             return
@@ -194,6 +195,7 @@ class Brain(Inspection):
         if len(told):
             self.memory.filled(told)
             self._keys.meet_proven(told[np.isin(told["collective"], TUNABLE) & np.isin(told["phase"], [*Phase])])
+            self._meet_new_keys()
         if self._fingerprint.add_records(block):
             self._urgent = True
 
@@ -327,7 +329,11 @@ class Brain(Inspection):
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._plans.next))
 
-    def _new_key(self, state: KeyState) -> None:
+    def _meet_new_keys(self) -> None:
+        for state in self._keys.new():
+            self._meet(state)
+
+    def _meet(self, state: KeyState) -> None:
         self._plans.meet(state)
         self._policy.register(state)
         if self._costs.leaves_alone(Collective(state.key.collective)):
@@ -342,8 +348,8 @@ class Brain(Inspection):
             self._policy.begin_lead(state, OpenLead(row.candidate, PROVEN_HOPE, row.reason))
         self._urgent |= row is not None or state.lead_is_proven
 
-    def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
-        variants = self._step_feedback.variants
+    def _stop(self, catastrophe: Catastrophe) -> None:
+        (state, candidate, ratio), variants = catastrophe, self._step_feedback.variants
         is_variants = variants.on_trial is not None and variants.on_trial.changes.get(state.index) == candidate
         if is_variants or candidate in (state.trial, state.lead):
             why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
@@ -393,6 +399,8 @@ class Brain(Inspection):
             kept[tried] = self._attribution.charge(
                 slots[tried], logs[tried], steps[tried], exposed_share=share, connects=connects[tried]
             )
+            for catastrophe in self._attribution.catastrophes():
+                self._stop(catastrophe)
         if not kept.all():
             if not kept.any():
                 return

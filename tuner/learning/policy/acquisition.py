@@ -107,32 +107,33 @@ class Options:
     """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
 
     def __init__(self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, price: Price) -> None:
-        self._surrogate = surrogate
+        self._surrogate, self._fields = surrogate, surrogate.fields
         self._budget = budget
         self._memory = memory
         self._price = price
         self._canaries: list[tuple[KeyState, Candidate]] = []
         """What the book's word was tried at, and with."""
 
-    def best(self, state: KeyState, room_us: float, *, canaries_only: bool = False) -> Option | None:
+    def best(self, state: KeyState, *, canaries_only: bool = False) -> Option | None:
         """The best trial of one key that fits what is left of the budget, be it of any kind; None if there is none."""
         opinion, evidence = self._surrogate.posterior(state), self._surrogate.evidence
         slots = [evidence.find(state.index, one) for one in (state.usual, state.incumbent)]
         slot = slots[0] if slots[0] is not None else slots[1]
         if slot is None:
             return None
-        options, price = self._surrogate.fields.of(state).options, self._price
+        options, price = self._fields.of(state).options, self._price
         is_new = [not self._memory.is_connected(self.what_runs(state, one), state.key.communicator) for one in options]
+        free_us, free_in_all_us = self._budget.free_us
         case = Case(
             options,
             opinion,
             state.usual,
             evidence.log_us(slot),
-            room_us,
+            free_us,
             float(price.traffic.per_step[state.index]),
             price.first_calls(state.index) * price.charged_share,
             price.connection_us * np.array(is_new, np.float64),
-            self._budget.in_all_us,
+            free_in_all_us,
         )
         canary = self._canary(state, case)
         if canary is not None:
@@ -147,10 +148,10 @@ class Options:
         What never ran here takes all that is left of the budget until it is measured: so it begins at one key. One
         catastrophe, and nothing more is taken from the book.
         """
-        told = self._surrogate.fields.knowledge.canary(state.key)
+        told = self._fields.knowledge.canary(state.key)
         if told is None or state.lead is not None or any(tried in one.banned for one, tried in self._canaries):
             return None
-        candidate, gain = self._surrogate.fields.named(state, told[0]), told[1]
+        candidate, gain = self._fields.named(state, told[0]), told[1]
         if candidate not in case.options or candidate in state.numbers or not self.may_try(state, candidate):
             return None
         at, budget, room_us = case.options.index(candidate), self._budget, case.room_us
@@ -172,7 +173,7 @@ class Options:
 
     def _has_run(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether its algorithm and protocol were measured in the key's family."""
-        evidence, places = self._surrogate.evidence, self._surrogate.fields.places[:, :2]
+        evidence, places = self._surrogate.evidence, self._fields.places[:, :2]
         here = slice(len(evidence))
         algorithm, protocol = cell_of(candidate)
         ran = (evidence.algorithm[here] == algorithm) & (evidence.protocol[here] == protocol)
@@ -189,7 +190,7 @@ class Options:
 
     def may_run(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether NCCL offers it and device memory allows it."""
-        if not self._surrogate.fields.offers(state.family, candidate):
+        if not self._fields.offers(state.family, candidate):
             return False
         return self._memory.allows(self.what_runs(state, candidate), state.key.communicator)
 

@@ -76,7 +76,7 @@ class Policy:
     def __init__(
         self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, report: Callable[[Event], None]
     ) -> None:
-        self.surrogate = surrogate
+        self.surrogate, self.fields = surrogate, surrogate.fields
         self.budget = budget
         self.memory = memory
         self._report = report
@@ -96,7 +96,7 @@ class Policy:
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
-        fields = self.surrogate.fields
+        fields = self.fields
         decided, lead = fields.knowledge.decided(state.key), fields.knowledge.open_lead(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
             self.begin_lead(state, OpenLead(fields.named(state, decided[0]), PROVEN_HOPE, decided[1]))
@@ -110,7 +110,7 @@ class Policy:
     @property
     def states(self) -> list[KeyState]:
         """Of all keys, by key index."""
-        return self.surrogate.fields.states
+        return self.fields.states
 
     @property
     def evidence(self) -> CallEvidence:
@@ -133,21 +133,19 @@ class Policy:
                 if state.index not in now.forced:
                     self._settle(state, leads=leads, may_promote=now.may_promote)
         self.has_settled = False
-        for state in (unmeasured := self._unmeasured()):
+        for state in self._unmeasured():
             if not self.price.traffic.is_expected[state.index]:
                 self.end_trial(state)
-        self.surrogate.fields.follow()
-        reserved_us = sum(one.risk_us for one in unmeasured if one.trial is not None)
-        room_us = self.budget.remaining_us - reserved_us
-        if now.may_start and room_us > 0:
-            self._start_trials(step, room_us, self.budget.in_all_us - reserved_us, canaries_only=now.canaries_only)
+        self.fields.follow()
+        if now.may_start and self.budget.free_us[0] > 0:
+            self._start_trials(step, canaries_only=now.canaries_only)
         alternating = {*self.trials, *self.leads}
         for index in alternating:
             leads_rest = None if now.leads_rest_at is None else index in now.leads_rest_at
             self.states[index].take_turn(leads_rest=leads_rest)
         alternating.update(now.forced)
         touched, self._touched = self._touched | alternating, alternating
-        looks = {one.index for one in self._unmeasured()} if now.needs_looks else set()
+        looks = self.budget.reserved if now.needs_looks else ()
         window = Window(now.forced, looks, is_overspent=self.budget.remaining_us < 0)
         return {index: what_runs(self.states[index], window) for index in touched}
 
@@ -164,16 +162,19 @@ class Policy:
         state.numbers.setdefault(candidate, len(state.numbers) + 1)
         state.retired.pop(candidate, None)
         state.trial, state.trial_reason, state.turn = candidate, option.reason, Turn.incumbent
-        state.hope, state.risk_us = option.hope, option.risk_us + option.once_us
+        state.hope = option.hope
         state.trial_until_units = TRIAL_STEPS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
+        if not self.evidence.has_measured(state.index, candidate):
+            self.budget.reserve(state.index, option.risk_us, option.once_us)
         self._report(Event(state, candidate, "explore", option.reason))
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
         state.trial = None
         self.trials.pop(state.index, None)
+        self.budget.release(state.index)
 
     def begin_lead(self, state: KeyState, lead: OpenLead) -> None:
         """Let it run in nearly all windows without a trial; the incumbent runs in the others.
@@ -239,7 +240,7 @@ class Policy:
         """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
         for state in self.states:
             for setting in (state.trial, state.lead, state.incumbent):
-                if setting is not None and not self.surrogate.fields.offers(state.family, setting):
+                if setting is not None and not self.fields.offers(state.family, setting):
                     self.drop(state, setting, NOT_OFFERED, ban=True)
 
     # ---- inside ---------------------------------------------------------------------------------------
@@ -267,8 +268,8 @@ class Policy:
             # It is not slower than the lead so far, if there was one.
             self.begin_lead(state, OpenLead(candidate, NO_HOPE, f"{measured}, too little to be sure yet"))
 
-    def _start_trials(self, step: int, room_us: float, in_all_us: float, *, canaries_only: bool) -> None:
-        """Begin trials whose risks together fit `room_us`, and with what connecting them takes `in_all_us`.
+    def _start_trials(self, step: int, *, canaries_only: bool) -> None:
+        """Begin trials whose risks together the budget affords.
 
         What risks least comes first: what it shows at a small message is known before a large one pays for it.
         """
@@ -285,9 +286,9 @@ class Policy:
                 self._n_in_vain += 1
             elif (at := evidence.find(state.index, state.incumbent)) is None or evidence.units(at) < FIRST_LOOK_STEPS:
                 continue
-            elif not canaries_only or self.surrogate.fields.knowledge.canary(state.key) is not None:
+            elif not canaries_only or self.fields.knowledge.canary(state.key) is not None:
                 n_looked_at += 1
-                found = self.options.best(state, room_us, canaries_only=canaries_only)
+                found = self.options.best(state, canaries_only=canaries_only)
                 if found is not None:
                     picked.append((state, found))
                 elif not canaries_only:
@@ -297,17 +298,17 @@ class Policy:
             self._n_in_vain = 0
         self.has_settled = self._n_in_vain >= len(states)
         for state, found in sorted(picked, key=lambda one: one[1].risk_us):
-            is_paid = found.risk_us <= room_us and found.risk_us + found.once_us <= in_all_us
-            may_run = is_paid and self.options.may_run(state, found.candidate)
-            if may_run and not self._has_twin(state, found):
-                room_us -= found.risk_us
-                in_all_us -= found.risk_us + found.once_us
+            is_paid = self.budget.affords(found.risk_us, found.once_us)
+            if is_paid and self.options.may_run(state, found.candidate) and not self._has_twin(state, found):
                 self._begin_trial(state, found)
 
     def _unmeasured(self) -> list[KeyState]:
-        """Keys whose trial waits for its first measurement: what it may cost is set aside."""
-        has_measured, running = self.evidence.has_measured, self.trials.values()
-        return [one for one in running if one.trial is not None and not has_measured(one.index, one.trial)]
+        """Keys whose trial waits for its first measurement; what others set aside is free again."""
+        for index in self.budget.reserved:
+            trial = self.states[index].trial
+            if trial is None or self.evidence.has_measured(index, trial):
+                self.budget.release(index)
+        return [self.states[index] for index in self.budget.reserved]
 
     def _has_twin(self, state: KeyState, option: Option) -> bool:
         """Whether what might be a catastrophe is on trial already at about this size: it would be slow here, too."""

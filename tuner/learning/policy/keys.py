@@ -8,7 +8,7 @@ differs by phase.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
@@ -135,8 +135,6 @@ class KeyState:
         """Earlier jobs proved the lead: it runs at once, is no exploration, and is verified on the side."""
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
-        self.risk_us = 0.0
-        """What the trial may cost until it is measured, on average over the cases in which it is slower and not."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
         self.turn = Turn.incumbent
@@ -186,7 +184,7 @@ class KeyState:
             return
         if self.lead is not None and leads_rest is None:
             self.n_lead_windows += 1
-            is_verified = self.lead_is_proven and self.n_lead_windows < VERIFYING_WINDOWS
+            is_verified = self.lead_is_proven and self.n_lead_windows <= VERIFYING_WINDOWS
             # Not all keys' leads rest in the same window.
             now, every = (0, 2) if is_verified else (self.index, INCUMBENT_EVERY)
             leads_rest = (self.n_lead_windows + now) % every == 0
@@ -231,12 +229,12 @@ class Traffic(NamedTuple):
 
 
 class KeyTable(Columns):
-    """Keys in the order they were first seen; `fields` and then `on_new` are told of each."""
+    """Keys in the order they were first seen."""
 
-    def __init__(self, fields: FieldBook, on_new: Callable[[KeyState], None]) -> None:
+    def __init__(self, fields: FieldBook) -> None:
         self._fields = fields
         self.states = fields.states
-        self._on_new = on_new
+        self._n_met = 0
         self._index: dict[int, int] = {}
         """By code."""
         self._first_step, self._last_step, self._n_calls, self._n_steps = np.zeros((4, 0), np.int64)
@@ -327,7 +325,11 @@ class KeyTable(Columns):
             self._slope[start + at] = np.where(np.isfinite(slope), np.clip(slope, 0.0, 1.0), 0.5)
         for state in new:
             self._fields.register(state)
-            self._on_new(state)
+
+    def new(self) -> list[KeyState]:
+        """Keys that were seen for the first time since the last call."""
+        n_met, self._n_met = self._n_met, len(self.states)
+        return self.states[n_met:]
 
 
 class FamilyFacts(NamedTuple):

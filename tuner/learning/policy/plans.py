@@ -91,7 +91,7 @@ class Plans:
 
     def __init__(self, withdrawal: Withdrawal, surrogate: Surrogate) -> None:
         self._withdrawal = withdrawal
-        self._surrogate = surrogate
+        self._surrogate, self._fields = surrogate, surrogate.fields
         self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
         self._plans[0] = PlanInForce([], np.zeros(0, np.int8), Plan(0))
         self._slots: dict[int, Ints] = {}
@@ -143,7 +143,7 @@ class Plans:
 
     def slots(self, epoch: int) -> Ints:
         """CallEvidence slot of every key under a plan; keys that it does not know ran the baseline."""
-        evidence, n_keys = self._surrogate.evidence, len(self._surrogate.fields.states)
+        evidence, n_keys = self._surrogate.evidence, len(self._fields.states)
         if evidence is not self._slots_of:
             self._slots, self._slots_of, self._worked_out = {}, evidence, ([], np.zeros(0, np.int64))
         if epoch not in self._slots or len(self._slots[epoch]) < n_keys:
@@ -174,7 +174,7 @@ class Plans:
 
     def ask(self, changes: Mapping[int, Setting]) -> bool:
         """Note what keys, by index, shall run from now on; whether anything differs from before."""
-        states, model_id = self._surrogate.fields.states, self._surrogate.fields.knowledge.model_id
+        states, model_id = self._fields.states, self._fields.knowledge.model_id
         for state in states[len(self.asked) :]:
             place = state.key.communicator, state.key.collective, state.key.size_class
             self._alike.setdefault(place, []).append(state.index)
@@ -195,7 +195,7 @@ class Plans:
         Keys that differ in phase alone and are asked for the same get one row for any phase: it holds whatever the
         communicator's history says.
         """
-        states = self._surrogate.fields.states
+        states = self._fields.states
         rows: dict[object, PlanRow] = {}
         for index in (*first, *range(len(self._rows))):
             row = self._rows[index]

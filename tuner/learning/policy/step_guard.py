@@ -412,7 +412,7 @@ class StepFeedback:
                 continue
             self.promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
-            if n_steps >= 2 * RECENT_STEPS or not self._policy.surrogate.fields.offers(states[key].family, before):
+            if n_steps >= 2 * RECENT_STEPS or not self._policy.fields.offers(states[key].family, before):
                 del self.promoted[key]
                 self._guard.became_usual(slot, key)
                 self._usual[key], differs[key] = slot, slot != slots[key]

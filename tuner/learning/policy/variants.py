@@ -194,7 +194,7 @@ class Variants:
         for n_looked_at, state in enumerate([*self._policy.states], start=1):
             if n_looked_at % AT_ONCE == 0:
                 yield None
-            field, opinion = self._policy.surrogate.fields.of(state), state.opinion
+            field, opinion = self._policy.fields.of(state), state.opinion
             most_channels = state.channels_of(state.incumbent)
             is_known = opinion is not None and len(opinion[0]) == len(field.options) and most_channels > 0
             is_asked = group == group_of(state) or (not group and state.index not in self._slower)
