@@ -18,15 +18,20 @@ from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.explaining.words import predicted, saved
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, Contrast
+from zerotune.tuner.learning.policy.observations import (
+    HORIZON_STEPS,
+    MIN_GAIN,
+    VERIFIED,
+    CallEvidence,
+    Contrast,
+    level_of,
+)
 from zerotune.tuner.learning.policy.risk import Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
 from zerotune.tuner.modeling.features import Floats, cell_of
 
 WORTHWHILE: Final = 0.003
 """A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""
-FALSE_PROMOTION: Final = 0.01
-"""Probability that any of a key's trials is promoted and is not faster."""
 
 
 class Option(NamedTuple):
@@ -208,8 +213,6 @@ TRIAL_STEPS: Final = 8
 faster leads from then on and so goes on being measured; what is not is tried again once it looks better. A key with
 nothing to try is looked at again after as many steps, and variants begin so long after the last trial.
 """
-VERIFIED: Final = 0.2
-"""Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""
 WORTH_GOING_ON: Final = 0.001
 """A trial ends when what it may still gain (log, expected) is less. What ends sooner is tried again, and steps that it
 slows down in secret are more in all.
@@ -244,13 +247,11 @@ def judge(evidence: CallEvidence, state: KeyState, *, leads: bool = False) -> tu
     if slot is None or incumbent is None or not evidence.n_calls[slot] or not evidence.n_calls[incumbent]:
         return TrialVerdict.open, 0.0, math.inf
     contrast = evidence.contrast(incumbent, slot)
-    gain, n_th = contrast.gain, state.numbers.get(candidate, 1)
-    alpha = VERIFIED if leads and state.lead_is_proven else FALSE_PROMOTION / (n_th * (n_th + 1))
-    half = contrast.radius(alpha)
-    if gain > max(half, MIN_GAIN):
-        nearby = evidence.nearby(incumbent, slot)
-        if nearby.gain > nearby.radius(max(alpha, VERIFIED)):
-            return TrialVerdict.better, gain, half
+    alpha = VERIFIED if leads and state.lead_is_proven else level_of(state.numbers.get(candidate, 1))
+    gain, half = contrast.gain, contrast.radius(alpha)
+    is_proven = contrast.is_proven(alpha, MIN_GAIN)
+    if is_proven and evidence.nearby(incumbent, slot).is_proven(max(alpha, VERIFIED), 0.0):
+        return TrialVerdict.better, gain, half
     if leads:
         believed, _ = _weighed(state.lead_hope, contrast)
         return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half

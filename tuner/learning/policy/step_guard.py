@@ -23,7 +23,7 @@ from zerotune.tuner.learning.explaining.words import pace, slower_steps
 from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, FALSE_PROMOTION, HORIZON_STEPS
 from zerotune.tuner.learning.policy.overrides import CHARGED, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import ANY_SHARE
@@ -32,7 +32,6 @@ from zerotune.tuner.learning.policy.step_effects import (
     LEAST_DRIFT,
     LEAST_EFFECT,
     MOST_EFFECTS,
-    PROVEN,
     RECENT_STEPS,
     Cooldown,
     StepEffects,
@@ -42,8 +41,8 @@ from zerotune.tuner.learning.policy.step_effects import (
 from zerotune.tuner.learning.policy.variants import ARM, Variants
 from zerotune.tuner.modeling.features import Ints
 
-ASKED: Final = 2.0
-"""Standard deviations by which steps must seem slower with what explores for an experiment to begin."""
+SUSPECTED: Final = 0.5
+"""Error level at which steps must seem slower with what explores for an experiment to begin."""
 
 
 class Slow(NamedTuple):
@@ -192,9 +191,8 @@ class StepGuard:
     def _effect(self, names: Iterable[int]) -> tuple[float, float]:
         return self.effects.effect(self._shares(names))
 
-    def _is_slow(self, names: Collection[int], limit: float) -> bool:
-        mean, doubt = self._effect(names)
-        return mean > max(limit * doubt, LEAST_EFFECT)
+    def _is_slow(self, names: Collection[int], alpha: float) -> bool:
+        return self.effects.slowdown(self._shares(names)).is_proven(alpha, LEAST_EFFECT)
 
     def _suspect(self, explored: Iterable[int]) -> None:
         """Begin an experiment if steps seem slower with what ran in this one, all of it or one by itself."""
@@ -207,7 +205,7 @@ class StepGuard:
         together, doubt = self._effect(asked)
         if together <= LEAST_EFFECT or ratios[most] * doubt > together:
             asked, together, doubt = [asked[most]], float(means[most]), float(doubts[most])
-        if together > max(LEAST_EFFECT, ASKED * doubt):
+        if self._is_slow(asked, SUSPECTED):
             self._experiment = _Experiment(asked)
 
     def _choose_shown(self) -> None:
@@ -231,18 +229,18 @@ class StepGuard:
         if asked.n_without < ENOUGH:
             if asked.n_steps >= HORIZON_STEPS:  # plans do not reach the ranks: nothing can be found out now
                 self._end()
-        elif asked.apart_from is None and not self._is_slow(asked.suspects, PROVEN):
+        elif asked.apart_from is None and not self._is_slow(asked.suspects, FALSE_PROMOTION):
             is_hopeless = asked.n_steps >= 2 * ENOUGH and mean < max(doubt, LEAST_EFFECT)
             if is_hopeless or asked.n_steps >= RECENT_STEPS:
                 self._end()
         elif asked.apart_from is None and len(asked.suspects) > 1:
             asked.apart_from = asked.n_steps
-        elif asked.apart_from is not None and not self._is_slow(asked.suspects, ASKED):
+        elif asked.apart_from is not None and not self._is_slow(asked.suspects, SUSPECTED):
             self._end()
         else:
-            guilty = [name for name in asked.suspects if self._is_slow([name], PROVEN)]
+            guilty = [name for name in asked.suspects if self._is_slow([name], FALSE_PROMOTION)]
             if not guilty and asked.n_steps - (asked.apart_from or 0) >= RECENT_STEPS // 2:
-                guilty = [name for name in asked.suspects if self._is_slow([name], 1.0)] or asked.suspects
+                guilty = [name for name in asked.suspects if self._effect([name])[0] > LEAST_EFFECT] or asked.suspects
             if guilty:
                 return self._convict(guilty)
         return None
