@@ -1,6 +1,6 @@
 """Record what frameworks really enqueue: they train small models on the emulated NCCL, and rank 0 writes it down.
 
-    python -m benchmarks stage_recordings [--only ddp,fsdp2,...] [--out benchmarks/fingerprint/corpus/recordings.jsonl.gz]
+    python -m benchmarks stage_recordings [--only ddp,fsdp2,...] [--out recordings.jsonl.gz]
 
 One line per run: what was trained by what, and every collective that NCCL's tuner would be asked about, in the
 order it was enqueued: (collective, message_bytes, start in us on the emulated clock). Nothing in it is generated.
