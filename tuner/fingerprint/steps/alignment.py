@@ -254,16 +254,13 @@ def _rows(past: Ints) -> Ints:
 
 def distances(codes: Ints, n_least: int, n_codes: int) -> set[int]:
     """Distances between positions of the codes that are rarest lately and come `n_least` times or more in all."""
-    values, counts = np.unique(codes[-(len(codes) // 2 + 1) :], return_counts=True)
+    known, n_in_all = np.unique(codes, return_counts=True)
+    values, n_lately = np.unique(codes[-(len(codes) // 2 + 1) :], return_counts=True)
+    again = np.flatnonzero(n_in_all[np.searchsorted(known, values)] >= n_least)
     found: set[int] = set()
-    n_tried = 0
-    for value in values[np.argsort(counts, kind="stable")].tolist():
+    for value in values[again[np.argsort(n_lately[again], kind="stable")][:n_codes]].tolist():
         positions = np.flatnonzero(codes == value)
-        if len(positions) >= n_least:
-            found.update((positions[-1] - positions[:-1][-MAX_POSITIONS:]).tolist())
-            n_tried += 1
-            if n_tried == n_codes:
-                break
+        found.update((positions[-1] - positions[:-1][-MAX_POSITIONS:]).tolist())
     return found
 
 
