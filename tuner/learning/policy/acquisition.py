@@ -20,8 +20,9 @@ from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, Contrast
 from zerotune.tuner.learning.policy.risk import Budget, Price
-from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
+from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import Floats, cell_of
+from zerotune.tuner.modeling.posterior import expected_excess, expected_improvement
 
 WORTHWHILE: Final = 0.003
 """A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""
