@@ -17,7 +17,7 @@ from benchmarks.lib.reporting import Result
 from benchmarks.modeling.prediction_verdicts import judge, looked_up, summed_up, truth_of, verdicts
 from zerotune.agent.nccl import fabric
 from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.estimators import MODELS
+from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import MAX_POINTS, TrainingSet, build
 from zerotune.tuner.modeling.features import CostPrior
 
@@ -101,7 +101,7 @@ def by_ranks(data: DataSet, models: Sequence[str]) -> Iterator[Result]:
         held = points.n_ranks == n_ranks
         train, test = points.take(~held), points.take(held)
         for model in models:
-            fitted = MODELS[model]().fit(train)
+            fitted = Kriging().fit(train)
             baked = looked_up(trainer.bake(fitted, train, costs), test, costs)
             for kind, opinion in (("ranks", fitted.predict(test)), ("ranks_looked_up", baked)):
                 everywhere = np.arange(len(test))

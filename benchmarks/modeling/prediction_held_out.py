@@ -1,7 +1,7 @@
 """How good predictions are where nothing was measured: sizes, rank counts and fabrics left out.
 
     python -m benchmarks prediction_held_out [--quick] [--json] [--store FILE] [--data DIR] [--generated N] [--grids N]
-        [--only TEXT] [--by size range ranks cell channels fabric cost] [--models NAME ...]
+        [--only TEXT] [--by size range ranks cell channels fabric cost]
 
 Every registered model is fitted to a noisy sweep (three calls per setting and size) without the part left out,
 and asked for the best setting there. Per data set and model:
@@ -75,7 +75,7 @@ from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.cost_model import channels_used
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, DecisionKey, Phase, Protocol
 from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER
+from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
 from zerotune.tuner.modeling.features import DEFAULT_CELL, NO_CELL, CostPrior, Ints
 
@@ -194,7 +194,7 @@ def not_asked(name: str, data: DataSet, points: TrainingSet, held: Bools, models
     train, test, judged = points.take(~held), points.take(there), np.flatnonzero(left_out[there])
     costs = CostPrior(data.facts)
     for model in models:
-        opinion = looked_up(trainer.bake(MODELS[model]().fit(train), train, costs), test, costs)
+        opinion = looked_up(trainer.bake(Kriging().fit(train), train, costs), test, costs)
         yield from verdicts(f"{name}:{model}", test, opinion, judged, data.facts, truth_of(data.problems))
 
 
@@ -300,7 +300,7 @@ def two_peaks() -> Iterator[Result]:
             octaves = min(abs(math.log2(n_channels / 2)), abs(math.log2(n_channels / 16)) + 0.1)
             truth.append(us * (1.0 + 0.25 * min(octaves, 1.5)))
         problems.append(replace(problem, truth_us=tuple(truth)))
-    found = list(by_size(TWO_PEAKS, [DataSet(TWO_PEAKS, problems, facts)], [WINNER]))
+    found = list(by_size(TWO_PEAKS, [DataSet(TWO_PEAKS, problems, facts)], [trainer.MODEL_NAME]))
     yield from found
     keys = [DecisionKey(p.key.communicator, p.key.collective, Phase.other, p.key.size_class) for p in problems]
     assert len(keys) == len(problems)
@@ -316,7 +316,6 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=natural, default=1000, help="first seed of what is generated")
     parser.add_argument("--by", nargs="+", choices=WAYS)
-    parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
 
@@ -327,7 +326,7 @@ def main() -> None:
     own += of_folder(arguments.data) if arguments.data is not None else []
     own = [described(data) for data in own if arguments.only in data.name]
     own_by_ranks, own_by_fabric = elsewhere(parser, own, arguments.by)
-    models = arguments.models or ([WINNER] if arguments.quick else list(MODELS))
+    models = [trainer.MODEL_NAME]
     asked_for = arguments.by or WAYS
     n_per_octave = 0.5 if arguments.quick else 1.0
     seeds = range(arguments.seed, arguments.seed + arguments.generated)

@@ -15,8 +15,9 @@ from benchmarks.lib.reporting import Result
 from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import Baked
-from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER
+from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, candidate_at
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 from zerotune.tuner.offline.replay.policies import DOUBT_Z, MIN_GAIN
@@ -74,7 +75,7 @@ def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: F
     Returns:
         See `verdicts`.
     """
-    opinion = MODELS[model]().fit(train).predict(test)
+    opinion = Kriging().fit(train).predict(test)
     return verdicts(f"{name}:{model}", test, opinion, np.arange(len(test)), facts, truth)
 
 
@@ -131,7 +132,7 @@ def summed_up(found: Sequence[Result]) -> Iterator[Result]:
             kind: [100 * one.value for one in found if one.metric == name and one.unit == kind]
             for kind in ("regret", "bounded", "careful", "default", "inside")
         }
-        wins = name.endswith(WINNER)
+        wins = name.endswith(trainer.MODEL_NAME)
         aimed = wins and name.startswith("size:")
         if values["regret"]:
             yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if aimed else "")

@@ -27,7 +27,7 @@ def fitted(number: int) -> ModelRecord:
         np.array([[8, 1]]), np.array([2]), np.array([[1, 2]]), 60,
         np.full(shape, 0.1, np.float32), np.full(shape, 0.2, np.float32),
     )  # fmt: skip
-    versions = trainer.versions("kriging")
+    versions = trainer.versions()
     return ModelRecord("kriging", FABRIC, baked.to_bytes(), versions, f"{number:08x}rest", 0.01, 100.0 + number)
 
 

@@ -29,7 +29,7 @@ def _model(number: int, *, shift: float = 0.1, versions: dict[str, str] | None =
         np.full(shape, shift, np.float32),
         np.full(shape, 0.2, np.float32),
     )
-    known = trainer.versions("kriging") if versions is None else versions
+    known = trainer.versions() if versions is None else versions
     return ModelRecord("kriging", FABRIC, baked.to_bytes(), known, f"{number:08x}rest", 0.01 * number, 100.0 + number)
 
 

@@ -138,10 +138,11 @@ class Active:
     """Visits what can still change a choice; over when the choice of every place is settled.
 
     A place is settled when, with the given confidence, no setting is more than `precision` faster than the
-    chosen one: so says the posterior (surrogate.py), which knows NCCL's cost and all samples of all sizes. So most points are never visited, and a place between two sizes that agree may be settled by them
-    alone. It ends early at its budget, a share of the grid's samples; what a full sweep took before at some places
-    costs no more of it than those places' own share. Every choice is a pure function of the samples: a resumed sweep
-    goes on as if it had never ended.
+    chosen one: so says the posterior (surrogate.py), which knows NCCL's cost and all samples of all sizes. So most
+    points are never visited, and a place between two sizes that agree may be settled by them alone. It ends early at
+    its budget, a share of the grid's samples; what a full sweep took before at some places costs no more of it than
+    those places' own share. Every choice is a pure function of the samples: a resumed sweep goes on as if it had never
+    ended.
     """
 
     def __init__(
