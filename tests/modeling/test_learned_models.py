@@ -10,7 +10,7 @@ from zerotune.store.records import BASELINE, Candidate, Collective, Communicator
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.baked import RUNGS, UNKNOWN_STD, Baked
+from zerotune.tuner.modeling.correction.baked import MOST_CHANNELS, UNKNOWN_STD, Baked
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import build, candidate_at
 from zerotune.tuner.modeling.features import CostPrior
@@ -75,7 +75,7 @@ def test_arrays_say_what_the_model_says_at_every_count_that_can_be_asked_for(
     whole = Kriging().fit(points)
     baked = trainer.bake(whole, points, swept[1])
     most = swept[1].max_channels(PLACE)
-    assert most < RUNGS[-1]
+    assert most < MOST_CHANNELS
     middle = points.take((points.size_class == size_class(1 << 20)) & (points.collective == int(Collective.all_gather)))
     mean, std = whole.predict(middle)
     for at, (algorithm, protocol, count) in enumerate(

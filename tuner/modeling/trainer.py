@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl.catalog import legal_cells
+from zerotune.agent.nccl.catalog import CHANNEL_LADDER, legal_cells
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, ModelRecord
-from zerotune.tuner.modeling.correction.baked import BAKED_VERSION, RUNGS, UNKNOWN_STD, Baked, grid_classes
+from zerotune.tuner.modeling.correction.baked import BAKED_VERSION, MOST_CHANNELS, UNKNOWN_STD, Baked, grid_classes
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build, candidate_at, training_hash
 from zerotune.tuner.modeling.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
@@ -200,33 +200,28 @@ def bake(model: Kriging, points: TrainingSet, costs: CostPrior) -> Baked:
     # Asked for by the half octave and interpolated between: surfaces are smooth over an octave at least.
     asked_classes = np.unique([classes[0], *classes[classes % 2 == 0], classes[-1]])
     between = np.stack([np.interp(classes, asked_classes, row) for row in np.eye(len(asked_classes))])
-    rungs = np.array(RUNGS, dtype=np.int64)
-    shape = (len(shapes), len(collectives), len(cells), len(rungs), len(classes))
+    channels = _channels_asked(points, shapes, costs)
+    shape = (len(shapes), len(collectives), len(cells), len(channels), len(classes))
     mean, std = np.zeros(shape, np.float32), np.full(shape, UNKNOWN_STD, np.float32)
     for (m, c), cells_there in offered.items():
         for cell in cells_there:
             communicator = CommunicatorClass(int(shapes[m, 0]), max(1, int(shapes[m, 1])))
-            # The baseline's channels are NCCL's choice: one rung stands for all.
-            asked = _rungs_asked(points, communicator, costs) if cell != DEFAULT_CELL else rungs[-1:]
-            others = np.stack([np.interp(np.log2(rungs), np.log2(asked), row) for row in np.eye(len(asked))], axis=1)
+            # The baseline's channels are NCCL's choice: one count stands for all.
+            asked = channels if cell != DEFAULT_CELL else channels[-1:]
             grid = _grid(communicator, Collective(collectives[c]), cell, asked, asked_classes, costs)
             shift, spread = model.predict(grid)
             at = m, c, cells.index(cell)
-            mean[at] = others @ shift.reshape(len(asked), -1) @ between
-            std[at] = np.clip(others @ spread.reshape(len(asked), -1) @ between, 1e-3, 2.0)
-    return Baked(shapes, collectives, np.array(cells, dtype=np.int64), int(classes[0]), mean, std)
+            mean[at] = shift.reshape(len(asked), -1) @ between
+            std[at] = np.clip(spread.reshape(len(asked), -1) @ between, 1e-3, 2.0)
+    return Baked(shapes, collectives, np.array(cells, dtype=np.int64), channels, int(classes[0]), mean, std)
 
 
-def _rungs_asked(points: TrainingSet, communicator: CommunicatorClass, costs: CostPrior) -> Ints:
-    """Rungs up to the channels that the communicator has, and the last, which stands for no opinion.
-
-    Rungs between these two are hardly ever asked about, and computing them is a third of the cost of baking.
-    """
-    rungs = np.array(RUNGS, dtype=np.int64)
-    measured = points.n_channels[(points.n_ranks == communicator.n_ranks) & (points.n_channels < RUNGS[-1])]
-    most = max(costs.max_channels(communicator), int(measured.max(initial=1)))
-    asked: Ints = np.unique([*rungs[: int(np.searchsorted(rungs, most)) + 1], rungs[-1]])
-    return asked
+def _channels_asked(points: TrainingSet, shapes: Ints, costs: CostPrior) -> Ints:
+    """Channel counts that may be asked for at any of the communicators (ranks, nodes), and the last: no opinion."""
+    most = {costs.max_channels(CommunicatorClass(n_ranks, max(1, n_nodes))) for n_ranks, n_nodes in shapes.tolist()}
+    most.add(int(points.n_channels[points.n_channels < MOST_CHANNELS].max(initial=1)))
+    ladder = [count for count in CHANNEL_LADDER if count <= max(most)]
+    return np.array(sorted({*ladder, *most, MOST_CHANNELS}), dtype=np.int64)
 
 
 def _cells(points: TrainingSet, communicator: CommunicatorClass, collective: int) -> set[tuple[int, int]]:
@@ -251,23 +246,23 @@ def _grid(
     communicator: CommunicatorClass,
     collective: Collective,
     cell: tuple[int, int],
-    rungs: Ints,
+    channels: Ints,
     classes: Ints,
     costs: CostPrior,
 ) -> TrainingSet:
-    n_points = len(rungs) * len(classes)
+    n_points = len(channels) * len(classes)
     ones = np.ones(n_points, dtype=np.int64)
     # Middle of each class, a quarter octave wide.
     log2_bytes = classes / 4.0 + 0.125
-    candidates = [candidate_at(*cell, rung) or BASELINE for rung in rungs.tolist()]
+    candidates = [candidate_at(*cell, count) or BASELINE for count in channels.tolist()]
     return TrainingSet(
         communicator.n_ranks * ones,
         communicator.n_nodes * ones,
         int(collective) * ones,
         cell[0] * ones,
         cell[1] * ones,
-        np.repeat(rungs, len(classes)),
-        np.tile(log2_bytes, len(rungs)),
+        np.repeat(channels, len(classes)),
+        np.tile(log2_bytes, len(channels)),
         np.zeros(n_points),
         np.zeros(n_points),
         ones,
