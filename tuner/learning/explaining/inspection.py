@@ -16,7 +16,7 @@ from zerotune.tuner.learning.explaining import decision_records
 from zerotune.tuner.learning.policy.accounting import TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState, KeyStatus
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
 from zerotune.tuner.learning.policy.overrides import EXPLORING
 from zerotune.tuner.learning.policy.plans import Plans
 from zerotune.tuner.learning.policy.risk import Budget
@@ -31,7 +31,6 @@ class KeyView(NamedTuple):
     """One key as it is now."""
 
     key: DecisionKey
-    status: KeyStatus
     incumbent: Candidate
     incumbent_reason: str
     trial: Candidate | None
@@ -248,7 +247,6 @@ class Inspection:
 def _key_view(state: KeyState, *, n_withdrawn: int, is_watched: bool) -> KeyView:
     return KeyView(
         state.key,
-        state.status,
         state.incumbent,
         state.incumbent_reason,
         state.trial,

@@ -68,31 +68,6 @@ class Turn(Enum):
     incumbent = "incumbent"
 
 
-class KeyStatus(Enum):
-    """What is going on at a key.
-
-    `Policy` moves it; a new regime ends what runs and begins at `settled` again.
-
-        settled --begin_trial--> on_trial --better: a new incumbent--> settled
-           |                        |  `--not better, banned, withdrawn--> settled
-           |                       tie, probably faster
-           |                        v
-           `--earlier jobs--> leading --begin_trial--> lead_challenged --not better--> leading
-                                |  ^                      |  `--better: a new incumbent--> settled
-                                |  `-- tie: the new provisional--'
-                                `--proven: a new incumbent; or slower, banned, withdrawn--> settled
-    """
-
-    settled = "settled"
-    """The incumbent runs alone."""
-    on_trial = "on trial"
-    """A candidate takes turns with it."""
-    provisional = "provisional"
-    """A provisional setting runs in most windows, or is verified."""
-    challenged = "challenged"
-    """A candidate takes turns with the provisional setting."""
-
-
 class KeyState:
     """Everything the policy remembers about one decision key; mutable, one per key and regime."""
 
@@ -136,13 +111,6 @@ class KeyState:
         self.last_posterior: tuple[Floats, Floats] | None = None
         """Mean and spread (log) of every option when the key was last looked at."""
         self.cooldown_until = 0
-
-    @property
-    def status(self) -> KeyStatus:
-        """What is going on here."""
-        if self.trial is None:
-            return KeyStatus.settled if self.provisional is None else KeyStatus.provisional
-        return KeyStatus.on_trial if self.provisional is None else KeyStatus.challenged
 
     @property
     def usual(self) -> Candidate:
