@@ -1,18 +1,15 @@
 """The ZeRO runtime against FSDP2, DeepSpeed, ZeroRedundancyOptimizer and DDP: tokens per second and memory.
 
-    python -m benchmarks zero_vs_peers [--json] [--quick] [--transformers] [--only tiny-fp32-2] [--keep results.jsonl]
+    python -m benchmarks zero_vs_peers [--json] [--quick] [--only tiny-fp32-2] [--keep results.jsonl]
 
 A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
 processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. `cpu_ratio` compares
-the processor time of steps on all ranks, which says more than wall time where others use the machine. `--transformers`
-races stages 2 and 3 against FSDP2 on small models of the transformers library instead.
+the processor time of steps on all ranks, which says more than wall time where others use the machine.
 
 Memory is the peak resident set over what the process has resident after one forward and backward of plain torch
 (libraries, their kernels and scratch), each contender in a fresh world whose heap gives large freed blocks back to the
-system: what tensors take, not how a heap was cut up. It is weighed with one batch and a learning rate of 0, so that
-Mixtral's experts meet as many tokens as in that first pass: for each other number oneDNN compiles bf16 kernels, tens
-of MB per step that stay. `theory` adds the formula's model states to what a forward and backward of plain torch keeps
-for activations.
+system: what tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a
+forward and backward of plain torch keeps for activations.
 
 With `--keep`, cells that are in the file are not run again. A peer that is not installed is left out, and said so;
 DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
@@ -40,7 +37,6 @@ from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report
 from benchmarks.runtime.contenders import LOADS, Load, build
-from benchmarks.runtime.transformer_loads import TRANSFORMERS, TransformerLoad
 from zerotune.zero_runtime import analysis
 
 OURS = ("ours-1", "ours-2", "ours-3")
@@ -64,8 +60,6 @@ class Cell:
         return f"{self.load}-{self.precision}-{self.n_ranks}"
 
     def contenders(self) -> list[str]:
-        if self.load in TRANSFORMERS:
-            return ["ours-2", "ours-3", *PEERS_BF16]
         ours = list(OURS) if self.precision == "fp32" else ["ours-2", "ours-3"]
         peers = [*PEERS] if self.precision == "fp32" else [*PEERS_BF16]
         if importlib.util.find_spec("deepspeed"):
@@ -79,7 +73,6 @@ CELLS = (
     Cell("tiny", "fp32", 4, 75.0),
     Cell("medium", "fp32", 2, 90.0),
 )
-TRANSFORMER_CELLS = tuple(Cell(name, precision, 2, 40.0) for name in TRANSFORMERS for precision in ("fp32", "bf16"))
 QUICK_S = 12.0
 
 
@@ -173,7 +166,7 @@ def resident_bytes(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def plain_model(load: Load | TransformerLoad, precision: str) -> Any:
+def plain_model(load: Load, precision: str) -> Any:
     """The model as torch alone would train it."""
     import torch
 
@@ -204,7 +197,7 @@ def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) 
     out.put((replay(record(lambda: load.loss(model, batch).backward())).peak, n_parameters))
 
 
-def python_share(rank: int, n_ranks: int, port: int, load: Load | TransformerLoad, seconds: float, out: Any) -> None:
+def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:
     """Percent of a stage-3 step that the runtime's own hooks take, without the time that collectives are waited for.
 
     Timed on one rank with no peer to wait for, where every wait is immediate.
@@ -323,11 +316,9 @@ def run_cell(cell: Cell) -> list[Result]:
             statistics.median(b[clock] / a[clock] for a, b in zip(times[ours], times[peer], strict=True))
             for clock in (0, 1)
         )
-        is_transformer = cell.load in TRANSFORMERS
-        target = "" if peer == "ddp" else ">= 1.1" if is_transformer else ">= 1.0"
-        cpu_target = target if is_transformer else ""
+        target = "" if peer == "ddp" else ">= 1.0"
         results.append(Result(f"tokens_ratio_{label}{suffix}", ratio, "", target, peer, ratio))
-        results.append(Result(f"cpu_ratio_{label}{suffix}", cpu_ratio, "", cpu_target, peer, cpu_ratio))
+        results.append(Result(f"cpu_ratio_{label}{suffix}", cpu_ratio, "", "", peer, cpu_ratio))
     activations, n_parameters = spawn(weigh_activations, 1, cell)
     for label, ours, peer in pairs[:2]:
         own, other = (weigh_all(name, cell) for name in (ours, peer))
@@ -355,34 +346,29 @@ def run_once() -> list[Result]:
 
 
 def main() -> None:
-    names = [cell.name for cell in (*CELLS, *TRANSFORMER_CELLS)]
+    names = [cell.name for cell in CELLS]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--quick", action="store_true", help="the first cell within a minute, wider noise")
-    parser.add_argument("--transformers", action="store_true", help="models of the transformers library instead")
     parser.add_argument("--only", action="append", choices=names, help="a cell; may be given several times")
     parser.add_argument("--keep", type=a_file_to_write, help="file of cells that are done, read and added to")
     options = parser.parse_args()
-    cells = TRANSFORMER_CELLS if options.transformers else CELLS
-    if options.quick:
-        cells = (replace(cells[0], seconds=QUICK_S),)
+    cells = (replace(CELLS[0], seconds=QUICK_S),) if options.quick else CELLS
     known = [cell.name for cell in cells]
     if options.only and not set(known) & set(options.only):
         parser.error(f"with these options there are {', '.join(known)}, not {', '.join(options.only)}")
-    if options.transformers and not importlib.util.find_spec("transformers"):
-        parser.error("--transformers needs the library: pip install transformers, or leave it out")
     done: dict[str, list[dict[str, Any]]] = {}
     if options.keep and options.keep.exists():
         try:
             done = {line["cell"]: line["results"] for line in map(json.loads, options.keep.read_text().splitlines())}
         except (OSError, ValueError, KeyError, TypeError):
             parser.error(f"--keep {options.keep} holds no cells of this benchmark; name another file")
-    if not options.transformers and not importlib.util.find_spec("deepspeed"):
+    if not importlib.util.find_spec("deepspeed"):
         print("deepspeed is not installed: its rows are left out (docs/design/zero.md says how)", flush=True)
     jobs: dict[str, Callable[[], list[Result]]] = {
         cell.name: partial(run_cell, cell) for cell in cells if not options.only or cell.name in options.only
     }
-    if not options.only and not options.transformers:
+    if not options.only:
         jobs["once"] = run_once
     results: list[Result] = []
     for name, job in jobs.items():

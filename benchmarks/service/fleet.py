@@ -8,8 +8,8 @@
   (of 200 nodes in five seconds with --quick, at a higher rate so); object_write_p99_ms of one, and lost_rows.
 * steps_to_book_plan: a book of these objects is built and signed, and a daemon that never measured anything reads it.
   In which step of a job (steps of half a second) a setting runs that won elsewhere.
-* book_rows_per_s, book_peak_mib: of ten million rows (a million with --quick), as `book_build` measures it, which tries
-  more of them.
+* book_rows_per_s, book_peak_mib: of ten million rows (a million with --quick), built by `zerotune book build` as a
+  process of its own, from objects of 200,000 rows of many nodes.
 
 With --nodes N the metrics are named for N nodes. Run: python -m benchmarks fleet [--quick] [--json] [--nodes N]
 """
@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -46,11 +47,11 @@ from benchmarks.lib.fleet.fleet_nodes import (
     Job,
     OtherNode,
 )
+from benchmarks.lib.fleet.fleet_objects import ROWS_PER_OBJECT, object_of
 from benchmarks.lib.fleet.fleet_rows import signer_of
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, report, say
 from benchmarks.lib.simulated.brain_world import Call, World
-from benchmarks.service import book_build
 from zerotune.agent.nccl import fabric
 from zerotune.store import wire
 from zerotune.store.records import (
@@ -80,6 +81,7 @@ WRITE_EVERY_S, WRITE_EVERY_S_QUICK = 60.0, 5.0
 N_WRITERS_QUICK: Final = 200
 """Each a thread of this process; in five seconds they write more objects a second than a thousand in a minute."""
 N_STEPS: Final = 30
+BOOK_ROWS: Final = 10_000_000
 BOOK_ROWS_QUICK: Final = 1_000_000
 BOOK_MEMORY_MB: Final = 4096
 N_DIFFERENT: Final = 48
@@ -394,8 +396,25 @@ class SmallJob:
 
 def merge(folder: Path, n_rows: int) -> list[Result]:
     """How fast `zerotune book build` merges, and in how much memory."""
-    shown = ("book_rows_per_s", "book_peak_mib")
-    return [one for one in book_build.measure(folder, n_rows, BOOK_MEMORY_MB) if one.metric in shown]
+    objects = str(folder / "fleet")
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for one in [pool.submit(_make_object, objects, at) for at in range(n_rows // ROWS_PER_OBJECT)]:
+            one.result()
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "book", "build", objects, "--memory-mb", str(BOOK_MEMORY_MB)]
+    begun_s = time.monotonic()
+    process = subprocess.Popen([*command, "--out", str(folder / "fleet.book")], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"book build ended with exit code {process.returncode}")
+    return [
+        Result("book_rows_per_s", n_rows / (time.monotonic() - begun_s), "rows/s"),
+        Result("book_peak_mib", usage.ru_maxrss / 1024, "MiB", "<= 8192"),
+    ]
+
+
+def _make_object(url: str, at: int) -> None:
+    Storage(url, writes=True).put(*object_of(at, ROWS_PER_OBJECT))
 
 
 def main() -> None:
@@ -419,7 +438,7 @@ def main() -> None:
         n_writers = min(arguments.nodes, N_WRITERS_QUICK) if arguments.quick else arguments.nodes
         results += write(Path(name, "fleet"), arguments.nodes, n_writers, every_s)
         results += start_with_book(new, Path(name, "fleet"))
-        results += merge(Path(name, "rows"), BOOK_ROWS_QUICK if arguments.quick else book_build.N_ROWS)
+        results += merge(Path(name, "rows"), BOOK_ROWS_QUICK if arguments.quick else BOOK_ROWS)
     report("fleet", results, as_json=arguments.json)
 
 
