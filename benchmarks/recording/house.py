@@ -1,0 +1,89 @@
+"""How large the house is: lines by room, named constants, and files that are too long.
+
+    python -m benchmarks house [--json]
+
+Counted are sources (.py .c .h .js .css .html .toml .sh) that git tracks; recorded data are not. The product is agent,
+tuner, store, zero_runtime and zerotune. `agent_wheel_lines` are those of agent/ that are installed. Constants of the
+product are counted as `policy_size` counts them: names in capitals set to something with a number in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+from pathlib import Path
+
+import tomllib
+from setuptools import find_packages
+
+from benchmarks.lib.reporting import Result, report
+from benchmarks.policy.policy_size import constants
+
+ROOT = Path(__file__).parents[2]
+SOURCES = (".py", ".c", ".h", ".js", ".css", ".html", ".toml", ".sh")
+PRODUCT = ("agent", "tuner", "store", "zero_runtime", "zerotune")
+LONG_LINES = 400
+AIMS = {
+    "tuner_lines": 33_000,
+    "agent_lines": 18_500,
+    "agent_wheel_lines": 14_500,
+    "store_lines": 4_400,
+    "zero_runtime_lines": 4_500,
+    "tests_lines": 38_000,
+    "benchmarks_lines": 10_000,
+    "constants": 800,
+    "files_over_400_lines": 12,
+}
+REACHED: dict[str, int] = {}
+"""What it is by now: a test lets it shrink only."""
+
+
+def tracked(*folders: str) -> list[Path]:
+    """The sources below these folders that git tracks; links to folders are none."""
+    listed = subprocess.run(["git", "ls-files", "-z", *folders], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = (ROOT / name for name in listed.stdout.split("\0") if name.endswith(SOURCES))
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def installed() -> set[Path]:
+    """Every file of ours that a wheel installs, as pyproject.toml says."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {"exclude": settings["packages"]["find"].get("exclude", ())}
+    folders = {name: ROOT / "src" / name.replace(".", "/") for name in find_packages(str(ROOT / "src"), **found)}
+    data = (folders[name].glob(one) for name, patterns in settings["package-data"].items() for one in patterns)
+    modules = (folder.glob("*.py") for folder in folders.values())
+    return {path.resolve() for some in (*modules, *data) for path in some}
+
+
+def sizes() -> dict[str, int]:
+    """The figures by metric."""
+    lines = {path: len(path.read_text().splitlines()) for path in tracked(*PRODUCT, "tests", "benchmarks")}
+    rooms = {path: path.relative_to(ROOT).parts[0] for path in lines}
+    product, wheel = [path for path in lines if rooms[path] in PRODUCT], installed()
+    found = {f"{room}_lines": 0 for room in (*PRODUCT, "tests", "benchmarks")}
+    for path, n in lines.items():
+        found[f"{rooms[path]}_lines"] += n
+    found["product_lines"] = sum(lines[path] for path in product)
+    found["agent_wheel_lines"] = sum(lines[path] for path in product if rooms[path] == "agent" and path in wheel)
+    found["constants"] = sum(1 for path in product if path.suffix == ".py" for _ in constants(path.read_text()))
+    found["files_over_400_lines"] = sum(lines[path] > LONG_LINES for path in product)
+    return {"product_lines": found["product_lines"], **{name: found[name] for name in AIMS}}
+
+
+def _target(name: str) -> str:
+    return f"<= {AIMS[name]}" if name in AIMS else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    arguments = parser.parse_args()
+    results = [
+        Result(name, value, "files" if name.startswith("files") else name.rpartition("_")[2], _target(name))
+        for name, value in sizes().items()
+    ]
+    report("house", results, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
