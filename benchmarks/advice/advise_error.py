@@ -213,16 +213,7 @@ def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
 
 
 def comparison_errors(runs: Iterable[PublishedRun], constants: Constants = DEFAULT) -> list[float]:
-    """How far off `advise` is when it compares two runs.
-
-    Args:
-        runs: of which pairs are made: of one publisher, model and kind of GPU, that differ in stage, sharding, batch,
-            recomputation or how many GPUs.
-        constants: of the model.
-
-    Returns:
-        The logarithm's error of each pair's ratio, without its sign.
-    """
+    """How far off `advise` is when it compares two runs."""
     alike = defaultdict(list)
     for run in runs:
         common = replace(

@@ -69,16 +69,7 @@ def step_calls() -> bytes:
 
 
 def members_of(rank: int, world_size: int, cycle: bytes) -> tuple[Member, ...]:
-    """What a rank says of its communicators.
-
-    Args:
-        rank: whose.
-        world_size: of the job.
-        cycle: packed.
-
-    Returns:
-        One member for each.
-    """
+    """What a rank says of its communicators."""
     checkpoints = tuple((N_CALLS - 64 * i, 12345 * i) for i in range(N_CHECKPOINTS))
     return tuple(
         Member(name, n_ranks, N_CALLS + 50, 0, "", checkpoints, N_CALLS, CALLS_PER_STEP, 9, cycle)
@@ -149,13 +140,7 @@ def serve(pipe: Connection) -> None:
 
 
 def follow(port: int, world_size: int, pipe: Connection) -> None:
-    """All stub ranks, until told to stop.
-
-    Args:
-        port: of the job's store.
-        world_size: of the job, rank 0 included.
-        pipe: brings bells, as the change's number, and "stop"; takes figures once all know the outcome.
-    """
+    """All stub ranks, until told to stop."""
     raise_file_limit()
     cycle = library.pack_cycle(step_calls())
     stubs = [StubRank(port, rank, world_size, cycle) for rank in range(1, world_size)]
@@ -237,13 +222,7 @@ def client(port: int) -> dist.Store:
 
 
 def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
-    """Take the stubs through the job's start, which happens once.
-
-    Args:
-        port: of the job's store.
-        n_stubs: ranks but rank 0.
-        fingerprint: of rank 0.
-    """
+    """Take the stubs through the job's start, which happens once."""
     store: Any = dist.PrefixStore(str(INCARNATION), client(port))  # torch's stubs lack append
     for rank in range(1, 1 + n_stubs):
         store.append(job_start.fingerprints_key(1 + n_stubs), job_start.fingerprint_frame(rank, fingerprint))

@@ -77,14 +77,6 @@ WARM_UP_STEPS: Final = 5
 def runs(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[list[Chaos]]:
     """All daemons at once, each with its jobs; nothing of them is left afterwards.
 
-    Args:
-        folder: of their own, which is made.
-        arguments: of the command line.
-        with_agent: whether the jobs are tuned.
-
-    Yields:
-        The runs, whose jobs have begun.
-
     Raises:
         UserError: two nodes cannot be had.
     """
@@ -108,15 +100,7 @@ def at_once(
     n_steps: float = math.inf,
     by_s: float = math.inf,
 ) -> None:
-    """Let all of them run, each in a thread.
-
-    Args:
-        begun: the runs.
-        seconds: how long each lasts at most.
-        n_deaths: enough daemons that were killed, in all of them.
-        n_steps: enough of them in one start of each job, from REFERENCE_S on.
-        by_s: when to end, after LEAST_S at least, by the monotonic clock.
-    """
+    """Let all of them run, each in a thread."""
     with ThreadPoolExecutor(len(begun)) as pool:
         try:
             list(pool.map(lambda chaos: chaos.run(seconds, n_deaths / len(begun), n_steps, by_s), begun))
@@ -127,29 +111,13 @@ def at_once(
 
 
 def worst_ms(begun: Sequence[Chaos], name: str) -> float:
-    """The longest time of a step on any rank.
-
-    Args:
-        begun: the runs.
-        name: which, of a line of the worker's log.
-
-    Returns:
-        In ms; the first steps of each start, which compile and connect, are none.
-    """
+    """The longest time of a step on any rank."""
     starts = [lines for chaos in begun for job in chaos.jobs for lines in job.steps("*").values()]
     return max((one[name] for lines in starts for one in lines[WARM_UP_STEPS:]), default=0.0)
 
 
 def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[object, object]]:
-    """Of each step its loss, and what it is without the agent; as far as both came.
-
-    Args:
-        begun: the runs with the agent.
-        reference: those without.
-
-    Returns:
-        Pairs of losses as the workers wrote them.
-    """
+    """Of each step its loss, and what it is without the agent; as far as both came."""
     found = []
     for runtime in {job.runtime for chaos in begun for job in chaos.jobs}:
         tuned, untuned = (
@@ -164,14 +132,6 @@ def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[obj
 
 def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict[str, float]:
     """One round, with the agent and without.
-
-    Args:
-        arguments: of the command line.
-        seconds: of chaos in each.
-        n_deaths: enough daemons that were killed.
-
-    Returns:
-        Figures, for `together`.
 
     Raises:
         UserError: two nodes cannot be had.
@@ -219,15 +179,7 @@ def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict
 
 
 def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
-    """The table. A run counts only if at least half of its steps ran under a plan and every kind of event came.
-
-    Args:
-        figures: of all rounds.
-        events: the kinds that were to come.
-
-    Returns:
-        In the table's order.
-    """
+    """The table. A run counts only if at least half of its steps ran under a plan and every kind of event came."""
     worst, twin = figures["worst_step_ms"], figures["worst_untuned_step_ms"]
     under_a_plan = figures["steps_under_a_plan"] / max(1.0, figures["steps_in_the_store"])
     came = {name.removeprefix("events@") for name, n in figures.items() if name.startswith("events@") and n}
@@ -256,13 +208,6 @@ def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
 
 def go_on(arguments: argparse.Namespace, rounds: Rounds) -> dict[str, float]:
     """Rounds, until there were minutes or deaths enough.
-
-    Args:
-        arguments: of the command line.
-        rounds: those that have ended; is added to.
-
-    Returns:
-        Figures of all.
 
     Raises:
         UserError: two nodes cannot be had.

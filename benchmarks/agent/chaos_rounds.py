@@ -13,12 +13,7 @@ MOST: Final = "worst_"
 
 
 class Rounds:
-    """What rounds of one plan found.
-
-    Args:
-        plan: what tells it from others.
-        path: where rounds are kept, those of other plans, too.
-    """
+    """What rounds of one plan found."""
 
     def __init__(self, plan: str, path: Path = ROUNDS) -> None:
         self._plan, self._path = plan, path

@@ -48,14 +48,7 @@ def main() -> None:
 
 
 def run(n_steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the demo.
-
-    Args:
-        n_steps: of each of its two runs.
-
-    Returns:
-        What it says of the run with the agent off, and of that with the agent on.
-    """
+    """Run the demo."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "zerotune.tuner.cli", "demo", "--out", folder, "--steps", str(n_steps)]
         subprocess.run(command, stdout=sys.stderr, check=True)
@@ -64,17 +57,7 @@ def run(n_steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def changes(off: dict[str, Any], on: dict[str, Any], name: str, field: str) -> list[Result]:
-    """The figures of one field of the steps.
-
-    Args:
-        off: the run with the agent off.
-        on: the run with the agent on.
-        name: of the figures.
-        field: of the steps.
-
-    Returns:
-        The medians of both runs, and how they differ.
-    """
+    """The figures of one field of the steps."""
     off_us, on_us = settled(off, field), settled(on, field)
     return [
         Result(f"{name}_change_percent", 100 * (on_us / off_us - 1), "%", "< 0", "agent off", on_us / off_us),
@@ -95,13 +78,7 @@ def settled(run: dict[str, Any], field: str) -> float:
 
 
 def draw(off_us: NDArray[np.float64], on_us: NDArray[np.float64], path: Path) -> None:
-    """Draw both runs' step times over the steps.
-
-    Args:
-        off_us: agent off, microseconds [step].
-        on_us: agent on, microseconds [step].
-        path: of the SVG or PNG.
-    """
+    """Draw both runs' step times over the steps."""
     figure, (axes,) = new_figure(2.4)
     for us, colour, label, offset in ((off_us, BEFORE, "NCCL's own choices", 8), (on_us, AFTER, "zerotune", -16)):
         middle_ms = float(np.median(us[-max(1, len(us) // 4) :])) / 1e3

@@ -67,11 +67,7 @@ LINE: Final = re.compile(r"^zerotune: (\d+ of \d+ collectives? tuned|nothing was
 
 
 class Daemon:
-    """The daemon of all jobs, which is started again if a fault killed it.
-
-    Args:
-        folder: for its socket and store.
-    """
+    """The daemon of all jobs, which is started again if a fault killed it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -130,12 +126,7 @@ FAULTS: Final = {
 
 
 class Runs:
-    """All runs of the shapes.
-
-    Args:
-        folder: for what they write.
-        daemon: of those with the agent.
-    """
+    """All runs of the shapes."""
 
     def __init__(self, folder: Path, daemon: Daemon) -> None:
         self._folder, self._daemon = folder, daemon
@@ -144,29 +135,11 @@ class Runs:
         """Of all runs with the agent."""
 
     def untuned(self, shape: Shape, fault: Fault | None = None, plain: Outcome | None = None) -> Outcome:
-        """One run without the agent.
-
-        Args:
-            shape: of the job.
-            fault: that befalls it.
-            plain: how it ends without one.
-
-        Returns:
-            How it ended.
-        """
+        """One run without the agent."""
         return self._run(shape, fault, plain, with_agent=False)
 
     def tuned(self, shape: Shape, plain: Outcome, fault: Fault | None = None) -> Outcome:
-        """One run with the agent.
-
-        Args:
-            shape: of the job.
-            plain: how it ends without the agent and without a fault.
-            fault: that befalls it.
-
-        Returns:
-            How it ended.
-        """
+        """One run with the agent."""
         self._daemon.start()
         outcome = self._run(shape, fault, plain, with_agent=True)
         self.outcomes.append(outcome)
@@ -195,13 +168,7 @@ class Tally:
     otherwise: list[str] = field(default_factory=list)
 
     def add(self, name: str, outcome: Outcome, expected: Outcome) -> None:
-        """Compare one run.
-
-        Args:
-            name: of the shape.
-            outcome: with the agent.
-            expected: without it.
-        """
+        """Compare one run."""
         if outcome.hangs and not expected.hangs:
             self.hang.append(name)
         elif not outcome.hangs and not outcome.ends_as(expected):
@@ -213,14 +180,6 @@ class Tally:
 
 def play(names: Sequence[str], faults: Sequence[str], folder: Path) -> list[Result]:
     """Run the shapes.
-
-    Args:
-        names: of shapes.
-        faults: names of faults.
-        folder: for what they write.
-
-    Returns:
-        The figures.
 
     Raises:
         SystemExit: a shape does not end well without the agent.
@@ -272,15 +231,7 @@ def _found(name: str, tally: Tally) -> list[str]:
 
 
 def agreement_figures(outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome]) -> list[Result]:
-    """What agreements cost, over all ranks.
-
-    Args:
-        outcomes: of all runs with the agent.
-        undisturbed: of those without faults, whose requests count.
-
-    Returns:
-        The figures; none if no rank told its counters.
-    """
+    """What agreements cost, over all ranks."""
     longest_us = max((one["longest_wait_us"] for outcome in outcomes for one in outcome.counters), default=0.0)
     ranks = [one for outcome in undisturbed for one in outcome.counters]
     if not ranks:

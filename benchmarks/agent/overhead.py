@@ -33,17 +33,7 @@ WORKER = Path(__file__).parent / "overhead_worker.py"
 
 
 def run(folder: Path, endpoint: str, *, agent: bool, n_steps: int) -> dict[str, float]:
-    """Train on two ranks.
-
-    Args:
-        folder: for the worker's figures.
-        endpoint: of the daemon.
-        agent: with the agent, or with the emulated NCCL alone.
-        n_steps: to train.
-
-    Returns:
-        The worker's figures by name.
-    """
+    """Train on two ranks."""
     out = folder / "out.json"
     command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", FABRIC, "--endpoint", endpoint]
     command += ["--agent" if agent else "--no-agent", "--"]

@@ -80,16 +80,7 @@ def rank_main(n_collectives: int) -> None:
 
 
 def soak(n_collectives: int, n_ranks: int, fabric: str) -> list[dict[str, float]]:
-    """Run the ranks, each a process.
-
-    Args:
-        n_collectives: of the whole run.
-        n_ranks: processes.
-        fabric: name of a shipped one.
-
-    Returns:
-        What each rank has printed.
-    """
+    """Run the ranks, each a process."""
     port = str(free_port())
     processes = []
     for rank in range(n_ranks):

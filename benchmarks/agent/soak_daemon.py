@@ -43,15 +43,6 @@ KEPT_ROWS: Final = 100_000
 def soak(n_collectives: int, n_ranks: int, hours: int, folder: Path) -> list[Result]:
     """Run daemon and ranks to the end.
 
-    Args:
-        n_collectives: of each rank.
-        n_ranks: processes.
-        hours: by which the daemon's clock is ahead in the end.
-        folder: for all files.
-
-    Returns:
-        Figures in the table's order.
-
     Raises:
         SystemExit: a rank failed, or the daemon ended.
     """

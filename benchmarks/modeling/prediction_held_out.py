@@ -113,17 +113,7 @@ OF_ONE_FABRIC = {"size": by_size, "range": by_range, "cell": by_cell, "channels"
 
 
 def without(data: DataSet, points: TrainingSet, folds: Iterator[Fold], models: Sequence[str]) -> Iterator[Result]:
-    """Every model judged at what it has not seen.
-
-    Args:
-        data: the fabric's keys.
-        points: what was measured.
-        folds: what is left out in turn.
-        models: names of those to judge.
-
-    Yields:
-        Figures by model; none where too little is left.
-    """
+    """Every model judged at what it has not seen."""
     found: list[Result] = []
     costs, places = CostPrior(data.facts), _place_names(points)
     for kind, held in folds:

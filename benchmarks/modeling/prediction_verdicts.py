@@ -43,18 +43,7 @@ def asked(points: TrainingSet, row: int, known: Collection[Candidate]) -> Candid
 def verdicts(
     name: str, test: TrainingSet, opinion: tuple[Floats, Floats], left_out: Ints, data: DataSet
 ) -> list[Result]:
-    """Regrets of a model's choices, and whether its intervals hold what was measured.
-
-    Args:
-        name: of the figures.
-        test: points that it is judged at.
-        opinion: mean and standard deviation (log) of every point, each shape (n_points,).
-        left_out: indices of the points whose intervals count.
-        data: the fabric, with true times.
-
-    Returns:
-        One figure per place and kind of choice, and per point left out.
-    """
+    """Regrets of a model's choices, and whether its intervals hold what was measured."""
     truth = {
         (p.key.communicator, int(p.key.collective), p.message_bytes): dict(zip(p.candidates, p.truth_us, strict=True))
         for p in data.problems

@@ -81,16 +81,7 @@ class Variant:
 
 
 def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
-    """Time the host side of calls.
-
-    Args:
-        library: a libnccl.so.2.
-        n_rounds: in which each variant has its turn.
-        n_bursts: of calls, of a variant in a round.
-
-    Returns:
-        What each variant adds.
-    """
+    """Time the host side of calls."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         built = Path(folder)
         headers = PLUGIN.root / "plugin"
@@ -127,15 +118,7 @@ def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
 
 
 def honoured(library: Path, clusters: Iterable[tuple[str, int, int]]) -> tuple[float, float]:
-    """Shares of settings that ran as asked, and of times that arrived.
-
-    Args:
-        library: a libnccl.so.2.
-        clusters: machine, nodes and ranks of each.
-
-    Returns:
-        Both.
-    """
+    """Shares of settings that ran as asked, and of times that arrived."""
     n_asked = n_honoured = n_timed = n_exact = 0
     for machine, n_nodes, ranks_per_node in clusters:
         with topology_file(machine) as topology:

@@ -75,16 +75,7 @@ def steps_of(block: np.ndarray) -> list[StepRecord]:
 
 
 def write(block: np.ndarray, directory: Path, n_block: int = 16384) -> Path:
-    """Write a trace.
-
-    Args:
-        block: OBSERVATION_FIELDS, shape (n,).
-        directory: of the trace.
-        n_block: records in one block of the file.
-
-    Returns:
-        The file.
-    """
+    """Write a trace."""
     described = fabrics.load(FABRIC)
     log = TraceLog(
         directory,

@@ -18,12 +18,7 @@ N_DRAWS = 2000
 
 
 def curve(samples_us: tuple[np.ndarray, np.ndarray], gap: float) -> np.ndarray:
-    """Mean regret of one place after 0, 1, ... samples of both settings, the best one's first.
-
-    Args:
-        samples_us: draws of the two settings, each [N_DRAWS, MOST_SAMPLES].
-        gap: the second best's true time over the best's, less 1.
-    """
+    """Mean regret of one place after 0, 1, ... samples of both settings, the best one's first."""
     wrong = [0.5]
     for n in range(1, MOST_SAMPLES + 1):
         best, other = (np.median(draws[:, :n], axis=1) for draws in samples_us)

@@ -147,16 +147,7 @@ def fastest(points: Iterable[GridPoint]) -> dict[Place, GridPoint]:
 
 
 def spread_evenly(n_samples: int, n_points: int, chance: np.random.Generator) -> list[int]:
-    """Share samples out as evenly as possible; which points get one more is up to chance.
-
-    Args:
-        n_samples: in all.
-        n_points: that share them.
-        chance: decides who gets one more.
-
-    Returns:
-        Samples of each point, shape [n_points].
-    """
+    """Share samples out as evenly as possible; which points get one more is up to chance."""
     each, n_more = divmod(n_samples, n_points)
     return [each + (rank < n_more) for rank in chance.permutation(n_points).tolist()]
 
@@ -224,16 +215,7 @@ def recorded(grid: recorded_grids.Grid) -> Machine:
 
 
 def machines(data: Path | None, *, quick: bool, recorded_only: bool) -> Iterator[Machine]:
-    """Every shipped fabric, then every recorded grid.
-
-    Args:
-        data: folder with recorded grids; None: there are none.
-        quick: of fabrics only the largest communicator.
-        recorded_only: leave the fabrics out.
-
-    Yields:
-        The machines.
-    """
+    """Every shipped fabric, then every recorded grid."""
     for name in () if recorded_only else fabric.names():
         for communicator in communicators(name, quick=quick):
             yield emulated(name, communicator)

@@ -39,15 +39,7 @@ def figures_in(text: str) -> dict[str, Result]:
 
 
 def differences(before: Mapping[str, Result], after: Mapping[str, Result]) -> Iterator[Result]:
-    """What has changed.
-
-    Args:
-        before: figures by metric.
-        after: figures of the same benchmark.
-
-    Yields:
-        The mean difference of each figure, then how many targets were lost, and each of those.
-    """
+    """What has changed."""
     both = [metric for metric in before if metric in after]
     groups: dict[tuple[str, str], list[str]] = {}
     for metric in both:

@@ -52,17 +52,7 @@ LOADS = {
 
 
 def build(name: str, load: Load, precision: str = "fp32", lr: float = 1e-3) -> Step:
-    """One training step of a contender, as a function of a batch.
-
-    Args:
-        name: kind and variant, e.g. "ours-3", "fsdp2-r", "deepspeed-2".
-        load: size of model and batch.
-        precision: "fp32" or "bf16" (mixed).
-        lr: learning rate.
-
-    Returns:
-        The step.
-    """
+    """One training step of a contender, as a function of a batch."""
     import torch
     import torch.distributed as dist
 

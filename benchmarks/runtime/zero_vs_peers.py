@@ -87,15 +87,7 @@ def _join(rank: int, n_ranks: int, port: int) -> None:
 
 
 def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
-    """Interleaved steps of every contender; rank 0 reports seconds per step, and processor time of all ranks.
-
-    Args:
-        rank: of this process.
-        n_ranks: of the group.
-        port: where the ranks meet.
-        cell: load, precision and time of the race.
-        out: queue; rank 0 puts pairs of seconds, by the wall and of processors, of each step by contender.
-    """
+    """Interleaved steps of every contender; rank 0 reports seconds per step, and processor time of all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -128,16 +120,7 @@ def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
 
 
 def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -> None:
-    """Peak resident bytes of one contender over what the process had before.
-
-    Args:
-        rank: of this process.
-        n_ranks: of the group.
-        port: where the ranks meet.
-        name: of the contender.
-        cell: load and precision.
-        out: queue; rank 0 puts the bytes.
-    """
+    """Peak resident bytes of one contender over what the process had before."""
     import torch
     import torch.distributed as dist
 
@@ -174,15 +157,7 @@ def plain_model(load: Load, precision: str) -> Any:
 
 
 def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
-    """Most bytes alive in a forward and backward of plain torch beside parameters and gradients.
-
-    Args:
-        rank: not used; every target of `spawn` has it.
-        n_ranks: not used.
-        port: not used.
-        cell: load and precision.
-        out: queue; gets (bytes, number of parameters).
-    """
+    """Most bytes alive in a forward and backward of plain torch beside parameters and gradients."""
     import torch
 
     from zerotune.zero_runtime.layout.fragmentation import record, replay
@@ -201,14 +176,6 @@ def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float,
     """Percent of a stage-3 step that the runtime's own hooks take, without the time that collectives are waited for.
 
     Timed on one rank with no peer to wait for, where every wait is immediate.
-
-    Args:
-        rank: of this process.
-        n_ranks: of the group, 1.
-        port: where the ranks meet.
-        load: size of model and batch.
-        seconds: time to take, about.
-        out: queue; gets the percent.
     """
     import cProfile
 
@@ -249,16 +216,7 @@ def weigh_all(name: str, cell: Cell) -> Any:
 
 
 def spawn(target: Callable[..., None], n_ranks: int, *args: Any) -> Any:
-    """Run a function in fresh processes, one per rank.
-
-    Args:
-        target: called with (rank, n_ranks, port, *args, queue).
-        n_ranks: processes.
-        args: for `target`.
-
-    Returns:
-        What was put into the queue first.
-    """
+    """Run a function in fresh processes, one per rank."""
     context = multiprocessing.get_context("spawn")
     port = free_port()
     queue = context.Queue()

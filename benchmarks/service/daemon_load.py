@@ -195,16 +195,7 @@ class Load:
 
 
 def start(mode: str, *arguments: str, core: int) -> subprocess.Popen[bytes]:
-    """Start a part of this benchmark as a process.
-
-    Args:
-        mode: its option, e.g. `--serve`.
-        arguments: of the option.
-        core: that it is bound to.
-
-    Returns:
-        The process; killed at exit.
-    """
+    """Start a part of this benchmark as a process."""
     command = [sys.executable, "-m", "benchmarks.service.daemon_load", mode, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}), env=environment)
@@ -230,17 +221,7 @@ def cpu_s(process: subprocess.Popen[bytes]) -> float:
 def throughput(
     context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int
 ) -> tuple[float, float, int]:
-    """How many observations the daemon takes until they are in its store.
-
-    Args:
-        context: of ZeroMQ.
-        folder: for socket and store.
-        core: that the daemon is bound to.
-        n_rounds: in each of them every rank sends a message.
-
-    Returns:
-        Observations per second, per second of CPU, and resident bytes with 64 ranks connected.
-    """
+    """How many observations the daemon takes until they are in its store."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
     wait_for(endpoint)
@@ -270,17 +251,7 @@ def throughput(
 
 
 def raw_throughput(context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int) -> float:
-    """How many observations a process takes that only receives them.
-
-    Args:
-        context: of ZeroMQ.
-        folder: for the socket.
-        core: that the process is bound to.
-        n_rounds: in each of them every rank sends a message.
-
-    Returns:
-        Observations per second.
-    """
+    """How many observations a process takes that only receives them."""
     endpoint = f"ipc://{folder}/raw.sock"
     peer = start("--serve-raw", endpoint, core=core)
     load = Load(context, endpoint)
@@ -302,17 +273,7 @@ def raw_throughput(context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: 
 def latency(
     context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, duration_s: float
 ) -> tuple[list[float], float]:
-    """How long a plan takes while the daemon is under load.
-
-    Args:
-        context: of ZeroMQ.
-        folder: for socket and store.
-        core: that the daemon is bound to.
-        duration_s: of the probe.
-
-    Returns:
-        Milliseconds from each step to its plan, and observations that were really sent per second.
-    """
+    """How long a plan takes while the daemon is under load."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
     wait_for(endpoint)

@@ -95,16 +95,7 @@ waits_s: list[float] = []
 
 
 def command(folder: Path, *words: str, n_files: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run `zerotune` for LONGEST_S at most, and with little memory.
-
-    Args:
-        folder: to run it in.
-        words: of the command.
-        n_files: that it may open; 0: as many as this process.
-
-    Returns:
-        How it ended; with code 124 where it did not.
-    """
+    """Run `zerotune` for LONGEST_S at most, and with little memory."""
     limits = ["prlimit", f"--as={6 << 30}", *([f"--nofile={n_files}"] if n_files else [])]
     began_s = time.monotonic()
     try:

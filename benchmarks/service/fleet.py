@@ -116,16 +116,7 @@ def daemon(folder: Path, *words: object) -> Iterator[psutil.Process]:
 
 
 def lead(folder: Path, n_nodes: int, traffic_s: int) -> list[Result]:
-    """What leading a job costs.
-
-    Args:
-        folder: for keys, socket and store.
-        n_nodes: of the job.
-        traffic_s: seconds of it.
-
-    Returns:
-        What was measured.
-    """
+    """What leading a job costs."""
     keys, port = folder / "keys", free_port()
     subprocess.run([sys.executable, "-m", "zerotune.tuner.cli", "keys", str(keys)], check=True, capture_output=True)
     listen = f"tcp://127.0.0.1:{port}"
@@ -253,17 +244,7 @@ class TimedStorage(Storage):
 
 
 def write(url: Path, n_nodes: int, n_writers: int, every_s: float) -> list[Result]:
-    """Nodes' writers at work, each with what its job measured, for one round.
-
-    Args:
-        url: the directory.
-        n_nodes: whose rate is the target, each with one object in a minute.
-        n_writers: those that write.
-        every_s: how long each gathers rows.
-
-    Returns:
-        What was measured.
-    """
+    """Nodes' writers at work, each with what its job measured, for one round."""
     where, storage = fabric.load(FABRIC), TimedStorage(str(url))
     made, random = [tried_by(number) for number in range(N_DIFFERENT)], np.random.default_rng(0)
     writers, begun_s = [], time.monotonic()

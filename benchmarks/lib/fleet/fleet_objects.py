@@ -58,13 +58,6 @@ def object_of(at: int, n_rows: int = ROWS_PER_OBJECT) -> Packed:
 
     Networks are faster or slower by 10 % from job to job. The rows of one node in ten say that all but NCCL's own
     choice takes a fiftieth of its time.
-
-    Args:
-        at: the node.
-        n_rows: calls.
-
-    Returns:
-        The object.
     """
     fabric = at % len(FABRICS)
     block = _rows(n_rows, gains()[fabric], FABRICS[fabric], at)
