@@ -1,13 +1,12 @@
 """Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
     python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--nodes 2 | --daemons N] [--jobs J ...]
-        [--events E ...] [--deaths N] [--seed S] [--afresh] [--json]
+        [--events E ...] [--deaths N] [--seed S] [--json]
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
 torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
 befalls the same two jobs without the agent, for as long or until they came as far: what steps stall by there is the
-machine's own doing. Each five minutes of it are a round, kept in build/chaos.jsonl until the last: a run that was
-interrupted goes on with the next (--afresh starts over). Figures:
+machine's own doing. Each five minutes of it are a round of its own. Figures:
 
     events, daemon_deaths     injected
     ..._while_recording       of daemons that had written measurements
@@ -38,7 +37,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import tempfile
 import time
@@ -48,12 +46,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from benchmarks.agent.chaos_rounds import Rounds, together
 from benchmarks.agent.chaos_run import Chaos
 from benchmarks.lib.argument_types import positive
 from benchmarks.lib.faults.two_namespaces import two_namespaces
 from benchmarks.lib.reporting import Result, report, say
-from benchmarks.recording.record import commit_now
 from zerotune.agent.agreement.agreement import DECIDE_S
 from zerotune.store.errors import UserError
 
@@ -69,7 +65,7 @@ QUICK_S: Final = 30.0
 QUICK_ENDS_S: Final = 30.0
 """Chaos ends so long after the run began: what it left takes ten seconds to end."""
 ROUND_S: Final = 300.0
-"""Of a long run, which goes on with the next round after an interrupt."""
+"""Of a long run; each round starts the jobs anew."""
 WARM_UP_STEPS: Final = 5
 
 
@@ -206,23 +202,28 @@ def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
     ]
 
 
-def go_on(arguments: argparse.Namespace, rounds: Rounds) -> dict[str, float]:
+def play_rounds(arguments: argparse.Namespace) -> dict[str, float]:
     """Rounds, until there were minutes or deaths enough.
 
     Raises:
         UserError: two nodes cannot be had.
     """
+    done: dict[str, float] = {}
+    n_rounds_played = 0
     while True:
-        done = together(rounds.figures)
         left_s = 60.0 * arguments.minutes - done.get("seconds", 0.0)
         n_left = arguments.deaths - done.get("daemon_deaths", 0)
         if done and (left_s <= 0.0 or n_left <= 0 or done["hangs"] or arguments.quick):
             return done
         n_rounds = max(1, math.ceil(left_s / ROUND_S))
         if not arguments.quick:
-            say(f"{len(rounds.figures)} rounds have ended, {n_rounds} are left at most")
-        seeded = {**vars(arguments), "seed": arguments.seed + 1000 * len(rounds.figures)}
-        rounds.add(play(argparse.Namespace(**seeded), QUICK_S if arguments.quick else left_s / n_rounds, n_left))
+            say(f"{n_rounds_played} rounds have ended, {n_rounds} are left at most")
+        seeded = {**vars(arguments), "seed": arguments.seed + 1000 * n_rounds_played}
+        found = play(argparse.Namespace(**seeded), QUICK_S if arguments.quick else left_s / n_rounds, n_left)
+        n_rounds_played += 1
+        for name, value in found.items():
+            before = done.get(name, 0)
+            done[name] = max(before, value) if name.startswith("worst_") else before + value
 
 
 def main() -> None:
@@ -236,7 +237,6 @@ def main() -> None:
     parser.add_argument("--events", nargs="+", choices=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
     parser.add_argument("--deaths", type=positive, default=math.inf, metavar="N", help="end once so many daemons died")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--afresh", action="store_true", help="forget the rounds of a run that was interrupted")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     arguments.jobs = arguments.jobs or (QUICK_JOBS if arguments.quick else RUNTIMES)
@@ -247,15 +247,10 @@ def main() -> None:
         parser.error(f"--daemons {arguments.daemons}: with --nodes 2 there are two already; leave it out")
     if not set(arguments.events) - {"kill_rank"}:
         parser.error(f"--events {' '.join(arguments.events)}: name another one of one node, or use --nodes 2")
-    plan = {name: value for name, value in vars(arguments).items() if name not in ("json", "afresh")}
-    rounds = Rounds(json.dumps([commit_now(), plan]))
-    if arguments.afresh or arguments.quick:
-        rounds.forget()
     try:
-        figures = go_on(arguments, rounds)
+        figures = play_rounds(arguments)
     except UserError as error:
         parser.error(str(error))
-    rounds.forget()
     report("chaos", results(figures, arguments.events), as_json=arguments.json)
 
 

@@ -10,11 +10,12 @@ product are counted as `policy_size` counts them: names in capitals set to somet
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import tomllib
-from setuptools import find_packages
 
 from benchmarks.lib.reporting import Result, report
 from benchmarks.policy.policy_size import constants
@@ -48,11 +49,17 @@ def tracked(*folders: str) -> list[Path]:
 def installed() -> set[Path]:
     """Every file of ours that a wheel installs, as pyproject.toml says."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = {"exclude": settings["packages"]["find"].get("exclude", ())}
-    folders = {name: ROOT / "src" / name.replace(".", "/") for name in find_packages(str(ROOT / "src"), **found)}
-    data = (folders[name].glob(one) for name, patterns in settings["package-data"].items() for one in patterns)
-    modules = (folder.glob("*.py") for folder in folders.values())
-    return {path.resolve() for some in (*modules, *data) for path in some}
+    left_out = settings["packages"]["find"].get("exclude", ())
+    packages: dict[str, Path] = {}
+    for folder, inner, files in os.walk(ROOT / "src" / "zerotune", followlinks=True):
+        name = os.path.relpath(folder, ROOT / "src").replace(os.sep, ".")
+        if "__init__.py" not in files:
+            inner.clear()
+        elif not any(fnmatch(name, pattern) for pattern in left_out):
+            packages[name] = Path(folder)
+    wanted = {name: ["*.py", *settings["package-data"].get(name, ())] for name in packages}
+    found = (packages[name].glob(one) for name, patterns in wanted.items() for one in patterns)
+    return {path.resolve() for some in found for path in some}
 
 
 def sizes() -> dict[str, int]:
