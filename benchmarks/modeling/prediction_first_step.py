@@ -59,9 +59,9 @@ def after_the_first_step(data: DataSet) -> Floats:
     """By how many of its standard deviations each setting that was not tried is slower than the posterior says, once
     every key has made one call with NCCL's own choice.
     """
-    surrogate = Surrogate(Measured(data.facts, data.problems), Regimes())
+    surrogate = Surrogate(FieldBook(Measured(data.facts, data.problems)), Regimes())
     evidence = surrogate.evidence
-    keys = KeyTable(surrogate.fields, lambda _: None)
+    keys = KeyTable(surrogate.fields)
     block = sweep_block(data.problems, n_each=1)
     block = block[block["is_default"] > 0]
     called = keys.indices(block)

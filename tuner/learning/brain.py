@@ -24,7 +24,6 @@ from zerotune.agent.nccl.catalog import TUNABLE
 from zerotune.store.records import (
     BASELINE,
     LEAST_US,
-    Candidate,
     Collective,
     CommunicatorClass,
     Outcome,
@@ -39,12 +38,13 @@ from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning.explaining.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
-from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.policy.attribution import Attribution, Catastrophe
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
+from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy, WindowInput
 from zerotune.tuner.learning.policy.control import ControlWindows
-from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
+from zerotune.tuner.learning.policy.keys import FieldBook, KeyState, KeyTable
 from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
+from zerotune.tuner.learning.policy.overrides import CHARGED, CONTROL, EXPLORING, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
@@ -97,17 +97,18 @@ class Brain(Inspection):
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
         self.memory = MemoryGate(settings.memory_threshold, fabric)
         self._regimes = Regimes()
-        self._surrogate = Surrogate(self._costs, self._regimes)
-        self._surrogate.fields.knowledge = knowledge
+        self._fields = FieldBook(self._costs)
+        self._fields.knowledge = knowledge
+        self._surrogate = Surrogate(self._fields, self._regimes)
         self._policy = Policy(self._surrogate, self.budget, self.memory, self._note)
         self._withdrawal = self._policy.price.withdrawal
         self._ahead = Ahead(self.memory, self._surrogate, may_try=settings.explore)
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
-        self._keys = KeyTable(self._surrogate.fields, self._new_key)
+        self._keys = KeyTable(self._fields)
         self._states = self._keys.states
         self._plans = Plans(self._withdrawal, self._surrogate)
-        self._attribution = Attribution(self.budget, self._surrogate, self._stop_catastrophe)
+        self._attribution = Attribution(self.budget, self._surrogate)
         self._fewer = RunsFewer()
         self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
         self._controls = ControlWindows(0.0 if settings.shadow else settings.control_share)
@@ -122,15 +123,15 @@ class Brain(Inspection):
     @property
     def knowledge(self) -> Knowledge:
         """What is known from earlier runs; assign to swap in what the trainer has just fitted."""
-        return self._surrogate.fields.knowledge
+        return self._fields.knowledge
 
     @knowledge.setter
     def knowledge(self, knowledge: Knowledge) -> None:
-        self._surrogate.fields.knowledge = knowledge
+        self._fields.knowledge = knowledge
 
     def restrict(self, costs: CostPrior) -> None:
         """Before anything was observed: predict from `costs` instead of the fabric's description, as replays do."""
-        self._costs = self._surrogate.fields.costs = costs
+        self._costs = self._fields.costs = costs
 
     # ---- what the job reports -----------------------------------------------------------------
 
@@ -143,6 +144,7 @@ class Brain(Inspection):
             return
         self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block)
+        self._meet_new_keys()
         block, keys = block.compress(keys >= 0), keys[keys >= 0]
         if not len(block):
             return
@@ -193,6 +195,7 @@ class Brain(Inspection):
         if len(told):
             self.memory.filled(told)
             self._keys.meet_proven(told[np.isin(told["collective"], TUNABLE) & np.isin(told["phase"], [*Phase])])
+            self._meet_new_keys()
         if self._fingerprint.add_records(block):
             self._urgent = True
 
@@ -220,35 +223,38 @@ class Brain(Inspection):
             self._policy.withdraw_what_is_not_offered()
         self._policy.price.connection_us = self._attribution.connection_us
         self._policy.price.traffic = self._keys.traffic()
-        self._policy.may_promote = not self._attribution.is_suspicious
         is_new = self._step_feedback.is_new
-        self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
+        canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
         if self.settings.explore:
             self._step_feedback.consider_variants(self._step)
-        self._step_feedback.show()
-        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
+        forced, variant = self._step_feedback.forced(), self._step_feedback.variants.running
         is_control = not is_urgent and self._begins_control()
         if is_control:
-            wanted = self._policy.run_usual()
+            wanted = self._policy.usual()
         else:
-            wanted = self._policy.next_window(self._step, may_start=may_start, leads_rest_at=leads_rest_at)
+            now = WindowInput(
+                forced=forced,
+                leads_rest_at=self._step_feedback.variants.leads_rest_at,
+                may_start=not self._step_feedback.is_busy,
+                may_promote=not self._attribution.is_suspicious,
+                canaries_only=canaries_only,
+                needs_looks=self._withdrawal.needs_looks and variant is None,
+            )
+            wanted = self._policy.next_window(self._step, now)
         differs = plans.ask(wanted) or is_control
-        variant = self._step_feedback.variants.running
         differs |= self._ahead.refresh() or plans.must_repeat
         plans.must_repeat = False
         latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             # What was promoted, and ran on trial until now, is in force without a new plan.
             was_tentative = bool(latest.tentative)
-            is_trial = self._policy.explored()[: len(latest.candidates)]
-            latest = latest._replace(is_trial=is_trial, variant=variant)
+            latest = latest._replace(overrides=plans.overrides[: len(latest.candidates)], variant=variant)
             plans.add(latest)
             if bool(latest.tentative) == was_tentative and not plans.is_fading(self._step):
                 return None
             # The same settings once more: they last now, or must not, or are renewed.
-        looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
-        entry = self._scheduled(gathers_after_step, looks, is_control=is_control)
+        entry = self._scheduled(gathers_after_step, is_control=is_control)
         plans.offer(entry, self._step)
         return entry.plan
 
@@ -276,31 +282,37 @@ class Brain(Inspection):
         self._pending.append((Event(self._states[0], BASELINE, "control", words, self._step), self._plans.next + 1))
         return True
 
-    def _scheduled(self, gathers_after_step: bool, looks: list[KeyState], *, is_control: bool) -> PlanInForce:
+    def _scheduled(self, gathers_after_step: bool, *, is_control: bool) -> PlanInForce:
         """What is asked for now as a plan that ends by itself: first looks after two steps, trials once unwatched."""
-        plans, variant = self._plans, self._step_feedback.variants.running
-        changed = () if variant is None else variant.changes
-        tried = [index for index in np.flatnonzero(self._policy.explored()).tolist() if index not in changed]
-        first = [*(state.index for state in looks), *changed, *tried]
+        plans = self._plans
+        looks, explored, changed = (
+            np.flatnonzero(which).tolist()
+            for which in (
+                plans.overrides == Override.first_look,
+                EXPLORING[plans.overrides],
+                plans.overrides == Override.variant,
+            )
+        )
+        first = [*looks, *changed, *explored]
         entry = self._stage(plans.next, gathers_after_step, first)
         last = entry
         if looks:
-            plans.ask(self._policy.run_usual([state.index for state in looks]))
+            plans.ask(self._policy.usual(looks))
             last = self._stage(plans.next + 1, gathers_after_step, first)
-            n_steps = self._policy.price.look_steps([state.index for state in looks])
+            n_steps = self._policy.price.look_steps(looks)
             entry = entry.followed_by(last, n_steps)
             plans.follow(last, n_steps)
         elif is_control:
-            own = [BASELINE] * len(plans.asked), np.zeros(len(plans.asked), np.bool_)
-            window = PlanInForce(*own, Plan(plans.next + 1, (), gathers_after_step), is_control=True)
+            own = [CONTROL.candidate] * len(plans.asked), np.full(len(plans.asked), CONTROL.why, np.int8)
+            window = PlanInForce(*own, Plan(plans.next + 1, (), gathers_after_step))
             last = self._stage(plans.next + 2, gathers_after_step, first)
             for stage, n_steps in ((window, NEIGHBOURS), (last, FIRST_LOOK_STEPS)):
                 entry = entry.followed_by(stage, n_steps)
                 plans.follow(stage, n_steps)
         if last.tentative:
-            asked = {index: plans.asked[index] for index in last.tentative}
-            plans.ask({index: self._states[index].incumbent for index in asked})
-            rest = self._stage(last.plan.epoch + 1, gathers_after_step, first, is_resting=True)
+            asked = {index: plans.setting(index) for index in last.tentative}
+            plans.ask({index: Setting(self._states[index].incumbent, Override.incumbent) for index in asked})
+            rest = self._stage(last.plan.epoch + 1, gathers_after_step, first)._replace(variant=None)
             plans.ask(asked)
             entry = entry.followed_by(rest, self._withdrawal.trial_steps)
             plans.rest(rest, self._withdrawal.trial_steps)
@@ -308,21 +320,20 @@ class Brain(Inspection):
 
     # ---- inside ------------------------------------------------------------------------------------
 
-    def _stage(
-        self, epoch: int, gathers_after_step: bool, first: Sequence[int], *, is_resting: bool = False
-    ) -> PlanInForce:
+    def _stage(self, epoch: int, gathers_after_step: bool, first: Sequence[int]) -> PlanInForce:
         """What is asked for now, as one stage of a plan with the rows of keys `first` first."""
-        plan = Plan(epoch, (*self._plans.rows(dict.fromkeys(first)), *self._ahead.rows), gathers_after_step)
-        explored = self._policy.explored()
-        if is_resting:
-            return PlanInForce(self._plans.asked.copy(), np.zeros_like(explored), plan, None, self._ahead.rows)
-        variant = self._step_feedback.variants.running
-        return PlanInForce(self._plans.asked.copy(), explored, plan, variant, self._ahead.rows)
+        plans, variant = self._plans, self._step_feedback.variants.running
+        plan = Plan(epoch, (*plans.rows(dict.fromkeys(first)), *self._ahead.rows), gathers_after_step)
+        return PlanInForce(plans.asked.copy(), plans.overrides, plan, variant, self._ahead.rows)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._plans.next))
 
-    def _new_key(self, state: KeyState) -> None:
+    def _meet_new_keys(self) -> None:
+        for state in self._keys.new():
+            self._meet(state)
+
+    def _meet(self, state: KeyState) -> None:
         self._plans.meet(state)
         self._policy.register(state)
         if self._costs.leaves_alone(Collective(state.key.collective)):
@@ -337,8 +348,8 @@ class Brain(Inspection):
             self._policy.begin_lead(state, OpenLead(row.candidate, PROVEN_HOPE, row.reason))
         self._urgent |= row is not None or state.lead_is_proven
 
-    def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
-        variants = self._step_feedback.variants
+    def _stop(self, catastrophe: Catastrophe) -> None:
+        (state, candidate, ratio), variants = catastrophe, self._step_feedback.variants
         is_variants = variants.on_trial is not None and variants.on_trial.changes.get(state.index) == candidate
         if is_variants or candidate in (state.trial, state.lead):
             why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
@@ -368,7 +379,8 @@ class Brain(Inspection):
             ran = block[is_obeyed][slots == slot]
             if candidate in (state.trial, state.lead) and (n := self._fewer.seen(state.key, candidate, ran)):
                 self._policy.drop(state, candidate, f"NCCL runs it on {n} channels", ban=True)
-        is_trial = np.pad(in_force.is_trial, (0, len(self._states) - len(in_force.is_trial)))
+        why = in_force.why(len(self._states))
+        is_trial = EXPLORING[why]
         self._attribution.forget_slow_firsts(slots, logs)
         calls = evidence.calls(slots, logs)
         shift = self._attribution.shift(calls, steps, is_trial)
@@ -379,17 +391,16 @@ class Brain(Inspection):
             slots = self._plans.slots(epoch)[keys]
             calls = evidence.calls(slots, logs)
         kept = np.ones(len(slots), np.bool_)
-        tries, variant = is_trial | self._policy.verified(), in_force.variant
-        exposed_share = np.where(tries, self._policy.price.charged_share, 0.0)
-        if variant is not None:
-            tries[[*variant.changes]] = True
-        tried = tries[keys]
+        exposed_share = np.where(CHARGED[why], self._policy.price.charged_share, 0.0)
+        tried = (CHARGED[why] | (why == Override.variant))[keys]
         if tried.any():
             self._attribution.n_explored += int(np.count_nonzero(is_trial[keys]))
             share = exposed_share[keys[tried]]
             kept[tried] = self._attribution.charge(
                 slots[tried], logs[tried], steps[tried], exposed_share=share, connects=connects[tried]
             )
+            for catastrophe in self._attribution.catastrophes():
+                self._stop(catastrophe)
         if not kept.all():
             if not kept.any():
                 return

@@ -17,6 +17,7 @@ from zerotune.tuner.client.late import late, was_late
 from zerotune.tuner.client.misaligned import to_be_padded
 from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.status import workload
+from zerotune.tuner.learning.policy.overrides import Override
 from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.jobs.listing import Gain, GainKind
 from zerotune.tuner.offline.jobs.listing_shown import unknown_gain
@@ -185,6 +186,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
     sizes = exact_range(explained.min_bytes, explained.max_bytes)
     where = f"\n[bold]{key.collective.name}[/] {key.phase.name}, {sizes} bytes, {key.communicator}:"
     console.print(f"{where} [bold cyan]{explained.setting}[/]", highlight=False)
+    _indented(console, f"runs as {explained.runs_as}: {Override[explained.runs_as].words}")
     if decision is not None:
         _indented(console, f"{decision.kind}, {when(decision)}: {decision.reason}")
         if explained.not_adopted:

@@ -39,7 +39,7 @@ from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
-from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.keys import FieldBook, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
 from zerotune.tuner.learning.policy.risk import Budget
@@ -267,7 +267,7 @@ class Trial:
         self.budget = Budget(0.01)
         self.budget.earn(1e9)
         self.events: list[Event] = []
-        surrogate = Surrogate(CostPrior({}), Regimes())
+        surrogate = Surrogate(FieldBook(CostPrior({})), Regimes())
         policy = Policy(surrogate, self.budget, MemoryGate(0.92), self.events.append)
         key = DecisionKey(CommunicatorClass(8, 1), GATHER, Phase.forward_gather, 88)
         state = KeyState(0, key, 1 << 22)

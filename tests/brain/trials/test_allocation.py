@@ -15,8 +15,8 @@ from zerotune.store.records import (
     Protocol,
     size_class,
 )
-from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS
-from zerotune.tuner.learning.policy.keys import INCUMBENT_EVERY, KeyState
+from zerotune.tuner.learning.policy.keys import INCUMBENT_EVERY, VERIFYING_WINDOWS, KeyState
+from zerotune.tuner.learning.policy.overrides import Override, Setting, Window, what_runs
 
 N_WINDOWS = 60
 TRIAL, LEAD = (Candidate(one, Protocol.simple, 4) for one in (Algorithm.ring, Algorithm.tree))
@@ -27,15 +27,15 @@ def _key(index: int = 0, *, trial: bool = False, lead: bool = False, is_proven: 
     state = KeyState(index, key, 1 << 20)
     state.trial = TRIAL if trial else None
     if lead:
-        state.lead, state.lead_is_proven, state.n_waited = LEAD, is_proven, -TRIAL_STEPS if is_proven else 0
+        state.lead, state.lead_is_proven = LEAD, is_proven
     return state
 
 
 def _ran(state: KeyState, *, is_overspent: bool = False, leads_rest: bool | None = None) -> list[Candidate]:
     found = []
     for _ in range(N_WINDOWS):
-        state.begin_window(is_overspent=is_overspent, leads_rest=leads_rest)
-        found.append(state.runs)
+        state.take_turn(leads_rest=leads_rest)
+        found.append(what_runs(state, Window(is_overspent=is_overspent)).candidate)
     return found
 
 
@@ -66,5 +66,18 @@ def test_an_overdrawn_budget_pauses_all_but_what_earlier_jobs_proved() -> None:
 
 def test_what_earlier_jobs_proved_is_verified_at_once() -> None:
     ran = _ran(_key(lead=True, is_proven=True))
-    assert ran[:TRIAL_STEPS].count(LEAD) == TRIAL_STEPS // 2
-    assert ran[TRIAL_STEPS:].count(LEAD) >= (1 - 1 / INCUMBENT_EVERY) * (N_WINDOWS - TRIAL_STEPS) - 1
+    assert ran[:VERIFYING_WINDOWS].count(LEAD) == VERIFYING_WINDOWS // 2
+    assert ran[VERIFYING_WINDOWS:].count(LEAD) >= (1 - 1 / INCUMBENT_EVERY) * (N_WINDOWS - VERIFYING_WINDOWS) - 1
+
+
+@pytest.mark.parametrize("forced", [Setting(LEAD, Override.experiment), Setting(BASELINE, Override.pause)])
+def test_an_experiment_goes_before_a_trial_and_a_trial_before_a_lead(forced: Setting) -> None:
+    state = _key(trial=True, lead=True)
+    state.take_turn()
+    assert what_runs(state, Window()) == (TRIAL, Override.trial)
+    assert what_runs(state, Window(unmeasured={0})) == (TRIAL, Override.first_look)
+    assert what_runs(state, Window({0: forced})) == forced
+    state.take_turn()
+    assert what_runs(state, Window()) == (LEAD, Override.lead)
+    state.lead_is_proven = True
+    assert what_runs(state, Window(is_overspent=True)) == (LEAD, Override.proven)

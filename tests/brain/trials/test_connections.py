@@ -24,7 +24,7 @@ from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.keys import FieldBook, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
@@ -133,16 +133,13 @@ class Job:
         self.state = KeyState(0, KEY, 1 << 23)
         self.state.default_setting = RING
         self.state.trial = RING
-        surrogate = Surrogate(CostPrior({}), Regimes())
+        surrogate = Surrogate(FieldBook(CostPrior({})), Regimes())
         surrogate.fields.register(self.state)
         self.budget, self.evidence, self.banned = Budget(0.01), surrogate.evidence, 0
-        self.attribution = Attribution(self.budget, surrogate, self._ban)
+        self.attribution = Attribution(self.budget, surrogate)
         self.step = 0
         for _ in range(4):
             self.run(BASELINE, [100.0] * 2)
-
-    def _ban(self, _state: KeyState, _candidate: Candidate, _ratio: float) -> None:
-        self.banned += 1
 
     def run(self, candidate: Candidate, durations_us: list[float], *, connects: bool = False) -> None:
         self.budget.earn(10_000.0)
@@ -151,6 +148,7 @@ class Job:
         new = np.zeros(len(slots), np.bool_)
         new[0] = connects
         says = self.attribution.charge(slots, logs, steps, exposed_share=1.0, connects=new)
+        self.banned += len(self.attribution.catastrophes())
         if says.any():
             self.evidence.add(self.evidence.calls(slots[says], logs[says]), steps[says])
         self.step += 1

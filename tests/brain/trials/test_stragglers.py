@@ -19,7 +19,7 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.learning.policy.attribution import ABSURD, Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.keys import FieldBook, KeyState
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import CostPrior
@@ -39,12 +39,10 @@ class Job:
         self.state.trial, self.state.default_setting = TRIED, USED
         self.budget = Budget(0.01)
         self.regimes = Regimes()
-        surrogate = Surrogate(CostPrior({}), self.regimes)
+        surrogate = Surrogate(FieldBook(CostPrior({})), self.regimes)
         surrogate.fields.register(self.state)
         self.banned: list[float] = []
-        self.attribution = Attribution(
-            self.budget, surrogate, lambda _state, _candidate, ratio: self.banned.append(ratio)
-        )
+        self.attribution = Attribution(self.budget, surrogate)
         self._step = 0
         for _ in range(4):
             self.run(BASELINE, [USUAL_US] * 2)
@@ -55,6 +53,7 @@ class Job:
         logs, steps = np.log(durations_us), np.full(len(durations_us), self._step)
         calls = evidence.calls(slots, logs)
         self.attribution.charge(slots, logs, steps, exposed_share=1.0)
+        self.banned += [one.ratio for one in self.attribution.catastrophes()]
         evidence.add(calls, steps)
         self._step += 1
 

@@ -16,7 +16,8 @@ from zerotune.tuner.learning.explaining import decision_records
 from zerotune.tuner.learning.policy.attribution import Attribution
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.keys import KeyState, KeyStatus
+from zerotune.tuner.learning.policy.keys import FieldBook, KeyState, KeyStatus
+from zerotune.tuner.learning.policy.overrides import EXPLORING
 from zerotune.tuner.learning.policy.plans import Plans
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
@@ -117,11 +118,12 @@ class Inspection:
     _states: list[KeyState]
     _step_feedback: StepFeedback
     _surrogate: Surrogate
+    _fields: FieldBook
 
     def decisions(self) -> list[Decision]:
         """Decisions taken since the last call."""
         pending, self._pending = self._pending, []
-        fields, evidence, now_s = self._surrogate.fields, self._regimes.evidence, self._clock()
+        fields, evidence, now_s = self._fields, self._regimes.evidence, self._clock()
         return [
             decision_records.decision(
                 job_id=self.job_id,
@@ -206,7 +208,7 @@ class Inspection:
         latest = self._plans.latest
         if latest is None:
             return None
-        explores = frozenset(self._states[index].key for index in np.flatnonzero(latest.is_trial).tolist())
+        explores = frozenset(self._states[index].key for index in np.flatnonzero(EXPLORING[latest.overrides]).tolist())
         settings = self._by_key(dict(enumerate(latest.candidates)))
         return PlanView(latest.plan, settings, explores, latest.variant is not None)
 
@@ -228,7 +230,7 @@ class Inspection:
         evidence, opinion = self._regimes.evidence, state.opinion
         mean, std = self._surrogate.posterior(state)
         state.opinion = opinion
-        field, found = self._surrogate.fields.of(state), {}
+        field, found = self._fields.of(state), {}
         for at in np.flatnonzero(np.isfinite(mean)).tolist():
             slot = evidence.find(state.index, field.options[at])
             n_calls = 0 if slot is None else int(evidence.n_calls[slot])

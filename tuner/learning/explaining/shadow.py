@@ -76,7 +76,7 @@ class ShadowBrain(Brain):
         tried = state.trial if state.usual.is_baseline else None
         setting = tried or state.usual
         slot = evidence.find(state.index, BASELINE)
-        at = self._surrogate.fields.of(state).place.get(setting)
+        at = self._fields.of(state).place.get(setting)
         if setting.is_baseline or at is None or slot is None or not evidence.n_calls[slot]:
             return None
         mean, spread = self._surrogate.posterior(state)

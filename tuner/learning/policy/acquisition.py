@@ -18,15 +18,20 @@ from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.explaining.words import predicted, saved
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, Contrast
+from zerotune.tuner.learning.policy.observations import (
+    HORIZON_STEPS,
+    MIN_GAIN,
+    VERIFIED,
+    CallEvidence,
+    Contrast,
+    level_of,
+)
 from zerotune.tuner.learning.policy.risk import Budget, Price
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
 from zerotune.tuner.modeling.features import Floats, cell_of
 
 WORTHWHILE: Final = 0.003
 """A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""
-FALSE_PROMOTION: Final = 0.01
-"""Probability that any of a key's trials is promoted and is not faster."""
 
 
 class Option(NamedTuple):
@@ -107,39 +112,38 @@ class Options:
     """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
 
     def __init__(self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, price: Price) -> None:
-        self._surrogate = surrogate
+        self._surrogate, self._fields = surrogate, surrogate.fields
         self._budget = budget
         self._memory = memory
         self._price = price
         self._canaries: list[tuple[KeyState, Candidate]] = []
         """What the book's word was tried at, and with."""
-        self.canaries_only = False
-        """For now no trial begins but what the fleet's book says."""
 
-    def best(self, state: KeyState, room_us: float) -> Option | None:
-        """The best trial of one key that fits what is left of the budget; None if there is none."""
+    def best(self, state: KeyState, *, canaries_only: bool = False) -> Option | None:
+        """The best trial of one key that fits what is left of the budget, be it of any kind; None if there is none."""
         opinion, evidence = self._surrogate.posterior(state), self._surrogate.evidence
         slots = [evidence.find(state.index, one) for one in (state.usual, state.incumbent)]
         slot = slots[0] if slots[0] is not None else slots[1]
         if slot is None:
             return None
-        options, price = self._surrogate.fields.of(state).options, self._price
+        options, price = self._fields.of(state).options, self._price
         is_new = [not self._memory.is_connected(self.what_runs(state, one), state.key.communicator) for one in options]
+        free_us, free_in_all_us = self._budget.free_us
         case = Case(
             options,
             opinion,
             state.usual,
             evidence.log_us(slot),
-            room_us,
+            free_us,
             float(price.traffic.per_step[state.index]),
             price.first_calls(state.index) * price.charged_share,
             price.connection_us * np.array(is_new, np.float64),
-            self._budget.in_all_us,
+            free_in_all_us,
         )
         canary = self._canary(state, case)
         if canary is not None:
             self._canaries.append((state, canary.candidate))
-        if canary is not None or self.canaries_only:
+        if canary is not None or canaries_only:
             return canary
         return case.best(lambda one: self.may_try(state, one), state.retired)
 
@@ -149,10 +153,10 @@ class Options:
         What never ran here takes all that is left of the budget until it is measured: so it begins at one key. One
         catastrophe, and nothing more is taken from the book.
         """
-        told = self._surrogate.fields.knowledge.canary(state.key)
+        told = self._fields.knowledge.canary(state.key)
         if told is None or state.lead is not None or any(tried in one.banned for one, tried in self._canaries):
             return None
-        candidate, gain = self._surrogate.fields.named(state, told[0]), told[1]
+        candidate, gain = self._fields.named(state, told[0]), told[1]
         if candidate not in case.options or candidate in state.numbers or not self.may_try(state, candidate):
             return None
         at, budget, room_us = case.options.index(candidate), self._budget, case.room_us
@@ -174,7 +178,7 @@ class Options:
 
     def _has_run(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether its algorithm and protocol were measured in the key's family."""
-        evidence, places = self._surrogate.evidence, self._surrogate.fields.places[:, :2]
+        evidence, places = self._surrogate.evidence, self._fields.places[:, :2]
         here = slice(len(evidence))
         algorithm, protocol = cell_of(candidate)
         ran = (evidence.algorithm[here] == algorithm) & (evidence.protocol[here] == protocol)
@@ -191,7 +195,7 @@ class Options:
 
     def may_run(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether NCCL offers it and device memory allows it."""
-        if not self._surrogate.fields.offers(state.family, candidate):
+        if not self._fields.offers(state.family, candidate):
             return False
         return self._memory.allows(self.what_runs(state, candidate), state.key.communicator)
 
@@ -209,8 +213,6 @@ TRIAL_STEPS: Final = 8
 faster leads from then on and so goes on being measured; what is not is tried again once it looks better. A key with
 nothing to try is looked at again after as many steps, and variants begin so long after the last trial.
 """
-VERIFIED: Final = 0.2
-"""Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""
 WORTH_GOING_ON: Final = 0.001
 """A trial ends when what it may still gain (log, expected) is less. What ends sooner is tried again, and steps that it
 slows down in secret are more in all.
@@ -245,13 +247,11 @@ def judge(evidence: CallEvidence, state: KeyState, *, leads: bool = False) -> tu
     if slot is None or incumbent is None or not evidence.n_calls[slot] or not evidence.n_calls[incumbent]:
         return TrialVerdict.open, 0.0, math.inf
     contrast = evidence.contrast(incumbent, slot)
-    gain, n_th = contrast.gain, state.numbers.get(candidate, 1)
-    alpha = VERIFIED if leads and state.lead_is_proven else FALSE_PROMOTION / (n_th * (n_th + 1))
-    half = contrast.radius(alpha)
-    if gain > max(half, MIN_GAIN):
-        nearby = evidence.nearby(incumbent, slot)
-        if nearby.gain > nearby.radius(max(alpha, VERIFIED)):
-            return TrialVerdict.better, gain, half
+    alpha = VERIFIED if leads and state.lead_is_proven else level_of(state.numbers.get(candidate, 1))
+    gain, half = contrast.gain, contrast.radius(alpha)
+    is_proven = contrast.is_proven(alpha, MIN_GAIN)
+    if is_proven and evidence.nearby(incumbent, slot).is_proven(max(alpha, VERIFIED), 0.0):
+        return TrialVerdict.better, gain, half
     if leads:
         believed, _ = _weighed(state.lead_hope, contrast)
         return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half

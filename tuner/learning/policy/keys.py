@@ -8,7 +8,7 @@ differs by phase.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
@@ -73,8 +73,18 @@ COMMON_DOUBT: Final = 1.5
 """How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
 the first calls tell it.
 """
+VERIFYING_WINDOWS: Final = 8
+"""In so many windows at first what earlier jobs proved takes turns with the incumbent."""
 NO_HOPE: Final = (0.0, math.inf)
 """Nothing is known of a lead but what this job measures."""
+
+
+class Turn(Enum):
+    """Whose turn it is at a key in a window."""
+
+    trial = "trial"
+    lead = "lead"
+    incumbent = "incumbent"
 
 
 class KeyStatus(Enum):
@@ -125,18 +135,12 @@ class KeyState:
         """Earlier jobs proved the lead: it runs at once, is no exploration, and is verified on the side."""
         self.hope = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
-        self.risk_us = 0.0
-        """What the trial may cost until it is measured, on average over the cases in which it is slower and not."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
-        self.runs_trial = self.runs_lead = False
-        """In this window; else the incumbent does."""
-        self.had_window = False
-        """The last window was the trial's, were it only for its first steps."""
-        self.n_waited = 0
-        """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent, as a trial
-        would: what earlier jobs proved is verified.
-        """
+        self.turn = Turn.incumbent
+        """Whose turn the last window was, were it only for its first steps."""
+        self.n_lead_windows = 0
+        """Windows without a trial since the lead began."""
         self.numbers: dict[Candidate, int] = {}
         """Number, from 1, of each candidate that was on trial, in that order: later ones are allowed less error."""
         self.default_setting: Candidate | None = None
@@ -168,28 +172,23 @@ class KeyState:
         """Whether it is on trial, leads or is the incumbent."""
         return candidate in (self.trial, self.lead, self.incumbent)
 
-    @property
-    def runs(self) -> Candidate:
-        """What runs in this window."""
-        if self.trial is not None and self.runs_trial:
-            return self.trial
-        return self.usual if self.runs_lead else self.incumbent
+    def take_turn(self, *, leads_rest: bool | None = None) -> None:
+        """A trial has every other window, and the first one; a lead has nearly all others.
 
-    def begin_window(self, *, is_overspent: bool, leads_rest: bool | None = None) -> None:
-        """Choose what runs in the next window: a trial in every other, and at once; a lead in nearly all others.
-
-        Where the budget `is_overspent` only incumbents and what earlier jobs proved do. While steps are compared, leads
-        rest, or else run in all windows (`leads_rest` is False), as what alternates would scatter the steps.
+        What earlier jobs proved takes turns with the incumbent at first, as a trial does: it is verified. While steps
+        are compared, leads rest, or else run in all windows (`leads_rest` is False), as what alternates would scatter
+        the steps.
         """
-        self.had_window = runs_trial = self.trial is not None and not self.had_window
-        runs_lead = self.lead is not None and not runs_trial
-        if leads_rest is None:
-            self.n_waited += runs_lead
+        if self.trial is not None and self.turn is not Turn.trial:
+            self.turn = Turn.trial
+            return
+        if self.lead is not None and leads_rest is None:
+            self.n_lead_windows += 1
+            is_verified = self.lead_is_proven and self.n_lead_windows <= VERIFYING_WINDOWS
             # Not all keys' leads rest in the same window.
-            now, every = (self.n_waited, 2) if self.n_waited < 0 else (self.n_waited + self.index, INCUMBENT_EVERY)
-            leads_rest = now % every == 0
-        self.runs_trial = runs_trial and not is_overspent
-        self.runs_lead = runs_lead and not leads_rest and (self.lead_is_proven or not is_overspent)
+            now, every = (0, 2) if is_verified else (self.index, INCUMBENT_EVERY)
+            leads_rest = (self.n_lead_windows + now) % every == 0
+        self.turn = Turn.incumbent if self.lead is None or leads_rest else Turn.lead
 
     def channels_of(self, candidate: Candidate) -> int:
         """What a setting runs with here, as far as that is known; else 0."""
@@ -230,12 +229,12 @@ class Traffic(NamedTuple):
 
 
 class KeyTable(Columns):
-    """Keys in the order they were first seen; `fields` and then `on_new` are told of each."""
+    """Keys in the order they were first seen."""
 
-    def __init__(self, fields: FieldBook, on_new: Callable[[KeyState], None]) -> None:
+    def __init__(self, fields: FieldBook) -> None:
         self._fields = fields
         self.states = fields.states
-        self._on_new = on_new
+        self._n_met = 0
         self._index: dict[int, int] = {}
         """By code."""
         self._first_step, self._last_step, self._n_calls, self._n_steps = np.zeros((4, 0), np.int64)
@@ -326,7 +325,11 @@ class KeyTable(Columns):
             self._slope[start + at] = np.where(np.isfinite(slope), np.clip(slope, 0.0, 1.0), 0.5)
         for state in new:
             self._fields.register(state)
-            self._on_new(state)
+
+    def new(self) -> list[KeyState]:
+        """Keys that were seen for the first time since the last call."""
+        n_met, self._n_met = self._n_met, len(self.states)
+        return self.states[n_met:]
 
 
 class FamilyFacts(NamedTuple):

@@ -18,7 +18,15 @@ from typing import Final
 import numpy as np
 
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, StepSums
+from zerotune.tuner.learning.policy.observations import (
+    CLIP,
+    ENOUGH,
+    HORIZON_STEPS,
+    LEAST_NOISE,
+    Contrast,
+    StepSums,
+    contrast_of,
+)
 from zerotune.tuner.learning.policy.risk import LEARNED
 from zerotune.tuner.modeling.features import Floats
 from zerotune.tuner.modeling.kalman_filter import KalmanFilter
@@ -29,8 +37,6 @@ promoted with what ran before it.
 """
 LEAST_EFFECT: Final = 0.004
 """Less (log) is not worth asking, and steps are believed to scatter by no less."""
-PROVEN: Final = 3.3
-"""Standard deviations by which steps are slower with what is withdrawn."""
 ONE_IN_TEN: Final = 1.3
 """One in ten is further off to one side than so many standard deviations."""
 
@@ -109,6 +115,11 @@ class StepEffects:
         design[0] = 0.0
         mean, variance = self._state.expected(design)
         return mean, math.sqrt(variance)
+
+    def slowdown(self, shares: Mapping[int, float]) -> Contrast:
+        """`effect` for the sequential test, by which calls are judged, too."""
+        mean, std = self.effect(shares)
+        return contrast_of(mean, max(std, LEAST_DRIFT), self.noise)
 
     def alone(self, several: Sequence[Mapping[int, float]]) -> tuple[Floats, Floats]:
         """`effect` of each of several, which have as many names: means and standard deviations, shape [n] each."""

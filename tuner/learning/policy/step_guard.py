@@ -23,7 +23,8 @@ from zerotune.tuner.learning.explaining.words import pace, slower_steps
 from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, FALSE_PROMOTION, HORIZON_STEPS
+from zerotune.tuner.learning.policy.overrides import CHARGED, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import ANY_SHARE
 from zerotune.tuner.learning.policy.step_effects import (
@@ -31,7 +32,6 @@ from zerotune.tuner.learning.policy.step_effects import (
     LEAST_DRIFT,
     LEAST_EFFECT,
     MOST_EFFECTS,
-    PROVEN,
     RECENT_STEPS,
     Cooldown,
     StepEffects,
@@ -41,8 +41,8 @@ from zerotune.tuner.learning.policy.step_effects import (
 from zerotune.tuner.learning.policy.variants import ARM, Variants
 from zerotune.tuner.modeling.features import Ints
 
-ASKED: Final = 2.0
-"""Standard deviations by which steps must seem slower with what explores for an experiment to begin."""
+SUSPECTED: Final = 0.5
+"""Error level at which steps must seem slower with what explores for an experiment to begin."""
 
 
 class Slow(NamedTuple):
@@ -191,9 +191,8 @@ class StepGuard:
     def _effect(self, names: Iterable[int]) -> tuple[float, float]:
         return self.effects.effect(self._shares(names))
 
-    def _is_slow(self, names: Collection[int], limit: float) -> bool:
-        mean, doubt = self._effect(names)
-        return mean > max(limit * doubt, LEAST_EFFECT)
+    def _is_slow(self, names: Collection[int], alpha: float) -> bool:
+        return self.effects.slowdown(self._shares(names)).is_proven(alpha, LEAST_EFFECT)
 
     def _suspect(self, explored: Iterable[int]) -> None:
         """Begin an experiment if steps seem slower with what ran in this one, all of it or one by itself."""
@@ -206,7 +205,7 @@ class StepGuard:
         together, doubt = self._effect(asked)
         if together <= LEAST_EFFECT or ratios[most] * doubt > together:
             asked, together, doubt = [asked[most]], float(means[most]), float(doubts[most])
-        if together > max(LEAST_EFFECT, ASKED * doubt):
+        if self._is_slow(asked, SUSPECTED):
             self._experiment = _Experiment(asked)
 
     def _choose_shown(self) -> None:
@@ -230,18 +229,18 @@ class StepGuard:
         if asked.n_without < ENOUGH:
             if asked.n_steps >= HORIZON_STEPS:  # plans do not reach the ranks: nothing can be found out now
                 self._end()
-        elif asked.apart_from is None and not self._is_slow(asked.suspects, PROVEN):
+        elif asked.apart_from is None and not self._is_slow(asked.suspects, FALSE_PROMOTION):
             is_hopeless = asked.n_steps >= 2 * ENOUGH and mean < max(doubt, LEAST_EFFECT)
             if is_hopeless or asked.n_steps >= RECENT_STEPS:
                 self._end()
         elif asked.apart_from is None and len(asked.suspects) > 1:
             asked.apart_from = asked.n_steps
-        elif asked.apart_from is not None and not self._is_slow(asked.suspects, ASKED):
+        elif asked.apart_from is not None and not self._is_slow(asked.suspects, SUSPECTED):
             self._end()
         else:
-            guilty = [name for name in asked.suspects if self._is_slow([name], PROVEN)]
+            guilty = [name for name in asked.suspects if self._is_slow([name], FALSE_PROMOTION)]
             if not guilty and asked.n_steps - (asked.apart_from or 0) >= RECENT_STEPS // 2:
-                guilty = [name for name in asked.suspects if self._is_slow([name], 1.0)] or asked.suspects
+                guilty = [name for name in asked.suspects if self._effect([name])[0] > LEAST_EFFECT] or asked.suspects
             if guilty:
                 return self._convict(guilty)
         return None
@@ -334,19 +333,20 @@ class StepFeedback:
         is_guarding = bool(self.promoted) or bool(self._guard.suspects)
         self.variants.consider(step, step_us, may_begin=not is_guarding)
 
-    def show(self) -> None:
-        """Let keys run in the next window what the variant or the experiment asks for."""
-        if self.variants.running is not None:
-            self._policy.show(self.variants.running.changes, ())
-            return
+    def forced(self) -> dict[int, Setting]:
+        """What the variant or the experiment asks for in the next window, by key index."""
+        if (variant := self.variants.running) is not None:
+            return {index: Setting(candidate, Override.variant) for index, candidate in variant.changes.items()}
         states, evidence, suspects = self._policy.states, self._policy.evidence, self._guard.suspects
         runs = {name: states[int(evidence.key[name])].has(evidence.candidates[name]) for name in suspects}
         self._guard.dismiss([name for name in suspects if not runs[name]])
-        may_try = self._policy.budget.remaining_us >= 0
-        shown = {key: name if may_try else None for key, name in self._guard.shown.items()}
-        settings = {key: evidence.candidates[self._usual[key] if one is None else one] for key, one in shown.items()}
-        explores = [key for key, name in shown.items() if name is not None and settings[key] != states[key].incumbent]
-        self._policy.show(settings, explores)
+        may_try, found = self._policy.budget.remaining_us >= 0, {}
+        for key, name in self._guard.shown.items():
+            shown = name if may_try else None
+            candidate = evidence.candidates[self._usual[key] if shown is None else shown]
+            explores = shown is not None and candidate != states[key].incumbent
+            found[key] = Setting(candidate, Override.experiment if explores else Override.pause)
+        return found
 
     # ---- inside ---------------------------------------------------------------------------------------
 
@@ -381,7 +381,8 @@ class StepFeedback:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
             guard.step(log_us, explored, arms=() if in_force.variant is None else [ARM])
-            return self.variants.judge(in_force, step.step, duration_us)
+            may_promote = not self._attribution.is_suspicious
+            return self.variants.judge(in_force, step.step, duration_us, may_promote=may_promote)
         shift = guard.paced(log_us, explored)
         slow = guard.step(log_us, explored, {name for name in explored if longer.get(name, 0.0) > 0.0})
         if slow is not None:
@@ -397,10 +398,8 @@ class StepFeedback:
         states, evidence = self._policy.states, self._policy.evidence
         new = [evidence.slot(state.index, state.incumbent) for state in states[len(self._usual) :]]
         self._usual = np.append(self._usual, np.array(new, np.int64))
-        slots, tries = self._plans.slots(in_force.plan.epoch), self._policy.verified()
-        tries[: len(in_force.is_trial)] |= in_force.is_trial
-        if in_force.variant is not None:
-            tries[[*in_force.variant.changes]] = True
+        slots, why = self._plans.slots(in_force.plan.epoch), in_force.why(len(states))
+        tries = CHARGED[why] | (why == Override.variant)
         differs = slots != self._usual
         for key in np.flatnonzero(differs & ~tries).tolist():
             if self.promoted.get(key, (-1, 0))[0] != slots[key]:
@@ -411,7 +410,7 @@ class StepFeedback:
                 continue
             self.promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
-            if n_steps >= 2 * RECENT_STEPS or not self._policy.surrogate.fields.offers(states[key].family, before):
+            if n_steps >= 2 * RECENT_STEPS or not self._policy.fields.offers(states[key].family, before):
                 del self.promoted[key]
                 self._guard.became_usual(slot, key)
                 self._usual[key], differs[key] = slot, slot != slots[key]
@@ -444,4 +443,4 @@ class StepFeedback:
     def _explores_nothing(self, epoch: int) -> bool:
         """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""
         in_force = self._plans.get(epoch)
-        return in_force is not None and not in_force.is_trial.any() and not self._policy.verified().any()
+        return in_force is not None and not CHARGED[in_force.overrides].any()

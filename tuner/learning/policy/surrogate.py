@@ -22,7 +22,7 @@ from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import Column, FieldBook, KeyState
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
-from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
+from zerotune.tuner.modeling.features import Floats, Ints
 from zerotune.tuner.modeling.matern import matern
 
 
@@ -144,8 +144,8 @@ def expected_excess(edge: Floats, spread: Floats) -> Floats:
 class Surrogate:
     """Posterior opinions about the keys of one job, from what its regimes measured."""
 
-    def __init__(self, costs: CostPrior, regimes: Regimes) -> None:
-        self.fields = FieldBook(costs)
+    def __init__(self, fields: FieldBook, regimes: Regimes) -> None:
+        self.fields = fields
         self.regimes = regimes
 
     @property

@@ -20,7 +20,7 @@ from zerotune.tuner.learning.explaining.words import saved, variant_ended
 from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import Column, KeyState
-from zerotune.tuner.learning.policy.observations import AT_ONCE, HORIZON_STEPS
+from zerotune.tuner.learning.policy.observations import AT_ONCE, HORIZON_STEPS, contrast_of, level_of
 from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
 from zerotune.tuner.learning.policy.risk import CATASTROPHIC_RATIO, FIRST_LOOK_STEPS
 from zerotune.tuner.learning.policy.step_effects import (
@@ -35,8 +35,6 @@ ALL_EXPOSED: Final = 0.95
 """Share of communication that computation waits for, above which nothing is taken to hide."""
 MOST_LOST: Final = 0.1
 """What may slow a step down by a larger share, by the 90 % bound of what calls may take, is not tried."""
-ADOPTED: Final = 4.0
-"""Standard deviations by which steps are faster with what is adopted: many variants are looked at after every step."""
 SLOWER: Final = (1.3, CATASTROPHIC_RATIO)
 """By what factors calls may take longer, for what their channels are worth to computation."""
 ARM: Final = NEVER_STEP
@@ -67,6 +65,8 @@ class Variants:
         """Steps of before are no yardstick: all may be asked for anew."""
         self.on_trial: Variant | None = None
         """Compared with the plan."""
+        self._order: dict[str, int] = {}
+        """Number, from 1, of each variant that was on trial, by name: later ones are allowed less error."""
         self._is_on = False
         """It runs in this window."""
         self._steps_in_window = 0
@@ -125,18 +125,20 @@ class Variants:
             step_us: of the steps before.
         """
         self.on_trial, self._usual_us, self._charged_us = variant, step_us, 0.0
+        self._order.setdefault(variant.name, len(self._order) + 1)
         self._on_us, self._n_off = [], 0
         self.cooldown.begin(variant.name, step)
         self._effects.know(ARM, (0.0, MOST_LOST / ONE_IN_TEN))
         self._is_on, self._steps_in_window = next(self._pairs), 0
 
-    def judge(self, in_force: PlanInForce, step: int, duration_us: float) -> bool:
+    def judge(self, in_force: PlanInForce, step: int, duration_us: float, *, may_promote: bool = True) -> bool:
         """Look at the regression after a step while a variant is on trial.
 
         Args:
             in_force: plan of the step.
             step: its number.
             duration_us: without exploration's cost.
+            may_promote: False while the network changes: what steps take by that is no variant's doing.
 
         Returns:
             True when a new plan is due at once.
@@ -155,11 +157,12 @@ class Variants:
                 self._is_on, self._steps_in_window = next(self._pairs), 0
         slowdown, doubt = self._effects.effect({ARM: 1.0})
         gain = -slowdown
-        is_better = gain > max(ADOPTED * doubt, LEAST_EFFECT)
+        level = level_of(self._order[variant.name])
+        is_better = contrast_of(gain, doubt, self._effects.noise).is_proven(level, LEAST_EFFECT)
         is_over = gain + ONE_IN_TEN * doubt < LEAST_EFFECT or len(self._on_us) >= HORIZON_STEPS
         has_verdict = min(len(self._on_us), self._n_off) >= FIRST_LOOK_STEPS and (is_better or is_over)
-        if not (has_verdict and self._policy.may_promote) and self._policy.budget.remaining_us >= 0:
-            return False  # where the network changes just now, what steps take by that is no variant's doing
+        if not (has_verdict and may_promote) and self._policy.budget.remaining_us >= 0:
+            return False
         words = variant_ended((gain, doubt) if has_verdict else None, self._charged_us, is_better=is_better)
         self._tell(variant, words, step)
         if not has_verdict or gain + 2.0 * ONE_IN_TEN * doubt < LEAST_EFFECT:
@@ -193,7 +196,7 @@ class Variants:
         for n_looked_at, state in enumerate([*self._policy.states], start=1):
             if n_looked_at % AT_ONCE == 0:
                 yield None
-            field, opinion = self._policy.surrogate.fields.of(state), state.opinion
+            field, opinion = self._policy.fields.of(state), state.opinion
             most_channels = state.channels_of(state.incumbent)
             is_known = opinion is not None and len(opinion[0]) == len(field.options) and most_channels > 0
             is_asked = group == group_of(state) or (not group and state.index not in self._slower)
