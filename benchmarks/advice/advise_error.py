@@ -9,7 +9,6 @@ Run: python -m benchmarks advise_error [--runs] [--fit] [--quick] [--json]
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.advice.published_runs import PublishedRun, published_runs
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.advice.configuration import Recompute, Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT, Constants
 from zerotune.tuner.advice.hardware.cluster import Cluster
@@ -168,11 +167,9 @@ def fit(runs: list[PublishedRun], say: Callable[[str], None]) -> Constants:
 
 def main() -> None:
     """Predict, compare, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, quick="is always quick; for scripts that run all benchmarks")
     parser.add_argument("--runs", action="store_true", help="show every run")
     parser.add_argument("--fit", action="store_true", help="choose the constants anew by the runs not set aside")
-    parser.add_argument("--quick", action="store_true", help="is always quick; for scripts that run all benchmarks")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     runs = published_runs()
     constants = DEFAULT

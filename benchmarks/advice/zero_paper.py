@@ -8,7 +8,6 @@ Run: python -m benchmarks zero_paper [--write] [--quick] [--json]
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Final
 from benchmarks.advice import zero_paper_figures as figures
 from benchmarks.advice.zero_paper_figures import Stated
 from benchmarks.advice.zero_paper_model import CONSTANTS, DGX2, PaperRun, configuration, memory_gb, problem, step
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.advice.search import batch_that_fits
 from zerotune.zero_runtime import analysis
 
@@ -228,10 +227,8 @@ def _contradictions() -> Iterator[str]:
 
 def main() -> None:
     """Compare, report, and write the page on request."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, quick="is always quick; for scripts that run all benchmarks")
     parser.add_argument("--write", action="store_true", help="renew docs/design/zero-paper.md")
-    parser.add_argument("--quick", action="store_true", help="is always quick; for scripts that run all benchmarks")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.write:
         PAGE.write_text(page())

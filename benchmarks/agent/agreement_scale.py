@@ -8,7 +8,6 @@ calls of a step. The store runs in a process of its own, as `torchrun` has it.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing as mp
 import resource
 import selectors
@@ -24,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 import torch.distributed as dist
 
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.agent.agreement import Agreement, job_start
 from zerotune.agent.agreement.protocol import Answer, Member, Outcome, PlanChange, decode, encode, framed
 from zerotune.agent.nccl import library
@@ -290,9 +289,7 @@ def boundary_us(n_steps: int = 20_000) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="4,096 ranks only; under 60 s")
+    parser = options_of(__doc__, quick="4,096 ranks only; under 60 s")
     options = parser.parse_args()
     sizes = (4096,) if options.quick else (64, 512, 4096)
     table = {}

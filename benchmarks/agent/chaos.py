@@ -49,7 +49,7 @@ from typing import Final
 from benchmarks.agent.chaos_run import Chaos
 from benchmarks.lib.argument_types import positive
 from benchmarks.lib.faults.two_namespaces import two_namespaces
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.agreement.agreement import DECIDE_S
 from zerotune.store.errors import UserError
 
@@ -227,9 +227,8 @@ def play_rounds(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, quick="as much as fits into a minute")
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of chaos, with the agent")
-    parser.add_argument("--quick", action="store_true", help="as much as fits into a minute")
     parser.add_argument("--ranks", type=positive, default=2, metavar="N", help="of each job")
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1, help="that each job spans; 2 needs root")
     parser.add_argument("--daemons", type=positive, default=1, metavar="N", help="at once, each with all jobs")
@@ -237,7 +236,6 @@ def main() -> None:
     parser.add_argument("--events", nargs="+", choices=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
     parser.add_argument("--deaths", type=positive, default=math.inf, metavar="N", help="end once so many daemons died")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     arguments.jobs = arguments.jobs or (QUICK_JOBS if arguments.quick else RUNTIMES)
     arguments.events = arguments.events or (QUICK_EVENTS if arguments.quick else EVENTS)

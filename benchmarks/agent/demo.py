@@ -7,7 +7,6 @@ Times are those of the emulated NCCL's virtual clock; medians are over the last 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.lib.argument_types import a_file_to_write, positive
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.offline.plots import AFTER, BEFORE, INK, new_figure, save
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
+    parser = options_of(__doc__)
     parser.add_argument("--steps", type=positive, default=500, metavar="N", help="of each run")
     parser.add_argument("--picture", type=a_file_to_write, metavar="FILE", help="draw the step times as SVG or PNG")
     arguments = parser.parse_args()

@@ -15,7 +15,6 @@ And for each of nineteen ways in which a GPU is known to be less kind than an em
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
@@ -30,7 +29,7 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.agent.rounding import bits_changed
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from benchmarks.lib.simulated.brain_world import Call, NothingToGain, OverlappedWorld, decided, make_brain, play
 from benchmarks.lib.simulated.device import Device
 from benchmarks.lib.simulated.host_view import IN_LOCKSTEP, MOST_AHEAD, HostView, seen_as
@@ -292,9 +291,7 @@ def rehearsed(outcomes: Outcomes) -> Iterator[Result]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="one job, and lag 3 of the policy's; ends within 60 s")
+    parser = options_of(__doc__, quick="one job, and lag 3 of the policy's; ends within 60 s")
     arguments = parser.parse_args()
     results = [*timed(LAGS), *policy([3] if arguments.quick else [0, 1, 3], quick=arguments.quick), *rounded()]
     results += rehearsed(Outcomes(OUTCOMES, afresh=False))

@@ -21,7 +21,6 @@ The emulation adds in one order, so losses are compared to the last bit. Figures
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import re
@@ -49,7 +48,7 @@ from benchmarks.agent.job_shapes import (  # noqa: F401 - registers the shapes
 from benchmarks.agent.job_shapes.agent_counters import FAILING, FAULT, PAUSE_S, PAUSED, PROMISED
 from benchmarks.agent.job_shapes.job import SHAPES, Shape
 from benchmarks.agent.job_shapes.running import Event, Outcome, run
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent import launch
 from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
 from zerotune.tuner.client.background_daemon import start_in_background
@@ -248,11 +247,9 @@ def agreement_figures(outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="ends within a minute")
+    parser = options_of(__doc__, quick="ends within a minute")
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), metavar="SHAPE", help=", ".join(sorted(SHAPES)))
     parser.add_argument("--faults", nargs="*", choices=sorted(FAULTS), metavar="FAULT", help=", ".join(FAULTS))
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     names = arguments.shapes or (QUICK if arguments.quick else tuple(SHAPES))
     faults = arguments.faults if arguments.faults is not None else () if arguments.quick else tuple(FAULTS)

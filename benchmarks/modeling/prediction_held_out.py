@@ -23,7 +23,6 @@ and the doubt about it) and once every key has made a call with NCCL's own choic
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -44,7 +43,7 @@ from benchmarks.lib.data.data_sets import (
     shipped,
     sweep_block,
 )
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from benchmarks.modeling.prediction_first_step import beginnings, on_average
 from benchmarks.modeling.prediction_verdicts import looked_up, summed_up, verdicts
 from zerotune.agent.nccl import fabric
@@ -186,9 +185,7 @@ def joined(parts: Sequence[TrainingSet], n_each: int) -> TrainingSet:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, the winner only; a minute, own sets apart")
+    parser = options_of(__doc__, quick="fewer sizes, the winner only; a minute, own sets apart")
     add_sources(parser, "store", "data", "generated", "only", "undescribed")
     parser.add_argument("--seed", type=natural, default=1000, help="first seed of what is generated")
     parser.add_argument("--by", nargs="+", choices=WAYS, default=WAYS)

@@ -15,7 +15,6 @@ Run: python -m benchmarks real_nccl [--quick] [--json]
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from benchmarks.lib.nccl import nccl_releases
 from benchmarks.lib.nccl.forced_cells import CLUSTERS, forced, offered
 from benchmarks.lib.nccl.live_costs import CLUSTERS as COST_CLUSTERS
 from benchmarks.lib.nccl.live_costs import compare
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import find_libnccl
 from zerotune.agent.nccl.twin.protocol import Question, duration_us
@@ -153,9 +152,7 @@ def costs(library: Path) -> Result:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__, quick="fewer rounds")
     arguments = parser.parse_args()
     library = find_libnccl() or nccl_releases.library_of(nccl_releases.TESTED[-1])
     if not library.exists():

@@ -16,7 +16,6 @@ exactly as many samples spread evenly, in standard errors of the paired differen
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import time
@@ -31,7 +30,7 @@ import numpy as np
 
 from benchmarks.lib.argument_types import a_folder
 from benchmarks.lib.data import recorded_grids
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
@@ -243,9 +242,7 @@ def fabric_cells() -> Sequence[tuple[Algorithm, Protocol]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer launches, communicators and seeds")
+    parser = options_of(__doc__, quick="fewer launches, communicators and seeds")
     parser.add_argument("--data", type=a_folder, help="folder with recorded grids, e.g. published nccl-tests logs")
     parser.add_argument("--grids-only", action="store_true", help="leave the launches out")
     parser.add_argument("--recorded-only", action="store_true", help="leave the shipped fabrics out, too")

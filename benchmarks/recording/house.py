@@ -9,7 +9,6 @@ product are counted as `policy_size` counts them: names in capitals set to somet
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 from fnmatch import fnmatch
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import tomllib
 
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from benchmarks.policy.policy_size import constants
 
 ROOT = Path(__file__).parents[2]
@@ -82,8 +81,7 @@ def _target(name: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__)
     arguments = parser.parse_args()
     results = [
         Result(name, value, "files" if name.startswith("files") else name.rpartition("_")[2], _target(name))

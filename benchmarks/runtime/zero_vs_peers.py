@@ -17,7 +17,6 @@ DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.util
 import json
@@ -35,7 +34,7 @@ from typing import Any
 
 from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.free_port import free_port
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from benchmarks.runtime.contenders import LOADS, Load, build
 from zerotune.zero_runtime import analysis
 
@@ -305,9 +304,7 @@ def run_once() -> list[Result]:
 
 def main() -> None:
     names = [cell.name for cell in CELLS]
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="the first cell within a minute, wider noise")
+    parser = options_of(__doc__, quick="the first cell within a minute, wider noise")
     parser.add_argument("--only", action="append", choices=names, help="a cell; may be given several times")
     parser.add_argument("--keep", type=a_file_to_write, help="file of cells that are done, read and added to")
     options = parser.parse_args()

@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 import zmq
 
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.store import wire
 from zerotune.store.records import Exposure, MissingEvidence, Plan, Stage, StepRecord
 from zerotune.store.sqlite.database import Store
@@ -303,9 +303,7 @@ def finish(process: subprocess.Popen[bytes], load: Load) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="ends within 60 s")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__, quick="ends within 60 s")
     for mode, n_arguments in (("--serve", 2), ("--probe", 2)):
         parser.add_argument(mode, nargs=n_arguments, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

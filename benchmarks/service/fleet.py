@@ -16,7 +16,6 @@ With --nodes N the metrics are named for N nodes. Run: python -m benchmarks flee
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import resource
@@ -50,7 +49,7 @@ from benchmarks.lib.fleet.fleet_nodes import (
 from benchmarks.lib.fleet.fleet_objects import ROWS_PER_OBJECT, object_of
 from benchmarks.lib.fleet.fleet_rows import signer_of
 from benchmarks.lib.free_port import free_port
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from benchmarks.lib.simulated.brain_world import Call, World
 from zerotune.agent.nccl import fabric
 from zerotune.store import wire
@@ -400,9 +399,7 @@ def _make_object(url: str, at: int) -> None:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="seconds of traffic, few writers; ends within 60 s")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__, quick="seconds of traffic, few writers; ends within 60 s")
     nodes = whole(8, wire.MAX_RANK // RANKS_PER_NODE)
     parser.add_argument("--nodes", type=nodes, default=N_NODES, help=f"how many (default: {N_NODES:,})")
     arguments = parser.parse_args()

@@ -8,7 +8,6 @@ that were wrong at any time before are counted apart; for jobs in which nobody i
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from benchmarks.lib.argument_types import positive
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.emulated.device.clock import Clock
 from zerotune.store.records import Algorithm, Collective, Protocol, TimingSource
@@ -285,9 +284,7 @@ def _share(which: Iterable[bool]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="few jobs of every kind; ends within 60 s")
+    parser = options_of(__doc__, quick="few jobs of every kind; ends within 60 s")
     parser.add_argument("--jobs", type=positive, default=50, help="of every kind")
     parser.add_argument("--nobody-jobs", type=positive, default=75, help="of every kind in which nobody is late")
     parser.add_argument("--seed", type=int, default=0)
