@@ -14,7 +14,7 @@ from unittest.mock import patch
 from zerotune.tuner.learning.policy import acquisition, choice, observations, step_guard, surrogate, variants
 from zerotune.tuner.learning.policy.acquisition import TrialVerdict
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, CallEvidence
-from zerotune.tuner.learning.policy.risk import Withdrawal
+from zerotune.tuner.learning.policy.risk import RollbackLatency
 from zerotune.tuner.learning.policy.step_effects import Cooldown
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 from zerotune.tuner.learning.policy.surrogate import Kernel
@@ -50,7 +50,7 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),
     "pause_of_8_steps": ((variants, "TRIAL_STEPS", 20),),
-    "first_looks": ((Withdrawal, "needs_looks", False),),
+    "first_looks": ((RollbackLatency, "needs_looks", False),),
     "looks_at_8_keys_but_4": ((choice, "MAX_NEW_TRIALS", 4),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),
     "kernel_structure": ((surrogate, "KERNEL", Kernel(by_cell=0.0, by_others=0.0, own=1.0)),),

@@ -35,13 +35,13 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 52_127,
+    "tuner_lines": 52_119,
     "agent_lines": 27_318,
     "agent_wheel_lines": 27_283,
     "store_lines": 7_455,
     "zero_runtime_lines": 5_371,
     "tests_lines": 53_516,
-    "benchmarks_lines": 21_173,
+    "benchmarks_lines": 21_177,
     "constants": 1_166,
     "files_over_400_lines": 33,
 }

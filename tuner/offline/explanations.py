@@ -404,7 +404,7 @@ def _runs_as(kind: str | None, *, is_on_trial: bool) -> Override:
     """The first of the list that applies, by the kind of decision that put the setting in force."""
     if is_on_trial:
         return Override.trial
-    return {"prior": Override.proven, "lead": Override.lead}.get(kind or "", Override.incumbent)
+    return {"prior": Override.proven, "lead": Override.provisional}.get(kind or "", Override.incumbent)
 
 
 def _unweighed(
@@ -488,12 +488,12 @@ def _guesses(
     """What a job that began now would expect at keys of which nothing has been decided."""
     from zerotune.tuner.learning.explaining.decision_records import guessed
     from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.learning.policy.keys import FieldBook, KeyState
+    from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
     from zerotune.tuner.modeling.features import CostPrior
     from zerotune.tuner.modeling.trainer import load_correction
 
     costs = CostPrior(store.fabrics().get(fabric_id, {}))
-    book = FieldBook(costs)
+    book = CandidateTables(costs)
     book.knowledge = Knowledge(lines, *load_correction(store, fabric_id))
     states = []
     for index, key in enumerate(keys):
