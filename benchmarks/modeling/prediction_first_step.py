@@ -31,11 +31,7 @@ def beginnings(data: DataSet) -> Iterator[Result]:
     points = build(sweep_block(data.problems), CostPrior(data.facts))
     last_posterior, everywhere = as_a_job_begins(points, CostPrior(data.facts)), np.arange(len(points))
     name = f"fabric:{data.name}:{BEGINS}"
-<<<<<<< HEAD
-    yield from summed_up(verdicts(name, points, opinion, everywhere, data))
-=======
-    yield from summed_up(verdicts(name, points, last_posterior, everywhere, data.facts, truth_of(data.problems)))
->>>>>>> main
+    yield from summed_up(verdicts(name, points, last_posterior, everywhere, data))
     scores = after_the_first_step(data)
     if len(scores):
         name = f"fabric:{data.name}:{AFTER}"

@@ -41,7 +41,7 @@ REACHED = {
     "store_lines": 7_455,
     "zero_runtime_lines": 5_371,
     "tests_lines": 53_516,
-    "benchmarks_lines": 21_177,
+    "benchmarks_lines": 21_173,
     "constants": 1_166,
     "files_over_400_lines": 33,
 }
