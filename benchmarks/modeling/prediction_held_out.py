@@ -1,10 +1,10 @@
 """How good predictions are where nothing was measured: sizes, rank counts and fabrics left out.
 
     python -m benchmarks prediction_held_out [--quick] [--json] [--store FILE] [--data DIR] [--generated N]
-        [--only TEXT] [--by size range ranks cell channels fabric] [--models NAME ...]
+        [--only TEXT] [--by size range ranks cell channels fabric]
 
-Every registered model is fitted to a noisy sweep (three calls per setting and size) without the part left out,
-and asked for the best setting there. Per data set and model:
+The model is fitted to a noisy sweep (three calls per setting and size) without the part left out, and asked for the
+best setting there. Per data set:
 
     regret_mean, regret_worst   chosen over best true time, minus 1, at the places left out
     bounded_regret_mean, _worst the same of the setting whose 90 % bound is least: the bound that trials have to keep
@@ -50,7 +50,7 @@ from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.cost_model import channels_used
 from zerotune.store.records import Collective, Protocol
 from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER
+from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import MAX_POINTS, TrainingSet, build
 from zerotune.tuner.modeling.features import DEFAULT_CELL, NO_CELL, CostPrior
 
@@ -111,8 +111,8 @@ def by_ranks(points: TrainingSet) -> Iterator[Fold]:
 OF_ONE_FABRIC = {"size": by_size, "range": by_range, "cell": by_cell, "channels": by_channels}
 
 
-def without(data: DataSet, points: TrainingSet, folds: Iterator[Fold], models: Sequence[str]) -> Iterator[Result]:
-    """Every model judged at what it has not seen."""
+def without(data: DataSet, points: TrainingSet, folds: Iterator[Fold]) -> Iterator[Result]:
+    """The model judged at what it has not seen."""
     found: list[Result] = []
     costs, places = CostPrior(data.facts), _place_names(points)
     for kind, held in folds:
@@ -122,14 +122,13 @@ def without(data: DataSet, points: TrainingSet, folds: Iterator[Fold], models: S
             continue
         there = np.flatnonzero(np.isin(places, places[held]) if is_never_run else held)
         train, test, judged = points.take(~held), points.take(there), np.flatnonzero(left_out[there])
-        for model in models:
-            fitted = MODELS[model]().fit(train)
-            if not is_never_run:
-                found += verdicts(f"{kind}:{data.name}:{model}", test, fitted.predict(test), judged, data)
-            if is_never_run or kind == "ranks":
-                name = "ranks_looked_up" if kind == "ranks" else kind
-                baked = looked_up(trainer.bake(fitted, train, costs), test, costs)
-                found += verdicts(f"{name}:{data.name}:{model}", test, baked, judged, data)
+        fitted = Kriging().fit(train)
+        if not is_never_run:
+            found += verdicts(f"{kind}:{data.name}:{trainer.MODEL_NAME}", test, fitted.predict(test), judged, data)
+        if is_never_run or kind == "ranks":
+            name = "ranks_looked_up" if kind == "ranks" else kind
+            baked = looked_up(trainer.bake(fitted, train, costs), test, costs)
+            found += verdicts(f"{name}:{data.name}:{trainer.MODEL_NAME}", test, baked, judged, data)
     yield from summed_up(found)
 
 
@@ -166,15 +165,14 @@ def many_rank_counts(n_per_octave: float) -> Iterator[DataSet]:
         yield DataSet(name, list(chain.from_iterable(problems)), facts)
 
 
-def by_fabric(data_sets: Sequence[DataSet], models: Sequence[str]) -> Iterator[Result]:
+def by_fabric(data_sets: Sequence[DataSet]) -> Iterator[Result]:
     """The model of all other fabrics, on one that it has never seen."""
     points = [build(sweep_block(data.problems), CostPrior(data.facts)) for data in data_sets]
     for at, data in enumerate(data_sets):
         others = joined([one for index, one in enumerate(points) if index != at], MAX_POINTS // (len(points) - 1))
-        for model in models:
-            opinion = MODELS[model]().fit(others).predict(points[at])
-            everywhere = np.arange(len(points[at]))
-            yield from summed_up(verdicts(f"fabric:{data.name}:{model}", points[at], opinion, everywhere, data))
+        posterior, everywhere = Kriging().fit(others).predict(points[at]), np.arange(len(points[at]))
+        name = f"fabric:{data.name}:{trainer.MODEL_NAME}"
+        yield from summed_up(verdicts(name, points[at], posterior, everywhere, data))
 
 
 def joined(parts: Sequence[TrainingSet], n_each: int) -> TrainingSet:
@@ -185,11 +183,10 @@ def joined(parts: Sequence[TrainingSet], n_each: int) -> TrainingSet:
 
 
 def main() -> None:
-    parser = options_of(__doc__, quick="fewer sizes, the winner only; a minute, own sets apart")
+    parser = options_of(__doc__, quick="fewer sizes; a minute, own sets apart")
     add_sources(parser, "store", "data", "generated", "only", "undescribed")
     parser.add_argument("--seed", type=natural, default=1000, help="first seed of what is generated")
     parser.add_argument("--by", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--models", nargs="+", choices=sorted(MODELS))
     arguments = parser.parse_args()
     check_sources(parser, arguments.store, arguments.data)
 
@@ -199,7 +196,6 @@ def main() -> None:
 
     own = described(of_store(arguments.store)) if arguments.store is not None else []
     own += described(of_folder(arguments.data)) if arguments.data is not None else []
-    models = arguments.models or ([WINNER] if arguments.quick else list(MODELS))
     n_per_octave = 0.5 if arguments.quick else 1.0
     ours = described(shipped(n_per_octave))
     seeds = range(arguments.seed, arguments.seed + arguments.generated)
@@ -210,17 +206,17 @@ def main() -> None:
         points = build(sweep_block(data.problems), CostPrior(data.facts))
         for way, folds in OF_ONE_FABRIC.items():
             if way in arguments.by:
-                results += without(data, points, folds(points), models)
+                results += without(data, points, folds(points))
     if "ranks" in arguments.by:
         for data in [*described(many_rank_counts(n_per_octave)), *own]:
             points = build(sweep_block(data.problems), CostPrior(data.facts))
-            results += without(data, points, by_ranks(points), models)
+            results += without(data, points, by_ranks(points))
     if "fabric" in arguments.by:
         results += chain.from_iterable(map(beginnings, known))
         results += on_average(results)
         for data_sets in (ours, own):
             if len(data_sets) > 1:
-                results += by_fabric(data_sets, models)
+                results += by_fabric(data_sets)
     if not results:
         if known:
             names = ", ".join(data.name for data in known)

@@ -14,8 +14,8 @@ from benchmarks.lib.data.data_sets import DataSet
 from benchmarks.lib.reporting import Result
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import Baked
-from zerotune.tuner.modeling.correction.estimators import WINNER
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, candidate_at
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
 
@@ -75,7 +75,7 @@ def summed_up(found: Sequence[Result]) -> Iterator[Result]:
             kind: [100 * one.value for one in found if one.metric == name and one.unit == kind]
             for kind in ("regret", "bounded", "nccl", "inside")
         }
-        wins = name.endswith(WINNER)
+        wins = name.endswith(trainer.MODEL_NAME)
         aimed = wins and name.startswith("size:")
         if values["regret"]:
             yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if aimed else "")

@@ -35,15 +35,15 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 52_119,
+    "tuner_lines": 51_798,
     "agent_lines": 27_318,
     "agent_wheel_lines": 27_283,
     "store_lines": 7_455,
     "zero_runtime_lines": 5_371,
-    "tests_lines": 53_516,
-    "benchmarks_lines": 21_173,
-    "constants": 1_166,
-    "files_over_400_lines": 33,
+    "tests_lines": 53_506,
+    "benchmarks_lines": 21_170,
+    "constants": 1_155,
+    "files_over_400_lines": 32,
 }
 """What it is by now: a test lets it shrink only."""
 

@@ -16,7 +16,7 @@ from zerotune.tuner.learning.knowledge import LEVEL_STD, Knowledge
 from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, CandidateTables
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
-from zerotune.tuner.modeling.correction.estimators import Kriging
+from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import build
 from zerotune.tuner.modeling.features import CostPrior
 

@@ -16,7 +16,7 @@ from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.keys import KeyState
-from zerotune.tuner.learning.policy.surrogate import expected_improvement
+from zerotune.tuner.modeling.posterior import expected_improvement
 
 FIRST_SUMMARY_STEP: Final = 50
 """The first summary comes after so many steps, each further one after twice as many."""

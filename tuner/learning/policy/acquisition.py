@@ -27,8 +27,9 @@ from zerotune.tuner.learning.policy.observations import (
     level_of,
 )
 from zerotune.tuner.learning.policy.risk import Budget, TrialCost
-from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
+from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import Floats, cell_of
+from zerotune.tuner.modeling.posterior import expected_excess, expected_improvement
 
 WORTHWHILE: Final = 0.003
 """A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""

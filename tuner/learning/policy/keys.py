@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,26 +32,7 @@ from zerotune.tuner.learning.knowledge import MIDDLING_BYTES, Knowledge
 from zerotune.tuner.learning.policy.observations import AT_ONCE, ENOUGH, Columns
 from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints, cell_of, key_codes, key_of, size_classes
-
-
-class Column(IntEnum):
-    """Of `CandidateTable.table`."""
-
-    log2_bytes = 0
-    log2_channels = 1
-    algorithm = 2
-    protocol = 3
-    guess = 4
-    """Log microseconds; NaN: not available."""
-    std = 5
-    """Of the guess."""
-    transfer_share = 6
-    """Part of the guess that goes with the bytes."""
-    octaves_fewer = 7
-    """By how many octaves its channels are fewer than the communicator has."""
-    collective = 8
-    key = 9
-    """Index."""
+from zerotune.tuner.modeling.posterior import Column
 
 
 class CandidateTable(NamedTuple):
