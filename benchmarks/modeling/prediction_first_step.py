@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.lib.data.data_sets import DataSet, Measured, sweep_block
 from benchmarks.lib.reporting import Result
-from benchmarks.modeling.prediction_verdicts import places, summed_up, truth_of, verdicts
+from benchmarks.modeling.prediction_verdicts import Z_90, places, summed_up, verdicts
 from zerotune.store.records import BASELINE, Collective
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.keys import CandidateTables, KeyTable
@@ -22,7 +22,6 @@ from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
 from zerotune.tuner.modeling.features import CostPrior, Floats
 
-Z_90 = 1.645
 COVERAGE, AIM = "interval_coverage_90@", "85 to 95"
 BEGINS, AFTER = "as_a_job_begins", "after_the_first_step"
 
@@ -32,7 +31,7 @@ def beginnings(data: DataSet) -> Iterator[Result]:
     points = build(sweep_block(data.problems), CostPrior(data.facts))
     last_posterior, everywhere = as_a_job_begins(points, CostPrior(data.facts)), np.arange(len(points))
     name = f"fabric:{data.name}:{BEGINS}"
-    yield from summed_up(verdicts(name, points, last_posterior, everywhere, data.facts, truth_of(data.problems)))
+    yield from summed_up(verdicts(name, points, last_posterior, everywhere, data))
     scores = after_the_first_step(data)
     if len(scores):
         name = f"fabric:{data.name}:{AFTER}"

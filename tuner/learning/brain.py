@@ -6,7 +6,7 @@
 
 A plan assigns every key its incumbent or, for a window of steps, the candidate on trial. Measurements are
 attributed by the epoch they ran under, so that what was *asked* is judged, whatever NCCL made of it. All of
-it runs on the daemon's service thread, so every call's work is bounded: `benchmarks/service/brain_speed.py`.
+it runs on the daemon's service thread, so every call's work is bounded: `tests/brain/test_brain_latency.py`.
 """
 
 from __future__ import annotations
