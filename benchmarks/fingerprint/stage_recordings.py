@@ -1,6 +1,6 @@
 """Record what frameworks really enqueue: they train small models on the emulated NCCL, and rank 0 writes it down.
 
-    python -m benchmarks stage_recordings [--only ddp,fsdp2,...] [--out tuner/fingerprint/corpus/recordings.jsonl.gz]
+    python -m benchmarks stage_recordings [--only ddp,fsdp2,...] [--out recordings.jsonl.gz]
 
 One line per run: what was trained by what, and every collective that NCCL's tuner would be asked about, in the
 order it was enqueued: (collective, message_bytes, start in us on the emulated clock). Nothing in it is generated.
@@ -24,9 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-ROOT = Path(__file__).resolve().parents[2]
-
-DEFAULT_OUT = ROOT / "tuner" / "stage" / "recordings.jsonl.gz"
+DEFAULT_OUT = Path(__file__).parent / "corpus" / "recordings.jsonl.gz"
 N_STEPS = 6
 Run = dict[str, Any]
 Micro = Callable[[Any, bool], None]

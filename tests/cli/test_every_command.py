@@ -24,7 +24,6 @@ JSON_ELSEWHERE = {
     "book build",
     "book show",
     "book diff",
-    "stage train",
     "models pin",
     "models rollback",
     "fabrics add",
@@ -245,8 +244,6 @@ MISTAKES = {
     "models pin": [["kriging-0", "--store", "{none}"], ["kriging-0", "--store", "{store}"], []],
     "models rollback": [["--store", "{none}"], ["--store", "{store}"]],
     "models release": [["--store", "{none}"]],
-    "stage train": [["--n-each", "0"], ["--seed", "-1"]],
-    "stage show": [["--store", "{junk}"]],
     "stage test": [["{none}"], ["{empty}"], ["{junk}"], []],
     "store backup": [
         *[["{out}", "--store", store] for store in ("{none}", "{empty}", "{junk}")],

@@ -307,7 +307,7 @@ def kept_models() -> Iterator[bytes]:
 
 
 def stage_weights() -> Iterator[bytes]:
-    yield to_bytes("ngram", FEATURES_VERSION, {"a": np.zeros((2, 3)), "b": np.ones(4)})
+    yield to_bytes("lstm", FEATURES_VERSION, {"a": np.zeros((2, 3)), "b": np.ones(4)})
 
 
 def books() -> Iterator[bytes]:

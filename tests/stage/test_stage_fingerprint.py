@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fingerprint.corpus.dataset import Sequence, recorded
+from benchmarks.fingerprint.evaluation import changes_noticed, feed, middle, recognised
 from zerotune.store.records import Collective, Stage
 from zerotune.store.wire import OBSERVATION_FIELDS
-from zerotune.tuner.fingerprint import StageFingerprint, rules
-from zerotune.tuner.fingerprint.corpus.dataset import Sequence, recorded
-from zerotune.tuner.fingerprint.encoding.encoders import Encoder, encoder_from_bytes
+from zerotune.tuner.fingerprint import StageFingerprint
+from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder
 from zerotune.tuner.fingerprint.encoding.features import frames, summary
-from zerotune.tuner.fingerprint.encoding.weights import KINDS, shipped_blob
-from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
+from zerotune.tuner.fingerprint.encoding.weights import default_encoder
+from zerotune.tuner.fingerprint.labels import UNKNOWN
 from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
-from zerotune.tuner.fingerprint.training.evaluation import changes_noticed, feed, middle, recognised
-from zerotune.tuner.fingerprint.training.held_out import total
 from zerotune.tuner.traces import read_trace
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
@@ -33,8 +32,10 @@ def recordings() -> list[Sequence]:
 
 
 @pytest.fixture(scope="module")
-def lstm() -> Encoder:
-    return encoder_from_bytes(shipped_blob("lstm"))
+def lstm() -> LstmEncoder:
+    encoder = default_encoder()
+    assert encoder is not None
+    return encoder
 
 
 def calls(*steps: tuple[Collective, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -56,18 +57,18 @@ def ddp(n_buckets: int, n_bytes: int) -> list[tuple[Collective, int]]:
     return [(AR, 1 << 20), *[(AR, n_bytes + 512 * i) for i in range(n_buckets)]]
 
 
-def test_recorded_frameworks_are_recognised_within_two_steps(recordings: list[Sequence], lstm: Encoder) -> None:
-    accuracy = total(recognised(lstm, recordings, 11))
+def test_recorded_frameworks_are_recognised_within_two_steps(recordings: list[Sequence], lstm: LstmEncoder) -> None:
+    accuracy = recognised(lstm, recordings, 11)
     assert accuracy.stage_percent >= 99.0, accuracy.mistakes[:5]
     assert accuracy.percent >= 99.0, accuracy.mistakes[:5]
 
 
-def test_a_change_is_noticed_within_two_steps(recordings: list[Sequence], lstm: Encoder) -> None:
+def test_a_change_is_noticed_within_two_steps(recordings: list[Sequence], lstm: LstmEncoder) -> None:
     accuracy = changes_noticed(lstm, recordings, 100, 12)
     assert accuracy.percent >= 99.0, accuracy.mistakes[:5]
 
 
-def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: Encoder) -> None:
+def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: LstmEncoder) -> None:
     """With everything that frameworks send before the first step, and first steps unlike the later ones."""
     n_right = 0
     for one in recordings[::4]:
@@ -77,7 +78,7 @@ def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: Encod
     assert n_right >= 0.99 * len(recordings[::4])
 
 
-def test_what_nccl_asks_no_tuner_about_is_left_out(lstm: Encoder) -> None:
+def test_what_nccl_asks_no_tuner_about_is_left_out(lstm: LstmEncoder) -> None:
     step = zero3(6, 1 << 22)
     plain, mixed = StageFingerprint(lstm), StageFingerprint(lstm)
     add(plain, step, 4)
@@ -86,14 +87,13 @@ def test_what_nccl_asks_no_tuner_about_is_left_out(lstm: Encoder) -> None:
     assert plain.calls_per_step == mixed.calls_per_step == len(step)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_call_over_and_over_is_unknown(kind: str) -> None:
-    fingerprint = StageFingerprint(encoder_from_bytes(shipped_blob(kind)))
+def test_one_call_over_and_over_is_unknown(lstm: LstmEncoder) -> None:
+    fingerprint = StageFingerprint(lstm)
     add(fingerprint, [(AR, 1 << 27)], 100)
     assert fingerprint.shown == UNKNOWN
 
 
-def test_the_scale_of_a_model_does_not_matter(lstm: Encoder) -> None:
+def test_the_scale_of_a_model_does_not_matter(lstm: LstmEncoder) -> None:
     small, large = StageFingerprint(lstm), StageFingerprint(lstm)
     add(small, zero3(8, 1 << 20), 3)
     add(large, zero3(8, 1 << 30), 3)
@@ -109,15 +109,6 @@ def test_where_the_step_is_cut_does_not_matter() -> None:
         rotated = Step(encode(np.roll(kinds, shift), np.roll(n_bytes, shift)), np.roll(gaps_us, shift))
         np.testing.assert_allclose(summary(rotated), summary(whole))
         np.testing.assert_allclose(frames(rotated), frames(whole))
-
-
-def test_without_weights_rules_remain() -> None:
-    for step, shown in ((ddp(7, 25 << 20), Stage.ddp), (zero3(6, 1 << 22), Stage.zero3)):
-        kinds, n_bytes = calls(*step)
-        assert rules.classify(Step(encode(kinds, n_bytes), np.zeros(len(kinds)))) == Shown(shown)
-    once = [(RS, 5 << 20), (RS, 6 << 20), (AG, 11 << 20)]
-    kinds, n_bytes = calls(*once)
-    assert rules.classify(Step(encode(kinds, n_bytes), np.zeros(3))) == Shown(Stage.zero1_or_2)
 
 
 def test_the_daemon_needs_no_torch_to_recognise() -> None:
@@ -147,13 +138,13 @@ def test_micro_steps_are_found_within_a_step() -> None:
     assert (activations.rounds.n, activations.rounds.coverage) == (2, 1.0)
 
 
-def test_counters_and_flags_are_unknown(lstm: Encoder) -> None:
+def test_counters_and_flags_are_unknown(lstm: LstmEncoder) -> None:
     fingerprint = StageFingerprint(lstm)
     add(fingerprint, [(AR, 4), (AR, 8), (AG, 256), (AR, 4)], 20)
     assert fingerprint.shown == UNKNOWN
 
 
-def test_after_training_has_ended_nothing_is_claimed(lstm: Encoder) -> None:
+def test_after_training_has_ended_nothing_is_claimed(lstm: LstmEncoder) -> None:
     """What follows shares no call with it and never repeats; when training goes on, it is known at once."""
     fingerprint = StageFingerprint(lstm)
     add(fingerprint, zero3(6, 1 << 22), 5)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, recorded
 from zerotune.store.records import Collective, Stage, StepRecord
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.fingerprint import StageFingerprint
-from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, recorded
 from zerotune.tuner.fingerprint.steps.anatomy import Ints, encode
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge

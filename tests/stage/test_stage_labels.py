@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import product
 
 import numpy as np
 import pytest
 
+from benchmarks.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
+from benchmarks.fingerprint.corpus.training_kind import TrainingKind, visible
 from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.ambiguity import unambiguous
-from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, generated, hypothetical, recorded
-from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown, TrainingKind, visible
+from zerotune.tuner.fingerprint.labels import POSSIBLE, UNKNOWN, Shown
 from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, encode
 
 
@@ -146,3 +148,19 @@ def test_sequences_that_several_kinds_enqueue(calls: Calls, kinds: list[Shown], 
 )  # fmt: skip
 def test_what_is_visible(training: TrainingKind, shown: Shown) -> None:
     assert visible(training) == shown
+
+
+def test_what_is_possible_is_what_some_kind_of_training_shows() -> None:
+    kinds = [
+        TrainingKind(stage, n_micro, *flags)
+        for stage in (Stage.unknown, Stage.ddp, Stage.zero1, Stage.zero2, Stage.zero3)
+        for n_micro in (1, 2)
+        for flags in product((False, True), repeat=6)
+    ]
+    # Activations are partitioned among the ranks that compute them; only ZeRO-1 broadcasts parameters.
+    kinds = [
+        kind
+        for kind in kinds
+        if kind.tensor_parallel >= kind.partitioned_activations and (kind.stage is Stage.zero1) >= kind.broadcasts
+    ]
+    assert {visible(kind) for kind in kinds} == set(POSSIBLE)

@@ -46,12 +46,12 @@ def test_a_call_lost_or_exchanged_disturbs_nothing_lasting() -> None:
         assert cutter.period == len(STEP)
 
 
-def test_steps_count_only_while_they_repeat() -> None:
+def test_calls_count_while_they_repeat() -> None:
     cutter = StepCutter()
     feed(cutter, STEP * 2, block=len(STEP))
-    before = cutter.n_steps
+    before = cutter.n_alike
     feed(cutter, STEP * 5, block=3)
-    assert cutter.n_steps - before == 5
+    assert cutter.n_alike - before == 5 * len(STEP)
 
 
 @pytest.mark.parametrize("other", [[6, 7, 8, 8], [1, 2, 2, 3], STEP * 2 + [9], [2] * 5 + [1]])

@@ -1,7 +1,7 @@
 """What a step's calls leave open: without gaps, equal sequences must get equal answers, whatever training made them.
 
-`labels.visible` says what a kind of training shows in general; here are the sequences that several kinds enqueue, so
-that none of them is claimed. docs/design/stage-fingerprint.md lists them.
+Several kinds of training enqueue the sequences that are named here, so none of these kinds is claimed.
+docs/design/stage-fingerprint.md lists them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
-from zerotune.tuner.fingerprint.steps.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints, has_nearly_equal
+from zerotune.tuner.fingerprint.steps.anatomy import MIN_ACTIVATIONS, TINY_BYTES, Ints, has_nearly_equal, period_of
 
 PERHAPS_TENSOR_PARALLEL: Final = Shown(tensor_parallel=None)
 PADDING: Final = 0.02
@@ -44,7 +44,7 @@ def unambiguous(shown: Shown, codes: Ints, groups: Groups = NO_GROUPS) -> Shown:
     """
     calls = np.where(codes >> 4 > TINY_BYTES, codes, 0)  # a flag is a flag
     calls = calls[(calls > 0) | (np.roll(calls, 1) > 0)]
-    calls = calls[: _period(calls)]  # what repeats within a step is all that is seen of it
+    calls = calls[: period_of(calls)]  # what repeats within a step is all that is seen of it
     large = calls[calls > 0]
     if not len(large) or len(calls) == 1:
         return UNKNOWN
@@ -66,7 +66,7 @@ def _all_reduces(shown: Shown, large: Ints, groups: Groups) -> Shown:
     activations: units sum as often in backward as in forward, and a third time where forward is recomputed, but
     embeddings sum in forward only, and the first unit not in backward where its inputs need no gradient.
     """
-    round_ = large[: _period(large)]
+    round_ = large[: period_of(large)]
     if len(round_) == 1:
         return PERHAPS_TENSOR_PARALLEL if len(large) > 1 else msgspec.structs.replace(shown, accumulation=None)
     values, counts = np.unique(round_, return_counts=True)
@@ -108,19 +108,13 @@ def _sent_and_returned(shown: Shown, sent: Ints, returned: Ints) -> Shown:
                 shown, stage=Stage.zero1_or_2 if from_gathers else shown.stage, accumulation=None
             )
     if len(returned) > 1 and (returned & 15 == Collective.all_gather).all():
-        n_rounds = len(returned) // _period(returned)
+        n_rounds = len(returned) // period_of(returned)
         are_equal = n_rounds == len(returned)
         if ratio < 1 / 1.5 and (are_equal or n_rounds % 2 == 0):
             return UNKNOWN  # gathered in several micro-steps, or for forward and again for backward
         if are_equal and is_once and shown.stage is Stage.zero1:
             return msgspec.structs.replace(shown, stage=Stage.zero1_or_2, accumulation=None)
     return shown
-
-
-def _period(codes: Ints) -> int:
-    """Length of the shortest cycle of which `codes` are whole rounds."""
-    n = len(codes)
-    return next((p for p in range(1, n) if n % p == 0 and np.array_equal(codes[p:], codes[: n - p])), n)
 
 
 def _n_rows(is_one: npt.NDArray[np.bool_]) -> int:

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from zerotune.store.records import Collective, MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.fingerprint import rules
 from zerotune.tuner.fingerprint.ambiguity import NO_GROUPS, Groups, unambiguous
-from zerotune.tuner.fingerprint.encoding.encoders import Encoder, decide
+from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder, decide
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.fingerprint.missing import missing_evidence
@@ -36,8 +35,6 @@ MAX_FLAGS: Final = 7
 """Most sizes of small all-reduces in a row: with more it is no training, but a test of sizes."""
 UNCUT_CALLS: Final = 256
 """A sequence without a period is judged as a whole from this many calls on."""
-
-
 BLOCK_CALLS: Final = 4
 _BOTH_WAYS: Final = {int(Collective.all_gather), int(Collective.reduce_scatter)}
 ALIKE_SHARE: Final = 0.9
@@ -56,7 +53,7 @@ class StageFingerprint:
     the last one costs one comparison; only a new one is scored.
     """
 
-    def __init__(self, encoder: Encoder | None = None) -> None:
+    def __init__(self, encoder: LstmEncoder | None = None) -> None:
         self.shown = UNKNOWN
         self._encoder = encoder if encoder is not None else default_encoder()
         self._interruptions = Interruptions()
@@ -190,9 +187,9 @@ class StageFingerprint:
     def _judge(self, step: Step) -> Shown:
         if len(step.roles) < 2 or (step.roles == TINY).all():
             return UNKNOWN  # one call over and over, or nothing but counters and flags, may be anything
-        if step.n_flags_in_a_row > MAX_FLAGS:
+        if step.n_flags_in_a_row > MAX_FLAGS or self._encoder is None:
             return UNKNOWN
-        return decide(self._encoder.scores(step), step) if self._encoder is not None else rules.classify(step)
+        return decide(self._encoder.scores(step), step)
 
     def _show(self, shown: Shown) -> bool:
         if shown == self.shown:

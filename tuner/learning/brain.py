@@ -35,7 +35,6 @@ from zerotune.store.records import (
 from zerotune.store.step_times import NEIGHBOURS, SideBySide
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
-from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning.explaining.inspection import Inspection
 from zerotune.tuner.learning.knowledge import Knowledge, Promising
 from zerotune.tuner.learning.policy.accounting import Catastrophe, TrialAccounting
@@ -87,7 +86,6 @@ class Brain(Inspection):
         knowledge: Knowledge,
         settings: BrainSettings,
         clock: Callable[[], float],
-        encoder: Encoder | None = None,
     ) -> None:
         self.job_id = job_id
         self.fabric_id = fabric_id
@@ -103,7 +101,7 @@ class Brain(Inspection):
         self._policy = Policy(self._surrogate, self.budget, self.memory, self._note)
         self._latency = self._policy.trial_cost.latency
         self._unseen_sizes = UnseenSizeRules(self.memory, self._surrogate, may_try=settings.explore)
-        self._fingerprint = StageFingerprint(encoder)
+        self._fingerprint = StageFingerprint()
         self._steps_of: Counter[Stage] = Counter()
         self._keys = KeyTable(self._tables)
         self._states = self._keys.states

@@ -6,9 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Final
 
 import numpy as np
@@ -16,8 +14,8 @@ import numpy as np
 from zerotune.store.errors import UserError
 from zerotune.store.records import MissingEvidence, Stage
 from zerotune.store.wire import FLAG_TIMED
-from zerotune.tuner.fingerprint.encoding import weights
-from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
+from zerotune.tuner.fingerprint.encoding.encoders import KIND, LstmEncoder
+from zerotune.tuner.fingerprint.encoding.weights import SHIPPED
 from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.labels import UNKNOWN, Shown
 from zerotune.tuner.traces.left_out import UNSIZED
@@ -57,106 +55,26 @@ class KnownWeights:
 
     encoder: str
     origin: str
-    """`shipped`, or the store's path."""
     n_bytes: int
     sha256: str
     state: str
     """`good`, or why they cannot be used."""
-    is_used: bool = False
-    """Whether a daemon with this store would use them."""
+    is_used: bool
+    """Whether a daemon uses them."""
 
 
-def train(
-    folder: Path | None, store_path: Path | None, n_hypothetical: int, n_each: int, n_epochs: int, seed: int
-) -> list[tuple[str, Path, int]]:
-    """Train both encoders and save their weights.
-
-    Args:
-        folder: where the weights go; None: the shipped ones are replaced.
-        store_path: store that gets the weights, too; None: none.
-        n_hypothetical: generated runs of no framework.
-        n_each: generated runs per framework.
-        n_epochs: passes of the LSTM over its examples.
-        seed: of the generator and of training.
-
-    Returns:
-        (kind, file, bytes) of each encoder.
-
-    Raises:
-        UserError: the folder cannot be written.
-        StoreError: the store cannot be written.
-    """
-    from zerotune.tuner.fingerprint.corpus.dataset import generated, recorded
-    from zerotune.tuner.fingerprint.training.held_out import on_hypothetical, train_both
-    from zerotune.tuner.fingerprint.training.train import Examples, examples
-
-    folder = folder or weights.SHIPPED
-    _check_writable(folder, store_path)
-    named = examples(chain(recorded(), generated(n_each, seed)), seed)
-    encoders = train_both(Examples.joined([on_hypothetical(n_hypothetical, seed), named]), seed, n_epochs)
-    written = []
-    for kind, encoder in encoders.items():
-        blob = encoder.to_bytes()
-        path = folder / f"{kind}.weights"
-        path.write_bytes(blob)
-        written.append((kind, path, len(blob)))
-        if store_path is not None:
-            _save(store_path, kind, blob)
-    return written
-
-
-def _check_writable(folder: Path, store_path: Path | None) -> None:
-    """Raise errors of writing now, before the minutes that training takes."""
+def shipped_weights() -> KnownWeights:
+    """The weights that a daemon uses."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
+        blob = SHIPPED.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}", "choose another folder") from error
-    if store_path is not None:
-        from zerotune.store.sqlite.database import Store
-
-        Store.open(store_path).close()
-
-
-def _save(store_path: Path, kind: str, blob: bytes) -> None:
-    from zerotune.store.sqlite.database import Store
-
-    with Store.open(store_path) as store:
-        store.save_model(weights.record(kind, blob))
-
-
-def weights_known(store_path: Path | None) -> list[KnownWeights]:
-    """The shipped weights and those that were trained into a store."""
-    rows = []
-    if store_path is not None:
-        from zerotune.store.sqlite.database import Store
-
-        with Store.open(store_path, read_only=True) as store:
-            saved = [one for one in store.models() if one.name.startswith("stage-") and not weights.is_copy(one)]
-        rows += [(one.name.removeprefix("stage-"), str(store_path), one.blob) for one in saved]
-    for kind in weights.KINDS:
-        try:
-            rows.append((kind, "shipped", weights.shipped_blob(kind)))
-        except OSError as error:
-            raise UserError(
-                f"the shipped weights are missing: {error.strerror}", "run `zerotune stage train`"
-            ) from error
-    known = [
-        KnownWeights(kind, where, len(blob), hashlib.sha256(blob).hexdigest(), _state(blob))
-        for kind, where, blob in rows
-    ]
-    # As weights.load_encoder chooses: the better encoder, and of each the store's before those shipped.
-    in_order = [one for kind in weights.KINDS for one in known if one.encoder == kind and one.state == GOOD]
-    return [replace(one, is_used=one in in_order[:1]) for one in known]
-
-
-def _state(blob: bytes) -> str:
+        raise UserError(f"the shipped weights are missing: {error.strerror}", "install zerotune again") from error
+    state = GOOD
     try:
-        encoder_from_bytes(blob)
+        LstmEncoder.from_bytes(blob)
     except ValueError as error:
-        return f"not usable: {error}"
-    return GOOD
+        state = f"not usable: {error}"
+    return KnownWeights(KIND, "shipped", len(blob), hashlib.sha256(blob).hexdigest(), state, state == GOOD)
 
 
 def read(path: Path, rank: int | None = None, job_id: str | None = None, format_name: str | None = None) -> Recognition:

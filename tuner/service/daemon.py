@@ -294,7 +294,7 @@ def run_daemon(
             uplinks = Uplinks(context, curve_dir)
             welcome = wire.Welcome(os.getpid(), version(), _reachable(bound))
             share = None if fleet is None else fleet.measured
-            service = Service(store, brains or _brains(clock, store, settings), clock, welcome, uplinks, share)
+            service = Service(store, brains or _brains(clock, settings), clock, welcome, uplinks, share)
             status = DaemonStatus(
                 endpoint, _options(settings), store, service, lambda: learner.n_failed, fleet, shelf, welcome.listen
             )
@@ -378,18 +378,17 @@ def _signals(stop: Callable[[], None], wake_fd: int) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _brains(clock: Callable[[], float], store: Store, settings: BrainSettings | None) -> BrainFactory:
-    from zerotune.tuner.fingerprint.encoding.weights import load_encoder
+def _brains(clock: Callable[[], float], settings: BrainSettings | None) -> BrainFactory:
     from zerotune.tuner.learning.brain import Brain, BrainSettings
     from zerotune.tuner.learning.explaining.shadow import ShadowBrain
     from zerotune.tuner.learning.knowledge import Knowledge
 
-    chosen, encoder = settings or BrainSettings(), load_encoder(store)
+    chosen = settings or BrainSettings()
 
     def make(job_id: str, fabric_id: str, fabric: Mapping[str, str | int | float | bool], knowledge: object) -> Brain:
         known = knowledge if isinstance(knowledge, Knowledge) else Knowledge()
         kind = ShadowBrain if chosen.shadow else Brain
-        return kind(job_id, fabric_id, fabric, known, chosen, clock, encoder)
+        return kind(job_id, fabric_id, fabric, known, chosen, clock)
 
     return make
 

@@ -1,4 +1,4 @@
-"""`zerotune stage`: train the stage fingerprint, look at its weights, try it on a trace."""
+"""`zerotune stage`: look at the stage fingerprint's weights, try it on a trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli.offline.import_ import FormatName
-from zerotune.tuner.cli.options import AsJson, JobOfTrace, StorePath, console, print_json, progress_console
+from zerotune.tuner.cli.options import AsJson, JobOfTrace, console, print_json, progress_console
 from zerotune.tuner.cli.paths import store_path
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from zerotune.tuner.offline.stage_command import Recognition
 
 stage = typer.Typer(
-    help="""The stage fingerprint: train it, show its weights, test it on a trace.
+    help="""The stage fingerprint: show its weights, test it on a trace.
 
     Example: zerotune stage test traces/job.rank00000.zttrace""",
     no_args_is_help=True,
@@ -25,50 +25,21 @@ stage = typer.Typer(
 
 
 @stage.command()
-def train(
-    out: Annotated[Path | None, typer.Option(help="Folder for the weights; default: those shipped.")] = None,
-    store: StorePath = None,
-    n_hypothetical: Annotated[int, typer.Option(help="Generated runs of no framework.", min=0)] = 60_000,
-    n_each: Annotated[int, typer.Option(help="Generated runs per framework.", min=1)] = 120,
-    epochs: Annotated[int, typer.Option(help="Passes of the LSTM over its examples.", min=1)] = 25,
-    seed: Annotated[int, typer.Option(help="Of the generator and of training.", min=0)] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Train both encoders on the recordings and on generated sequences, and save their weights.
-
-    Example: zerotune stage train --out weights/
-    """
-    from zerotune.tuner.offline import stage_command
-
-    into = None if store is None else store_path(store)
-    written = stage_command.train(out, into, n_hypothetical, n_each, epochs, seed)
-    if as_json:
-        print_json([{"encoder": kind, "file": str(path), "n_bytes": n_bytes} for kind, path, n_bytes in written])
-        return
-    for kind, path, n_bytes in written:
-        console().print(f"{kind}: {n_bytes:,} bytes in {path}")
-
-
-@stage.command()
-def show(store: StorePath = None, as_json: AsJson = False) -> None:
-    """Which weights are there and which of them a daemon with this store would use.
+def show(as_json: AsJson = False) -> None:
+    """Show the weights that a daemon uses.
 
     Example: zerotune stage show
     """
     from zerotune.tuner.offline import stage_command
 
-    path = store_path(store)
-    known = stage_command.weights_known(path if store is not None or path.exists() else None)
+    one = stage_command.shipped_weights()
     if as_json:
-        print_json(known)
+        print_json([one])
         return
     from rich.table import Table
 
     table = Table("encoder", "from", "bytes", "sha256", "state", "used")
-    for one in known:
-        table.add_row(
-            one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state, "yes" if one.is_used else ""
-        )
+    table.add_row(one.encoder, one.origin, f"{one.n_bytes:,}", one.sha256[:12], one.state, "yes" if one.is_used else "")
     console().print(table)
 
 

@@ -35,16 +35,7 @@ _decoder: Final = msgspec.msgpack.Decoder(_Document)
 
 
 def to_bytes(kind: str, features_version: int, arrays: Mapping[str, npt.NDArray[np.float64]]) -> bytes:
-    """Pack weights; `from_bytes` reads them.
-
-    Args:
-        kind: of the encoder that they are for.
-        features_version: FEATURES_VERSION that the encoder reads.
-        arrays: by name; kept as 32-bit floats.
-
-    Returns:
-        MessagePack.
-    """
+    """Pack the `arrays` of an encoder of that `kind`, as 32-bit floats; `from_bytes` reads them."""
     packed = {
         name: _Array(tuple(int(extent) for extent in array.shape), array.astype("<f4").tobytes())
         for name, array in sorted(arrays.items())

@@ -1,14 +1,13 @@
-"""The two encoders that score a step, evaluated in numpy: an LSTM over its frames, and counts of n-grams.
+"""The LSTM that scores a step, evaluated in numpy.
 
-Both give N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism.
-They are trained offline (`zerotune stage train`). An LSTM step is a few lines of numpy, so the daemon, beside the
-training processes, goes without torch and its memory.
+It gives N_OUTPUTS scores: of the stages, of accumulation, of partitioned activations, of tensor parallelism.
+Maintainers train it with torch (benchmarks/fingerprint/stage_train.py); the daemon never loads torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,60 +24,41 @@ from zerotune.tuner.fingerprint.encoding.features import (
     summary,
 )
 from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, POSSIBLE, STAGES, Shown
-from zerotune.tuner.fingerprint.steps.anatomy import MIN_IN_A_ROW, N_ROLES, REDUCE, ROOTED, SCATTER, Floats, Step
-from zerotune.tuner.fingerprint.steps.volumes import Proven, proven
+from zerotune.tuner.fingerprint.steps.anatomy import MIN_IN_A_ROW, REDUCE, ROOTED, SCATTER, Floats, Step
 
 Arrays = Mapping[str, npt.NDArray[np.float64]]
 
-N_TOKENS: Final = 2 * N_ROLES
-N_NGRAM: Final = N_SUMMARY + N_TOKENS + N_TOKENS**2
+KIND: Final = "lstm"
+"""Names the weights of this encoder at rest."""
 MIN_CONFIDENCE: Final = 0.5
 """A stage less probable than this is not claimed."""
 MAX_DEVIATION: Final = 6.0
 SENT_TWICE: Final = 1.5
 """Least ratio of bytes sent to bytes returned when gradients are sent in two micro-steps, in equal or double size."""
-
-
 PASSES: Final = 3
 """Forward, backward, and recomputation between them."""
-
-
-class Encoder(Protocol):
-    """Scores a step."""
-
-    kind: str
-
-    def scores(self, step: Step) -> Floats:
-        """Unnormalised log probabilities, shape [N_OUTPUTS]."""
-        ...
-
-    def to_bytes(self) -> bytes:
-        """The weights at rest."""
-        ...
 
 
 class LstmEncoder:
     """One LSTM layer over the frames, its last state beside the summary, one hidden layer."""
 
-    kind = "lstm"
-
     def __init__(self, weights: Arrays) -> None:
-        n = _shape(weights, "recurrent", (None, None))[1]
-        _shape(weights, "input", (4 * n, N_FRAME))
-        _shape(weights, "recurrent", (4 * n, n))
-        _shape(weights, "bias", (4 * n,))
-        _shape(weights, "mean", (N_SUMMARY,))
-        _shape(weights, "scale", (N_SUMMARY,))
-        hidden = _shape(weights, "hidden", (None, n + N_SUMMARY))[0]
-        _shape(weights, "hidden_bias", (hidden,))
-        _shape(weights, "output", (N_OUTPUTS, hidden))
-        _shape(weights, "output_bias", (N_OUTPUTS,))
+        n, n_hidden = (weights[name].size if name in weights else 0 for name in ("bias", "hidden_bias"))
+        n //= 4
+        shapes = {
+            "input": (4 * n, N_FRAME), "recurrent": (4 * n, n), "bias": (4 * n,), "mean": (N_SUMMARY,),
+            "scale": (N_SUMMARY,), "hidden": (n_hidden, n + N_SUMMARY), "hidden_bias": (n_hidden,),
+            "output": (N_OUTPUTS, n_hidden), "output_bias": (N_OUTPUTS,),
+        }  # fmt: skip
+        found = {name: array.shape for name, array in weights.items()}
+        if found != shapes:
+            raise ValueError(f"arrays have shapes {found}, not {shapes}")
         self._n = n
         self.weights = weights
         self._recurrent = np.ascontiguousarray(weights["recurrent"])
 
     def scores(self, step: Step) -> Floats:
-        """See `Encoder`."""
+        """Unnormalised log probabilities, shape [N_OUTPUTS]."""
         weights, n = self.weights, self._n
         inputs = frames(step) @ weights["input"].T + weights["bias"]
         state, memory = np.zeros(n), np.zeros(n)
@@ -94,63 +74,24 @@ class LstmEncoder:
         return result
 
     def to_bytes(self) -> bytes:
-        """See `Encoder`."""
-        return arrays.to_bytes(self.kind, FEATURES_VERSION, self.weights)
+        """The weights at rest."""
+        return arrays.to_bytes(KIND, FEATURES_VERSION, self.weights)
 
+    @classmethod
+    def from_bytes(cls, blob: bytes) -> LstmEncoder:
+        """The encoder whose weights `blob` holds.
 
-class NgramEncoder:
-    """How often each call, and each pair of calls, follows; with the summary, linearly weighed."""
-
-    kind = "ngram"
-
-    def __init__(self, weights: Arrays) -> None:
-        _shape(weights, "mean", (N_NGRAM,))
-        _shape(weights, "scale", (N_NGRAM,))
-        _shape(weights, "output", (N_OUTPUTS, N_NGRAM))
-        _shape(weights, "output_bias", (N_OUTPUTS,))
-        self.weights = weights
-
-    def scores(self, step: Step) -> Floats:
-        """See `Encoder`."""
-        weights = self.weights
-        known = standardised(ngrams(step), weights["mean"], weights["scale"])
-        result: Floats = weights["output"] @ known + weights["output_bias"]
-        return result
-
-    def to_bytes(self) -> bytes:
-        """See `Encoder`."""
-        return arrays.to_bytes(self.kind, FEATURES_VERSION, self.weights)
-
-
-def ngrams(step: Step) -> Floats:
-    """Counts of tokens and of pairs, as square roots of shares, after the summary; shape [N_NGRAM].
-
-    A token is a call's role and whether it has the size of the call before.
-    """
-    rest = step.rest
-    tokens = 2 * rest.roles + (rest.bytes == np.roll(rest.bytes, 1))
-    pairs = N_TOKENS * tokens + np.roll(tokens, -1)
-    n = len(tokens)
-    return np.concatenate(
-        [
-            summary(step),
-            np.sqrt(np.bincount(tokens, minlength=N_TOKENS) / n),
-            np.sqrt(np.bincount(pairs, minlength=N_TOKENS**2) / n),
-        ]
-    )
+        Raises:
+            ValueError: the bytes are damaged, foreign, of another version, or do not fit together.
+        """
+        kind, weights = arrays.from_bytes(blob, FEATURES_VERSION)
+        if kind != KIND:
+            raise ValueError(f"there is no encoder {kind!r}")
+        return cls(weights)
 
 
 def standardised(features: Floats, mean: Floats, scale: Floats) -> Floats:
-    """Features as deviations from what training saw.
-
-    Args:
-        features: shape [..., n].
-        mean: of each feature in the training data, shape [n].
-        scale: reciprocal of its standard deviation, shape [n].
-
-    Returns:
-        Shape [..., n], clipped to MAX_DEVIATION on both sides.
-    """
+    """`features` [..., n] less their `mean` in training, times `scale` (1 / deviation), within MAX_DEVIATION."""
     result: Floats = np.clip((features - mean) * scale, -MAX_DEVIATION, MAX_DEVIATION)
     return result
 
@@ -180,11 +121,8 @@ def _can_be(step: Step) -> list[bool]:
     has_mark = returned > 0 or step.has_mark
     sent_once = 0 < sent < SENT_TWICE * returned
     sends_again = _sends_again(step)
-    volumes = proven(step)
 
     def can_be(one: Shown) -> bool:
-        if not _adds_up(one, volumes, is_broadcast=returned > 0):
-            return False
         if one.stage is Stage.zero3 and one.accumulation is None and step.n_flags:
             return False
         if one.accumulation and not sends_again and one.stage is Stage.zero2:
@@ -202,23 +140,6 @@ def _can_be(step: Step) -> list[bool]:
         return sums or not one.tensor_parallel
 
     return [can_be(one) for one in POSSIBLE]
-
-
-def _adds_up(one: Shown, volumes: Proven, *, is_broadcast: bool) -> bool:
-    """Whether what the volumes prove leaves an answer possible.
-
-    Without P_a and broadcasts, accumulation under ZeRO-1 shows only where every micro-step gathers.
-    """
-    gathers_each = one.stage is Stage.zero3 or (
-        one.stage is Stage.zero1 and bool(one.accumulation) and not one.partitioned_activations and not is_broadcast
-    )
-    if volumes.only_once and gathers_each:
-        return False
-    if volumes.again and one.stage in (Stage.zero2, Stage.zero1_or_2):
-        return False
-    if volumes.one_pass and gathers_each and one.accumulation:
-        return False
-    return not (volumes.several_passes and one.stage is Stage.zero3 and one.accumulation is False)
 
 
 def _told_apart(scores: Floats, step: Step) -> Floats:
@@ -282,27 +203,3 @@ _ZERO1_OR_2: Final = STAGES.index(Stage.zero1_or_2)
 _ANSWERS: Final = (STAGES, ACCUMULATIONS, (False, True), (False, True))
 _PARTS: Final = np.array([_parts(one) for one in POSSIBLE], np.float64)
 _OF_STAGE: Final = np.array([[one.stage is stage for stage in STAGES] for one in POSSIBLE])
-
-
-def encoder_from_bytes(blob: bytes) -> Encoder:
-    """The encoder whose weights `blob` holds.
-
-    Raises:
-        ValueError: the bytes are damaged, foreign, of another version, or do not fit together.
-    """
-    kind, weights = arrays.from_bytes(blob, FEATURES_VERSION)
-    if kind == LstmEncoder.kind:
-        return LstmEncoder(weights)
-    if kind == NgramEncoder.kind:
-        return NgramEncoder(weights)
-    raise ValueError(f"there is no encoder {kind!r}")
-
-
-def _shape(weights: Arrays, name: str, expected: tuple[int | None, ...]) -> tuple[int, ...]:
-    """The shape of one array; raises ValueError unless it is there and as expected (None: any extent)."""
-    if name not in weights:
-        raise ValueError(f"weights lack {name}")
-    shape = weights[name].shape
-    if len(shape) != len(expected) or any(e not in (None, s) for e, s in zip(expected, shape, strict=True)):
-        raise ValueError(f"{name} has shape {shape}, not {expected}")
-    return shape

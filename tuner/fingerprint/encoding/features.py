@@ -24,6 +24,7 @@ from zerotune.tuner.fingerprint.steps.anatomy import (
     Rounds,
     Step,
     most_between,
+    period_of,
 )
 
 FEATURES_VERSION: Final = 6
@@ -104,7 +105,7 @@ def _summary(step: Step, left_over: int) -> Floats:
             gathers.share_in(scatters),
             gathers.share_in(reduces),
             scatters.share_in(gathers),
-            reduces.modal_share_of(float(n_bytes.max())),
+            reduces.modal_bytes / max(1.0, float(n_bytes.max())),
             float(reduces.modal_count) / large,
             bytes_between / max(1.0, float(volume[GATHER])),
             step.longest_stretch / n,
@@ -115,7 +116,7 @@ def _summary(step: Step, left_over: int) -> Floats:
             _long_stretches(is_gather),
             *gathers.repetition(),
             *sizes_sent.repetition(),
-            _log_ratio(gathers.unique_bytes, sizes_sent.unique_bytes),
+            _log_ratio(float(gathers.values.sum()), float(sizes_sent.values.sum())),
             _log_ratio(volume[GATHER] / gathers.n_rounds, sent / sizes_sent.n_rounds),
             _log_ratio(ahead, sent / sizes_sent.n_rounds),
             _log_ratio(float(gathers.n_rounds), float(sizes_sent.n_rounds)),
@@ -187,11 +188,6 @@ class Sizes:
         """A piece that is gathered whole leaves whole, in elements of its own type, unless buckets cut it."""
         return float(self.values[-1]) if self.n else 0.0
 
-    @property
-    def unique_bytes(self) -> float:
-        """Every size once."""
-        return float(self.values.sum())
-
     @cached_property
     def n_rounds(self) -> int:
         """The most rounds that nearly all bytes can be dealt out to: sizes that come m, 2 m, 3 m times."""
@@ -220,10 +216,6 @@ class Sizes:
         if not self.n or not other.n:
             return 0.0
         return float(self.counts[np.isin(self.values, other.values)].sum()) / self.n
-
-    def modal_share_of(self, largest_bytes: float) -> float:
-        """The most frequent size as a share of `largest_bytes`."""
-        return self.modal_bytes / max(1.0, largest_bytes)
 
 
 def _gathered_between(roles: Ints, n_bytes: Ints, sends: Ints) -> tuple[float, float, float, float]:
@@ -348,11 +340,7 @@ def _modal(roles: Ints, n_bytes: Ints, reduces: Sizes) -> tuple[float, ...]:
 
 def rounds(n_bytes: Ints) -> int:
     """How many times the sizes run through the same series: micro-steps that all send the same."""
-    n = len(n_bytes)
-    for period in range(1, n // 2 + 1):
-        if n % period == 0 and np.array_equal(n_bytes[period:], n_bytes[:-period]):
-            return n // period
-    return 1
+    return len(n_bytes) // period_of(n_bytes) if len(n_bytes) else 1
 
 
 def _octaves(n: int) -> float:

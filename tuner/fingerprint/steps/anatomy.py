@@ -49,6 +49,12 @@ def encode(collectives: Ints, message_bytes: Ints) -> Ints:
     return np.minimum(message_bytes, MAX_BYTES) << 4 | collectives
 
 
+def period_of(codes: Ints) -> int:
+    """Length of the shortest cycle of which `codes` are whole rounds."""
+    n = len(codes)
+    return next((p for p in range(1, n // 2 + 1) if n % p == 0 and np.array_equal(codes[p:], codes[:-p])), n)
+
+
 class Step:
     """One step, rotated to begin with its longest stretch without a reduction."""
 
@@ -70,16 +76,14 @@ class Step:
         """What tensor parallelism gathers and scatters, however small beside all parameters in one call."""
         roles = np.where(tiny, TINY, roles)
         sent = ~_replica_sums(roles, n_bytes)
-        rotation = self._rotate(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
+        self._rotate(roles[sent], n_bytes[sent], _gaps_without(gaps_us, sent))
         keep = _no_activations(self.roles, self.bytes)
-        self.moved: tuple[Ints, Ints] = moved[sent][rotation][keep], self.bytes[keep]
-        """Roles and bytes without activations, but with all that is gathered or sent, however small."""
         self.activations: Step | None = None if keep.all() else self._kept(~keep)
         keep &= ~((self.roles == TINY) & (np.roll(self.roles, 1) == TINY))
         self.rest: Step = self if keep.all() or not keep.any() else self._kept(keep)
         """The step without activations that tensor parallelism may have summed, and with one small call of many."""
 
-    def _rotate(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> Ints:
+    def _rotate(self, roles: Ints, n_bytes: Ints, gaps_us: Floats) -> None:
         begin, self.longest_stretch = _longest_stretch((roles == SCATTER) | (roles == REDUCE))
         rotation = np.roll(np.arange(len(roles)), -begin)
         self.roles: Ints = roles[rotation]
@@ -89,7 +93,6 @@ class Step:
         self.has_gaps = total_us > 0 and bool((gaps_us >= 0).all())
         self.gaps: Floats = self._gaps_us / total_us if self.has_gaps else np.zeros(len(roles))
         """Share of the step's time that passed before each call; zeros where times are unknown."""
-        return rotation
 
     def _kept(self, keep: npt.NDArray[np.bool_]) -> Step:
         """Without some calls."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
+from benchmarks.fingerprint.corpus import model_shapes
+from benchmarks.fingerprint.corpus.deepspeed import Gathering, gathers
+from benchmarks.fingerprint.corpus.grammar import MIN_SHARE_TWICE
+from benchmarks.fingerprint.corpus.timeline import AG, AR, BROADCAST, RS, Speed, Timeline
+from benchmarks.fingerprint.corpus.training_kind import TrainingKind
 from zerotune.store.records import Collective, Stage
-from zerotune.tuner.fingerprint.corpus import model_shapes
-from zerotune.tuner.fingerprint.corpus.deepspeed import Gathering, gathers
-from zerotune.tuner.fingerprint.corpus.grammar import MIN_SHARE_TWICE
-from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, RS, Speed, Timeline
-from zerotune.tuner.fingerprint.labels import TrainingKind
 from zerotune.tuner.fingerprint.steps.anatomy import Ints
 
 MiB = 1 << 20
@@ -70,18 +70,17 @@ SHARDED = {
 FRAMEWORKS = (*REPLICATED, *SHARDED, "none")
 
 
-def setup(framework: str, rng: Rng, family: str | None = None) -> Setup:
+def setup(framework: str, rng: Rng) -> Setup:
     """Draw a training run.
 
     Args:
         framework: one of FRAMEWORKS.
         rng: draws the settings.
-        family: of the model, a key of `model_shapes.FAMILIES`; None: drawn, too.
 
     Returns:
         The run.
     """
-    model = model_shapes.draw(family or str(rng.choice(list(model_shapes.FAMILIES))), rng)
+    model = model_shapes.draw(str(rng.choice(list(model_shapes.FAMILIES))), rng)
     stage = {**REPLICATED, **SHARDED}.get(framework, Stage.unknown)
     tensor_parallel = framework == "none" or (not framework.startswith("deepspeed") and rng.random() < 0.3)
     partitioned = tensor_parallel and rng.random() < 0.5

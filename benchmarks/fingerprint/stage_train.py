@@ -1,53 +1,50 @@
-"""Trains both encoders offline. Imports torch and scikit-learn, so only the training command may load this."""
+"""Trains the stage fingerprint's LSTM and writes its weights: for maintainers, who ship them with the package.
+
+    python -m benchmarks stage_train [--out FILE] [--hypothetical-only] [--n-hypothetical N] [--n-each N] [--epochs N]
+        [--seed N]
+
+It learns recordings (corpus/recordings.jsonl.gz), generated runs of named frameworks, and hypothetical runs. Without
+`--out` the shipped weights are replaced. `--hypothetical-only` leaves out everything that has a name;
+`python -m benchmarks stage_fingerprint --weights FILE` then says how well an encoder does on frameworks that it never
+saw.
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.tuner.fingerprint.corpus.dataset import Sequence, one_step
-from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder, NgramEncoder, ngrams, standardised
-from zerotune.tuner.fingerprint.encoding.features import N_FRAME, N_FRAMES, N_SUMMARY, frames
+from benchmarks.fingerprint.corpus.dataset import Sequence, generated, hypothetical, one_step, recorded
+from benchmarks.lib.argument_types import a_file_to_write, natural, positive
+from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder, standardised
+from zerotune.tuner.fingerprint.encoding.features import N_FRAME, N_FRAMES, N_SUMMARY, frames, summary
+from zerotune.tuner.fingerprint.encoding.weights import SHIPPED
 from zerotune.tuner.fingerprint.labels import ACCUMULATIONS, N_OUTPUTS, STAGES, Shown
 from zerotune.tuner.fingerprint.steps.anatomy import TINY, Step
 
 N_HIDDEN: Final = 32
 N_DENSE: Final = 128
 N_EPOCHS: Final = 25
+N_HYPOTHETICAL: Final = 60_000
 RATE: Final = 4e-3
 CANNOT_TELL: Final = -1
 VIEWS: Final = {"recorded": 12, "generated": 4, "hypothetical": 1}
 BATCH: Final = 96
 SMOOTHING: Final = 0.02
-Weights = dict[str, npt.NDArray[np.float64]]
 
 
-@dataclass
-class Examples:
-    """Steps as arrays: frames [n, 2 N_FRAMES, N_FRAME] with their number, n-grams (summary first), labels [n, 4]."""
+class Examples(NamedTuple):
+    """Steps as arrays: frames [n, 2 N_FRAMES, N_FRAME] with their number, summaries, labels [n, 4]."""
 
     frames: npt.NDArray[np.float32]
     n_frames: npt.NDArray[np.int64]
-    ngrams: npt.NDArray[np.float64]
+    summaries: npt.NDArray[np.float64]
     labels: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def some(self, n: int, seed: int) -> Examples:
-        """At most `n` of them, drawn at random."""
-        rows = np.random.default_rng(seed).permutation(len(self))[:n]
-        return Examples(self.frames[rows], self.n_frames[rows], self.ngrams[rows], self.labels[rows])
-
-    @classmethod
-    def joined(cls, parts: Iterable[Examples]) -> Examples:
-        """All of several."""
-        columns = zip(*((one.frames, one.n_frames, one.ngrams, one.labels) for one in parts if len(one)), strict=True)
-        return cls(*(np.concatenate(column) for column in columns))
 
 
 def label(shown: Shown) -> list[int]:
@@ -70,7 +67,7 @@ def examples(sequences: Iterable[Sequence], seed: int) -> Examples:
             step = Step(codes, gaps_us)
             if (step.roles == TINY).all():
                 continue
-            rows.append((frames(step).astype(np.float32), ngrams(step), label(sequence.shown)))
+            rows.append((frames(step).astype(np.float32), summary(step), label(sequence.shown)))
     table = np.zeros((len(rows), 2 * N_FRAMES, N_FRAME), np.float32)
     for index, row in enumerate(rows):
         table[index, : len(row[0])] = row[0]
@@ -80,43 +77,13 @@ def examples(sequences: Iterable[Sequence], seed: int) -> Examples:
     )  # fmt: skip
 
 
-def train_ngram(data: Examples) -> NgramEncoder:
-    """Logistic regression per question, on standardised counts; the last steps of its solver change no answer."""
-    import warnings
-
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    warnings.simplefilter("ignore", ConvergenceWarning)
-    mean, scale = _standard(data.ngrams)
-    inputs = standardised(data.ngrams, mean, scale)
-    outputs, biases = [], []
-    for question, n_classes in enumerate((len(STAGES), len(ACCUMULATIONS), 2, 2)):
-        labelled = data.labels[:, question] != CANNOT_TELL
-        fitted = LogisticRegression(C=3.0, max_iter=200).fit(inputs[labelled], data.labels[labelled, question])
-        weights, bias = np.zeros((n_classes, inputs.shape[1])), np.full(n_classes, -30.0)
-        if n_classes == 2:
-            outputs.append(fitted.coef_)
-            biases.append(fitted.intercept_)
-            continue
-        weights[fitted.classes_], bias[fitted.classes_] = fitted.coef_, fitted.intercept_
-        outputs.append(weights)
-        biases.append(bias)
-    arrays = {"mean": mean, "scale": scale, "output": np.concatenate(outputs), "output_bias": np.concatenate(biases)}
-    return NgramEncoder(arrays)
-
-
-def train_lstm(
-    data: Examples, seed: int, n_epochs: int = N_EPOCHS, start: LstmEncoder | None = None, rate: float = RATE
-) -> LstmEncoder:
+def train_lstm(data: Examples, seed: int, n_epochs: int = N_EPOCHS) -> LstmEncoder:
     """Train the LSTM by AdamW; the same seed gives the same weights.
 
     Args:
         data: examples.
         seed: of the first weights and of the order of the examples.
         n_epochs: passes over the examples.
-        start: go on from these weights and this scaling of features; None: from the beginning.
-        rate: highest learning rate of the one-cycle schedule.
 
     Returns:
         The trained encoder.
@@ -126,9 +93,8 @@ def train_lstm(
 
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    mean, scale = _standard(data.ngrams[:, :N_SUMMARY])
-    if start:
-        mean, scale = start.weights["mean"], start.weights["scale"]
+    mean = data.summaries.mean(axis=0)
+    scale = 1.0 / np.maximum(data.summaries.std(axis=0), 0.02)  # columns that hardly vary are not blown up
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -143,15 +109,13 @@ def train_lstm(
             return self.output(torch.tanh(self.hidden(torch.cat([state, known], 1))))
 
     net = Net()
-    if start:
-        net.load_state_dict(_state(start))
     x = torch.tensor(data.frames, dtype=torch.float32)
     last = torch.tensor(data.n_frames - 1)
-    known = torch.tensor(standardised(data.ngrams[:, :N_SUMMARY], mean, scale), dtype=torch.float32)
+    known = torch.tensor(standardised(data.summaries, mean, scale), dtype=torch.float32)
     y = torch.tensor(data.labels)
     n_batches = -(-len(x) // BATCH)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=1e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=n_epochs * n_batches)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=n_epochs * n_batches)
     draw = torch.Generator().manual_seed(seed)
     sizes = [len(STAGES), len(ACCUMULATIONS), 2]
     for _ in range(n_epochs):
@@ -177,19 +141,24 @@ def train_lstm(
     })  # fmt: skip
 
 
-def _state(encoder: LstmEncoder) -> dict[str, Any]:
-    """An encoder's weights by torch's names; torch has two biases where one is enough."""
-    import torch
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=a_file_to_write, default=SHIPPED, help="file for the weights")
+    parser.add_argument("--hypothetical-only", action="store_true", help="learn nothing that has a name")
+    parser.add_argument("--n-hypothetical", type=positive, default=N_HYPOTHETICAL, help="runs of no framework")
+    parser.add_argument("--n-each", type=positive, default=120, help="generated runs per framework")
+    parser.add_argument("--epochs", type=positive, default=N_EPOCHS, help="passes over the examples")
+    parser.add_argument("--seed", type=natural, default=0, help="of the generator and of training")
+    arguments = parser.parse_args()
+    seed = arguments.seed
+    parts = [examples(hypothetical(arguments.n_hypothetical, seed), seed)]
+    if not arguments.hypothetical_only:
+        parts.append(examples(chain(recorded(), generated(arguments.n_each, seed)), seed))
+    data = Examples(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    blob = train_lstm(data, seed, arguments.epochs).to_bytes()
+    arguments.out.write_bytes(blob)
+    print(f"learned {len(data.labels):,} steps: {len(blob):,} bytes in {arguments.out}")
 
-    weights = {name: torch.tensor(value, dtype=torch.float32) for name, value in encoder.weights.items()}
-    return {
-        "lstm.weight_ih_l0": weights["input"], "lstm.weight_hh_l0": weights["recurrent"],
-        "lstm.bias_ih_l0": weights["bias"], "lstm.bias_hh_l0": torch.zeros_like(weights["bias"]),
-        "hidden.weight": weights["hidden"], "hidden.bias": weights["hidden_bias"],
-        "output.weight": weights["output"], "output.bias": weights["output_bias"],
-    }  # fmt: skip
 
-
-def _standard(table: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Mean and reciprocal spread of every column; columns that hardly vary are not blown up."""
-    return table.mean(axis=0), 1.0 / np.maximum(table.std(axis=0), 0.02)
+if __name__ == "__main__":
+    main()

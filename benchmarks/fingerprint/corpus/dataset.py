@@ -1,6 +1,6 @@
 """Sequences to learn from and to be tested on: recorded from frameworks, generated, and of other workloads.
 
-`group` names what is left out together: all variants of one framework, recorded and generated alike.
+`group` names the framework: all its variants, recorded and generated alike.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.fingerprint.corpus import generator, grammar, no_training
+from benchmarks.fingerprint.corpus.others import OTHERS, other
+from benchmarks.fingerprint.corpus.training_kind import TrainingKind, visible
 from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.ambiguity import unambiguous
-from zerotune.tuner.fingerprint.corpus import generator, grammar, no_training
-from zerotune.tuner.fingerprint.corpus.others import OTHERS, other
-from zerotune.tuner.fingerprint.labels import Shown, TrainingKind, visible
+from zerotune.tuner.fingerprint.labels import Shown
 from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Floats, Ints, encode
 
 RECORDINGS: Final = Path(__file__).parent / "recordings.jsonl.gz"
@@ -40,7 +41,6 @@ class Sequence:
     origin: str
     """`recorded`, `generated` or `real`."""
     group: str
-    family: str
     name: str
     training: TrainingKind
     collectives: Ints
@@ -70,7 +70,7 @@ class Sequence:
 
 
 def recorded(path: Path = RECORDINGS) -> list[Sequence]:
-    """Everything benchmarks/fingerprint/stage_recordings.py wrote down; runs without a collective are left out."""
+    """Everything that stage_recordings.py wrote down; runs without a collective are left out."""
     with gzip.open(path, "rt") as lines:
         runs = [json.loads(line) for line in lines]
     return [_recorded(run) for run in runs]
@@ -93,19 +93,18 @@ def _recorded(run: dict[str, Any]) -> Sequence:
     options = ("clip", "log_loss", "bucket_mb", "sync_last_only", "all_reduce", "partitioned")
     tags = ",".join(f"{name}={run[name]}" for name in options if run.get(name))
     return Sequence(
-        "recorded", framework, run["model"].split("-")[0], f"{framework} {stage.name} {run['model']} x{n_micro} {tags}",
+        "recorded", framework, f"{framework} {stage.name} {run['model']} x{n_micro} {tags}",
         training, collectives, n_bytes, np.array(run["start_us"], np.int64), starts,
     )  # fmt: skip
 
 
-def generated(n_each: int, seed: int, n_steps: int = 4, family: str | None = None) -> Iterator[Sequence]:
+def generated(n_each: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
     """Generated runs of every framework that the generator knows, and of each other workload.
 
     Args:
         n_each: runs per framework and workload; those with too many blocks per step are left out.
         seed: of the random generator.
         n_steps: steps per run.
-        family: of the models, a key of `model_shapes.FAMILIES`; None: drawn for each run.
 
     Yields:
         One sequence per run.
@@ -113,20 +112,20 @@ def generated(n_each: int, seed: int, n_steps: int = 4, family: str | None = Non
     rng = np.random.default_rng(seed)
     for framework in generator.FRAMEWORKS:
         for _ in range(n_each):
-            run = generator.setup(framework, rng, family)
+            run = generator.setup(framework, rng)
             if len(run.units) * run.training.n_micro > MAX_BLOCKS_PER_STEP:
                 continue
             (collectives, n_bytes, start_us), starts = generator.play(run, n_steps, rng)
             group = next(group for group in _GROUPS if framework.startswith(group))
             name = f"{framework} {run.model.family} x{run.training.n_micro}"
             yield Sequence(
-                "generated", group, run.model.family, name, run.training, collectives, n_bytes, start_us, tuple(starts)
+                "generated", group, name, run.training, collectives, n_bytes, start_us, tuple(starts)
             )
     for kind in OTHERS:
         for _ in range(n_each):
             (collectives, n_bytes, start_us), starts = other(kind, rng, n_steps)
             yield Sequence(
-                "generated", f"other_{kind}", "other", kind,
+                "generated", f"other_{kind}", kind,
                 TrainingKind(Stage.unknown, has_marker=True, tensor_parallel=kind == "inference"), collectives, n_bytes,
                 start_us, tuple(starts),
             )  # fmt: skip
@@ -157,7 +156,7 @@ def hypothetical(n: int, seed: int, n_steps: int = 4) -> Iterator[Sequence]:
             kind, training = run.training.stage.name, run.training
             columns, starts = grammar.play(run, n_steps, rng)
         n_found += 1
-        yield Sequence("hypothetical", "hypothetical", "hypothetical", kind, training, *columns, tuple(starts))
+        yield Sequence("hypothetical", "hypothetical", kind, training, *columns, tuple(starts))
 
 
 def disturbed(codes: Ints, gaps_us: Floats, rng: np.random.Generator, rate: float) -> tuple[Ints, Floats]:

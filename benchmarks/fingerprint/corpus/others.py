@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Calls, play_rounds
+from benchmarks.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Calls, play_rounds
 from zerotune.tuner.fingerprint.steps.anatomy import Ints
 
 OTHERS: Final = ("sweep", "one_size", "gathers", "broadcasts", "server", "random", "inference", "checkpoint", "scalars")

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Calls, play_rounds
 from zerotune.store.records import Collective
-from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Calls, play_rounds
 from zerotune.tuner.fingerprint.steps.anatomy import Ints
 
 KINDS: Final = ("unreduced", "sizes", "to_one", "activations", "unbalanced", "mixed", "never_again")

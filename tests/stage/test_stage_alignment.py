@@ -1,17 +1,15 @@
-"""Where records are lost, no two rounds are the same, and several of them say what the step is."""
+"""If records are lost, no two rounds are equal, and several of them say what the step is."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from zerotune.tuner.fingerprint.corpus.dataset import disturbed, recorded
-from zerotune.tuner.fingerprint.encoding.encoders import encoder_from_bytes
-from zerotune.tuner.fingerprint.encoding.weights import shipped_blob
+from benchmarks.fingerprint.corpus.dataset import disturbed, recorded
+from benchmarks.fingerprint.evaluation import recognised
+from zerotune.tuner.fingerprint.encoding.weights import default_encoder
+from zerotune.tuner.fingerprint.steps.alignment import Ints, find_consensus
 from zerotune.tuner.fingerprint.steps.cutting import StepCutter
-from zerotune.tuner.fingerprint.steps.voting import Ints
-from zerotune.tuner.fingerprint.training.evaluation import recognised
-from zerotune.tuner.fingerprint.training.held_out import total
 
 STEP = np.array([1, *range(10, 70), *[2] * 20, *range(10, 70), 3, *[4, 5] * 15], np.int64)
 
@@ -36,6 +34,20 @@ def feed(cutter: StepCutter, codes: Ints, block: int = 50) -> list[list[int]]:
     return found
 
 
+@pytest.mark.parametrize("rate", [0.002, 0.01])
+def test_the_majority_of_aligned_rounds_is_the_step(rate: float) -> None:
+    for seed in range(4):
+        found = find_consensus(lossy(STEP, 20, seed, rate))
+        assert found is not None
+        assert rotated(found.step) == rotated(STEP)
+
+
+def test_what_is_odd_in_every_second_step_belongs_to_a_step_of_two() -> None:
+    found = find_consensus(lossy(np.concatenate([STEP, STEP[:90], STEP[100:]]), 6, 7, 0.002))
+    assert found is not None
+    assert len(found.step) == 2 * len(STEP) - 10
+
+
 @pytest.mark.parametrize("block", [1, 50, 1000])
 def test_a_step_is_known_although_calls_get_lost_all_the_time(block: int) -> None:
     cutter = StepCutter()
@@ -48,9 +60,9 @@ def test_when_nothing_is_lost_any_more_steps_are_compared_again() -> None:
     cutter = StepCutter()
     feed(cutter, lossy(STEP, 8, 3))
     feed(cutter, np.tile(STEP, 20))
-    before = cutter.n_steps
+    before = cutter.n_alike
     feed(cutter, np.tile(STEP, 10))
-    assert cutter.n_steps - before == 10
+    assert cutter.n_alike - before == 10 * len(STEP)
 
 
 def test_another_step_is_noticed_where_calls_get_lost() -> None:
@@ -65,7 +77,7 @@ def test_another_step_is_noticed_where_calls_get_lost() -> None:
 @pytest.mark.slow
 def test_recorded_frameworks_are_recognised_although_calls_get_lost() -> None:
     """One of a hundred, lost or exchanged with its neighbour; read after six steps."""
-    lstm = encoder_from_bytes(shipped_blob("lstm"))
-    accuracy = total(recognised(lstm, recorded()[::3], 13, rate=0.01, n_steps=6))
+    lstm = default_encoder()
+    accuracy = recognised(lstm, recorded()[::3], 13, rate=0.01, n_steps=6)
     assert accuracy.stage_percent >= 95.0, accuracy.mistakes
     assert accuracy.percent >= 93.0, accuracy.mistakes

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from zerotune.tuner.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, disturbed
-from zerotune.tuner.fingerprint.encoding.encoders import Encoder
+from benchmarks.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, disturbed
+from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder
 from zerotune.tuner.fingerprint.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.labels import Shown
 from zerotune.tuner.fingerprint.steps.anatomy import Floats, Ints
@@ -57,13 +56,13 @@ class Accuracy:
 
 
 def recognised(
-    encoder: Encoder | None,
+    encoder: LstmEncoder | None,
     sequences: Iterable[Sequence],
     seed: int,
     *,
     rate: float = 0.0,
     n_steps: float = STEPS_ALLOWED,
-) -> dict[str, Accuracy]:
+) -> Accuracy:
     """How many sequences are recognised, read from a random place in mid-training on.
 
     Args:
@@ -74,22 +73,22 @@ def recognised(
         n_steps: steps after which the answer is read.
 
     Returns:
-        Accuracy by group of sequences.
+        Accuracy over all sequences.
     """
     rng = np.random.default_rng(seed)
-    accuracies: dict[str, Accuracy] = defaultdict(Accuracy)
+    accuracy = Accuracy()
     for sequence in sequences:
         fingerprint = StageFingerprint(encoder)
         codes, gaps_us = middle(sequence, rng, n_steps)
         if rate:
             codes, gaps_us = disturbed(codes, gaps_us, rng, rate)
         feed(fingerprint, codes, gaps_us, rng)
-        accuracies[sequence.group].add(sequence.name, sequence.shown, fingerprint.shown)
-    return dict(accuracies)
+        accuracy.add(sequence.name, sequence.shown, fingerprint.shown)
+    return accuracy
 
 
 def changes_noticed(
-    encoder: Encoder | None,
+    encoder: LstmEncoder | None,
     sequences: Many[Sequence],
     n_pairs: int,
     seed: int,

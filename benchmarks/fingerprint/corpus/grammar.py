@@ -15,8 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import Collective, Stage
-from zerotune.tuner.fingerprint.corpus.packing import (
+from benchmarks.fingerprint.corpus.packing import (
     MAX_CALLS_PER_PASS,
     GeneratedCall,
     Packing,
@@ -25,8 +24,9 @@ from zerotune.tuner.fingerprint.corpus.packing import (
     packed,
     rounded,
 )
-from zerotune.tuner.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Speed, Timeline
-from zerotune.tuner.fingerprint.labels import TrainingKind
+from benchmarks.fingerprint.corpus.timeline import AG, AR, BROADCAST, REDUCE, RS, Speed, Timeline
+from benchmarks.fingerprint.corpus.training_kind import TrainingKind
+from zerotune.store.records import Collective, Stage
 from zerotune.tuner.fingerprint.steps.anatomy import TINY_BYTES, Ints
 
 Rng = np.random.Generator

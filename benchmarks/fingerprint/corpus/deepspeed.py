@@ -1,7 +1,7 @@
 """When DeepSpeed's ZeRO-3 gathers which tensors, by its settings: what the generator plays.
 
 A tensor is gathered when it is needed, and others ahead of their use in one call; it is freed after its use unless it
-is soon needed again. `tests/stage/test_stage_deepspeed.py` compares this with recordings.
+is soon needed again.
 """
 
 from __future__ import annotations

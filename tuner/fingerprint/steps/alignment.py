@@ -1,0 +1,285 @@
+"""The step of a sequence that loses calls: no two rounds of it are equal, so they are aligned and the majority decides.
+
+Rounds are aligned with the last one by Myers' greedy algorithm (An O(ND) difference algorithm, 1986), backwards from
+the end of the sequence. A call belongs to the step if most rounds have it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from zerotune.tuner.fingerprint.steps.anatomy import Ints, period_of
+
+MIN_ROUNDS: Final = 3
+"""Least rounds that vote: two that differ do not show which is right."""
+ODD_SHARE: Final = 0.12
+ODD_CALLS: Final = 6
+"""Most calls skipped in a stretch: ODD_SHARE of it, and ODD_CALLS more."""
+CHUNK: Final = 256
+FEW_ROUNDS: Final = 7
+MOST: Final = 0.6
+"""From FEW_ROUNDS on, this share of rounds must have a call: one of every second round belongs to a step of two."""
+SAME_ODDITY: Final = 3
+DEVIATIONS: Final = 4.0
+"""Differences at one position are no lost calls, but another step, if there are this many of them, and DEVIATIONS
+standard deviations more than losses by chance would make."""
+PAIRING: Final = 0x9E3779B97F4A7C1
+"""An odd, large factor that makes one number of two calls in a row; other pairs hardly ever get an equal one."""
+MAX_CODES: Final = 5
+MAX_POSITIONS: Final = 24
+"""How many of the rarest calls and pairs, and how many positions of each, are looked at."""
+N_SAMPLES: Final = 48
+DRIFT: Final = 3
+MIN_SHARE: Final = 0.7
+"""A distance is tried if MIN_SHARE of N_SAMPLES calls come again at it, DRIFT calls more or less."""
+MAX_LAGS: Final = 32
+MAX_VOTES: Final = 3
+"""Distances tried for one end; rounds of voting for each."""
+NEXT_END: Final = 3
+"""A step must explain 1/NEXT_END of the end looked at; else an end of 1/NEXT_END of its length is tried."""
+NEAR: Final = 0.02
+"""Relative difference between lengths that may be one."""
+SHORTEST_END: Final = 18
+MAX_ROUNDS: Final = 6
+"""Most rounds that vote again on a step that is known, so constant losses cost little."""
+EXPLAINED: Final = 0.75
+"""Least share of these rounds that the step must explain, or it has changed."""
+
+
+class Consensus(NamedTuple):
+    """A step that most rounds agree on."""
+
+    step: Ints
+    n_explained: int
+    """Calls of the sequence, from its end on."""
+    n_breaks: int
+    """Places there where calls are missing or odd."""
+
+
+class Alignment(NamedTuple):
+    """Rounds of a step laid against a sequence, both backwards from their ends."""
+
+    n_explained: int
+    """Calls of the sequence, from its end on."""
+    n_odd: int
+    """Calls skipped in either of them."""
+    n_breaks: int
+    """Places where calls were skipped."""
+    n_passed: int
+    """Calls of the step passed in the last round."""
+    n_seen: Ints
+    """Rounds, by position in the step, the last first."""
+    n_kept: Ints
+    """Rounds that have the call, by position."""
+    inserted: Counter[tuple[int, int, int]]
+    """How often a call was found before a position: (position, its number there, code)."""
+
+
+def find_consensus(codes: Ints) -> Consensus | None:
+    """The step that explains the longest end of `codes` but for odd calls; None if nothing does."""
+    n_end = len(codes)
+    while n_end >= SHORTEST_END:
+        found = _explains(codes[-n_end:])
+        if found is not None:
+            return found
+        n_end //= NEXT_END
+    return None
+
+
+def _explains(codes: Ints) -> Consensus | None:
+    """The shortest step that explains most of `codes`."""
+    for lag in _lags(codes)[:MAX_LAGS]:
+        step = codes[-lag:]
+        found = align(codes[-(MIN_ROUNDS + 1) * lag :], step)
+        if found.n_explained < MIN_ROUNDS * lag * (1 - NEAR):
+            continue
+        for _ in range(MAX_VOTES):
+            mended = _voted(step, found)
+            if len(mended) < 2:
+                break
+            is_settled, step = np.array_equal(mended, step), mended
+            found = align(codes, step)
+            if is_settled:
+                break
+        least = max(MIN_ROUNDS * len(step) * (1 - NEAR), len(codes) / NEXT_END)
+        if len(mended) < 2 or found.n_explained < least:
+            continue
+        end = codes[-found.n_explained :]
+        _, n_foreign = np.unique(end[~np.isin(end, step)], return_counts=True)
+        if not (n_foreign > 1).any() and not _is_odd_again(step, found):  # all that comes again is part of the step
+            return Consensus(step[: period_of(step)], found.n_explained, found.n_breaks)
+    return None
+
+
+def voted_again(step: Ints, history: Ints, n_new: int) -> Ints | None:
+    """The step as the last rounds of `history` have it; None if it is not their step any more.
+
+    Args:
+        step: the last round before the last `n_new` calls.
+        history: calls, the oldest first, [n].
+        n_new: calls that came since.
+    """
+    forward = align(history[len(history) - n_new :][::-1], step[::-1])
+    step = np.roll(step, -forward.n_passed)
+    codes = history[-MAX_ROUNDS * len(step) :]
+    found = align(codes, step)
+    if forward.n_explained < n_new or found.n_explained < EXPLAINED * len(codes) or _is_odd_again(step, found):
+        return None
+    mended = _voted(step, found)
+    return mended[: period_of(mended)]
+
+
+def align(codes: Ints, step: Ints) -> Alignment:
+    """Lay `step`, round after round, against `codes` from the end of both, back to where it explains them no more."""
+    past, back, n = codes[::-1], step[::-1], len(step)
+    n_seen, n_kept = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    inserted: Counter[tuple[int, int, int]] = Counter()
+    at = n_odd = n_breaks = n_back = 0
+    while at < len(past):
+        edits, passed, n_back = _edits(past[at : at + n + int(ODD_SHARE * n) + ODD_CALLS], back)
+        n_seen[:n_back] += 1
+        n_kept[:n_back] += 1
+        n_extra: Counter[int] = Counter()
+        for in_past, in_back, is_extra in edits:
+            if is_extra:
+                inserted[in_back % n, n_extra[in_back], int(past[at + in_past])] += 1
+                n_extra[in_back] += 1
+            else:
+                n_kept[in_back] -= 1
+        at, n_odd = at + passed, n_odd + len(edits)
+        n_breaks += int(np.count_nonzero(np.diff([one + other for one, other, _ in edits], prepend=-2) > 1))
+        if n_back < n or 2 * passed < n:
+            break
+    return Alignment(at, n_odd, n_breaks, n_back, n_seen, n_kept, inserted)
+
+
+def _edits(one: Ints, other: Ints) -> tuple[list[tuple[int, int, bool]], int, int]:
+    """What to skip for `one` to be `other`, up to the end of either or to where too much would be skipped.
+
+    Returns:
+        Each call skipped as (position in one, position in other, whether it is one's), and how far both were passed.
+    """
+    reached: dict[int, int] = {1: 0}
+    """By diagonal, how far `one` is passed with so many calls skipped."""
+    history: list[dict[int, int]] = []
+    best = 0
+    for n_skipped in range(int(ODD_SHARE * len(one)) + ODD_CALLS + 1):
+        now: dict[int, int] = {}
+        for diagonal in range(-n_skipped, n_skipped + 1, 2):
+            below, above = reached.get(diagonal - 1, -1), reached.get(diagonal + 1, -1)
+            at = above if above > below or diagonal == -n_skipped else below + 1
+            at += _n_same(one[at:], other[at - diagonal :])
+            now[diagonal] = at
+            if at >= len(one) or at - diagonal >= len(other):
+                history.append(now)
+                return _traced(history, diagonal)
+        history.append(now)
+        reached = now
+        best = max(2 * at - diagonal for diagonal, at in now.items()) // 2
+        if n_skipped > ODD_SHARE * best + ODD_CALLS:
+            break
+    return _traced(history, max(reached, key=lambda diagonal: 2 * reached[diagonal] - diagonal))
+
+
+def _traced(history: list[dict[int, int]], diagonal: int) -> tuple[list[tuple[int, int, bool]], int, int]:
+    """The calls skipped on the way to the diagonal reached last; see `_edits`."""
+    at = history[-1][diagonal]
+    n_one, n_other = at, at - diagonal
+    edits = []
+    for n_skipped in range(len(history) - 1, 0, -1):
+        before = history[n_skipped - 1]
+        below, above = before.get(diagonal - 1, -1), before.get(diagonal + 1, -1)
+        is_extra = not (above > below or diagonal == -n_skipped)
+        diagonal += -1 if is_extra else 1
+        at = before[diagonal]
+        edits.append((at, at - diagonal, is_extra))
+    return edits[::-1], n_one, n_other
+
+
+def _n_same(one: Ints, other: Ints) -> int:
+    """Calls until the first difference."""
+    n, at = min(len(one), len(other)), 0
+    while at < n:
+        end = min(n, at + CHUNK)
+        differs = one[at:end] != other[at:end]
+        first = int(differs.argmax())
+        if differs[first]:
+            return at + first
+        at = end
+    return n
+
+
+def _voted(step: Ints, found: Alignment) -> Ints:
+    """The step as most rounds have it."""
+    enough = np.where(found.n_seen > FEW_ROUNDS, MOST, 0.5) * found.n_seen
+    more: dict[int, list[int]] = {}
+    for (position, _, code), count in sorted(found.inserted.items()):
+        if count >= enough[position]:
+            more.setdefault(position, []).append(code)
+    backwards: list[int] = []
+    for position, code in enumerate(step[::-1].tolist()):
+        backwards += more.get(position, [])
+        if found.n_kept[position] >= enough[position]:
+            backwards.append(code)
+    return np.array(backwards[::-1], np.int64)
+
+
+def _is_odd_again(step: Ints, found: Alignment) -> bool:
+    """Whether something is missing, or too much, at one position time and again.
+
+    What is lost anywhere in a row of calls that are equal, or alternate, is missed at its end.
+    """
+    odd = found.n_seen - found.n_kept
+    for (position, _, _), count in found.inserted.items():
+        odd[position] = max(odd[position], count)
+    expected = found.n_odd / len(step) * _rows(step[::-1])
+    return bool(((odd >= SAME_ODDITY) & (odd >= expected + DEVIATIONS * np.sqrt(expected))).any())
+
+
+def _rows(past: Ints) -> Ints:
+    """By position: calls in the row that it is in or next to."""
+    goes_on = (past == np.roll(past, 1)) | (past == np.roll(past, 2))
+    if goes_on.all():
+        return np.full(len(past), len(past))
+    begin = int((~goes_on).argmax())
+    rows = np.cumsum(~np.roll(goes_on, -begin)) - 1
+    long: Ints = np.roll(np.bincount(rows)[rows], begin)
+    for _ in range(2):
+        long = np.maximum.reduce([long, np.roll(long, 1), np.roll(long, -1)])
+    return long
+
+
+def distances(codes: Ints, n_least: int, n_codes: int) -> set[int]:
+    """Distances between positions of the codes that are rarest lately and come `n_least` times or more in all."""
+    known, n_in_all = np.unique(codes, return_counts=True)
+    values, n_lately = np.unique(codes[-(len(codes) // 2 + 1) :], return_counts=True)
+    again = np.flatnonzero(n_in_all[np.searchsorted(known, values)] >= n_least)
+    found: set[int] = set()
+    for value in values[again[np.argsort(n_lately[again], kind="stable")][:n_codes]].tolist():
+        positions = np.flatnonzero(codes == value)
+        found.update((positions[-1] - positions[:-1][-MAX_POSITIONS:]).tolist())
+    return found
+
+
+def _lags(codes: Ints) -> list[int]:
+    """About how far apart rounds may be, shortest first: distances at which most other calls come again, too."""
+    n = len(codes)
+    pairs = paired(codes)
+    found = distances(codes, MIN_ROUNDS, MAX_CODES) | distances(pairs, MIN_ROUNDS, MAX_CODES)
+    lags = np.array(sorted(lag for lag in found if 1 < lag <= n // MIN_ROUNDS), np.int64)
+    if not len(lags):
+        return []
+    positions = np.linspace(n - n // MIN_ROUNDS + DRIFT, n - 1 - DRIFT, N_SAMPLES).astype(np.int64)
+    before = pairs[positions[None, :, None] - lags[:, None, None] + np.arange(-DRIFT, DRIFT + 1)[None, None, :]]
+    shares = (before == pairs[positions][None, :, None]).any(axis=2).mean(axis=1)
+    chosen: list[int] = lags[shares >= MIN_SHARE].tolist()
+    return chosen
+
+
+def paired(codes: Ints) -> Ints:
+    """Each call with the one before it, as one number."""
+    pairs: Ints = PAIRING * np.roll(codes, 1) + codes
+    return pairs
