@@ -17,7 +17,7 @@ from zerotune.store.records import CandidateStatistics, Decision, JobRecord, Mod
 from zerotune.store.sqlite.opening import reader
 from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls, measured_calls
 from zerotune.store.sqlite.rows import measurements as _measurements
-from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, decision_of
+from zerotune.store.sqlite.rows.decisions import DECISION_COLUMNS, decision_of
 from zerotune.store.wire import Facts
 
 Of = TypeVar("Of")

@@ -27,9 +27,7 @@ from zerotune.store.records import (
     TimingSource,
     size_class,
 )
-from zerotune.store.sqlite.rows.checksums import checksums
 from zerotune.store.sqlite.rows.levels import Cells, Levelled, levelled
-from zerotune.store.sqlite.rows.sealing import row_checksum
 
 UNKNOWN: Final = 255
 """`algorithm` and `protocol` of a measurement that does not say which ran; `protocol` may be unknown alone."""
@@ -63,15 +61,14 @@ _SETTING_OF: Final = (
 _SERIES: Final = np.dtype([(name, MEASUREMENT[name]) for name in _SETTING_OF])
 SERIES_COLUMNS: Final = ("fabric", *_SETTING_OF)
 _ROW_COLUMNS: Final = ("series", "job", "epoch", "step", "duration_us", "memory_pressure", "measured_at_s")
-_WRITTEN: Final = (*_ROW_COLUMNS, "checksum")
 _ROWS_PER_STATEMENT: Final = 1024
-"""8 values a row: below SQLite's usual limit of 32,766 parameters."""
+"""7 values a row: below SQLite's usual limit of 32,766 parameters."""
 
 
 @cache
 def _insert(n_rows: int) -> str:
-    marks = "(" + ",".join("?" * len(_WRITTEN)) + ")"
-    return f"INSERT INTO measurements ({','.join(_WRITTEN)}) VALUES " + ",".join([marks] * n_rows)
+    marks = "(" + ",".join("?" * len(_ROW_COLUMNS)) + ")"
+    return f"INSERT INTO measurements ({','.join(_ROW_COLUMNS)}) VALUES " + ",".join([marks] * n_rows)
 
 
 class SeriesIds:
@@ -107,9 +104,8 @@ class SeriesIds:
         if known is not None:
             return known
         values = (fabric, *np.frombuffer(key, _SERIES)[0].item())
-        marks = ",".join("?" * (len(values) + 1))
-        row = (*values, row_checksum(values))
-        connection.execute(f"INSERT OR IGNORE INTO series ({','.join(SERIES_COLUMNS)},checksum) VALUES ({marks})", row)
+        marks = ",".join("?" * len(values))
+        connection.execute(f"INSERT OR IGNORE INTO series ({','.join(SERIES_COLUMNS)}) VALUES ({marks})", values)
         where = " AND ".join(f"{column} = ?" for column in SERIES_COLUMNS)
         (found,) = connection.execute(f"SELECT id FROM series WHERE {where}", values).fetchone()
         self._ids[fabric, key] = found
@@ -132,8 +128,7 @@ def insert(
         block: MEASUREMENT, shape (n,).
         measured_at_s: Unix time, of all of them.
     """
-    n_columns = len(_WRITTEN)
-    checksum = checksums([series, job, *(block[name] for name in _ROW_COLUMNS[2:6]), measured_at_s])
+    n_columns = len(_ROW_COLUMNS)
     start = 0
     while start < len(block):
         # Powers of two: a connection keeps its last 128 statements with their values, and of one for each length that
@@ -148,7 +143,6 @@ def insert(
         values[4::n_columns] = part["duration_us"].tolist()
         values[5::n_columns] = part["memory_pressure"].tolist()  # SQLite stores NaN as NULL
         values[6::n_columns] = [measured_at_s] * n_rows
-        values[7::n_columns] = checksum[start : start + n_rows].tolist()
         connection.execute(_insert(n_rows), values)
         start += n_rows
     connection.execute("UPDATE tallies SET n_rows = n_rows + ? WHERE name = 'measurements'", (len(block),))
