@@ -25,6 +25,7 @@ from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import BASELINE, Plan, PlanRow
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.statistics import statistics as statistics_of
 from zerotune.tuner.offline.replay import load_table, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.policies import PolicyContext, oracle
@@ -223,7 +224,7 @@ def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: 
         What replay says of the plan.
     """
     with Store.open(store, read_only=True) as opened:
-        statistics = opened.statistics(table.fabric_id)
+        statistics = statistics_of(opened, table.fabric_id)
         knowledge = Knowledge.from_store(opened, table.fabric_id)
     shapes, index = table.shapes()
     context = PolicyContext(CostEstimates(table, shapes, index, statistics))
