@@ -24,6 +24,7 @@ from zerotune.tuner.modeling.levels import Cells, Levelled, levelled
 _SETTING_COLUMNS: Final = (
     "n_ranks", "n_nodes", "collective", "phase", "message_bytes", "algorithm", "protocol", "n_channels", "is_default",
 )  # fmt: skip
+_TIMED: Final = ("id", "series", "job", "step", "duration_us", "measured_at_s")
 _LEAST_LOG: Final = -20.0
 """Log duration at which shorter ones, practically zero, are clipped."""
 
@@ -46,7 +47,7 @@ def at_usual_level(
     """
     rows = store.stored(fabric_id, limit=limit, without_job=without_job)
     usable = np.flatnonzero(rows["outcome"] == Outcome.ok)
-    settings, cell = _settings(rows[usable])
+    settings, cell = _settings(store, fabric_id, rows[usable])
     if (levels := _levels_of(settings, cell, rows[usable])) is not None:
         rows["duration_us"][usable] *= np.exp(-levels.shift)
     return rows
@@ -69,10 +70,10 @@ def statistics(
     Returns:
         One entry per (key, candidate, chosen by NCCL or not), sorted by key.
     """
-    rows = store.stored(fabric_id, job_id, without_job=without_job, outcome=Outcome.ok)
+    rows = store.stored(fabric_id, job_id, without_job=without_job, outcome=Outcome.ok, names=_TIMED)
     if not len(rows):
         return []
-    settings, cell = _settings(rows)
+    settings, cell = _settings(store, fabric_id, rows)
     durations_us, doubt = rows["duration_us"], np.zeros(len(settings))
     if (levels := _levels_of(settings, cell, rows)) is not None:
         durations_us = durations_us * np.exp(-levels.shift)
@@ -105,11 +106,15 @@ def statistics(
     return sorted(found, key=lambda one: (one.key, str(one.candidate), one.is_default))
 
 
-def _settings(rows: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The settings that rows have, in _SETTING_COLUMNS, and the index of each row's setting among them."""
-    _, first, series = np.unique(rows["series"], return_index=True, return_inverse=True)
-    columns = np.stack([rows[name][first].astype(np.int64) for name in _SETTING_COLUMNS], axis=1)
-    settings, setting = np.unique(columns, axis=0, return_inverse=True)
+def _settings(
+    store: Store, fabric_id: str, rows: NDArray[np.void]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The settings that rows of STORED have, in _SETTING_COLUMNS, and the index of each row's setting among them."""
+    numbers, series = np.unique(rows["series"], return_inverse=True)
+    known = store.series(fabric_id)
+    columns = [[known[number][name] for name in _SETTING_COLUMNS] for number in numbers.tolist()]
+    table = np.array(columns, np.int64).reshape(-1, len(_SETTING_COLUMNS))
+    settings, setting = np.unique(table, axis=0, return_inverse=True)
     return settings, setting.reshape(-1)[series.reshape(-1)]
 
 

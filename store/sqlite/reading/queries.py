@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,11 +61,8 @@ class Reading:
             "s.source = ?": source,
             "m.measured_at_s >= ?": since_s,
         }
-        stored = _measurements.select(self._reader(), *_where(conditions), limit)
-        block = np.empty(len(stored), _measurements.MEASUREMENT)
-        for name, _ in _measurements.MEASUREMENT_FIELDS:
-            block[name] = stored[name]
-        return block
+        names = _measurements.MEASUREMENT.names or ()
+        return _measurements.select(self._reader(), *_where(conditions), limit, names)
 
     def stored(
         self,
@@ -74,6 +72,7 @@ class Reading:
         without_job: str | None = None,
         outcome: Outcome | None = None,
         limit: int | None = None,
+        names: Sequence[str] = _measurements.STORED.names or (),
     ) -> NDArray[np.void]:
         """Measurements on a fabric, with the rows that they are kept in.
 
@@ -83,9 +82,10 @@ class Reading:
             without_job: leave this job's out; None: leave none out.
             outcome: how they ended; None: in any way.
             limit: the newest so many; None: all.
+            names: the fields that are wanted; few are faster.
 
         Returns:
-            STORED, shape (n,), oldest first.
+            STORED with these fields, shape (n,), oldest first.
         """
         conditions: dict[str, Any] = {
             "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
@@ -93,7 +93,16 @@ class Reading:
             "m.job IS NOT (SELECT id FROM jobs WHERE job_id = ?)": without_job,
             "s.outcome = ?": outcome,
         }
-        return _measurements.select(self._reader(), *_where(conditions), limit)
+        return _measurements.select(self._reader(), *_where(conditions), limit, names)
+
+    def series(self, fabric_id: str) -> dict[int, dict[str, int]]:
+        """What distinguishes measurements on a fabric, by `series` of STORED."""
+        names = _measurements.SERIES_COLUMNS[1:]
+        rows = self._reader().execute(
+            f"SELECT id, {','.join(names)} FROM series WHERE fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)",
+            (fabric_id,),
+        )
+        return {number: dict(zip(names, values, strict=True)) for number, *values in rows}
 
     def measured(self) -> dict[tuple[str, str], int]:
         """How many measurements there are of each job on each fabric, the jobs oldest first."""

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from zerotune.store.records import CandidateStatistics
-from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.modeling.statistics import at_usual_level, statistics
 
 Maker = Callable[..., NDArray[np.void]]
@@ -74,7 +74,7 @@ def test_measurements_for_a_model_are_at_the_same_level(store, job):
     rows["outcome"][::50] = 3
     store.record_measurements("f", "j", rows)
     store.flush()
-    found = at_usual_level(store, "f")
+    found = at_usual_level(store, "f")[[*MEASUREMENT.names]].astype(MEASUREMENT)
     failed = rows["outcome"] == 3
     np.testing.assert_array_equal(found[failed], rows[failed])
     small = found[(found["message_bytes"] == 1 << 20) & ~failed]
