@@ -25,6 +25,7 @@ from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import BASELINE, Plan, PlanRow
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.statistics import statistics as statistics_of
 from zerotune.tuner.offline.replay import load_table, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.policies import PolicyContext, oracle
@@ -188,7 +189,7 @@ def sweep(world: World, table: CollectiveTable, store: Path) -> None:
 def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: int = 0) -> ReplayResult:
     """Make a plan, write it, and replay it."""
     with Store.open(store, read_only=True) as opened:
-        statistics = opened.statistics(table.fabric_id)
+        statistics = statistics_of(opened, table.fabric_id)
         knowledge = Knowledge.from_store(opened, table.fabric_id)
     shapes, index = table.shapes()
     context = PolicyContext(CostEstimates(table, shapes, index, statistics))

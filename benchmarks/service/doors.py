@@ -55,13 +55,13 @@ from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.agent.nccl.compiled import PLUGIN, cache_folder
 from zerotune.store import wire
 from zerotune.store.atomic_file import atomic_write
-from zerotune.store.knowledge_pool import KnowledgePool
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.all_users.folders import User
 from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.client.status import fetch_status
 from zerotune.tuner.fleet.building import STATE_SUFFIX, build
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
+from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 from zerotune.tuner.service.endpoint import make_keys
 
 LONGEST_S: Final = 25.0

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zerotune.store.knowledge_pool import MAX_FILE_BYTES, VERSION, KnowledgePool, Shared, checked
 from zerotune.store.records import (
     Algorithm,
     Candidate,
@@ -23,6 +22,7 @@ from zerotune.store.records import (
     Protocol,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.knowledge_pool import MAX_FILE_BYTES, VERSION, KnowledgePool, Shared, checked
 
 ME, ALICE, BOB = 1000, 1001, 1002
 KEY, OTHER_KEY = (

@@ -16,7 +16,7 @@ from benchmarks.lib.simulated.earlier_jobs import knowledge, offer_only
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Decision, DecisionKey, Phase
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.decided import proven_decisions, settled_decisions
+from zerotune.tuner.decided import proven_decisions, settled_decisions
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.offline import explanations, explanations_shown
 

@@ -26,7 +26,6 @@ from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store import plan_file, wire
-from zerotune.store.knowledge_pool import Shared
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -48,6 +47,7 @@ from zerotune.tuner.fingerprint.encoding.arrays import to_bytes
 from zerotune.tuner.fingerprint.encoding.features import FEATURES_VERSION
 from zerotune.tuner.fleet.book import Cell, Contributor, FabricLine, Head, Skipped, sealed
 from zerotune.tuner.fleet.objects import Fabric, pack
+from zerotune.tuner.learning.knowledge_pool import Shared
 from zerotune.tuner.modeling.correction.baked import Baked
 
 HERE: Final = Path(__file__).parent

@@ -14,10 +14,11 @@ from zerotune.tuner.learning.explaining.words import saved_with_doubt
 from zerotune.tuner.modeling.correction.baked import DISBELIEF, UNKNOWN_STD, Correction
 from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints, cell_of
+from zerotune.tuner.modeling.statistics import statistics as statistics_of
 
 if TYPE_CHECKING:
-    from zerotune.store.knowledge_pool import KnowledgePool
     from zerotune.store.sqlite.database import CandidateStatistics, Store
+    from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 
 RERUN_STD: Final = 0.04
 """How far (log) a setting's mean moves between two runs on one fabric; between two phases, twice as far."""
@@ -126,8 +127,8 @@ class Knowledge:
             model = load_correction(store, fabric_id)
         of_fabric = (job.job_id for job in store.jobs() if job.fabric_id == fabric_id)
         jobs = [job_id for job_id in of_fabric if job_id != without_job][-JOBS_COMPARED:]
-        by_job = [store.statistics(fabric_id, job_id) for job_id in jobs]
-        statistics = store.statistics(fabric_id, without_job=without_job)
+        by_job = [statistics_of(store, fabric_id, job_id) for job_id in jobs]
+        statistics = statistics_of(store, fabric_id, without_job=without_job)
         if pool is not None:
             pool.publish(fabric_id, statistics, by_job)
             statistics, by_job = pool.with_others(fabric_id, statistics, by_job)

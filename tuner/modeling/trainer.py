@@ -21,6 +21,7 @@ from zerotune.tuner.modeling.correction.baked import BAKED_VERSION, MOST_CHANNEL
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build, candidate_at, training_hash
 from zerotune.tuner.modeling.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
+from zerotune.tuner.modeling.statistics import at_usual_level
 
 if TYPE_CHECKING:
     from zerotune.store.sqlite.database import Store
@@ -54,7 +55,7 @@ def train(store: Store, fabric_id: str, *, without_job: str | None = None) -> Mo
     facts = store.fabrics().get(fabric_id)
     if facts is None:
         return None
-    block = store.measurements_at_usual_level(fabric_id, limit=MAX_MEASUREMENTS, without_job=without_job)
+    block = at_usual_level(store, fabric_id, limit=MAX_MEASUREMENTS, without_job=without_job)
     return fit(block, fabric_id, facts)
 
 
