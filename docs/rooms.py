@@ -80,7 +80,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
             "zero_runtime/optimizer",
         },
     ),
-    "tuner base": ("the join of one collective over its ranks", RECORDED),
+    "tuner base": ("the join of one collective over its ranks; what follows from decisions", RECORDED),
     "tuner/late_ranks": ("which ranks collectives wait for", CONTRACTS),
     "tuner/client": ("speaks to a daemon from outside a job", CONTRACTS | {"agent/daemon_link"}),
     "tuner/traces": ("reads other tools' traces and ours", RECORDED | {"agent/nccl", "tuner base"}),
@@ -94,7 +94,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "decides: policy, regimes, knowledge",
         RECORDED | {"agent/nccl", "tuner/modeling", "tuner/fingerprint"},
     ),
-    "tuner/fleet": ("what nodes learned, shared as files: objects, books", RECORDED | {"agent/nccl"}),
+    "tuner/fleet": ("what nodes learned, shared as files: objects, books", RECORDED | {"agent/nccl", "tuner/modeling"}),
     "tuner/service": (
         "the daemon",
         RECORDED
@@ -104,7 +104,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "tuner/all_users": ("root's service: a daemon for each user of the node", CONTRACTS),
     "tuner/inductor": (
         "what torch inductor is told of collectives' durations",
-        RECORDED | {"agent base", "agent/machine"},
+        RECORDED | {"agent base", "agent/machine", "tuner base", "tuner/modeling"},
     ),
     "tuner/metrics": ("Prometheus", RECORDED | {"tuner/client"}),
     "tuner/offline": (
@@ -115,11 +115,11 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     ),
     "tuner/watching": (
         "jobs as they run, in a browser or a terminal",
-        RECORDED | {"tuner/client", "tuner/modeling", "tuner/offline"},
+        RECORDED | {"tuner base", "tuner/client", "tuner/modeling", "tuner/offline"},
     ),
     "tuner/demo": (
         "the whole loop on this machine",
-        RECORDED | {"agent base", "agent/nccl", "tuner/client", "tuner/modeling", "tuner/offline"},
+        RECORDED | {"agent base", "agent/nccl", "tuner base", "tuner/client", "tuner/modeling", "tuner/offline"},
     ),
     "tuner/doctor": (
         "what on this machine would stop tuning",

@@ -2,14 +2,13 @@
 
 published_runs.csv has the runs with their sources, published_runs.py the rule by which half of them were set aside.
 `--fit` chooses the constants anew, by the other half. Peaks of memory, where runs state them, are compared too, beside
-DeepSpeed's estimator, and with `--torch` torch's own tracker of memory (torch_estimator.py), some minutes.
+DeepSpeed's estimator.
 
-Run: python -m benchmarks advise_error [--runs] [--torch] [--fit] [--quick] [--json]
+Run: python -m benchmarks advise_error [--runs] [--fit] [--quick] [--json]
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.advice.published_runs import PublishedRun, published_runs
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.advice.configuration import Recompute, Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT, Constants
 from zerotune.tuner.advice.hardware.cluster import Cluster
@@ -168,12 +167,9 @@ def fit(runs: list[PublishedRun], say: Callable[[str], None]) -> Constants:
 
 def main() -> None:
     """Predict, compare, report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, quick="is always quick; for scripts that run all benchmarks")
     parser.add_argument("--runs", action="store_true", help="show every run")
     parser.add_argument("--fit", action="store_true", help="choose the constants anew by the runs not set aside")
-    parser.add_argument("--torch", action="store_true", help="compare peaks of memory with torch's own tracker, too")
-    parser.add_argument("--quick", action="store_true", help="is always quick; for scripts that run all benchmarks")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     runs = published_runs()
     constants = DEFAULT
@@ -189,10 +185,7 @@ def main() -> None:
                 f"{ours / run.value - 1:+.1%}", *_memories(run, constants),
             )  # fmt: skip
         Console(width=140, stderr=options.json).print(table)
-    found = results(runs, constants)
-    if options.torch and not options.quick:
-        found.append(_beside_torch(runs, constants))
-    report("advise_error", found, as_json=options.json)
+    report("advise_error", results(runs, constants), as_json=options.json)
 
 
 def _memory_results(runs: list[PublishedRun], constants: Constants) -> list[Result]:
@@ -207,20 +200,6 @@ def _memory_results(runs: list[PublishedRun], constants: Constants) -> list[Resu
     ]
 
 
-def _beside_torch(runs: list[PublishedRun], constants: Constants) -> Result:
-    """torch's tracker on the same runs; the ratio is our error over its own."""
-    from benchmarks.advice.torch_estimator import torchs_memory_gb
-
-    ours, theirs = [], []
-    for run in runs:
-        if run.memory_gb:
-            ours.append(abs(predicted_memory_gb(run, constants) / run.memory_gb - 1))
-            theirs.append(abs(torchs_memory_gb(run) / run.memory_gb - 1))
-            say(f"{run.name}: {ours[-1]:.0%} off, torch's tracker {theirs[-1]:.0%}")
-    ratio = median(ours) / median(theirs)
-    return Result("memory_error_median_torch", median(theirs), "share", peer="ours on the same", ratio=ratio)
-
-
 def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
     """How many lie within the range that `advise` states."""
     within = 0
@@ -231,16 +210,7 @@ def _in_range_share(runs: list[PublishedRun], constants: Constants) -> float:
 
 
 def comparison_errors(runs: Iterable[PublishedRun], constants: Constants = DEFAULT) -> list[float]:
-    """How far off `advise` is when it compares two runs.
-
-    Args:
-        runs: of which pairs are made: of one publisher, model and kind of GPU, that differ in stage, sharding, batch,
-            recomputation or how many GPUs.
-        constants: of the model.
-
-    Returns:
-        The logarithm's error of each pair's ratio, without its sign.
-    """
+    """How far off `advise` is when it compares two runs."""
     alike = defaultdict(list)
     for run in runs:
         common = replace(

@@ -8,7 +8,6 @@ Run: python -m benchmarks zero_paper [--write] [--quick] [--json]
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Final
 from benchmarks.advice import zero_paper_figures as figures
 from benchmarks.advice.zero_paper_figures import Stated
 from benchmarks.advice.zero_paper_model import CONSTANTS, DGX2, PaperRun, configuration, memory_gb, problem, step
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.advice.search import batch_that_fits
 from zerotune.zero_runtime import analysis
 
@@ -49,35 +48,22 @@ def page() -> str:
 
 
 def _head() -> Iterator[str]:
-    share, peak = CONSTANTS.matmul_shares[70], 125
-    yield "# The ZeRO paper's evaluation, side by side"
-    yield ""
-    yield (
-        "Made by `python -m benchmarks zero_paper --write`: what the paper (Rajbhandari et al. 2020) and three articles"
-    )
-    yield (
-        "on it state, what the model behind [`zerotune advise`](advice.md) says, and the "
-        "error, ours over theirs minus 1."
-    )
-    yield "Nothing here was run on a GPU."
-    yield ""
-    yield (
-        "**One set of constants for all rows**: those of `advise`, but for three. Large "
-        f"multiplications reach {share:.0%} of"
-    )
-    yield f"a V100's {peak} TFLOP/s, a block moves {CONSTANTS.traffic:g} times what it keeps, collectives get"
-    yield (
-        f"{CONSTANTS.network_share:.0%} of the links; and of a node's 100 GB/s "
-        f"{DGX2.node_gbs:g} are used. No row has one of"
-    )
-    yield "its own. TFLOP/s count recomputation; the paper does not say what its own count."
-    yield ""
-    yield (
-        "Figures 2 to 4, 7 and 8 have no numbers. What the text says of them is here, "
-        "and few points that a public note on"
-    )
-    yield f'the paper read from the plots, marked "{figures.PLOT}"; the other points are left out.'
-    yield ""
+    yield f"""\
+# The ZeRO paper's evaluation, side by side
+
+Made by `python -m benchmarks zero_paper --write`: what the paper (Rajbhandari et al. 2020) and three articles
+on it state, what the model behind [`zerotune advise`](advice.md) says, and the error, ours over theirs minus 1.
+Nothing here was run on a GPU.
+
+**One set of constants for all rows**: those of `advise`, but for three. Large multiplications reach \
+{CONSTANTS.matmul_shares[70]:.0%} of
+a V100's 125 TFLOP/s, a block moves {CONSTANTS.traffic:g} times what it keeps, collectives get
+{CONSTANTS.network_share:.0%} of the links; and of a node's 100 GB/s {DGX2.node_gbs:g} are used. No row has one of
+its own. TFLOP/s count recomputation; the paper does not say what its own count.
+
+Figures 2 to 4, 7 and 8 have no numbers. What the text says of them is here, and few points that a public note on
+the paper read from the plots, marked "{figures.PLOT}"; the other points are left out.
+"""
 
 
 def _table(title: str, rows: Iterable[Stated]) -> Iterator[str]:
@@ -96,8 +82,7 @@ def _number(value: float) -> str:
 
 
 def _sizes() -> Iterator[str]:
-    yield "## What fits"
-    yield ""
+    yield "## What fits\n"
     yield from _table("largest model", figures.largest_models())
     wrong = _wrong_cells()
     yield (
@@ -120,8 +105,7 @@ def _wrong_cells() -> int:
 
 
 def _speeds() -> Iterator[str]:
-    yield "## Throughput"
-    yield ""
+    yield "## Throughput\n"
     yield from _table("per GPU", figures.throughputs())
     yield "Tables 5, 6 and 10 row by row, with their batches: ours, and the batch that would fit here."
     yield ""
@@ -142,8 +126,7 @@ def _scaling() -> Iterator[str]:
     theirs, ours, fixed = (
         figures.scaling(batch) for batch in (lambda row: row.batch, figures.largest_batch, lambda row: 16)
     )
-    yield "## Super-linear speed-up (Figure 3)"
-    yield ""
+    yield "## Super-linear speed-up (Figure 3)\n"
     yield (
         "60 billion parameters, MP 16. More ranks leave more memory for each one's "
         "batch, and a larger batch spreads the"
@@ -168,8 +151,7 @@ def _speedup(points: Sequence[tuple[int, int, float]]) -> float:
 
 
 def _kinds() -> Iterator[str]:
-    yield "## C1 to C5 (Figures 7 and 8)"
-    yield ""
+    yield "## C1 to C5 (Figures 7 and 8)\n"
     yield "| figure | model | run | batch | GB | TFLOP/s |"
     yield "|---|---|---|---|---|---|"
     for row in figures.RUNS:
@@ -208,8 +190,7 @@ def claims() -> list[tuple[str, bool]]:
 
 
 def _rest() -> Iterator[str]:
-    yield "## Communication"
-    yield ""
+    yield "## Communication\n"
     yield from _table("volume and latency", figures.traffic())
     holds = "hides at all of them" if figures.remedy_holds() else "does not hide at all of them"
     yield (
@@ -220,8 +201,7 @@ def _rest() -> Iterator[str]:
 
 
 def _contradictions() -> Iterator[str]:
-    yield "## Where the paper's own numbers disagree"
-    yield ""
+    yield "## Where the paper's own numbers disagree\n"
     for row in figures.RUNS:
         own = row.shape.n_parameters / 1e9
         if abs(own / row.stated_parameters * 1e9 - 1) > _NAMED_TOLERANCE:
@@ -229,42 +209,26 @@ def _contradictions() -> Iterator[str]:
                 f"- Table {row.table}'s {row.model} ({row.kind}): {row.n_layers} layers of {row.width} with GPT-2's "
                 f"vocabulary have {own:.3g} billion parameters."
             )
-    yield (
-        "- Table 4 gives width 4096 to the 40B and 60B of Figure 2, Table 5 width 6144; "
-        "only the latter has those sizes."
-    )
-    yield "- 60B is 132 layers of 6144 in Tables 5 and 7, 75 of 8192 in Tables 6 and 9; its heads are 32 or 64."
-    yield (
-        '- Checkpoints of 100B at batch 32 are "around 60 GB" in section 3.2 and "about '
-        '33 GB" in section 6.1; the formula'
-    )
-    yield "  (one 16-bit input per block) says 67."
     c1, c2 = figures.run(6, "40B", "C1"), figures.run(6, "60B", "C2")
-    yield (
-        "- C2's 60B: by the paper's formulas it leaves a third of the memory empty "
-        f"({memory_gb(c2):.0f} GB here, where C1's"
-    )
-    yield (
-        f"  largest takes {memory_gb(c1):.0f}). Halving model states does not lead from "
-        "60B to C4's 140B either, and Table 2"
-    )
-    yield "  measures 100B with P_os at the same MP, if with more ranks."
-    yield "- In the order C1 to C5, Table 9 would run C3, without P_a, at batch 32: its checkpoints alone take 40 GB."
-    yield "  In Table 7's order, C1, C2, C4, C5, C3, everything fits."
-    yield "- Tables 7 to 10 count figures from 4 to 7 that the text counts 6, 7, 8 and 4."
-    yield (
-        '- "15 PFLOP/s on average" for 8B to 100B is 37.5 TFLOP/s per GPU, less than the '
-        '"over 38" of 100B alone, which the'
-    )
-    yield "  text calls the begin of a slight reduction."
+    yield f"""\
+- Table 4 gives width 4096 to the 40B and 60B of Figure 2, Table 5 width 6144; only the latter has those sizes.
+- 60B is 132 layers of 6144 in Tables 5 and 7, 75 of 8192 in Tables 6 and 9; its heads are 32 or 64.
+- Checkpoints of 100B at batch 32 are "around 60 GB" in section 3.2 and "about 33 GB" in section 6.1; the formula
+  (one 16-bit input per block) says 67.
+- C2's 60B: by the paper's formulas it leaves a third of the memory empty ({memory_gb(c2):.0f} GB here, where C1's
+  largest takes {memory_gb(c1):.0f}). Halving model states does not lead from 60B to C4's 140B either, and Table 2
+  measures 100B with P_os at the same MP, if with more ranks.
+- In the order C1 to C5, Table 9 would run C3, without P_a, at batch 32: its checkpoints alone take 40 GB.
+  In Table 7's order, C1, C2, C4, C5, C3, everything fits.
+- Tables 7 to 10 count figures from 4 to 7 that the text counts 6, 7, 8 and 4.
+- "15 PFLOP/s on average" for 8B to 100B is 37.5 TFLOP/s per GPU, less than the "over 38" of 100B alone, which the
+  text calls the begin of a slight reduction."""
 
 
 def main() -> None:
     """Compare, report, and write the page on request."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, quick="is always quick; for scripts that run all benchmarks")
     parser.add_argument("--write", action="store_true", help="renew docs/design/zero-paper.md")
-    parser.add_argument("--quick", action="store_true", help="is always quick; for scripts that run all benchmarks")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if options.write:
         PAGE.write_text(page())

@@ -49,17 +49,7 @@ class Stated:
 
 
 def run(figure: int, model: str, kind: str, n_gpus: int | None = None) -> PaperRun:
-    """One row.
-
-    Args:
-        figure: its number in the text.
-        model: as the table names it.
-        kind: ZeRO, baseline, or C1 to C5.
-        n_gpus: None: the first such row.
-
-    Returns:
-        The row.
-    """
+    """One row."""
     return next(
         row
         for row in RUNS

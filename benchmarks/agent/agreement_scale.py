@@ -8,7 +8,6 @@ calls of a step. The store runs in a process of its own, as `torchrun` has it.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing as mp
 import resource
 import selectors
@@ -24,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 import torch.distributed as dist
 
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.agent.agreement import Agreement, job_start
 from zerotune.agent.agreement.protocol import Answer, Member, Outcome, PlanChange, decode, encode, framed
 from zerotune.agent.nccl import library
@@ -69,16 +68,7 @@ def step_calls() -> bytes:
 
 
 def members_of(rank: int, world_size: int, cycle: bytes) -> tuple[Member, ...]:
-    """What a rank says of its communicators.
-
-    Args:
-        rank: whose.
-        world_size: of the job.
-        cycle: packed.
-
-    Returns:
-        One member for each.
-    """
+    """What a rank says of its communicators."""
     checkpoints = tuple((N_CALLS - 64 * i, 12345 * i) for i in range(N_CHECKPOINTS))
     return tuple(
         Member(name, n_ranks, N_CALLS + 50, 0, "", checkpoints, N_CALLS, CALLS_PER_STEP, 9, cycle)
@@ -149,13 +139,7 @@ def serve(pipe: Connection) -> None:
 
 
 def follow(port: int, world_size: int, pipe: Connection) -> None:
-    """All stub ranks, until told to stop.
-
-    Args:
-        port: of the job's store.
-        world_size: of the job, rank 0 included.
-        pipe: brings bells, as the change's number, and "stop"; takes figures once all know the outcome.
-    """
+    """All stub ranks, until told to stop."""
     raise_file_limit()
     cycle = library.pack_cycle(step_calls())
     stubs = [StubRank(port, rank, world_size, cycle) for rank in range(1, world_size)]
@@ -237,13 +221,7 @@ def client(port: int) -> dist.Store:
 
 
 def enlist_stubs(port: int, n_stubs: int, fingerprint: str) -> None:
-    """Take the stubs through the job's start, which happens once.
-
-    Args:
-        port: of the job's store.
-        n_stubs: ranks but rank 0.
-        fingerprint: of rank 0.
-    """
+    """Take the stubs through the job's start, which happens once."""
     store: Any = dist.PrefixStore(str(INCARNATION), client(port))  # torch's stubs lack append
     for rank in range(1, 1 + n_stubs):
         store.append(job_start.fingerprints_key(1 + n_stubs), job_start.fingerprint_frame(rank, fingerprint))
@@ -311,9 +289,7 @@ def boundary_us(n_steps: int = 20_000) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="4,096 ranks only; under 60 s")
+    parser = options_of(__doc__, quick="4,096 ranks only; under 60 s")
     options = parser.parse_args()
     sizes = (4096,) if options.quick else (64, 512, 4096)
     table = {}

@@ -1,13 +1,12 @@
 """Training while all around it breaks: daemons killed, stopped, imitated; garbage, full disks, odd clocks, dead ranks.
 
     python -m benchmarks chaos [--minutes M] [--quick] [--ranks N] [--nodes 2 | --daemons N] [--jobs J ...]
-        [--events E ...] [--deaths N] [--seed S] [--afresh] [--json]
+        [--events E ...] [--deaths N] [--seed S] [--json]
 
 Two jobs, one under FSDP2 and one under our runtime, train on the emulated NCCL with one daemon for both, under
 torchrun. All along an event drawn by chance befalls the daemon, its store's disk, a clock or a rank. Then the same
 befalls the same two jobs without the agent, for as long or until they came as far: what steps stall by there is the
-machine's own doing. Each five minutes of it are a round, kept in build/chaos.jsonl until the last: a run that was
-interrupted goes on with the next (--afresh starts over). Figures:
+machine's own doing. Each five minutes of it are a round of its own. Figures:
 
     events, daemon_deaths     injected
     ..._while_recording       of daemons that had written measurements
@@ -38,7 +37,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import tempfile
 import time
@@ -48,12 +46,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from benchmarks.agent.chaos_rounds import Rounds, together
 from benchmarks.agent.chaos_run import Chaos
 from benchmarks.lib.argument_types import positive
 from benchmarks.lib.faults.two_namespaces import two_namespaces
-from benchmarks.lib.reporting import Result, report, say
-from benchmarks.recording.record import commit_now
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.agreement.agreement import DECIDE_S
 from zerotune.store.errors import UserError
 
@@ -69,21 +65,13 @@ QUICK_S: Final = 30.0
 QUICK_ENDS_S: Final = 30.0
 """Chaos ends so long after the run began: what it left takes ten seconds to end."""
 ROUND_S: Final = 300.0
-"""Of a long run, which goes on with the next round after an interrupt."""
+"""Of a long run; each round starts the jobs anew."""
 WARM_UP_STEPS: Final = 5
 
 
 @contextlib.contextmanager
 def runs(folder: Path, arguments: argparse.Namespace, *, with_agent: bool) -> Iterator[list[Chaos]]:
     """All daemons at once, each with its jobs; nothing of them is left afterwards.
-
-    Args:
-        folder: of their own, which is made.
-        arguments: of the command line.
-        with_agent: whether the jobs are tuned.
-
-    Yields:
-        The runs, whose jobs have begun.
 
     Raises:
         UserError: two nodes cannot be had.
@@ -108,15 +96,7 @@ def at_once(
     n_steps: float = math.inf,
     by_s: float = math.inf,
 ) -> None:
-    """Let all of them run, each in a thread.
-
-    Args:
-        begun: the runs.
-        seconds: how long each lasts at most.
-        n_deaths: enough daemons that were killed, in all of them.
-        n_steps: enough of them in one start of each job, from REFERENCE_S on.
-        by_s: when to end, after LEAST_S at least, by the monotonic clock.
-    """
+    """Let all of them run, each in a thread."""
     with ThreadPoolExecutor(len(begun)) as pool:
         try:
             list(pool.map(lambda chaos: chaos.run(seconds, n_deaths / len(begun), n_steps, by_s), begun))
@@ -127,29 +107,13 @@ def at_once(
 
 
 def worst_ms(begun: Sequence[Chaos], name: str) -> float:
-    """The longest time of a step on any rank.
-
-    Args:
-        begun: the runs.
-        name: which, of a line of the worker's log.
-
-    Returns:
-        In ms; the first steps of each start, which compile and connect, are none.
-    """
+    """The longest time of a step on any rank."""
     starts = [lines for chaos in begun for job in chaos.jobs for lines in job.steps("*").values()]
     return max((one[name] for lines in starts for one in lines[WARM_UP_STEPS:]), default=0.0)
 
 
 def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[object, object]]:
-    """Of each step its loss, and what it is without the agent; as far as both came.
-
-    Args:
-        begun: the runs with the agent.
-        reference: those without.
-
-    Returns:
-        Pairs of losses as the workers wrote them.
-    """
+    """Of each step its loss, and what it is without the agent; as far as both came."""
     found = []
     for runtime in {job.runtime for chaos in begun for job in chaos.jobs}:
         tuned, untuned = (
@@ -164,14 +128,6 @@ def losses(begun: Sequence[Chaos], reference: Sequence[Chaos]) -> list[tuple[obj
 
 def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict[str, float]:
     """One round, with the agent and without.
-
-    Args:
-        arguments: of the command line.
-        seconds: of chaos in each.
-        n_deaths: enough daemons that were killed.
-
-    Returns:
-        Figures, for `together`.
 
     Raises:
         UserError: two nodes cannot be had.
@@ -219,15 +175,7 @@ def play(arguments: argparse.Namespace, seconds: float, n_deaths: float) -> dict
 
 
 def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
-    """The table. A run counts only if at least half of its steps ran under a plan and every kind of event came.
-
-    Args:
-        figures: of all rounds.
-        events: the kinds that were to come.
-
-    Returns:
-        In the table's order.
-    """
+    """The table. A run counts only if at least half of its steps ran under a plan and every kind of event came."""
     worst, twin = figures["worst_step_ms"], figures["worst_untuned_step_ms"]
     under_a_plan = figures["steps_under_a_plan"] / max(1.0, figures["steps_in_the_store"])
     came = {name.removeprefix("events@") for name, n in figures.items() if name.startswith("events@") and n}
@@ -254,36 +202,33 @@ def results(figures: dict[str, float], events: Sequence[str]) -> list[Result]:
     ]
 
 
-def go_on(arguments: argparse.Namespace, rounds: Rounds) -> dict[str, float]:
+def play_rounds(arguments: argparse.Namespace) -> dict[str, float]:
     """Rounds, until there were minutes or deaths enough.
-
-    Args:
-        arguments: of the command line.
-        rounds: those that have ended; is added to.
-
-    Returns:
-        Figures of all.
 
     Raises:
         UserError: two nodes cannot be had.
     """
+    done: dict[str, float] = {}
+    n_rounds_played = 0
     while True:
-        done = together(rounds.figures)
         left_s = 60.0 * arguments.minutes - done.get("seconds", 0.0)
         n_left = arguments.deaths - done.get("daemon_deaths", 0)
         if done and (left_s <= 0.0 or n_left <= 0 or done["hangs"] or arguments.quick):
             return done
         n_rounds = max(1, math.ceil(left_s / ROUND_S))
         if not arguments.quick:
-            say(f"{len(rounds.figures)} rounds have ended, {n_rounds} are left at most")
-        seeded = {**vars(arguments), "seed": arguments.seed + 1000 * len(rounds.figures)}
-        rounds.add(play(argparse.Namespace(**seeded), QUICK_S if arguments.quick else left_s / n_rounds, n_left))
+            say(f"{n_rounds_played} rounds have ended, {n_rounds} are left at most")
+        seeded = {**vars(arguments), "seed": arguments.seed + 1000 * n_rounds_played}
+        found = play(argparse.Namespace(**seeded), QUICK_S if arguments.quick else left_s / n_rounds, n_left)
+        n_rounds_played += 1
+        for name, value in found.items():
+            before = done.get(name, 0)
+            done[name] = max(before, value) if name.startswith("worst_") else before + value
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, quick="as much as fits into a minute")
     parser.add_argument("--minutes", type=float, default=10.0, metavar="M", help="of chaos, with the agent")
-    parser.add_argument("--quick", action="store_true", help="as much as fits into a minute")
     parser.add_argument("--ranks", type=positive, default=2, metavar="N", help="of each job")
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1, help="that each job spans; 2 needs root")
     parser.add_argument("--daemons", type=positive, default=1, metavar="N", help="at once, each with all jobs")
@@ -291,8 +236,6 @@ def main() -> None:
     parser.add_argument("--events", nargs="+", choices=EVENTS, metavar="EVENT", help=", ".join(EVENTS))
     parser.add_argument("--deaths", type=positive, default=math.inf, metavar="N", help="end once so many daemons died")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--afresh", action="store_true", help="forget the rounds of a run that was interrupted")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     arguments.jobs = arguments.jobs or (QUICK_JOBS if arguments.quick else RUNTIMES)
     arguments.events = arguments.events or (QUICK_EVENTS if arguments.quick else EVENTS)
@@ -302,15 +245,10 @@ def main() -> None:
         parser.error(f"--daemons {arguments.daemons}: with --nodes 2 there are two already; leave it out")
     if not set(arguments.events) - {"kill_rank"}:
         parser.error(f"--events {' '.join(arguments.events)}: name another one of one node, or use --nodes 2")
-    plan = {name: value for name, value in vars(arguments).items() if name not in ("json", "afresh")}
-    rounds = Rounds(json.dumps([commit_now(), plan]))
-    if arguments.afresh or arguments.quick:
-        rounds.forget()
     try:
-        figures = go_on(arguments, rounds)
+        figures = play_rounds(arguments)
     except UserError as error:
         parser.error(str(error))
-    rounds.forget()
     report("chaos", results(figures, arguments.events), as_json=arguments.json)
 
 

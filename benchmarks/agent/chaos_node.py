@@ -32,15 +32,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 
 class Node:
-    """One node: a daemon with its store.
-
-    Args:
-        folder: of its own, which is made.
-        environment: of all its processes.
-        prefix: what stands before each command.
-        options: of its daemon.
-        address: by which the other nodes know it.
-    """
+    """One node: a daemon with its store."""
 
     def __init__(
         self,
@@ -104,16 +96,7 @@ class Node:
 
 
 class Job:
-    """One training job under torchrun, on one node or several.
-
-    Args:
-        runtime: what shards its model.
-        folder: where its own is made.
-        nodes: where it runs.
-        n_ranks: on each.
-        environment: beside that of the nodes.
-        with_agent: whether it is tuned.
-    """
+    """One training job under torchrun, on one node or several."""
 
     def __init__(
         self,

@@ -196,14 +196,7 @@ class Chaos:
     def run(
         self, seconds: float, n_deaths: float = math.inf, n_steps: float = math.inf, by_s: float = math.inf
     ) -> None:
-        """Let things happen, then end the jobs in order.
-
-        Args:
-            seconds: how long at most.
-            n_deaths: enough daemons that were killed.
-            n_steps: enough of them in one start of each job, from REFERENCE_S on.
-            by_s: when to end, after LEAST_S at least, by the monotonic clock.
-        """
+        """Let things happen, then end the jobs in order."""
         common = [name for name in self.arguments.events if name != "kill_rank"]
         to_come: list[str] = []
         wait_for(lambda: self.is_over.is_set() or all(job.steps() for job in self.jobs), 120.0)

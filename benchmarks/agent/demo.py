@@ -7,7 +7,6 @@ Times are those of the emulated NCCL's virtual clock; medians are over the last 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.lib.argument_types import a_file_to_write, positive
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.offline.plots import AFTER, BEFORE, INK, new_figure, save
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
+    parser = options_of(__doc__)
     parser.add_argument("--steps", type=positive, default=500, metavar="N", help="of each run")
     parser.add_argument("--picture", type=a_file_to_write, metavar="FILE", help="draw the step times as SVG or PNG")
     arguments = parser.parse_args()
@@ -48,14 +46,7 @@ def main() -> None:
 
 
 def run(n_steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run the demo.
-
-    Args:
-        n_steps: of each of its two runs.
-
-    Returns:
-        What it says of the run with the agent off, and of that with the agent on.
-    """
+    """Run the demo."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "zerotune.tuner.cli", "demo", "--out", folder, "--steps", str(n_steps)]
         subprocess.run(command, stdout=sys.stderr, check=True)
@@ -64,17 +55,7 @@ def run(n_steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def changes(off: dict[str, Any], on: dict[str, Any], name: str, field: str) -> list[Result]:
-    """The figures of one field of the steps.
-
-    Args:
-        off: the run with the agent off.
-        on: the run with the agent on.
-        name: of the figures.
-        field: of the steps.
-
-    Returns:
-        The medians of both runs, and how they differ.
-    """
+    """The figures of one field of the steps."""
     off_us, on_us = settled(off, field), settled(on, field)
     return [
         Result(f"{name}_change_percent", 100 * (on_us / off_us - 1), "%", "< 0", "agent off", on_us / off_us),
@@ -95,13 +76,7 @@ def settled(run: dict[str, Any], field: str) -> float:
 
 
 def draw(off_us: NDArray[np.float64], on_us: NDArray[np.float64], path: Path) -> None:
-    """Draw both runs' step times over the steps.
-
-    Args:
-        off_us: agent off, microseconds [step].
-        on_us: agent on, microseconds [step].
-        path: of the SVG or PNG.
-    """
+    """Draw both runs' step times over the steps."""
     figure, (axes,) = new_figure(2.4)
     for us, colour, label, offset in ((off_us, BEFORE, "NCCL's own choices", 8), (on_us, AFTER, "zerotune", -16)):
         middle_ms = float(np.median(us[-max(1, len(us) // 4) :])) / 1e3

@@ -15,7 +15,6 @@ And for each of nineteen ways in which a GPU is known to be less kind than an em
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
@@ -30,7 +29,7 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.agent.rounding import bits_changed
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from benchmarks.lib.simulated.brain_world import Call, NothingToGain, OverlappedWorld, decided, make_brain, play
 from benchmarks.lib.simulated.device import Device
 from benchmarks.lib.simulated.host_view import IN_LOCKSTEP, MOST_AHEAD, HostView, seen_as
@@ -141,15 +140,7 @@ class _HostClock:
 
 
 def told_steps(host_ahead: int, *, has_events: bool) -> tuple[np.ndarray, int, int]:
-    """Let a host enqueue steps, each under a plan that makes it faster or slower.
-
-    Args:
-        host_ahead: steps by which the device is behind.
-        has_events: steps are timed by events, else by the host's clock.
-
-    Returns:
-        By which share the times of told steps are wrong, how many are off by more than WRONG, and how many were lost.
-    """
+    """Let a host enqueue steps, each under a plan that makes it faster or slower."""
     rng, device, plans, lost = np.random.default_rng(host_ahead), Device(), _Plans(), []
     told: list[StepRecord] = []
     timer = StepTimer(plans, told.append, on_lost=lambda: lost.append(1))
@@ -198,17 +189,7 @@ def _best_us(world: OverlappedWorld, brain: Brain) -> float:
 
 
 def played(view: HostView, names: Sequence[str], n_seeds: int, n_steps: int) -> Played:
-    """Play whole jobs.
-
-    Args:
-        view: how they are seen.
-        names: of fabrics.
-        n_seeds: jobs on each.
-        n_steps: of each.
-
-    Returns:
-        Means over all jobs.
-    """
+    """Play whole jobs."""
     gains, begins, spent = [], [], []
     with seen_as(view):
         for name in names:
@@ -224,16 +205,7 @@ def played(view: HostView, names: Sequence[str], n_seeds: int, n_steps: int) -> 
 
 
 def lost_where_nothing_is_to_gain(view: HostView, n_runs: int, n_steps: int) -> float:
-    """What exploring costs where all but NCCL's own choice is slower.
-
-    Args:
-        view: how jobs are seen.
-        n_runs: jobs.
-        n_steps: of each.
-
-    Returns:
-        Percent of step time, as the truth tells.
-    """
+    """What exploring costs where all but NCCL's own choice is slower."""
     lost_us = all_us = 0.0
     with seen_as(view):
         for seed in range(n_runs):
@@ -319,9 +291,7 @@ def rehearsed(outcomes: Outcomes) -> Iterator[Result]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="one job, and lag 3 of the policy's; ends within 60 s")
+    parser = options_of(__doc__, quick="one job, and lag 3 of the policy's; ends within 60 s")
     arguments = parser.parse_args()
     results = [*timed(LAGS), *policy([3] if arguments.quick else [0, 1, 3], quick=arguments.quick), *rounded()]
     results += rehearsed(Outcomes(OUTCOMES, afresh=False))

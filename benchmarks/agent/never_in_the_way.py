@@ -21,7 +21,6 @@ The emulation adds in one order, so losses are compared to the last bit. Figures
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import re
@@ -49,7 +48,7 @@ from benchmarks.agent.job_shapes import (  # noqa: F401 - registers the shapes
 from benchmarks.agent.job_shapes.agent_counters import FAILING, FAULT, PAUSE_S, PAUSED, PROMISED
 from benchmarks.agent.job_shapes.job import SHAPES, Shape
 from benchmarks.agent.job_shapes.running import Event, Outcome, run
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent import launch
 from zerotune.agent.nccl.compiled import EMULATED_NCCL, PLUGIN
 from zerotune.tuner.client.background_daemon import start_in_background
@@ -67,11 +66,7 @@ LINE: Final = re.compile(r"^zerotune: (\d+ of \d+ collectives? tuned|nothing was
 
 
 class Daemon:
-    """The daemon of all jobs, which is started again if a fault killed it.
-
-    Args:
-        folder: for its socket and store.
-    """
+    """The daemon of all jobs, which is started again if a fault killed it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -130,12 +125,7 @@ FAULTS: Final = {
 
 
 class Runs:
-    """All runs of the shapes.
-
-    Args:
-        folder: for what they write.
-        daemon: of those with the agent.
-    """
+    """All runs of the shapes."""
 
     def __init__(self, folder: Path, daemon: Daemon) -> None:
         self._folder, self._daemon = folder, daemon
@@ -144,29 +134,11 @@ class Runs:
         """Of all runs with the agent."""
 
     def untuned(self, shape: Shape, fault: Fault | None = None, plain: Outcome | None = None) -> Outcome:
-        """One run without the agent.
-
-        Args:
-            shape: of the job.
-            fault: that befalls it.
-            plain: how it ends without one.
-
-        Returns:
-            How it ended.
-        """
+        """One run without the agent."""
         return self._run(shape, fault, plain, with_agent=False)
 
     def tuned(self, shape: Shape, plain: Outcome, fault: Fault | None = None) -> Outcome:
-        """One run with the agent.
-
-        Args:
-            shape: of the job.
-            plain: how it ends without the agent and without a fault.
-            fault: that befalls it.
-
-        Returns:
-            How it ended.
-        """
+        """One run with the agent."""
         self._daemon.start()
         outcome = self._run(shape, fault, plain, with_agent=True)
         self.outcomes.append(outcome)
@@ -195,13 +167,7 @@ class Tally:
     otherwise: list[str] = field(default_factory=list)
 
     def add(self, name: str, outcome: Outcome, expected: Outcome) -> None:
-        """Compare one run.
-
-        Args:
-            name: of the shape.
-            outcome: with the agent.
-            expected: without it.
-        """
+        """Compare one run."""
         if outcome.hangs and not expected.hangs:
             self.hang.append(name)
         elif not outcome.hangs and not outcome.ends_as(expected):
@@ -213,14 +179,6 @@ class Tally:
 
 def play(names: Sequence[str], faults: Sequence[str], folder: Path) -> list[Result]:
     """Run the shapes.
-
-    Args:
-        names: of shapes.
-        faults: names of faults.
-        folder: for what they write.
-
-    Returns:
-        The figures.
 
     Raises:
         SystemExit: a shape does not end well without the agent.
@@ -272,15 +230,7 @@ def _found(name: str, tally: Tally) -> list[str]:
 
 
 def agreement_figures(outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome]) -> list[Result]:
-    """What agreements cost, over all ranks.
-
-    Args:
-        outcomes: of all runs with the agent.
-        undisturbed: of those without faults, whose requests count.
-
-    Returns:
-        The figures; none if no rank told its counters.
-    """
+    """What agreements cost, over all ranks."""
     longest_us = max((one["longest_wait_us"] for outcome in outcomes for one in outcome.counters), default=0.0)
     ranks = [one for outcome in undisturbed for one in outcome.counters]
     if not ranks:
@@ -297,11 +247,9 @@ def agreement_figures(outcomes: Sequence[Outcome], undisturbed: Sequence[Outcome
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="ends within a minute")
+    parser = options_of(__doc__, quick="ends within a minute")
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), metavar="SHAPE", help=", ".join(sorted(SHAPES)))
     parser.add_argument("--faults", nargs="*", choices=sorted(FAULTS), metavar="FAULT", help=", ".join(FAULTS))
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     names = arguments.shapes or (QUICK if arguments.quick else tuple(SHAPES))
     faults = arguments.faults if arguments.faults is not None else () if arguments.quick else tuple(FAULTS)

@@ -14,7 +14,6 @@ Run: python -m benchmarks overhead [--quick] [--json]
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -25,7 +24,7 @@ from statistics import median
 
 import psutil
 
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.tuner.client.background_daemon import start_in_background
 
 FABRIC = "as_believed"
@@ -33,17 +32,7 @@ WORKER = Path(__file__).parent / "overhead_worker.py"
 
 
 def run(folder: Path, endpoint: str, *, agent: bool, n_steps: int) -> dict[str, float]:
-    """Train on two ranks.
-
-    Args:
-        folder: for the worker's figures.
-        endpoint: of the daemon.
-        agent: with the agent, or with the emulated NCCL alone.
-        n_steps: to train.
-
-    Returns:
-        The worker's figures by name.
-    """
+    """Train on two ranks."""
     out = folder / "out.json"
     command = [sys.executable, "-m", "zerotune.tuner.cli", "launch", "--fabric", FABRIC, "--endpoint", endpoint]
     command += ["--agent" if agent else "--no-agent", "--"]
@@ -59,9 +48,7 @@ def run(folder: Path, endpoint: str, *, agent: bool, n_steps: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="ends within 60 s")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__, quick="ends within 60 s")
     arguments = parser.parse_args()
     n_pairs, n_steps = (1, 70) if arguments.quick else (7, 200)
     on: list[dict[str, float]] = []

@@ -34,13 +34,6 @@ ROW: Final = {
 def computed(folder: Path, *options: str) -> tuple[np.ndarray, int]:
     """Run the job.
 
-    Args:
-        folder: for its files.
-        options: of `zerotune launch`.
-
-    Returns:
-        What rank 0 computed, float32, shape [steps, elements]; and the epoch under which the last step ran.
-
     Raises:
         RuntimeError: a rank failed.
     """
@@ -63,12 +56,6 @@ def computed(folder: Path, *options: str) -> tuple[np.ndarray, int]:
 
 def bits_changed(folder: Path) -> tuple[int, int]:
     """Bits of results that a plan changes.
-
-    Args:
-        folder: for files.
-
-    Returns:
-        Under `--numerics exact`, and without it.
 
     Raises:
         RuntimeError: a rank failed, or the plan did not come into force: then the figures would prove nothing.

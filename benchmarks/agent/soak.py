@@ -2,8 +2,7 @@
 
 Rank 0 offers a new plan every few calls, cycling through settings; the emulated NCCL checks on every call
 that all ranks chose alike. At the end every call must be accounted for: timed records drained plus counted
-drops. Prints the counts, and in long runs how memory and open files of each rank grow; exit code 1 when a call
-disagreed or a record is missing.
+drops. Prints the counts; exit code 1 when a call disagreed or a record is missing. `soak_daemon` tells what grows.
 
 Run: python -m benchmarks soak --collectives 100000 --ranks 4
 """
@@ -18,18 +17,15 @@ import sys
 import time
 
 from benchmarks.lib.free_port import free_port
-from benchmarks.lib.growth import Growth
 
 CALLS_PER_OFFER = 20
-LOOK_EVERY_S = 0.5
-"""Total bytes of a message; small ones, since it is the number of calls that counts here."""
 
 
 def rank_main(n_collectives: int) -> None:
     import torch.distributed as dist
 
     import zerotune.agent.nccl.emulated as emulated
-    from benchmarks.agent.soak_calls import collectives
+    from benchmarks.agent.soak_worker import collectives
     from zerotune.agent.agreement import Agreement
     from zerotune.agent.job_store import open_job_store
     from zerotune.agent.nccl import catalog, library
@@ -83,18 +79,8 @@ def rank_main(n_collectives: int) -> None:
     dist.destroy_process_group()
 
 
-def soak(n_collectives: int, n_ranks: int, fabric: str, growth: Growth) -> list[dict[str, float]]:
-    """Run the ranks, each a process.
-
-    Args:
-        n_collectives: of the whole run.
-        n_ranks: processes.
-        fabric: name of a shipped one.
-        growth: is told of the ranks' memory and open files, by seconds of the run.
-
-    Returns:
-        What each rank has printed.
-    """
+def soak(n_collectives: int, n_ranks: int, fabric: str) -> list[dict[str, float]]:
+    """Run the ranks, each a process."""
     port = str(free_port())
     processes = []
     for rank in range(n_ranks):
@@ -104,12 +90,7 @@ def soak(n_collectives: int, n_ranks: int, fabric: str, growth: Growth) -> list[
         }  # fmt: skip
         command = [sys.executable, "-m", "benchmarks.agent.soak", "--rank-of", str(n_collectives)]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
-    pids = {f"rank{rank}": process.pid for rank, process in enumerate(processes)}
-    began_s = time.monotonic()
     try:
-        while any(process.poll() is None for process in processes):
-            growth.look(time.monotonic() - began_s, pids)
-            time.sleep(LOOK_EVERY_S)
         printed = [process.communicate()[0] for process in processes]
     finally:
         for process in processes:
@@ -141,9 +122,8 @@ def main() -> None:
         )
     from benchmarks.lib.reporting import Result, report
 
-    growth = Growth()
     n_collectives = 2000 if arguments.quick else arguments.collectives
-    ranks = soak(n_collectives, arguments.ranks, arguments.fabric, growth)
+    ranks = soak(n_collectives, arguments.ranks, arguments.fabric)
     lost = max(r["n_collectives"] - r["n_timed"] - r["n_dropped"] for r in ranks)
     n_disagreements = max(r["n_disagreements"] for r in ranks)
     report(
@@ -155,7 +135,6 @@ def main() -> None:
             Result("n_lost_records", lost, "records", "0"),
             Result("n_dropped_records", max(r["n_dropped"] for r in ranks), "records"),
             Result("collectives_per_s", min(r["collectives_per_s"] for r in ranks), "1/s"),
-            *growth.results(1e6 / min(r["collectives_per_s"] for r in ranks), "million calls"),
         ],
         as_json=arguments.json,
     )

@@ -14,7 +14,6 @@ Run: python -m benchmarks soak_daemon [--collectives N] [--ranks N] [--hours H] 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -30,7 +29,7 @@ from benchmarks.lib.argument_types import natural, positive, whole
 from benchmarks.lib.faults.shifted_clock import ShiftedClock
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.growth import Growth
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.tuner.client.status import fetch_status
 
 ZEROTUNE: Final = (sys.executable, "-m", "zerotune.tuner.cli")
@@ -42,15 +41,6 @@ KEPT_ROWS: Final = 100_000
 
 def soak(n_collectives: int, n_ranks: int, hours: int, folder: Path) -> list[Result]:
     """Run daemon and ranks to the end.
-
-    Args:
-        n_collectives: of each rank.
-        n_ranks: processes.
-        hours: by which the daemon's clock is ahead in the end.
-        folder: for all files.
-
-    Returns:
-        Figures in the table's order.
 
     Raises:
         SystemExit: a rank failed, or the daemon ended.
@@ -123,12 +113,10 @@ def progress(folder: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = options_of(__doc__, quick="100,000 collectives")
     parser.add_argument("--collectives", type=positive, default=10_000_000)
     parser.add_argument("--ranks", type=whole(2), default=2)
     parser.add_argument("--hours", type=natural, default=48, help="by which the daemon's clock jumps ahead, one by one")
-    parser.add_argument("--quick", action="store_true", help="100,000 collectives")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
     arguments = parser.parse_args()
     n_collectives = 100_000 if arguments.quick else arguments.collectives
     with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:

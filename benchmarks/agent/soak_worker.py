@@ -1,4 +1,4 @@
-"""One rank of `soak_daemon`: small collectives and steps, as many as it is told, under whatever agent is here."""
+"""One rank of `soak_daemon`: small collectives and steps, as many as it is told. `soak` runs the same collectives."""
 
 from __future__ import annotations
 
@@ -6,15 +6,35 @@ import json
 import mmap
 import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
+import torch
 import torch.distributed as dist
 
 import zerotune
-from benchmarks.agent.soak_calls import collectives
 from zerotune.agent.nccl import emulated
 
 CALLS_PER_STEP = 20
+SIZES_BYTES: Final = (4096, 16384, 65536)
+"""Of a whole buffer: all three are cheap, and three decision keys."""
+
+
+def collectives(rank: int, n_ranks: int, n_collectives: int) -> Iterator[int]:
+    """Run collectives in the process group that is there."""
+    inputs = [torch.full((bytes_ // 4 // n_ranks,), float(rank)) for bytes_ in SIZES_BYTES]
+    outputs = [torch.empty(len(tensor) * n_ranks) for tensor in inputs]
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # torch 2.13 renamed them
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    for call in range(n_collectives):
+        which = call % len(SIZES_BYTES)
+        if call % 2:
+            gather(outputs[which], inputs[which])
+        else:
+            scatter(inputs[which], outputs[which])
+            inputs[which].fill_(float(rank))
+        yield call
 
 
 def main() -> None:

@@ -9,12 +9,11 @@ model that is read, with other numbers than the true ones.
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.twin.twin import topology_file
 from zerotune.store.errors import UserError
@@ -103,9 +102,7 @@ def run() -> list[Result]:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="the same: all of it takes seconds")
+    parser = options_of(__doc__, quick="the same: all of it takes seconds")
     arguments = parser.parse_args()
     report("field", run(), as_json=arguments.json)
 

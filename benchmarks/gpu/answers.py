@@ -13,11 +13,7 @@ AHEAD: Final = 1.05
 
 
 def answers(outcomes: Mapping[str, Outcome]) -> list[tuple[str, str]]:
-    """Questions and answers, in the order of what they are worth.
-
-    Args:
-        outcomes: by step.
-    """
+    """Questions and answers, in the order of what they are worth."""
     return [(question, _answered(outcomes.get(step), answer)) for question, step, answer in QUESTIONS]
 
 

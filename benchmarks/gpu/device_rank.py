@@ -45,16 +45,7 @@ def clock_of(rank: Rank) -> TrainingClock:
 
 
 def lasted_us(rank: Rank, clock: TrainingClock, work: Callable[[], object]) -> float:
-    """Time some work on the device.
-
-    Args:
-        rank: this one.
-        clock: tells the device's time.
-        work: enqueues it.
-
-    Returns:
-        Microseconds.
-    """
+    """Time some work on the device."""
     began = clock.note()
     work()
     ended = clock.note()

@@ -22,18 +22,7 @@ def page(
     told: Sequence[tuple[str, str]],
     outcomes: Mapping[str, Outcome],
 ) -> str:
-    """The page.
-
-    Args:
-        title: of the run.
-        worth: what its figures show, and what not.
-        facts: what they depend on.
-        told: questions and answers.
-        outcomes: by step.
-
-    Returns:
-        HTML.
-    """
+    """The page."""
     title, pictures = html.escape(title), "".join(f"<h2>{name}</h2>{svg}" for name, svg in _pictures(outcomes))
     steps = [(name, one.outcome, f"{one.seconds:.1f} s", one.reason) for name, one in outcomes.items()]
     return (

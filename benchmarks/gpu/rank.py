@@ -96,13 +96,7 @@ class Rank:
         return source, source if collective is Collective.all_reduce else torch.zeros(n_out, device=self.device)
 
     def run(self, collective: Collective, source: torch.Tensor, output: torch.Tensor) -> None:
-        """Call one collective.
-
-        Args:
-            collective: all_gather, reduce_scatter or all_reduce.
-            source: what this rank contributes; not used by all_reduce, which is in place.
-            output: is filled.
-        """
+        """Call one collective."""
         if collective is Collective.all_gather:
             getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(output, source)
         elif collective is Collective.reduce_scatter:
@@ -125,11 +119,6 @@ class Rank:
     def adopt(self, shape: CommunicatorClass, collective: Collective, candidate: Candidate) -> None:
         """Put one setting in force; every rank is between the same two collectives, as at a boundary of training.
 
-        Args:
-            shape: communicators that it is for.
-            collective: that it is for, at every size.
-            candidate: the setting; the baseline leaves NCCL its own choice.
-
         Raises:
             RuntimeError: the plugin did not take the plan.
         """
@@ -140,16 +129,7 @@ class Rank:
             raise RuntimeError(f"the plan of epoch {self._epoch} could not be adopted")
 
     def timed(self, collective: Collective, message_bytes: int, n_expected: int) -> np.ndarray[Any, Any]:
-        """Timed records of one collective under the setting in force, as soon as there are enough.
-
-        Args:
-            collective: whose records.
-            message_bytes: of the calls.
-            n_expected: to wait for; it gives up after TIMED_WITHIN_S.
-
-        Returns:
-            OBSERVATION_FIELDS, shape (n,).
-        """
+        """Timed records of one collective under the setting in force, as soon as there are enough."""
         blocks: list[np.ndarray[Any, Any]] = []
         deadline_s = time.monotonic() + TIMED_WITHIN_S
         while sum(map(len, blocks)) < n_expected and time.monotonic() < deadline_s:
@@ -329,12 +309,7 @@ MODES = {mode.__name__: mode for mode in (load, forced, soak, sweep)}
 
 
 def carry_out(mode: Callable[[Rank, argparse.Namespace], None], options: argparse.Namespace) -> None:
-    """Be a rank in one of the modes, from its process group's beginning to its end.
-
-    Args:
-        mode: what to do.
-        options: of the command line; `out` is the folder for what it sees.
-    """
+    """Be a rank in one of the modes, from its process group's beginning to its end."""
     rank = Rank(options.out)
     mode(rank, options)
     rank.synchronize()

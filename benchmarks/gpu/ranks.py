@@ -45,16 +45,7 @@ class Machine:
     n_gpus: int = 1
 
     def environment(self, rank: int, n_ranks: int, port: int) -> dict[str, str]:
-        """Variables that one rank needs beyond our own environment.
-
-        Args:
-            rank: of the process.
-            n_ranks: of the job.
-            port: where the ranks meet.
-
-        Returns:
-            Values by name.
-        """
+        """Variables that one rank needs beyond our own environment."""
         named = {
             "RANK": str(rank), "WORLD_SIZE": str(n_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",

@@ -124,16 +124,7 @@ def count_gpus() -> int:
 
 
 def describe(fabric: str | None, n_ranks: int, n_gpus: int) -> dict[str, Any] | None:
-    """What results depend on.
-
-    Args:
-        fabric: emulated, if any.
-        n_ranks: of the job.
-        n_gpus: that there are.
-
-    Returns:
-        None without a GPU. `identity` is what a resumed run must share.
-    """
+    """What results depend on."""
     import torch
 
     identity: dict[str, Any] = {"fabric": fabric, "torch": torch.__version__, "n_ranks": n_ranks}
@@ -177,16 +168,7 @@ def scratch_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def multi_process_service(options: argparse.Namespace, scratch: Path, *, is_shared: bool) -> Iterator[Path | None]:
-    """A private MPS daemon if the machine has one; it needs no setting of the card.
-
-    Args:
-        options: of the command line.
-        scratch: folder for its files.
-        is_shared: ranks share a GPU.
-
-    Yields:
-        Its folder; None: ranks that share take turns.
-    """
+    """A private MPS daemon if the machine has one; it needs no setting of the card."""
     control = shutil.which("nvidia-cuda-mps-control") if is_shared else None
     if options.fabric is not None or options.no_mps or control is None:
         yield None
@@ -217,15 +199,7 @@ def _succeeds(command: Sequence[str], timeout_s: float, options: dict[str, Any])
 def carry_out(
     programme: Sequence[Step], machine: Machine, scratch: Path, record: Record, options: argparse.Namespace
 ) -> None:
-    """Carry out every step that has not been done, within its own limit and the whole run's.
-
-    Args:
-        programme: steps in order.
-        machine: what they run on.
-        scratch: folder for their files.
-        record: what is done, and takes the outcomes.
-        options: of the command line.
-    """
+    """Carry out every step that has not been done, within its own limit and the whole run's."""
     ends_s = time.monotonic() + 60.0 * options.minutes
     scale = max(1.0, options.minutes / MINUTES)  # a slow machine is given more time, for each step too
     for step in programme:
@@ -243,19 +217,7 @@ def carry_out(
 def carry_out_one(
     step: Step, machine: Machine, scratch: Path, record: Record, options: argparse.Namespace, timeout_s: float
 ) -> Outcome:
-    """Carry out one step; whatever happens in it becomes its outcome.
-
-    Args:
-        step: what to do.
-        machine: what it runs on.
-        scratch: folder, in which the step gets its own.
-        record: outcomes of the steps before.
-        options: of the command line.
-        timeout_s: for this step.
-
-    Returns:
-        The outcome, also of a step that failed.
-    """
+    """Carry out one step; whatever happens in it becomes its outcome."""
     folder = scratch / step.name
     folder.mkdir()
     began_s = time.monotonic()

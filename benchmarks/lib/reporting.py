@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import math
@@ -66,6 +67,15 @@ class Result:
         if upper is not None:
             return float(limit) <= self.value <= float(upper)
         return COMPARISONS[compare](self.value, float(limit))
+
+
+def options_of(description: str | None, *, quick: str = "") -> argparse.ArgumentParser:
+    """A parser with --json, and with --quick if there is something to say of it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    return parser
 
 
 @cache

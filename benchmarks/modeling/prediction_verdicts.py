@@ -10,28 +10,17 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from benchmarks.lib.data.data_sets import Facts
+from benchmarks.lib.data.data_sets import DataSet
 from benchmarks.lib.reporting import Result
-from benchmarks.policy.regret_policies import Problem
 from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import Baked
-from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, candidate_at
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
-from zerotune.tuner.offline.replay.policies import DOUBT_Z, MIN_GAIN
 
-Truth = dict[tuple[CommunicatorClass, int, int], dict[Candidate, float]]
-"""True us by candidate, at each communicator, collective and bytes."""
-
+Z_90 = 1.645
 RISK_QUANTILE = 1.3
-
-
-def truth_of(problems: Sequence[Problem]) -> Truth:
-    return {
-        (p.key.communicator, int(p.key.collective), p.message_bytes): dict(zip(p.candidates, p.truth_us, strict=True))
-        for p in problems
-    }
 
 
 def places(points: TrainingSet) -> Iterator[tuple[CommunicatorClass, int, int, Ints]]:
@@ -44,84 +33,39 @@ def places(points: TrainingSet) -> Iterator[tuple[CommunicatorClass, int, int, I
 
 
 def asked(points: TrainingSet, row: int, known: Collection[Candidate]) -> Candidate:
-    """The candidate that was measured at a point.
-
-    Args:
-        points: what was measured; without an opinion on channels they hold the highest count.
-        row: of `points`.
-        known: candidates that have a true time.
-
-    Returns:
-        The candidate; without an opinion on channels if the count itself is not known.
-    """
+    """The candidate that was measured at a point; without channels if that count itself has no true time."""
     found = candidate_at(int(points.algorithm[row]), int(points.protocol[row]), int(points.n_channels[row]))
     if found is None or found in known:
         return found or BASELINE
     return Candidate(found.algorithm, found.protocol, 0)
 
 
-def judge(name: str, model: str, train: TrainingSet, test: TrainingSet, facts: Facts, truth: Truth) -> list[Result]:
-    """Regrets and coverage of one model in one fold.
-
-    Args:
-        name: of the figures.
-        model: its name.
-        train: points that it learns.
-        test: points that it is judged at.
-        facts: of the fabric.
-        truth: true times.
-
-    Returns:
-        See `verdicts`.
-    """
-    opinion = MODELS[model]().fit(train).predict(test)
-    return verdicts(f"{name}:{model}", test, opinion, np.arange(len(test)), facts, truth)
-
-
 def verdicts(
-    name: str, test: TrainingSet, opinion: tuple[Floats, Floats], left_out: Ints, facts: Facts, truth: Truth
+    name: str, test: TrainingSet, opinion: tuple[Floats, Floats], left_out: Ints, data: DataSet
 ) -> list[Result]:
-    """Regrets of a model's choices, and whether its intervals hold what was measured.
-
-    Args:
-        name: of the figures.
-        test: points that it is judged at.
-        opinion: mean and standard deviation (log) of every point, each shape (n_points,).
-        left_out: indices of the points whose intervals count.
-        facts: of the fabric.
-        truth: true times.
-
-    Returns:
-        One figure per place and kind of choice, and per point left out.
-    """
-    costs = CostPrior(facts)
+    """Regrets of a model's choices, and whether its intervals hold what was measured."""
+    truth = {
+        (p.key.communicator, int(p.key.collective), p.message_bytes): dict(zip(p.candidates, p.truth_us, strict=True))
+        for p in data.problems
+    }
+    costs = CostPrior(data.facts)
     mean, std = opinion
-    inside = np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)
-    regrets, bounded, careful, defaults = [], [], [], []
+    inside = np.abs(test.residual - mean) <= Z_90 * np.hypot(std, test.noise)
+    found = [Result(name, one, "inside") for one in inside[left_out].tolist()]
     for place, collective, nbytes, rows in places(test):
         known = truth.get((place, collective, nbytes), {})
         options = [asked(test, row, known) for row in rows]
         true = [known.get(one, math.nan) for one in options]
-        if BASELINE in options and not np.isnan(true).any():
-            predicted = mean[rows] + costs.log_cost(place, Collective(collective), options, nbytes)[0]
-            baseline = options.index(BASELINE)
-            sure = predicted[baseline] - predicted > np.maximum(DOUBT_Z * std[rows], MIN_GAIN)
-            sure[baseline] = True
-            regrets.append(true[int(np.argmin(predicted))] / min(true) - 1)
-            bounded.append(true[int(np.argmin(predicted + RISK_QUANTILE * std[rows]))] / min(true) - 1)
-            careful.append(true[int(np.argmin(np.where(sure, predicted, np.inf)))] / min(true) - 1)
-            defaults.append(true[baseline] / min(true) - 1)
-    return [
-        Result(name, one, kind)
-        for kind, values in (
-            ("regret", regrets),
-            ("bounded", bounded),
-            ("careful", careful),
-            ("default", defaults),
-            ("inside", inside[left_out].tolist()),
-        )
-        for one in values
-    ]
+        if BASELINE not in options or np.isnan(true).any():
+            continue
+        predicted = mean[rows] + costs.log_cost(place, Collective(collective), options, nbytes)[0]
+        chosen = {
+            "regret": int(np.argmin(predicted)),
+            "bounded": int(np.argmin(predicted + RISK_QUANTILE * std[rows])),
+            "nccl": options.index(BASELINE),
+        }
+        found += [Result(name, true[at] / min(true) - 1, kind) for kind, at in chosen.items()]
+    return found
 
 
 def summed_up(found: Sequence[Result]) -> Iterator[Result]:
@@ -129,34 +73,23 @@ def summed_up(found: Sequence[Result]) -> Iterator[Result]:
     for name in dict.fromkeys(one.metric for one in found):
         values = {
             kind: [100 * one.value for one in found if one.metric == name and one.unit == kind]
-            for kind in ("regret", "bounded", "careful", "default", "inside")
+            for kind in ("regret", "bounded", "nccl", "inside")
         }
-        wins = name.endswith(WINNER)
+        wins = name.endswith(trainer.MODEL_NAME)
         aimed = wins and name.startswith("size:")
         if values["regret"]:
             yield Result(f"regret_mean@{name}", float(np.mean(values["regret"])), "%", "<= 2" if aimed else "")
             yield Result(f"regret_worst@{name}", max(values["regret"]), "%", "<= 10" if aimed else "")
             yield Result(f"bounded_regret_mean@{name}", float(np.mean(values["bounded"])), "%")
             yield Result(f"bounded_regret_worst@{name}", max(values["bounded"]), "%")
-            yield Result(f"careful_regret_mean@{name}", float(np.mean(values["careful"])), "%")
-            yield Result(f"careful_regret_worst@{name}", max(values["careful"]), "%")
-            yield Result(f"nccl_regret_mean@{name}", float(np.mean(values["default"])), "%")
+            yield Result(f"nccl_regret_mean@{name}", float(np.mean(values["nccl"])), "%")
         if values["inside"]:
             coverage = float(np.mean(values["inside"]))
             yield Result(f"interval_coverage_90@{name}", coverage, "%", "85 to 95" if wins else "")
 
 
 def looked_up(baked: Baked, points: TrainingSet, costs: CostPrior) -> tuple[Floats, Floats]:
-    """What the daemon would believe of every point.
-
-    Args:
-        baked: the model as arrays.
-        points: where to look.
-        costs: NCCL's costs.
-
-    Returns:
-        Mean and standard deviation (log) of every point, each shape (n_points,).
-    """
+    """What the daemon would believe of every point: mean and standard deviation (log), each shape (n_points,)."""
     mean, std = np.zeros(len(points)), np.zeros(len(points))
     classes, known = points.size_class, Knowledge((), baked)
     for place, collective, nbytes, rows in places(points):

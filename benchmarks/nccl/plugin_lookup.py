@@ -11,7 +11,6 @@ Run: python -m benchmarks plugin_lookup [--quick] [--json]
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.lib.nccl.other_plugins import other_tuner
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.agent.nccl import compiled
 
 DRIVER = Path(__file__).with_name("plugin_lookup_driver.c")
@@ -39,9 +38,7 @@ def _one_round(driver: Path, plugin: Path, other: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="ends within 60 s")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__, quick="ends within 60 s")
     arguments = parser.parse_args()
     plugin = compiled.PLUGIN.build()
     rounds = []

@@ -15,11 +15,10 @@ Run: python -m benchmarks real_nccl [--quick] [--json]
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +26,10 @@ from statistics import median
 from typing import Any
 
 from benchmarks.lib.nccl import nccl_releases
-from benchmarks.lib.nccl.connections import CLUSTERS as CONNECTION_CLUSTERS
-from benchmarks.lib.nccl.connections import taken
 from benchmarks.lib.nccl.forced_cells import CLUSTERS, forced, offered
 from benchmarks.lib.nccl.live_costs import CLUSTERS as COST_CLUSTERS
 from benchmarks.lib.nccl.live_costs import compare
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.agent.nccl.compiled import PLUGIN
 from zerotune.agent.nccl.libnccl import find_libnccl
 from zerotune.agent.nccl.twin.protocol import Question, duration_us
@@ -81,16 +78,7 @@ class Variant:
 
 
 def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
-    """Time the host side of calls.
-
-    Args:
-        library: a libnccl.so.2.
-        n_rounds: in which each variant has its turn.
-        n_bursts: of calls, of a variant in a round.
-
-    Returns:
-        What each variant adds.
-    """
+    """Time the host side of calls."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         built = Path(folder)
         headers = PLUGIN.root / "plugin"
@@ -127,15 +115,7 @@ def enqueue(library: Path, n_rounds: int, n_bursts: int) -> list[Result]:
 
 
 def honoured(library: Path, clusters: Iterable[tuple[str, int, int]]) -> tuple[float, float]:
-    """Shares of settings that ran as asked, and of times that arrived.
-
-    Args:
-        library: a libnccl.so.2.
-        clusters: machine, nodes and ranks of each.
-
-    Returns:
-        Both.
-    """
+    """Shares of settings that ran as asked, and of times that arrived."""
     n_asked = n_honoured = n_timed = n_exact = 0
     for machine, n_nodes, ranks_per_node in clusters:
         with topology_file(machine) as topology:
@@ -163,31 +143,6 @@ def cells(library: Path) -> list[Result]:
     ]
 
 
-def releases() -> list[Result]:
-    """Every release that was fetched: whether each setting that it offers on one node runs as it was asked for."""
-    passed: dict[str, bool] = {}
-    for version in nccl_releases.ALL:
-        if (library := nccl_releases.library_of(version)).exists():
-            passed[version] = honoured(library, [CLUSTERS["one node"]])[0] == 1.0
-            print(f"NCCL {version}: {'passed' if passed[version] else 'failed'}", file=sys.stderr)
-    return [
-        Result("releases_passed", sum(passed.values()), "releases", str(len(nccl_releases.ALL))),
-        Result("releases_failed", len(passed) - sum(passed.values()), "releases", "0"),
-    ]
-
-
-def connections(library: Path) -> Iterator[Result]:
-    """What algorithms take at their first use, over what is reserved before."""
-    worst = 0.0
-    for machine, n_nodes, ranks_per_node in CONNECTION_CLUSTERS:
-        for one in taken(library, machine, n_nodes, ranks_per_node):
-            name = f"measured_mb@{machine}_{n_nodes}x{ranks_per_node}_{one.algorithm.name}"
-            ratio = one.measured_mb / one.predicted_mb
-            worst = max(worst, ratio)
-            yield Result(name, one.measured_mb, "10^6 bytes", "", "what is reserved", ratio)
-    yield Result("memory_taken_over_reserved_worst", worst, "ratio", "<= 1.001")
-
-
 def costs(library: Path) -> Result:
     worst = 0.0
     for cluster in COST_CLUSTERS:
@@ -196,17 +151,8 @@ def costs(library: Path) -> Result:
     return Result("cost_table_worst_relative_error", worst, "ratio", "<= 0.001")
 
 
-def many_ranks(library: Path) -> Result:
-    with topology_file("dgx_h100") as topology:
-        cluster = Cluster(topology, 8, 8)
-        answer = ask_nccl(library, cluster, [Question(Collective.all_gather, 1 << 20)], timeout_s=400)
-    return Result("ranks_64_decision_s", answer.init_s, "s", "<= 90")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, no cluster of 64 ranks, one release")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__, quick="fewer rounds")
     arguments = parser.parse_args()
     library = find_libnccl() or nccl_releases.library_of(nccl_releases.TESTED[-1])
     if not library.exists():
@@ -214,14 +160,10 @@ def main() -> None:
     results: list[Any] = enqueue(library, 7 if arguments.quick else 21, 60)
     results += cells(library)
     results.append(costs(library))
-    results += connections(library)
     for version in nccl_releases.TESTED:
         if (other := nccl_releases.library_of(version)).exists() and not other.samefile(library):
             ratio = next(one for one in enqueue(other, 7, 60) if one.metric == "enqueue_ratio_no_plan")
             results.append(replace(ratio, metric=f"{ratio.metric}@{version}"))
-    if not arguments.quick:
-        results.append(many_ranks(library))
-        results += releases()
     report("real_nccl", results, as_json=arguments.json)
 
 

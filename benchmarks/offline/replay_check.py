@@ -25,6 +25,7 @@ from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import BASELINE, Plan, PlanRow
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.modeling.statistics import statistics as statistics_of
 from zerotune.tuner.offline.replay import load_table, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.policies import PolicyContext, oracle
@@ -131,14 +132,6 @@ class Case:
 def cases(folder: Path, chosen: Sequence[World] = WORLDS, plans: Sequence[str] = PLANS) -> Iterator[Case]:
     """Log, sweep, predict and run each case.
 
-    Args:
-        folder: for all files.
-        chosen: kinds of training, on their fabrics.
-        plans: names of the plans to predict and run.
-
-    Yields:
-        Predicted and measured step times.
-
     Raises:
         CalledProcessError: a command failed.
     """
@@ -165,17 +158,7 @@ def cases(folder: Path, chosen: Sequence[World] = WORLDS, plans: Sequence[str] =
 
 
 def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> float:
-    """Train under `zerotune launch`.
-
-    Args:
-        world: what to train, on which fabric.
-        place: folder for the run's files.
-        options: further ones of `launch`.
-        n_steps: to train.
-
-    Returns:
-        Median microseconds of the steps after the plan, if any, has come into force.
-    """
+    """Train under `zerotune launch`."""
     summary = place / "summary.json"
     zerotune(
         place, "launch", "--fabric", world.fabric, "--endpoint", f"ipc://{place}/no-daemon", "--summary", summary,
@@ -190,13 +173,7 @@ def run(world: World, place: Path, *options: object, n_steps: int = N_STEPS) -> 
 
 
 def sweep(world: World, table: CollectiveTable, store: Path) -> None:
-    """Measure all settings at octaves around the sizes that the script moves.
-
-    Args:
-        world: whose fabric is measured.
-        table: of the logged run: its collectives and sizes.
-        store: file that takes the measurements.
-    """
+    """Measure all settings at octaves around the sizes that the script moves."""
     tunable = [shape for shape in table.shapes()[0] if shape.message_bytes > 64]
     sizes = [shape.message_bytes for shape in tunable]
     collectives = [
@@ -210,20 +187,9 @@ def sweep(world: World, table: CollectiveTable, store: Path) -> None:
 
 
 def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: int = 0) -> ReplayResult:
-    """Make a plan, write it, and replay it.
-
-    Args:
-        table: the logged run.
-        store: file with the sweep's measurements.
-        name: "best", or another, whose settings are drawn at random.
-        path: of the plan file.
-        seed: of the draw.
-
-    Returns:
-        What replay says of the plan.
-    """
+    """Make a plan, write it, and replay it."""
     with Store.open(store, read_only=True) as opened:
-        statistics = opened.statistics(table.fabric_id)
+        statistics = statistics_of(opened, table.fabric_id)
         knowledge = Knowledge.from_store(opened, table.fabric_id)
     shapes, index = table.shapes()
     context = PolicyContext(CostEstimates(table, shapes, index, statistics))

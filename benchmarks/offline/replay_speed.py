@@ -14,7 +14,6 @@ within. The peers are predicting no change, and keeping the exposed share of com
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import sys
@@ -29,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.lib.argument_types import natural
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from benchmarks.offline import replay_check
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.observing.trace_log import TraceLog
@@ -75,16 +74,7 @@ def steps_of(block: np.ndarray) -> list[StepRecord]:
 
 
 def write(block: np.ndarray, directory: Path, n_block: int = 16384) -> Path:
-    """Write a trace.
-
-    Args:
-        block: OBSERVATION_FIELDS, shape (n,).
-        directory: of the trace.
-        n_block: records in one block of the file.
-
-    Returns:
-        The file.
-    """
+    """Write a trace."""
     described = fabrics.load(FABRIC)
     log = TraceLog(
         directory,
@@ -143,9 +133,7 @@ def check(*, quick: bool, seed: int) -> list[Result]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, 2 cases")
+    parser = options_of(__doc__, quick="fewer rounds, 2 cases")
     parser.add_argument("--no-check", action="store_true", help="speed alone")
     parser.add_argument("--check-only", action="store_true", help="cases alone")
     parser.add_argument("--seed", type=natural, default=0, help="which cases; 0: those that replay was written against")

@@ -35,16 +35,7 @@ def start_ranks(n_ranks: int) -> int:
 def train(
     kind: str, n_steps: int, *, n_layers: int = 4, width: int = 192, n_context: int = 64, bucket_kb: int | None = None
 ) -> None:
-    """Train a small GPT on this rank.
-
-    Args:
-        kind: "ddp", "fsdp2", or "zero1" to "zero3".
-        n_steps: to train.
-        n_layers: of the model.
-        width: of the model.
-        n_context: tokens of a sample.
-        bucket_kb: KiB of a bucket; None: the framework's own.
-    """
+    """Train a small GPT on this rank."""
     import torch
     import torch.distributed as dist
     from torch import nn

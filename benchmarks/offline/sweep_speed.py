@@ -6,8 +6,7 @@
 launch per setting as nccl-tests needs it (here: the same workers, started anew for each setting).
 `active_share_of_grid`, `active_regret`: samples that the active sweep takes over those of the full grid at the
 same precision, and what its choices cost in truth over the full grid's, mean over places; without processes. Beside
-it stands the regret of as many samples spread evenly, of a second full sweep, and (`floor`) of a sweep that is told the
-two best settings of every size and what samples are worth there (sweep_floor.py): what so few samples cannot tell.
+it stands the regret of as many samples spread evenly.
 Measurements are drawn from the truth of every shipped fabric with its noise and, with `--data`, from the repetitions
 of every grid recorded below that folder (lib/data/recorded_grids.py) with 3 % noise on top. Of those a single
 sample may decide a whole place, so small ones are drawn more often, and the mean's standard error is printed.
@@ -17,7 +16,6 @@ exactly as many samples spread evenly, in standard errors of the paired differen
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import time
@@ -32,8 +30,7 @@ import numpy as np
 
 from benchmarks.lib.argument_types import a_folder
 from benchmarks.lib.data import recorded_grids
-from benchmarks.lib.reporting import Result, report, say
-from benchmarks.offline import sweep_floor
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.errors import FabricError
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
@@ -66,10 +63,6 @@ class Outcome:
     regrets: list[float]
     even_regret: float
     """Mean, of exactly as many samples spread evenly over the points."""
-    again_regret: float
-    """Mean, of a second full sweep: what the samples of this machine cannot tell."""
-    n_grid: int
-    """Samples of the full sweep."""
 
 
 @dataclass
@@ -90,8 +83,6 @@ class Machine:
         chance = np.random.default_rng(seed)
         grid, active = self.points(), self.points()
         self._run(FullGrid(grid, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
-        again = self.points()
-        self._run(FullGrid(again, PRECISION, MAX_REPEATS), MIN_REPEATS, chance)
         strategy = Active(active, self.communicator, self.costs(), None, PRECISION, MAX_REPEATS)
         self._run(strategy, LOOK_REPEATS, chance)
         even = self.points()
@@ -106,26 +97,7 @@ class Machine:
             chosen = by_setting[place, choice.candidate]
             regrets.append(self.truth_us(chosen) / self.truth_us(best[place]) - 1)
         n_grid = sum(len(point.duration_us) for point in grid)
-        even_regret, again_regret = (self._regret(fastest(points), best) for points in (even, again))
-        return Outcome(self.name, len(best), n_active / n_grid, regrets, even_regret, again_regret, n_grid)
-
-    def floor(self, n_samples: float) -> float:
-        """What a sweep would lose that is told the two best settings of each place and what samples are worth there."""
-        by_place: dict[Place, list[GridPoint]] = {}
-        for point in self.points():
-            by_place.setdefault(point.place, []).append(point)
-        chance = np.random.default_rng(0)
-        curves = []
-        for points in by_place.values():
-            best, *others = sorted(points, key=self.truth_us)
-            if not others:
-                curves.append(np.zeros(1))
-                continue
-            size = sweep_floor.N_DRAWS, sweep_floor.MOST_SAMPLES
-            drawn = [self.sample_us(point, size[0] * size[1], chance).reshape(size) for point in (best, others[0])]
-            gap = self.truth_us(others[0]) / self.truth_us(best) - 1
-            curves.append(sweep_floor.curve((drawn[0], drawn[1]), gap))
-        return sweep_floor.least_regret(curves, n_samples)
+        return Outcome(self.name, len(best), n_active / n_grid, regrets, self._regret(fastest(even), best))
 
     def _regret(self, chosen: dict[Place, GridPoint], best: dict[Place, GridPoint]) -> float:
         return mean(self.truth_us(chosen[place]) / self.truth_us(point) - 1 for place, point in best.items())
@@ -147,16 +119,7 @@ def fastest(points: Iterable[GridPoint]) -> dict[Place, GridPoint]:
 
 
 def spread_evenly(n_samples: int, n_points: int, chance: np.random.Generator) -> list[int]:
-    """Share samples out as evenly as possible; which points get one more is up to chance.
-
-    Args:
-        n_samples: in all.
-        n_points: that share them.
-        chance: decides who gets one more.
-
-    Returns:
-        Samples of each point, shape [n_points].
-    """
+    """Share samples out as evenly as possible; which points get one more is up to chance."""
     each, n_more = divmod(n_samples, n_points)
     return [each + (rank < n_more) for rank in chance.permutation(n_points).tolist()]
 
@@ -224,16 +187,7 @@ def recorded(grid: recorded_grids.Grid) -> Machine:
 
 
 def machines(data: Path | None, *, quick: bool, recorded_only: bool) -> Iterator[Machine]:
-    """Every shipped fabric, then every recorded grid.
-
-    Args:
-        data: folder with recorded grids; None: there are none.
-        quick: of fabrics only the largest communicator.
-        recorded_only: leave the fabrics out.
-
-    Yields:
-        The machines.
-    """
+    """Every shipped fabric, then every recorded grid."""
     for name in () if recorded_only else fabric.names():
         for communicator in communicators(name, quick=quick):
             yield emulated(name, communicator)
@@ -288,9 +242,7 @@ def fabric_cells() -> Sequence[tuple[Algorithm, Protocol]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
-    parser.add_argument("--quick", action="store_true", help="fewer launches, communicators and seeds")
+    parser = options_of(__doc__, quick="fewer launches, communicators and seeds")
     parser.add_argument("--data", type=a_folder, help="folder with recorded grids, e.g. published nccl-tests logs")
     parser.add_argument("--grids-only", action="store_true", help="leave the launches out")
     parser.add_argument("--recorded-only", action="store_true", help="leave the shipped fabrics out, too")
@@ -333,15 +285,13 @@ def main() -> None:
             Result("active_minus_even_worst_se", max(map(standard_errors, above)), "", "<= 1", "spread evenly"),
             Result("active_minus_even", mean(map(mean, above)), "", "<= 0", "spread evenly"),
         ]
-    for machine, of_machine, share, regret in zip(swept, found, shares, regrets, strict=True):
+    for of_machine, share, regret in zip(found, shares, regrets, strict=True):
         worst = max(max(outcome.regrets) for outcome in of_machine)
-        even, again = mean(one.even_regret for one in of_machine), mean(one.again_regret for one in of_machine)
-        floor = machine.floor(SHARE_AIM * mean(one.n_grid for one in of_machine))
+        even = mean(one.even_regret for one in of_machine)
         error = stdev(mean(outcome.regrets) for outcome in of_machine) / len(of_machine) ** 0.5
         words = f"{of_machine[0].n_places} places, mean regret {regret:.4f} +- {error:.4f}, worst place {worst:.3f}"
         excess = standard_errors([mean(outcome.regrets) - outcome.even_regret for outcome in of_machine])
-        words += f", spread evenly {even:.4f} ({excess:+.1f} standard errors), second full sweep {again:.4f}"
-        words += f", floor {floor:.4f}"
+        words += f", spread evenly {even:.4f} ({excess:+.1f} standard errors)"
         results.append(Result(f"share {of_machine[0].name}", share, "", f"<= {SHARE_AIM}", words))
     report("sweep_speed", results, as_json=arguments.json)
 

@@ -11,13 +11,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from zerotune.tuner.learning.policy import acquisition, choice, observations, step_guard, surrogate, variants
+from zerotune.tuner.learning.policy import acquisition, choice, observations, step_guard, variants
 from zerotune.tuner.learning.policy.acquisition import TrialVerdict
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, CallEvidence
-from zerotune.tuner.learning.policy.risk import Withdrawal
+from zerotune.tuner.learning.policy.risk import RollbackLatency
 from zerotune.tuner.learning.policy.step_effects import Cooldown
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
-from zerotune.tuner.learning.policy.surrogate import Kernel
+from zerotune.tuner.modeling import posterior
+from zerotune.tuner.modeling.posterior import Kernel
 
 _judge = acquisition.judge
 
@@ -36,9 +37,9 @@ def _with_all_groups_first(self: variants.Variants, name: str, value: Any) -> No
 
 
 MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
-    "channel_fill": ((surrogate, "KERNEL", Kernel(fill=0.0)),),
-    "across_collectives": ((surrogate, "KERNEL", Kernel(across_collectives=0.0)),),
-    "all_settings_alike": ((surrogate, "KERNEL", Kernel(by_cell=0.8, by_others=0.0)),),
+    "channel_fill": ((posterior, "KERNEL", Kernel(fill=0.0)),),
+    "across_collectives": ((posterior, "KERNEL", Kernel(across_collectives=0.0)),),
+    "all_settings_alike": ((posterior, "KERNEL", Kernel(by_cell=0.8, by_others=0.0)),),
     "clipping": ((observations, "CLIP", math.inf),),
     "neighbours": ((CallEvidence, "nearby", CallEvidence.contrast),),
     "twins": ((choice, "UNLUCKY_Z", -math.inf),),
@@ -50,10 +51,10 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),
     "pause_of_8_steps": ((variants, "TRIAL_STEPS", 20),),
-    "first_looks": ((Withdrawal, "needs_looks", False),),
+    "first_looks": ((RollbackLatency, "needs_looks", False),),
     "looks_at_8_keys_but_4": ((choice, "MAX_NEW_TRIALS", 4),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),
-    "kernel_structure": ((surrogate, "KERNEL", Kernel(by_cell=0.0, by_others=0.0, own=1.0)),),
+    "kernel_structure": ((posterior, "KERNEL", Kernel(by_cell=0.0, by_others=0.0, own=1.0)),),
 }
 """By name: (object or module, attribute, what stands in for it)."""
 

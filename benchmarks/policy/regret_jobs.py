@@ -19,6 +19,7 @@ from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import Baked
+from zerotune.tuner.modeling.statistics import statistics as statistics_of
 
 COMM_SHARE_OF_STEP = 0.3
 COMPUTE_NOISE = 0.01
@@ -171,7 +172,7 @@ def knowledge_after(block: np.ndarray, facts: Facts) -> Knowledge:
         store.record_job("earlier", "fabric", dict(facts), int(block["n_ranks"][0]))
         store.record_measurements("fabric", "earlier", block)
         store.flush()
-        statistics = store.statistics("fabric")
+        statistics = statistics_of(store, "fabric")
     correction = Baked.from_bytes(record.blob) if record is not None else None
     model_id = record.training_hash[:8] if record is not None else ""
     return Knowledge(statistics, correction, model_id, [statistics])

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean, stdev
 
-from benchmarks.lib.reporting import Result, figure, report
+from benchmarks.lib.reporting import Result, figure, options_of, report
 
 
 def figures_in(text: str) -> dict[str, Result]:
@@ -39,15 +39,7 @@ def figures_in(text: str) -> dict[str, Result]:
 
 
 def differences(before: Mapping[str, Result], after: Mapping[str, Result]) -> Iterator[Result]:
-    """What has changed.
-
-    Args:
-        before: figures by metric.
-        after: figures of the same benchmark.
-
-    Yields:
-        The mean difference of each figure, then how many targets were lost, and each of those.
-    """
+    """What has changed."""
     both = [metric for metric in before if metric in after]
     groups: dict[tuple[str, str], list[str]] = {}
     for metric in both:
@@ -71,10 +63,9 @@ def differences(before: Mapping[str, Result], after: Mapping[str, Result]) -> It
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__)
     parser.add_argument("before", type=figures_in, help="file of the run before")
     parser.add_argument("after", type=figures_in, help="file of the run after")
-    parser.add_argument("--json", action="store_true", help="end in one line of JSON")
     arguments = parser.parse_args()
     if not arguments.before.keys() & arguments.after.keys():
         parser.error("the two files have no figure in common; compare two runs of one benchmark")

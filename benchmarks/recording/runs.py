@@ -82,13 +82,10 @@ RUNS: Final = (
     Run("training_reward", f"training_reward --quick {ON_A_GPU}", shown=("share_of_gain",)),
     Run("varying_steps", f"varying_steps --quick {ON_A_GPU}", shown=("share_of_gain",)),
     Run("slow_earlier_jobs", "slow_earlier_jobs --quick"),
-    Run("memory_pressure_policy", "memory_pressure_policy --quick"),
     Run("prediction_held_out", "prediction_held_out --quick --by size range cell channels ranks fabric"),
     Run("stage_fingerprint", "stage_fingerprint"),
-    Run("advise_error", "advise_error --torch", shown=("memory_error_median", "memory_error_median_torch")),
+    Run("advise_error", "advise_error", shown=("memory_error_median",)),
     Run("zero_paper", "zero_paper"),
-    Run("owner_broadcasts", "owner_broadcasts --quick"),
-    Run("advise_emulated", "advise_emulated", timeout_s=4 * 3600.0, shown=("autotuned_steps_most", "gain_error_p90")),
     Run(
         "late_ranks",
         "late_ranks --jobs 25 --nobody-jobs 75 --seed 30000",  # seeds that nothing was changed after
@@ -99,7 +96,6 @@ RUNS: Final = (
     Run("sweep_recorded", f"sweep_speed --quick {RECORDINGS}"),
     Run("store_faults", "store_faults", timeout_s=2 * 3600.0, shown=FAULTS),
     Run("field", "field"),
-    Run("model_families", "model_families"),
     Run("doors", "doors", timeout_s=3600.0),
     Run("never_in_the_way", "never_in_the_way", is_timed=True, timeout_s=2 * 3600.0, shown=("longest_wait_ms",)),
     Run("plugin_lookup", "plugin_lookup --quick", is_timed=True),
@@ -115,38 +111,12 @@ RUNS: Final = (
     Run("overhead", "overhead", is_timed=True),
     Run("real_nccl", "real_nccl --quick", is_timed=True),
     Run("daemon_load", "daemon_load --quick", is_timed=True),
-    Run("many_peers", "many_peers", is_timed=True),
-    Run(
-        "dashboard_cost",
-        "dashboard_cost",
-        is_timed=True,
-        shown=("difference_percent_of_core_without_page", "difference_percent_of_core_with_page"),
-    ),
     Run("fleet", "fleet", is_timed=True, shown=("book_rows_per_s",)),
-    Run(
-        "book_build",
-        "book_build --rows 100000000",
-        is_timed=True,
-        timeout_s=3600.0,
-        shown=("book_rows_per_s", "build_cpu_s", "next_build_s"),
-    ),
     Run("soak_daemon", "soak_daemon", is_timed=True, timeout_s=4 * 3600.0, shown=("hours_of_the_daemons_clock",)),
-    Run(
-        "soak_long",
-        "soak --collectives 5000000 --ranks 2",  # ten million calls in all
-        is_timed=True,
-        timeout_s=4 * 3600.0,
-        shown=("n_collectives_per_rank",),
-    ),
     Run("agreement_scale", "agreement_scale --quick", is_timed=True),
-    Run("brain_speed", "brain_speed --quick", is_timed=True),
-    Run("emulated_call", "emulated_call --quick", is_timed=True),
-    Run("import_speed", "import_speed --quick", is_timed=True),
     Run("replay_speed", "replay_speed --quick --no-check", is_timed=True),
     Run("sweep_speed", "sweep_speed --quick", is_timed=True),
-    Run("trace_log_cost", "trace_log_cost --quick", is_timed=True),
     Run("zero_vs_peers", "zero_vs_peers --quick", is_timed=True),
-    Run("zero_vs_peers_transformers", "zero_vs_peers --transformers", is_timed=True, timeout_s=3600.0),
 )
 """Those whose figures are counts, or times of a virtual clock, come first: they may run on a busy machine."""
 

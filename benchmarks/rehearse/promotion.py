@@ -19,15 +19,7 @@ _LEAST_BYTES: Final = 64 << 10
 
 
 def time_over_best(store: Path, fabric_name: str) -> float:
-    """Time of the large collectives of the last steps, over that of the best setting for each.
-
-    Args:
-        store: the daemon's.
-        fabric_name: where the job was rehearsed.
-
-    Returns:
-        1 where every collective had its best setting.
-    """
+    """Time of the large collectives of the last steps, over that of the best setting for each."""
     fabric = load(fabric_name)
     with sqlite3.connect(store) as connection:
         (last,) = connection.execute("select max(step) from measurements").fetchone()

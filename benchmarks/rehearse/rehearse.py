@@ -68,16 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def carry_out(python: Path, release: str, case: Case) -> Outcome:
-    """One case; whatever happens becomes its outcome.
-
-    Args:
-        python: that has this torch.
-        release: of torch.
-        case: what to do.
-
-    Returns:
-        The outcome.
-    """
+    """One case; whatever happens becomes its outcome."""
     if (case.finds or case.withdraws or case.module) and not tells_times(python):
         return Outcome(release, case.name, "skipped", "this NCCL's profiler tells no times")
     if case.n_nodes > 1 and not tells_times(python):

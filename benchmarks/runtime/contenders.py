@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.runtime.transformer_loads import TRANSFORMERS, TransformerLoad
-
 Step = Callable[[Any], None]
 
 
@@ -47,25 +45,14 @@ class Load:
         return list(model.blocks)
 
 
-LOADS: dict[str, Load | TransformerLoad] = {
+LOADS = {
     "tiny": Load(n_layers=4, width=320, n_context=128, batch=4),  # about 5 million parameters
     "medium": Load(n_layers=8, width=752, n_context=64, batch=2),  # about 55 million
-    **TRANSFORMERS,
 }
 
 
-def build(name: str, load: Load | TransformerLoad, precision: str = "fp32", lr: float = 1e-3) -> Step:
-    """One training step of a contender, as a function of a batch.
-
-    Args:
-        name: kind and variant, e.g. "ours-3", "fsdp2-r", "deepspeed-2".
-        load: size of model and batch.
-        precision: "fp32" or "bf16" (mixed).
-        lr: learning rate.
-
-    Returns:
-        The step.
-    """
+def build(name: str, load: Load, precision: str = "fp32", lr: float = 1e-3) -> Step:
+    """One training step of a contender, as a function of a batch."""
     import torch
     import torch.distributed as dist
 
@@ -111,7 +98,7 @@ def build(name: str, load: Load | TransformerLoad, precision: str = "fp32", lr: 
     return step
 
 
-def _deepspeed(model: Any, load: Load | TransformerLoad, stage: int, precision: str, lr: float) -> Step:
+def _deepspeed(model: Any, load: Load, stage: int, precision: str, lr: float) -> Step:
     import deepspeed
     import torch
 

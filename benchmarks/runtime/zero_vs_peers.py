@@ -1,18 +1,15 @@
 """The ZeRO runtime against FSDP2, DeepSpeed, ZeroRedundancyOptimizer and DDP: tokens per second and memory.
 
-    python -m benchmarks zero_vs_peers [--json] [--quick] [--transformers] [--only tiny-fp32-2] [--keep results.jsonl]
+    python -m benchmarks zero_vs_peers [--json] [--quick] [--only tiny-fp32-2] [--keep results.jsonl]
 
 A cell is a model, a precision and a number of ranks. All contenders of a cell train copies of one GPT in the same
 processes over gloo, one step each in turn, so that noise meets all alike; a figure is a median. `cpu_ratio` compares
-the processor time of steps on all ranks, which says more than wall time where others use the machine. `--transformers`
-races stages 2 and 3 against FSDP2 on small models of the transformers library instead.
+the processor time of steps on all ranks, which says more than wall time where others use the machine.
 
 Memory is the peak resident set over what the process has resident after one forward and backward of plain torch
 (libraries, their kernels and scratch), each contender in a fresh world whose heap gives large freed blocks back to the
-system: what tensors take, not how a heap was cut up. It is weighed with one batch and a learning rate of 0, so that
-Mixtral's experts meet as many tokens as in that first pass: for each other number oneDNN compiles bf16 kernels, tens
-of MB per step that stay. `theory` adds the formula's model states to what a forward and backward of plain torch keeps
-for activations.
+system: what tensors take, not how a heap was cut up. `theory` adds the formula's model states to what a
+forward and backward of plain torch keeps for activations.
 
 With `--keep`, cells that are in the file are not run again. A peer that is not installed is left out, and said so;
 DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
@@ -20,7 +17,6 @@ DeepSpeed goes into an environment of its own, as docs/design/zero.md says.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.util
 import json
@@ -38,9 +34,8 @@ from typing import Any
 
 from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.free_port import free_port
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from benchmarks.runtime.contenders import LOADS, Load, build
-from benchmarks.runtime.transformer_loads import TRANSFORMERS, TransformerLoad
 from zerotune.zero_runtime import analysis
 
 OURS = ("ours-1", "ours-2", "ours-3")
@@ -64,8 +59,6 @@ class Cell:
         return f"{self.load}-{self.precision}-{self.n_ranks}"
 
     def contenders(self) -> list[str]:
-        if self.load in TRANSFORMERS:
-            return ["ours-2", "ours-3", *PEERS_BF16]
         ours = list(OURS) if self.precision == "fp32" else ["ours-2", "ours-3"]
         peers = [*PEERS] if self.precision == "fp32" else [*PEERS_BF16]
         if importlib.util.find_spec("deepspeed"):
@@ -79,7 +72,6 @@ CELLS = (
     Cell("tiny", "fp32", 4, 75.0),
     Cell("medium", "fp32", 2, 90.0),
 )
-TRANSFORMER_CELLS = tuple(Cell(name, precision, 2, 40.0) for name in TRANSFORMERS for precision in ("fp32", "bf16"))
 QUICK_S = 12.0
 
 
@@ -94,15 +86,7 @@ def _join(rank: int, n_ranks: int, port: int) -> None:
 
 
 def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
-    """Interleaved steps of every contender; rank 0 reports seconds per step, and processor time of all ranks.
-
-    Args:
-        rank: of this process.
-        n_ranks: of the group.
-        port: where the ranks meet.
-        cell: load, precision and time of the race.
-        out: queue; rank 0 puts pairs of seconds, by the wall and of processors, of each step by contender.
-    """
+    """Interleaved steps of every contender; rank 0 reports seconds per step, and processor time of all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -135,16 +119,7 @@ def race(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
 
 
 def weigh(rank: int, n_ranks: int, port: int, name: str, cell: Cell, out: Any) -> None:
-    """Peak resident bytes of one contender over what the process had before.
-
-    Args:
-        rank: of this process.
-        n_ranks: of the group.
-        port: where the ranks meet.
-        name: of the contender.
-        cell: load and precision.
-        out: queue; rank 0 puts the bytes.
-    """
+    """Peak resident bytes of one contender over what the process had before."""
     import torch
     import torch.distributed as dist
 
@@ -173,7 +148,7 @@ def resident_bytes(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def plain_model(load: Load | TransformerLoad, precision: str) -> Any:
+def plain_model(load: Load, precision: str) -> Any:
     """The model as torch alone would train it."""
     import torch
 
@@ -181,15 +156,7 @@ def plain_model(load: Load | TransformerLoad, precision: str) -> Any:
 
 
 def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) -> None:
-    """Most bytes alive in a forward and backward of plain torch beside parameters and gradients.
-
-    Args:
-        rank: not used; every target of `spawn` has it.
-        n_ranks: not used.
-        port: not used.
-        cell: load and precision.
-        out: queue; gets (bytes, number of parameters).
-    """
+    """Most bytes alive in a forward and backward of plain torch beside parameters and gradients."""
     import torch
 
     from zerotune.zero_runtime.layout.fragmentation import record, replay
@@ -204,18 +171,10 @@ def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) 
     out.put((replay(record(lambda: load.loss(model, batch).backward())).peak, n_parameters))
 
 
-def python_share(rank: int, n_ranks: int, port: int, load: Load | TransformerLoad, seconds: float, out: Any) -> None:
+def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:
     """Percent of a stage-3 step that the runtime's own hooks take, without the time that collectives are waited for.
 
     Timed on one rank with no peer to wait for, where every wait is immediate.
-
-    Args:
-        rank: of this process.
-        n_ranks: of the group, 1.
-        port: where the ranks meet.
-        load: size of model and batch.
-        seconds: time to take, about.
-        out: queue; gets the percent.
     """
     import cProfile
 
@@ -256,16 +215,7 @@ def weigh_all(name: str, cell: Cell) -> Any:
 
 
 def spawn(target: Callable[..., None], n_ranks: int, *args: Any) -> Any:
-    """Run a function in fresh processes, one per rank.
-
-    Args:
-        target: called with (rank, n_ranks, port, *args, queue).
-        n_ranks: processes.
-        args: for `target`.
-
-    Returns:
-        What was put into the queue first.
-    """
+    """Run a function in fresh processes, one per rank."""
     context = multiprocessing.get_context("spawn")
     port = free_port()
     queue = context.Queue()
@@ -323,11 +273,9 @@ def run_cell(cell: Cell) -> list[Result]:
             statistics.median(b[clock] / a[clock] for a, b in zip(times[ours], times[peer], strict=True))
             for clock in (0, 1)
         )
-        is_transformer = cell.load in TRANSFORMERS
-        target = "" if peer == "ddp" else ">= 1.1" if is_transformer else ">= 1.0"
-        cpu_target = target if is_transformer else ""
+        target = "" if peer == "ddp" else ">= 1.0"
         results.append(Result(f"tokens_ratio_{label}{suffix}", ratio, "", target, peer, ratio))
-        results.append(Result(f"cpu_ratio_{label}{suffix}", cpu_ratio, "", cpu_target, peer, cpu_ratio))
+        results.append(Result(f"cpu_ratio_{label}{suffix}", cpu_ratio, "", "", peer, cpu_ratio))
     activations, n_parameters = spawn(weigh_activations, 1, cell)
     for label, ours, peer in pairs[:2]:
         own, other = (weigh_all(name, cell) for name in (ours, peer))
@@ -355,34 +303,27 @@ def run_once() -> list[Result]:
 
 
 def main() -> None:
-    names = [cell.name for cell in (*CELLS, *TRANSFORMER_CELLS)]
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="the first cell within a minute, wider noise")
-    parser.add_argument("--transformers", action="store_true", help="models of the transformers library instead")
+    names = [cell.name for cell in CELLS]
+    parser = options_of(__doc__, quick="the first cell within a minute, wider noise")
     parser.add_argument("--only", action="append", choices=names, help="a cell; may be given several times")
     parser.add_argument("--keep", type=a_file_to_write, help="file of cells that are done, read and added to")
     options = parser.parse_args()
-    cells = TRANSFORMER_CELLS if options.transformers else CELLS
-    if options.quick:
-        cells = (replace(cells[0], seconds=QUICK_S),)
+    cells = (replace(CELLS[0], seconds=QUICK_S),) if options.quick else CELLS
     known = [cell.name for cell in cells]
     if options.only and not set(known) & set(options.only):
         parser.error(f"with these options there are {', '.join(known)}, not {', '.join(options.only)}")
-    if options.transformers and not importlib.util.find_spec("transformers"):
-        parser.error("--transformers needs the library: pip install transformers, or leave it out")
     done: dict[str, list[dict[str, Any]]] = {}
     if options.keep and options.keep.exists():
         try:
             done = {line["cell"]: line["results"] for line in map(json.loads, options.keep.read_text().splitlines())}
         except (OSError, ValueError, KeyError, TypeError):
             parser.error(f"--keep {options.keep} holds no cells of this benchmark; name another file")
-    if not options.transformers and not importlib.util.find_spec("deepspeed"):
+    if not importlib.util.find_spec("deepspeed"):
         print("deepspeed is not installed: its rows are left out (docs/design/zero.md says how)", flush=True)
     jobs: dict[str, Callable[[], list[Result]]] = {
         cell.name: partial(run_cell, cell) for cell in cells if not options.only or cell.name in options.only
     }
-    if not options.only and not options.transformers:
+    if not options.only:
         jobs["once"] = run_once
     results: list[Result] = []
     for name, job in jobs.items():

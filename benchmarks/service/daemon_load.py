@@ -11,8 +11,6 @@ other on each connection) with the real brain. Measured:
   job, whose brain proposes a plan at every step, measures from sending a step to receiving the plan.
 * observations_per_cpu_s: the same per second of processor time of the daemon, all its threads: what one
   core of its own would do; the figure to look at when the machine is shared.
-* raw_pyzmq_ratio: the first figure over what a bare pyzmq ROUTER on the same core receives of the
-  same frames from the same sender.
 
 Run: python -m benchmarks daemon_load [--quick] [--json]
 """
@@ -36,7 +34,7 @@ import numpy as np
 import psutil
 import zmq
 
-from benchmarks.lib.reporting import Result, report
+from benchmarks.lib.reporting import Result, options_of, report
 from zerotune.store import wire
 from zerotune.store.records import Exposure, MissingEvidence, Plan, Stage, StepRecord
 from zerotune.store.sqlite.database import Store
@@ -100,24 +98,6 @@ def serve(endpoint: str, store_path: str) -> int:
         return Brain(job_id, fabric_id, fabric, Knowledge(), BrainSettings(), time.time)
 
     return run_daemon(endpoint, store_path, brains=brains, load_knowledge=lambda *_: Knowledge())
-
-
-def serve_raw(endpoint: str) -> int:
-    """The peer: a bare ROUTER that counts what it receives; says when each million has come."""
-    socket = zmq.Context().socket(zmq.ROUTER)
-    socket.setsockopt(zmq.RCVHWM, 64)
-    socket.bind(endpoint)
-    expected, n_received = None, 0
-    while True:
-        frames = socket.recv_multipart()
-        if frames[1] == b"expect":
-            expected, n_received, asker = int(frames[2]), 0, frames[0]
-            socket.send_multipart([asker, b"go"])
-            continue
-        n_received += len(frames[3]) // wire.OBSERVATION_BYTES if len(frames) == 4 else 0
-        if expected is not None and n_received >= expected:
-            socket.send_multipart([asker, b"done"])
-            expected = None
 
 
 class Load:
@@ -195,16 +175,7 @@ class Load:
 
 
 def start(mode: str, *arguments: str, core: int) -> subprocess.Popen[bytes]:
-    """Start a part of this benchmark as a process.
-
-    Args:
-        mode: its option, e.g. `--serve`.
-        arguments: of the option.
-        core: that it is bound to.
-
-    Returns:
-        The process; killed at exit.
-    """
+    """Start a part of this benchmark as a process."""
     command = [sys.executable, "-m", "benchmarks.service.daemon_load", mode, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}), env=environment)
@@ -230,17 +201,7 @@ def cpu_s(process: subprocess.Popen[bytes]) -> float:
 def throughput(
     context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int
 ) -> tuple[float, float, int]:
-    """How many observations the daemon takes until they are in its store.
-
-    Args:
-        context: of ZeroMQ.
-        folder: for socket and store.
-        core: that the daemon is bound to.
-        n_rounds: in each of them every rank sends a message.
-
-    Returns:
-        Observations per second, per second of CPU, and resident bytes with 64 ranks connected.
-    """
+    """How many observations the daemon takes until they are in its store."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
     wait_for(endpoint)
@@ -269,50 +230,10 @@ def throughput(
     return expected * N_RANKS / elapsed_s, expected * N_RANKS / used_cpu_s, status.resident_bytes
 
 
-def raw_throughput(context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, n_rounds: int) -> float:
-    """How many observations a process takes that only receives them.
-
-    Args:
-        context: of ZeroMQ.
-        folder: for the socket.
-        core: that the process is bound to.
-        n_rounds: in each of them every rank sends a message.
-
-    Returns:
-        Observations per second.
-    """
-    endpoint = f"ipc://{folder}/raw.sock"
-    peer = start("--serve-raw", endpoint, core=core)
-    load = Load(context, endpoint)
-    expected = n_rounds * N_JOBS * N_RANKS * RECORDS_PER_MESSAGE
-    asker = context.socket(zmq.DEALER)
-    asker.connect(endpoint)
-    asker.send_multipart([b"expect", str(expected).encode()])
-    asker.recv_multipart()
-    start_s = time.monotonic()
-    for _ in range(n_rounds):
-        load.round()
-    asker.recv_multipart()
-    elapsed_s = time.monotonic() - start_s
-    asker.close(0)
-    finish(peer, load)
-    return expected / elapsed_s
-
-
 def latency(
     context: zmq.Context[zmq.Socket[bytes]], folder: Path, core: int, duration_s: float
 ) -> tuple[list[float], float]:
-    """How long a plan takes while the daemon is under load.
-
-    Args:
-        context: of ZeroMQ.
-        folder: for socket and store.
-        core: that the daemon is bound to.
-        duration_s: of the probe.
-
-    Returns:
-        Milliseconds from each step to its plan, and observations that were really sent per second.
-    """
+    """How long a plan takes while the daemon is under load."""
     endpoint, path = f"ipc://{folder}/d.sock", folder / "store.db"
     daemon = start("--serve", endpoint, str(path), core=core)
     wait_for(endpoint)
@@ -382,16 +303,12 @@ def finish(process: subprocess.Popen[bytes], load: Load) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="ends within 60 s")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
-    for mode, n_arguments in (("--serve", 2), ("--serve-raw", 1), ("--probe", 2)):
+    parser = options_of(__doc__, quick="ends within 60 s")
+    for mode, n_arguments in (("--serve", 2), ("--probe", 2)):
         parser.add_argument(mode, nargs=n_arguments, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         return serve(*arguments.serve)
-    if arguments.serve_raw:
-        return serve_raw(*arguments.serve_raw)
     if arguments.probe:
         return probe(arguments.probe[0], float(arguments.probe[1]))
     cores = sorted(os.sched_getaffinity(0))
@@ -399,7 +316,7 @@ def main() -> int:
     if len(cores) > 1:
         os.sched_setaffinity(0, set(cores[:-1]))  # the senders keep off the daemon's core
     n_runs, n_rounds, duration_s = (2, 120, 6.0) if arguments.quick else (5, 300, 20.0)
-    ours, per_cpu, raw, resident, waits_ms, offered = [], [], [], [], [], []
+    ours, per_cpu, resident, waits_ms, offered = [], [], [], [], []
     with zmq.Context() as context:
         for run in range(n_runs):
             with tempfile.TemporaryDirectory() as name:
@@ -407,24 +324,21 @@ def main() -> int:
                 ours.append(per_s)
                 per_cpu.append(per_cpu_s)
                 resident.append(resident_bytes)
-                raw.append(raw_throughput(context, Path(name), core, n_rounds))
             with tempfile.TemporaryDirectory() as name:
                 waits, sent_per_s = latency(context, Path(name), core, duration_s)
                 waits_ms.append(float(np.percentile(waits, 99)))
                 offered.append(sent_per_s)
             print(
                 f"run {run + 1} of {n_runs}: {ours[-1]:,.0f} stored/s ({per_cpu[-1]:,.0f} per CPU s),"
-                f" raw {raw[-1]:,.0f}/s, plan p99 {waits_ms[-1]:.2f} ms at {offered[-1]:,.0f}/s",
+                f" plan p99 {waits_ms[-1]:.2f} ms at {offered[-1]:,.0f}/s",
                 file=sys.stderr,
             )
-    ratio = median(a / b for a, b in zip(ours, raw, strict=True))
     report(
         "daemon_load",
         [
-            Result("observations_per_s", median(ours), "1/s", ">= 150000", "raw pyzmq ROUTER", ratio),
+            Result("observations_per_s", median(ours), "1/s", ">= 150000"),
             Result("observations_per_cpu_s", median(per_cpu), "1/s of CPU", ">= 150000"),
             Result("plan_latency_p99_ms", median(waits_ms), "ms", "<= 5"),
-            Result("raw_pyzmq_ratio", ratio, "", "", "raw pyzmq ROUTER", ratio),
             Result("load_during_latency_per_s", median(offered), "1/s", f">= {LOAD_PER_S}"),
             Result("resident_mib_64_ranks", max(resident) / 2**20, "MiB", "<= 300"),
         ],

@@ -14,7 +14,6 @@ Run: python -m benchmarks doors [--quick] [--json]
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import resource
@@ -51,18 +50,18 @@ from benchmarks.lib.fleet.fleet_attacks import (
     shared,
 )
 from benchmarks.lib.free_port import free_port
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.daemon_link.keys import use_client_keys
 from zerotune.agent.nccl.compiled import PLUGIN, cache_folder
 from zerotune.store import wire
 from zerotune.store.atomic_file import atomic_write
-from zerotune.store.knowledge_pool import KnowledgePool
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.all_users.folders import User
 from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.client.status import fetch_status
 from zerotune.tuner.fleet.building import STATE_SUFFIX, build
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
+from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 from zerotune.tuner.service.endpoint import make_keys
 
 LONGEST_S: Final = 25.0
@@ -95,16 +94,7 @@ waits_s: list[float] = []
 
 
 def command(folder: Path, *words: str, n_files: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run `zerotune` for LONGEST_S at most, and with little memory.
-
-    Args:
-        folder: to run it in.
-        words: of the command.
-        n_files: that it may open; 0: as many as this process.
-
-    Returns:
-        How it ended; with code 124 where it did not.
-    """
+    """Run `zerotune` for LONGEST_S at most, and with little memory."""
     limits = ["prlimit", f"--as={6 << 30}", *([f"--nofile={n_files}"] if n_files else [])]
     began_s = time.monotonic()
     try:
@@ -451,9 +441,7 @@ def attacks_as_root() -> Iterator[Attack]:
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer of a kind; ends within 60 s")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__, quick="fewer of a kind; ends within 60 s")
     arguments = parser.parse_args()
     made = list(attacks(is_quick=arguments.quick))
     if os.getuid() == 0:

@@ -8,15 +8,14 @@
   (of 200 nodes in five seconds with --quick, at a higher rate so); object_write_p99_ms of one, and lost_rows.
 * steps_to_book_plan: a book of these objects is built and signed, and a daemon that never measured anything reads it.
   In which step of a job (steps of half a second) a setting runs that won elsewhere.
-* book_rows_per_s, book_peak_mib: of ten million rows (a million with --quick), as `book_build` measures it, which tries
-  more of them.
+* book_rows_per_s, book_peak_mib: of ten million rows (a million with --quick), built by `zerotune book build` as a
+  process of its own, from objects of 200,000 rows of many nodes.
 
 With --nodes N the metrics are named for N nodes. Run: python -m benchmarks fleet [--quick] [--json] [--nodes N]
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import resource
@@ -27,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -46,11 +46,11 @@ from benchmarks.lib.fleet.fleet_nodes import (
     Job,
     OtherNode,
 )
+from benchmarks.lib.fleet.fleet_objects import ROWS_PER_OBJECT, object_of
 from benchmarks.lib.fleet.fleet_rows import signer_of
 from benchmarks.lib.free_port import free_port
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from benchmarks.lib.simulated.brain_world import Call, World
-from benchmarks.service import book_build
 from zerotune.agent.nccl import fabric
 from zerotune.store import wire
 from zerotune.store.records import (
@@ -80,6 +80,7 @@ WRITE_EVERY_S, WRITE_EVERY_S_QUICK = 60.0, 5.0
 N_WRITERS_QUICK: Final = 200
 """Each a thread of this process; in five seconds they write more objects a second than a thousand in a minute."""
 N_STEPS: Final = 30
+BOOK_ROWS: Final = 10_000_000
 BOOK_ROWS_QUICK: Final = 1_000_000
 BOOK_MEMORY_MB: Final = 4096
 N_DIFFERENT: Final = 48
@@ -114,16 +115,7 @@ def daemon(folder: Path, *words: object) -> Iterator[psutil.Process]:
 
 
 def lead(folder: Path, n_nodes: int, traffic_s: int) -> list[Result]:
-    """What leading a job costs.
-
-    Args:
-        folder: for keys, socket and store.
-        n_nodes: of the job.
-        traffic_s: seconds of it.
-
-    Returns:
-        What was measured.
-    """
+    """What leading a job costs."""
     keys, port = folder / "keys", free_port()
     subprocess.run([sys.executable, "-m", "zerotune.tuner.cli", "keys", str(keys)], check=True, capture_output=True)
     listen = f"tcp://127.0.0.1:{port}"
@@ -251,17 +243,7 @@ class TimedStorage(Storage):
 
 
 def write(url: Path, n_nodes: int, n_writers: int, every_s: float) -> list[Result]:
-    """Nodes' writers at work, each with what its job measured, for one round.
-
-    Args:
-        url: the directory.
-        n_nodes: whose rate is the target, each with one object in a minute.
-        n_writers: those that write.
-        every_s: how long each gathers rows.
-
-    Returns:
-        What was measured.
-    """
+    """Nodes' writers at work, each with what its job measured, for one round."""
     where, storage = fabric.load(FABRIC), TimedStorage(str(url))
     made, random = [tried_by(number) for number in range(N_DIFFERENT)], np.random.default_rng(0)
     writers, begun_s = [], time.monotonic()
@@ -394,15 +376,30 @@ class SmallJob:
 
 def merge(folder: Path, n_rows: int) -> list[Result]:
     """How fast `zerotune book build` merges, and in how much memory."""
-    shown = ("book_rows_per_s", "book_peak_mib")
-    return [one for one in book_build.measure(folder, n_rows, BOOK_MEMORY_MB) if one.metric in shown]
+    objects = str(folder / "fleet")
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for one in [pool.submit(_make_object, objects, at) for at in range(n_rows // ROWS_PER_OBJECT)]:
+            one.result()
+    command = [sys.executable, "-m", "zerotune.tuner.cli", "book", "build", objects, "--memory-mb", str(BOOK_MEMORY_MB)]
+    begun_s = time.monotonic()
+    process = subprocess.Popen([*command, "--out", str(folder / "fleet.book")], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"book build ended with exit code {process.returncode}")
+    return [
+        Result("book_rows_per_s", n_rows / (time.monotonic() - begun_s), "rows/s"),
+        Result("book_peak_mib", usage.ru_maxrss / 1024, "MiB", "<= 8192"),
+    ]
+
+
+def _make_object(url: str, at: int) -> None:
+    Storage(url, writes=True).put(*object_of(at, ROWS_PER_OBJECT))
 
 
 def main() -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="seconds of traffic, few writers; ends within 60 s")
-    parser.add_argument("--json", action="store_true", help="end in one JSON line")
+    parser = options_of(__doc__, quick="seconds of traffic, few writers; ends within 60 s")
     nodes = whole(8, wire.MAX_RANK // RANKS_PER_NODE)
     parser.add_argument("--nodes", type=nodes, default=N_NODES, help=f"how many (default: {N_NODES:,})")
     arguments = parser.parse_args()
@@ -419,7 +416,7 @@ def main() -> None:
         n_writers = min(arguments.nodes, N_WRITERS_QUICK) if arguments.quick else arguments.nodes
         results += write(Path(name, "fleet"), arguments.nodes, n_writers, every_s)
         results += start_with_book(new, Path(name, "fleet"))
-        results += merge(Path(name, "rows"), BOOK_ROWS_QUICK if arguments.quick else book_build.N_ROWS)
+        results += merge(Path(name, "rows"), BOOK_ROWS_QUICK if arguments.quick else BOOK_ROWS)
     report("fleet", results, as_json=arguments.json)
 
 

@@ -8,7 +8,6 @@ that were wrong at any time before are counted apart; for jobs in which nobody i
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from scipy.stats import binomtest
 
 from benchmarks.lib.argument_types import positive
-from benchmarks.lib.reporting import Result, report, say
+from benchmarks.lib.reporting import Result, options_of, report, say
 from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.emulated.device.clock import Clock
 from zerotune.store.records import Algorithm, Collective, Protocol, TimingSource
@@ -60,17 +59,7 @@ class Story:
 
 
 def drawn(kind: str, n_ranks: int, per_node: int, rng: np.random.Generator) -> list[Story]:
-    """The parts of a job's story.
-
-    Args:
-        kind: one of `STORIES`.
-        n_ranks: ranks of the job.
-        per_node: ranks of a node.
-        rng: draws who is late, and how.
-
-    Returns:
-        One for each part, which lasts `N_STEPS`.
-    """
+    """The parts of a job's story."""
 
     def lateness() -> tuple[float, float]:
         return float(rng.uniform(0.03, 0.4)), float(rng.uniform(0.8, 1.0))
@@ -137,14 +126,7 @@ class World:
         self.usual_us = self.steps_us[-1] / EVERY_STEPS
 
     def collective(self, members: Sequence[int], collective: Collective, message_bytes: int, slower: float) -> None:
-        """One call, which all members wait for.
-
-        Args:
-            members: global ranks of the communicator.
-            collective: which one.
-            message_bytes: total size.
-            slower: factor on its time: of a slow link.
-        """
+        """One call, which all members wait for."""
         comm_id = hash(tuple(members)) & 0x7FFFFFFF
         index = self.sequence[comm_id]
         self.sequence[comm_id] += 1
@@ -262,16 +244,7 @@ def judged(kind: str, seed: int) -> list[Part]:
 
 
 def played(n_jobs: int, n_nobody: int, seed: int) -> Iterator[Result]:
-    """Play jobs, in two processes.
-
-    Args:
-        n_jobs: of every kind.
-        n_nobody: of each kind in which nobody is late, where that is more.
-        seed: of the first of each kind.
-
-    Yields:
-        The figures.
-    """
+    """Play jobs, in two processes."""
     parts: list[Part] = []
     began_s, cases = time.monotonic(), [(kind, seed + one) for one in range(n_jobs) for kind in STORIES]
     cases += [(kind, seed + one) for one in range(n_jobs, n_nobody) for kind in NOBODY]
@@ -311,9 +284,7 @@ def _share(which: Iterable[bool]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="few jobs of every kind; ends within 60 s")
+    parser = options_of(__doc__, quick="few jobs of every kind; ends within 60 s")
     parser.add_argument("--jobs", type=positive, default=50, help="of every kind")
     parser.add_argument("--nobody-jobs", type=positive, default=75, help="of every kind in which nobody is late")
     parser.add_argument("--seed", type=int, default=0)

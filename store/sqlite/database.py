@@ -18,11 +18,11 @@ from types import TracebackType
 import msgspec
 
 from zerotune.store.errors import StoreError
+from zerotune.store.lockfile import LockFile
 from zerotune.store.records import CandidateStatistics, JobRecord, ModelRecord
 from zerotune.store.sqlite.damage.damage import Damage, DamageWatch
 from zerotune.store.sqlite.opening import (
     Redo,
-    WriterLock,
     begin_anew,
     cannot_be_opened,
     open_for_reading,
@@ -30,7 +30,6 @@ from zerotune.store.sqlite.opening import (
     reader,
 )
 from zerotune.store.sqlite.reading.queries import Reading
-from zerotune.store.sqlite.rows.job_rows import change_jobs
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT, MEASUREMENT_FIELDS, UNKNOWN
 from zerotune.store.sqlite.writing.recording import Recording
 from zerotune.store.sqlite.writing.retention import Retention
@@ -57,7 +56,7 @@ class Store(Reading, Recording):
         path: Path,
         reading: sqlite3.Connection,
         writing: sqlite3.Connection | None,
-        lock: WriterLock | None,
+        lock: LockFile | None,
         damage: Damage | None,
         retention: Retention,
         clock: Callable[[], float],
@@ -117,7 +116,7 @@ class Store(Reading, Recording):
             if any(job.started_at_s and job.ended_at_s is None and not job.is_lost for job in store.jobs()):
                 # Whoever recorded them is gone; those that train on are recorded anew when they greet.
                 unended = "ended_at_s IS NULL AND started_at_s > 0 AND is_lost = 0"
-                store._put(lambda connection: change_jobs(connection, "is_lost = 1", unended))
+                store._put(lambda connection: connection.execute(f"UPDATE jobs SET is_lost = 1 WHERE {unended}"))
         except BaseException as error:
             if store is not None:
                 store.close()
@@ -206,13 +205,13 @@ class Store(Reading, Recording):
 
     def _begin_anew(self, error: sqlite3.DatabaseError, redo: Redo) -> sqlite3.Connection:
         """Called by the writer's thread when the file proves to be damaged."""
-        if self._writing is None or self._lock is None:
+        if self._writing is None:
             raise error
         self._writing.close()  # before the new file's log is there, which closing would remove by its name
         self._series.forget()
         self._is_replaced = True
         try:
-            self._writing, damage = begin_anew(self.path, error, self._lock, redo)
+            self._writing, damage = begin_anew(self.path, error, redo)
             self._n_files += 1
             self._damage = damage  # no sooner than readers open the new file
             self._file = os.stat(self.path)

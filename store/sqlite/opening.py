@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import logging
 import os
 import shutil
 import sqlite3
 import stat
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from zerotune.store.errors import StoreError, StoreLockedError, StoreVersionError, reason
+from zerotune.store.foreign.regular_file import begin_of
 from zerotune.store.lockfile import LockFile, LockHeld
 from zerotune.store.private_folders import make_private, refuse_open_folder
 from zerotune.store.sqlite.damage.damage import Damage, check_pages, is_damage, remedy
+from zerotune.store.sqlite.damage.recovery import Recovered, recover
 from zerotune.store.sqlite.damage.replacement import (
     clear,
     declare_whole,
@@ -29,8 +28,7 @@ from zerotune.store.sqlite.damage.replacement import (
     remove,
     unfinished,
 )
-from zerotune.store.sqlite.damage.salvage import Salvaged, salvage
-from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, show_sound_rows, sound_condition, warn_of_damage
+from zerotune.store.sqlite.damage.sound_rows import CELLS, columns_of, show_sound_rows, warn_of_damage
 from zerotune.store.sqlite.migrations import (
     APPLICATION_ID,
     MIGRATIONS_TABLE,
@@ -40,8 +38,6 @@ from zerotune.store.sqlite.migrations import (
     columns_without,
     migrate,
 )
-from zerotune.store.sqlite.rows.checksums import mark_wrong_rows
-from zerotune.store.sqlite.rows.row_checksums import COVERED, mark_wrong_records, seal_the_rest
 from zerotune.store.sqlite.schema import guarded, has_table, stranger
 
 _log = logging.getLogger("zerotune.store")
@@ -53,78 +49,17 @@ _TRIES: Final = 3
 _SQLITE_HEADER: Final = b"SQLite format 3\0"
 _DATABASE_SUFFIXES: Final = (".db", ".sqlite", ".sqlite3")
 _MOST_MODE: Final = 0o640
-"""Of a store's file: its group may read it where somebody allowed that."""
-_ON_THE_FILE: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 2**62, 1, 0)
-"""struct flock: one byte, far behind those that SQLite locks and behind any that a file has."""
-
+"""Of a store's file: its group may read it if somebody allowed that."""
 
 Redo = Callable[[sqlite3.Connection], int]
+"""Writes into a new file what its caller still knows; returns how many measurements that adds."""
 
 
 class StoreDamage(sqlite3.DatabaseError):
     """SQLite can read the file, but tables or columns are missing."""
 
 
-class WriterLock:
-    """Held by the one process that writes a store, from construction to `release`.
-
-    The lock file beside the store says who that is. What counts is the lock on the file itself, which may have been
-    renamed, or be mounted elsewhere. It belongs to its open file: SQLite's own, of the process, do not mind it.
-
-    Raises:
-        StoreError: anyone may write to the store's directory, or nobody, or it is another user's.
-        StoreLockedError: another process holds it.
-        UntrustedError: a link stands where the lock file goes.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor = -1
-        self._beside = _lock(path)
-
-    def take_file(self, path: Path | None = None) -> None:
-        """Lock the file that has the store's name now, an empty one of this user alone where there was none.
-
-        Args:
-            path: of a file that is going to have that name, instead.
-
-        Raises:
-            StoreError: it cannot be opened, is another user's, or has other names by hard links.
-            StoreLockedError: another process has it open for writing, under another name.
-        """
-        self._let_go()
-        path = path or self._path
-        try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StoreError(f"store {path} cannot be opened: {error.strerror}", _ELSEWHERE) from error
-        _refuse_others_file(path, self._descriptor)
-        if (n_names := os.fstat(self._descriptor).st_nlink) > 1:
-            raise StoreError(  # SQLite's log goes by the name: under each, the file lacks what the others' logs hold
-                f"store {path} is one file with {n_names} names (hard links)",
-                f"keep one of them and remove the others, or {_ELSEWHERE}",
-            )
-        try:
-            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _ON_THE_FILE)
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                raise StoreLockedError(
-                    f"store {path} is in use under another name", f"stop the daemon that has it, or {_ELSEWHERE}"
-                ) from error
-            # A kernel or a file system without such locks: the one beside the store has to do.
-
-    def release(self) -> None:
-        """Free the store for others, after all connections to it were closed; may be called twice."""
-        self._let_go()
-        self._beside.release()
-
-    def _let_go(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, WriterLock, Damage | None]:
+def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Damage | None]:
     """The writer's connection, the lock that goes with it, and what was wrong with a file that was set aside.
 
     Args:
@@ -139,13 +74,12 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
         StoreVersionError: a newer zerotune wrote it.
     """
     _refuse_foreign(path)
-    lock = WriterLock(path)
+    lock = _lock(path)
     is_new = False
     try:
         damage = None
-        _end_what_was_begun(path)
+        _finish_replacement(path)
         is_new = not path.exists()
-        lock.take_file()
         try:
             connection = _checked(path)
         except (sqlite3.DatabaseError, MemoryError) as error:
@@ -154,7 +88,7 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
             if not may_set_aside:
                 raise StoreError(f"store {path} is damaged: {reason(error)}", remedy(path)) from error
             try:
-                connection, damage = begin_anew(path, error, lock)
+                connection, damage = begin_anew(path, error)
             except (sqlite3.Error, OSError, MemoryError) as failure:
                 why = reason(failure)
                 problem = f"store {path} is damaged ({reason(error)}), and a new one cannot be begun: {why}"
@@ -169,60 +103,67 @@ def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3
 
 
 def begin_anew(
-    path: Path, error: sqlite3.DatabaseError, lock: WriterLock, redo: Redo | None = None
+    path: Path, error: sqlite3.DatabaseError, redo: Redo | None = None
 ) -> tuple[sqlite3.Connection, Damage]:
     """Keep a damaged file under another name, and begin a new one in its place with what is sound of it.
 
     Args:
-        path: of the store, which no connection of this process writes any more.
+        path: of the store, whose lock is held, and which no connection of this process writes any more.
         error: what SQLite found.
-        lock: of the store, which is held; it is the new file's from now on.
-        redo: writes into the new file what the caller still knows, and returns by how many measurements there are
-            more then.
+        redo: writes into the new file what the caller still knows.
 
     Returns:
         The writer's connection to the new file, and what is known of the damage.
 
     Raises:
-        StoreError: the new file cannot be locked; all is as it was.
         sqlite3.Error: the new file cannot be written; all is as it was.
         OSError: the old one cannot be renamed; that is tried again by the next call, or opening.
     """
-    found = None
-    if (stamp := unfinished(path)) is None:
-        stamp = free_stamp(path)
-        found = write_sound_rows(path, stamp, lock, redo)
-    connection, kept = replace(path, stamp, lock)
+    connection, kept, found = replace(path, redo)
     if found is None:
-        found = Salvaged(int(connection.execute("SELECT count(*) FROM measurements").fetchone()[0]), None, {}, {})
-    damage = Damage(reason(error), kept, found.n_recovered, found.n_missing)
+        n_recovered, n_missing = int(connection.execute("SELECT count(*) FROM measurements").fetchone()[0]), None
+    else:
+        n_recovered, n_missing = found.n_recovered, found.n_missing
+    damage = Damage(reason(error), kept, n_recovered, n_missing)
     words = "store %s is damaged (%s): kept as %s, going on in a new one; %s"
     _log.error(words, path, damage.error, kept, damage.losses)
     return connection, damage
 
 
-def write_sound_rows(path: Path, stamp: str, lock: WriterLock, redo: Redo | None = None) -> Salvaged:
-    """Write what is sound of a damaged store into a new file beside it, and declare that whole.
+def replace(path: Path, redo: Redo | None = None) -> tuple[sqlite3.Connection, Path, Recovered | None]:
+    """Write what is sound of a damaged store into a new file, and put that into the store's place.
 
     Args:
-        path: of the store, which no connection of this process writes any more.
-        stamp: of the new file, which must be free.
-        lock: of the store, which is held; it is the new file's from now on.
-        redo: as of `begin_anew`.
+        path: of the store, whose lock is held, and which no connection of this process writes any more.
+        redo: writes into the new file what the caller still knows.
 
     Returns:
-        What was found.
+        The writer's connection to the new file, where the old one is, and what was recovered; None if an earlier call
+        has written the new file and could not put it in place.
 
     Raises:
-        StoreError: the new file cannot be locked; all is as it was.
-        sqlite3.Error: the new file cannot be written; all is as it was.
-        OSError: so is that.
+        sqlite3.Error: the new file cannot be written or opened.
+        OSError: something cannot be renamed now; that is tried again by the next call, or opening.
     """
+    found = None
+    if (stamp := unfinished(path)) is None:
+        stamp = free_stamp(path)
+        found = _write_new(path, stamp, redo)
+    kept = put_in_place(path, stamp)
+    for left in reversed(range(_TRIES)):  # the caller would take it for the damaged one that it knows of
+        try:
+            return _checked(path), kept, found
+        except sqlite3.OperationalError:
+            if not left:
+                raise
+    raise AssertionError
+
+
+def _write_new(path: Path, stamp: str, redo: Redo | None) -> Recovered:
     partial = partial_file(path, stamp)
     try:
-        lock.take_file(partial)
         with contextlib.closing(_checked(partial)) as connection:
-            found = salvage(path, connection)
+            found = recover(path, connection)
             if redo is not None:
                 found = found.with_more(redo(connection))
             # Closing would do it, too, and keep to itself that it failed.
@@ -233,35 +174,8 @@ def write_sound_rows(path: Path, stamp: str, lock: WriterLock, redo: Redo | None
     except BaseException:
         with contextlib.suppress(OSError):
             remove(partial)
-        lock.take_file()
         raise
     return found
-
-
-def replace(path: Path, stamp: str, lock: WriterLock) -> tuple[sqlite3.Connection, Path]:
-    """Put a new file that is whole into the store's place.
-
-    Args:
-        path: of the store, which no connection of this process writes any more.
-        stamp: of the new file.
-        lock: of the store, which is held; it is the new file's from now on.
-
-    Returns:
-        The writer's connection to the new file, and where the old one is.
-
-    Raises:
-        sqlite3.Error: it cannot be opened.
-        OSError: something cannot be renamed now; that is tried again by the next opening.
-    """
-    kept = put_in_place(path, stamp)
-    lock.take_file()
-    for left in reversed(range(_TRIES)):  # the caller would take it for the damaged one that it knows of
-        try:
-            return _checked(path), kept
-        except sqlite3.OperationalError:
-            if not left:
-                raise
-    raise AssertionError
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -314,20 +228,18 @@ def open_unchecked(path: Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[WriterLock]:
+def held(path: Path) -> Iterator[None]:
     """The lock of a store, for a block that no other writer may disturb.
 
     Raises:
-        StoreError: the directory cannot be written, or anyone may write there, or it or the file is another user's, or
-            the file has several names.
+        StoreError: the directory cannot be written, or anyone may write there, or it is another user's.
         UntrustedError: a link stands where the lock file goes.
         StoreLockedError: another process has the store open for writing.
     """
-    lock = WriterLock(path)
+    lock = _lock(path)
     try:
-        _end_what_was_begun(path)
-        lock.take_file()
-        yield lock
+        _finish_replacement(path)
+        yield
     finally:
         lock.release()
 
@@ -339,7 +251,7 @@ def reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _end_what_was_begun(path: Path) -> None:
+def _finish_replacement(path: Path) -> None:
     """A replacement that was cut off: its new file is put in place if it is whole, else removed."""
     try:
         clear(path)
@@ -372,17 +284,33 @@ def _lock(path: Path) -> LockFile:
         raise StoreError(f"store directory {path.parent} cannot be written: {error.strerror}", _ELSEWHERE) from error
 
 
-def _refuse_others_file(path: Path, descriptor: int) -> None:
-    """Raise StoreError where it is another user's; close it to those who are not of its group."""
-    file = os.fstat(descriptor)
+def _own_file(path: Path) -> None:
+    """Make an empty file of this user alone if there is none; close a file to those who are not of its group.
+
+    Raises:
+        StoreError: the file cannot be made, is another user's, has several names, or is no file.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        file = path.lstat()  # to open it and close it would take SQLite's locks from it
+    except OSError as error:
+        raise StoreError(f"store {path} cannot be opened: {error.strerror}", _ELSEWHERE) from error
+    if not stat.S_ISREG(file.st_mode):
+        raise StoreError(f"store {path} cannot be opened: it is no regular file", _ELSEWHERE)
     if file.st_uid != os.getuid():
         raise StoreError(f"store {path} belongs to user {file.st_uid}", f"be that user, or {_ELSEWHERE}")
-    mode = stat.S_IMODE(file.st_mode)
-    if mode & ~_MOST_MODE:
-        os.fchmod(descriptor, mode & _MOST_MODE)
+    if file.st_nlink > 1:  # SQLite's log goes by the name: under each, the file lacks what the others' logs hold
+        raise StoreError(
+            f"store {path} is one file with {file.st_nlink} names (hard links)",
+            f"keep one of them and remove the others, or {_ELSEWHERE}",
+        )
+    if (mode := stat.S_IMODE(file.st_mode)) & ~_MOST_MODE:
+        path.chmod(mode & _MOST_MODE)
 
 
 def _checked(path: Path) -> sqlite3.Connection:
+    _own_file(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
     try:
         guarded(connection)
@@ -398,10 +326,6 @@ def _checked(path: Path) -> sqlite3.Connection:
         if all_steps() - {*_applied(connection)}:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             migrate(connection)
-        mark_wrong_rows(connection, sound_condition(connection, "measurements"))
-        for table in COVERED:
-            mark_wrong_records(connection, table, sound_condition(connection, table))
-        seal_the_rest(connection)
         warn_of_damage(connection, path)
     except BaseException:
         connection.close()
@@ -480,7 +404,6 @@ def _refuse_absent(path: Path) -> None:
 def _refuse_foreign(path: Path) -> None:
     """Refuse a mistyped path: a file that is no database, by its first bytes and by its name."""
     if path.is_file() and path.suffix not in _DATABASE_SUFFIXES and not is_set_aside(path):
-        with path.open("rb") as file:
-            begin = file.read(len(_SQLITE_HEADER))
+        begin = begin_of(path, len(_SQLITE_HEADER))
         if begin and begin != _SQLITE_HEADER:
             raise StoreError(f"{path} is no zerotune store", _ELSEWHERE)

@@ -16,18 +16,18 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import ModelRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.modeling import kept_models, trainer
-from zerotune.tuner.modeling.correction.baked import RUNGS, Baked
+from zerotune.tuner.modeling.correction.baked import Baked
 
 FABRIC = "fabric"
 
 
 def fitted(number: int) -> ModelRecord:
-    shape = (1, 1, 1, len(RUNGS), 40)
+    shape = (1, 1, 1, 1, 40)
     baked = Baked(
-        np.array([[8, 1]]), np.array([2]), np.array([[1, 2]]), 60,
+        np.array([[8, 1]]), np.array([2]), np.array([[1, 2]]), np.array([64]), 60,
         np.full(shape, 0.1, np.float32), np.full(shape, 0.2, np.float32),
     )  # fmt: skip
-    versions = trainer.versions("kriging")
+    versions = trainer.versions()
     return ModelRecord("kriging", FABRIC, baked.to_bytes(), versions, f"{number:08x}rest", 0.01, 100.0 + number)
 
 

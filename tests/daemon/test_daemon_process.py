@@ -14,9 +14,9 @@ import numpy as np
 import psutil
 import pytest
 from daemon_process import WAIT_S, Daemon, hello, receive
+from peers import Peers
 
 from benchmarks.lib.waiting import wait_until
-from benchmarks.service.many_peers import Peers
 from zerotune.store import wire
 from zerotune.store.errors import StoreLockedError, UserError
 from zerotune.store.records import StepRecord

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import zmq
 from daemon_process import WAIT_S, hello, receive
+from peers import HANDSHAKE
 
-from benchmarks.service.many_peers import HANDSHAKE
 from zerotune.agent.daemon_link.receiving import receive_frames
 from zerotune.store import wire
 from zerotune.store.records import StepRecord

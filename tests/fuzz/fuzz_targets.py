@@ -22,7 +22,6 @@ from zerotune.agent.nccl import fabric, library
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.store import wire
 from zerotune.store.errors import BookError, FabricError, PlanError, TraceError, UserError, WireError
-from zerotune.store.knowledge_pool import KnowledgePool
 from zerotune.store.plan_file import read_plan
 from zerotune.store.records import CommunicatorClass
 from zerotune.store.sqlite.rows.measurements import well_formed
@@ -35,6 +34,7 @@ from zerotune.tuner.fleet.objects import NotOurs
 from zerotune.tuner.fleet.objects import unpack as unpack_object
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.offline.export import read_nvidia_csv
 from zerotune.tuner.offline.jobs.summary import read_summary

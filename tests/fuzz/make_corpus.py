@@ -26,7 +26,6 @@ from zerotune.agent.nccl import fabric
 from zerotune.agent.nccl.twin.machines import MACHINES
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store import plan_file, wire
-from zerotune.store.knowledge_pool import Shared
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -48,7 +47,8 @@ from zerotune.tuner.fingerprint.encoding.arrays import to_bytes
 from zerotune.tuner.fingerprint.encoding.features import FEATURES_VERSION
 from zerotune.tuner.fleet.book import Cell, Contributor, FabricLine, Head, Skipped, sealed
 from zerotune.tuner.fleet.objects import Fabric, pack
-from zerotune.tuner.modeling.correction.baked import RUNGS, Baked
+from zerotune.tuner.learning.knowledge_pool import Shared
+from zerotune.tuner.modeling.correction.baked import Baked
 
 HERE: Final = Path(__file__).parent
 CORPUS: Final = HERE / "corpus"
@@ -302,8 +302,8 @@ def pool_files() -> Iterator[bytes]:
 
 
 def kept_models() -> Iterator[bytes]:
-    grid = np.full((1, 1, 2, len(RUNGS), 3), 0.1, np.float32)
-    yield Baked(np.array([[2, 1]]), np.array([2]), np.array([[1, 0], [1, 2]]), 40, grid, grid).to_bytes()
+    grid, cells = np.full((1, 1, 2, 2, 3), 0.1, np.float32), np.array([[1, 0], [1, 2]])
+    yield Baked(np.array([[2, 1]]), np.array([2]), cells, np.array([4, 64]), 40, grid, grid).to_bytes()
 
 
 def stage_weights() -> Iterator[bytes]:

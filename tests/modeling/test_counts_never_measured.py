@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lib.data.data_sets import fabric_problems, sweep_block
 from benchmarks.modeling.prediction_held_out import ran_besides
 from zerotune.agent.nccl import fabric
-from zerotune.tuner.modeling.correction.estimators import Kriging
+from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
 from zerotune.tuner.modeling.features import NO_CELL, CostPrior
 

@@ -9,7 +9,7 @@ from benchmarks.lib.data.data_sets import sweep_block
 from benchmarks.lib.data.generated_grids import generated_grids
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
-from zerotune.tuner.modeling.correction.estimators import Kriging
+from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
 from zerotune.tuner.modeling.features import CostPrior, Floats
 

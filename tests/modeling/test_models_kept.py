@@ -14,22 +14,23 @@ from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import kept_models, trainer
-from zerotune.tuner.modeling.correction.baked import RUNGS, Baked
+from zerotune.tuner.modeling.correction.baked import Baked
 
 FABRIC = "fabric"
 
 
 def _model(number: int, *, shift: float = 0.1, versions: dict[str, str] | None = None) -> ModelRecord:
-    shape = (1, 1, 1, len(RUNGS), 40)
+    shape = (1, 1, 1, 1, 40)
     baked = Baked(
         np.array([[8, 1]]),
         np.array([2]),
         np.array([[1, 2]]),
+        np.array([64]),
         60,
         np.full(shape, shift, np.float32),
         np.full(shape, 0.2, np.float32),
     )
-    known = trainer.versions("kriging") if versions is None else versions
+    known = trainer.versions() if versions is None else versions
     return ModelRecord("kriging", FABRIC, baked.to_bytes(), known, f"{number:08x}rest", 0.01 * number, 100.0 + number)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from connections import CLUSTERS, taken
 
-from benchmarks.lib.nccl.connections import CLUSTERS, taken
 from zerotune.store.records import Algorithm
 
 MANY_RANKS = (("dgx_h100", 2, 8), ("dgx_h100", 4, 1))

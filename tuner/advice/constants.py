@@ -57,7 +57,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     model and kind of GPU (`python -m benchmarks advise_error`: comparison_error_p90)."""
     overlap_error: float = 0.18
     """Share by which the logarithm of a gain is off, 90 % of gains above 5 %, where only bucket or prefetch differ: on
-    the emulated fabrics that are not set aside (`python -m benchmarks advise_emulated`: gain_error_p90)."""
+    the emulated fabrics that are not set aside (measured once, November 2026)."""
     overlap_floor: float = 0.03
     """What is added to it, for small gains: so that on those three fabrics, which are few, 95 % of all gains lie in
     their ranges."""

@@ -29,10 +29,11 @@ from zerotune.store.errors import UserError
 from zerotune.store.foreign.own_python import python_with
 from zerotune.store.records import BASELINE, Candidate, Decision, size_class_range
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.decided import n_tried, settled_decisions
 from zerotune.tuner.client.background_daemon import start_in_background
+from zerotune.tuner.decided import n_tried, settled_decisions
 from zerotune.tuner.demo.progress import Progress
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
+from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.offline.comparison import Comparison, compare
 from zerotune.tuner.offline.jobs.before_after import settled_of
 from zerotune.tuner.offline.scratch import ScratchFolder
@@ -117,7 +118,7 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
             logs = f"see {out / 'daemon.log'} and {out / 'on.log'}"
             raise UserError("the ranks did not reach the daemon, so nothing was tuned", f"{logs}, and try again")
         decisions, n_explored = store.decisions(job_id=job_id), _n_explored(store, job_id)
-        here, everywhere = (medians(store.statistics(fabric_id, of)) for of in (job_id, None))
+        here, everywhere = (medians(statistics(store, fabric_id, of)) for of in (job_id, None))
     _print_comparison(console, off, on)
     print_decisions(console, decisions, here, everywhere)
     _print_checks(console, off, on, n_explored, earlier)

@@ -1,6 +1,6 @@
 """From units to one line per job and setting: medians at the network's usual level, and gains within the job.
 
-As the store does it for the jobs of one node (`store/sqlite/rows/levels.py`): where the network was slower for a part
+As the store does it for the jobs of one node (`tuner/modeling/levels.py`): where the network was slower for a part
 of a job, durations count as they would have been at its usual speed.
 """
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow
 
 from zerotune.store.records import size_class
-from zerotune.store.sqlite.rows.levels import MIN_BLOCK_STEPS, Cells, levelled
+from zerotune.tuner.modeling.levels import MIN_BLOCK_STEPS, Cells, levelled
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -13,8 +13,9 @@ import numpy as np
 
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, DecisionKey, Outcome, Phase, size_class
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.decided import proven_decisions
 from zerotune.store.sqlite.rows.measurements import candidate_of
+from zerotune.tuner.decided import proven_decisions
+from zerotune.tuner.modeling.statistics import at_usual_level
 
 MAX_ROWS: Final = 200_000
 """The newest measurements, which take about a second to read."""
@@ -49,7 +50,7 @@ class MeasuredTimes(msgspec.Struct, frozen=True):
             StoreError: there is no store at `path`, or it cannot be read.
         """
         with Store.open(path, read_only=True) as store:
-            rows = store.measurements_at_usual_level(fabric_id, limit=MAX_ROWS)
+            rows = at_usual_level(store, fabric_id, limit=MAX_ROWS)
             in_force = {
                 key: decision.candidate
                 for key, decision in proven_decisions(store.decisions(fabric_id=fabric_id)).items()

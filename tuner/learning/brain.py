@@ -6,7 +6,7 @@
 
 A plan assigns every key its incumbent or, for a window of steps, the candidate on trial. Measurements are
 attributed by the epoch they ran under, so that what was *asked* is judged, whatever NCCL made of it. All of
-it runs on the daemon's service thread, so every call's work is bounded: `benchmarks/service/brain_speed.py`.
+it runs on the daemon's service thread, so every call's work is bounded: `tests/brain/test_brain_latency.py`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from zerotune.store.step_times import NEIGHBOURS, SideBySide
 from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.learning.explaining.inspection import Inspection
-from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
-from zerotune.tuner.learning.policy.attribution import Attribution, Catastrophe
+from zerotune.tuner.learning.knowledge import Knowledge, Promising
+from zerotune.tuner.learning.policy.accounting import Catastrophe, TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy, WindowInput
+from zerotune.tuner.learning.policy.choice import PROVEN_GAIN, Event, Policy, WindowInput
 from zerotune.tuner.learning.policy.control import ControlWindows
-from zerotune.tuner.learning.policy.keys import FieldBook, KeyState, KeyTable
-from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState, KeyTable
+from zerotune.tuner.learning.policy.memory import MemoryGate, UnseenSizeRules, covering
 from zerotune.tuner.learning.policy.overrides import CHARGED, CONTROL, EXPLORING, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
@@ -95,20 +95,20 @@ class Brain(Inspection):
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
         self.memory = MemoryGate(settings.memory_threshold, fabric)
         self._regimes = Regimes()
-        self._fields = FieldBook(self._costs)
-        self._fields.knowledge = knowledge
-        self._surrogate = Surrogate(self._fields, self._regimes)
+        self._tables = CandidateTables(self._costs)
+        self._tables.knowledge = knowledge
+        self._surrogate = Surrogate(self._tables, self._regimes)
         self._policy = Policy(self._surrogate, self.budget, self.memory, self._note)
-        self._withdrawal = self._policy.price.withdrawal
-        self._ahead = Ahead(self.memory, self._surrogate, may_try=settings.explore)
+        self._latency = self._policy.trial_cost.latency
+        self._unseen_sizes = UnseenSizeRules(self.memory, self._surrogate, may_try=settings.explore)
         self._fingerprint = StageFingerprint()
         self._steps_of: Counter[Stage] = Counter()
-        self._keys = KeyTable(self._fields)
+        self._keys = KeyTable(self._tables)
         self._states = self._keys.states
-        self._plans = Plans(self._withdrawal, self._surrogate)
-        self._attribution = Attribution(self.budget, self._surrogate)
+        self._plans = Plans(self._latency, self._surrogate)
+        self._accounting = TrialAccounting(self.budget, self._surrogate)
         self._fewer = RunsFewer()
-        self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
+        self._step_feedback = StepFeedback(self._policy, self._plans, self._accounting, self._note)
         self._controls = ControlWindows(0.0 if settings.shadow else settings.control_share)
         self._side_by_side = SideBySide()
         self._step = 0
@@ -121,15 +121,15 @@ class Brain(Inspection):
     @property
     def knowledge(self) -> Knowledge:
         """What is known from earlier runs; assign to swap in what the trainer has just fitted."""
-        return self._fields.knowledge
+        return self._tables.knowledge
 
     @knowledge.setter
     def knowledge(self, knowledge: Knowledge) -> None:
-        self._fields.knowledge = knowledge
+        self._tables.knowledge = knowledge
 
     def restrict(self, costs: CostPrior) -> None:
         """Before anything was observed: predict from `costs` instead of the fabric's description, as replays do."""
-        self._costs = self._fields.costs = costs
+        self._costs = self._tables.costs = costs
 
     # ---- what the job reports -----------------------------------------------------------------
 
@@ -140,13 +140,13 @@ class Brain(Inspection):
         block = block.compress(usable & (duration_us > LEAST_US) & (duration_us < MOST_CALL_US))
         if not len(block):
             return
-        self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
+        self._policy.trial_cost.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block)
         self._meet_new_keys()
         block, keys = block.compress(keys >= 0), keys[keys >= 0]
         if not len(block):
             return
-        self._withdrawal.observed(int(block["step"].min()), int(block["step"].max()))
+        self._latency.observed(int(block["step"].min()), int(block["step"].max()))
         logs = self._keys.logs(block, keys)
         for epoch in np.unique(block["epoch"]).tolist():
             here = block["epoch"] == epoch
@@ -179,7 +179,7 @@ class Brain(Inspection):
         if (in_force := self._plans.get(step.epoch)) is not None:
             self._side_by_side.add(step, is_control=in_force.is_control)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
-            self._policy.price.exposed.finished(step.step, step.exposed_us)
+            self._policy.trial_cost.exposed.finished(step.step, step.exposed_us)
         if is_timed and step.is_whole:
             self._urgent |= self._step_feedback.step_finished(step, self._step)
 
@@ -206,7 +206,7 @@ class Brain(Inspection):
 
     def propose(self) -> Plan | None:
         """The next plan, None while the one in force (or on its way) should run on."""
-        self._withdrawal.looked()
+        self._latency.looked()
         plans = self._plans
         if not self._states or not (self._urgent or plans.is_due(self._step)):
             return None
@@ -219,8 +219,8 @@ class Brain(Inspection):
         if self._costs.revision != self._offered_by:
             self._offered_by = self._costs.revision
             self._policy.withdraw_what_is_not_offered()
-        self._policy.price.connection_us = self._attribution.connection_us
-        self._policy.price.traffic = self._keys.traffic()
+        self._policy.trial_cost.connection_us = self._accounting.connection_us
+        self._policy.trial_cost.traffic = self._keys.traffic()
         is_new = self._step_feedback.is_new
         canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
@@ -233,15 +233,15 @@ class Brain(Inspection):
         else:
             now = WindowInput(
                 forced=forced,
-                leads_rest_at=self._step_feedback.variants.leads_rest_at,
+                provisionals_rest_at=self._step_feedback.variants.provisionals_rest_at,
                 may_start=not self._step_feedback.is_busy,
-                may_promote=not self._attribution.is_suspicious,
+                may_promote=not self._accounting.is_suspicious,
                 canaries_only=canaries_only,
-                needs_looks=self._withdrawal.needs_looks and variant is None,
+                needs_looks=self._latency.needs_looks and variant is None,
             )
             wanted = self._policy.next_window(self._step, now)
         differs = plans.ask(wanted) or is_control
-        differs |= self._ahead.refresh() or plans.must_repeat
+        differs |= self._unseen_sizes.refresh() or plans.must_repeat
         plans.must_repeat = False
         latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
@@ -264,18 +264,18 @@ class Brain(Inspection):
         """
         if self._step_feedback.is_busy or not self._controls.is_due(self._step):
             return False
-        if self.budget.remaining_us < 0 or not self._withdrawal.stages_end:
+        if self.budget.remaining_us < 0 or not self._latency.stages_end:
             self._controls.put_off(self._step)
             return False
-        is_expected = self._policy.price.traffic.is_expected
+        is_expected = self._policy.trial_cost.traffic.is_expected
         tuned = [state for state in self._states if not state.usual.is_baseline and is_expected[state.index]]
         if not tuned or self.memory.is_short or any(one.default_setting is None for one in tuned):
             self._controls.put_off(self._step)
             return False
-        if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._withdrawal.steps):
+        if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._latency.steps):
             return False
         saved = self._side_by_side.saved()
-        self._controls.begun(self._step, None if saved is None else saved.share, self._withdrawal.steps)
+        self._controls.begun(self._step, None if saved is None else saved.share, self._latency.steps)
         words = "NCCL's own choice runs for two steps, to compare what is in force with"
         self._pending.append((Event(self._states[0], BASELINE, "control", words, self._step), self._plans.next + 1))
         return True
@@ -297,7 +297,7 @@ class Brain(Inspection):
         if looks:
             plans.ask(self._policy.usual(looks))
             last = self._stage(plans.next + 1, gathers_after_step, first)
-            n_steps = self._policy.price.look_steps(looks)
+            n_steps = self._policy.trial_cost.look_steps(looks)
             entry = entry.followed_by(last, n_steps)
             plans.follow(last, n_steps)
         elif is_control:
@@ -312,8 +312,8 @@ class Brain(Inspection):
             plans.ask({index: Setting(self._states[index].incumbent, Override.incumbent) for index in asked})
             rest = self._stage(last.plan.epoch + 1, gathers_after_step, first)._replace(variant=None)
             plans.ask(asked)
-            entry = entry.followed_by(rest, self._withdrawal.trial_steps)
-            plans.rest(rest, self._withdrawal.trial_steps)
+            entry = entry.followed_by(rest, self._latency.trial_steps)
+            plans.rest(rest, self._latency.trial_steps)
         return entry
 
     # ---- inside ------------------------------------------------------------------------------------
@@ -321,8 +321,8 @@ class Brain(Inspection):
     def _stage(self, epoch: int, gathers_after_step: bool, first: Sequence[int]) -> PlanInForce:
         """What is asked for now, as one stage of a plan with the rows of keys `first` first."""
         plans, variant = self._plans, self._step_feedback.variants.running
-        plan = Plan(epoch, (*plans.rows(dict.fromkeys(first)), *self._ahead.rows), gathers_after_step)
-        return PlanInForce(plans.asked.copy(), plans.overrides, plan, variant, self._ahead.rows)
+        plan = Plan(epoch, (*plans.rows(dict.fromkeys(first)), *self._unseen_sizes.rows), gathers_after_step)
+        return PlanInForce(plans.asked.copy(), plans.overrides, plan, variant, self._unseen_sizes.rows)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._plans.next))
@@ -337,19 +337,19 @@ class Brain(Inspection):
         if self._costs.leaves_alone(Collective(state.key.collective)):
             state.incumbent_reason = "--numerics exact leaves what computes to NCCL"
             self._note(Event(state, state.incumbent, "keep", state.incumbent_reason))
-        row = covering(self._ahead.rows, state.key)
+        row = covering(self._unseen_sizes.rows, state.key)
         if row is not None and self.memory.is_short:
-            if state.lead is not None:
-                self._policy.drop(state, state.lead, row.reason, ban=False)
+            if state.provisional is not None:
+                self._policy.drop(state, state.provisional, row.reason, ban=False)
             self._policy.set_incumbent(Event(state, row.candidate, "prior", row.reason))
-        elif row is not None and state.lead is None and not row.candidate.is_baseline:
-            self._policy.begin_lead(state, OpenLead(row.candidate, PROVEN_HOPE, row.reason))
-        self._urgent |= row is not None or state.lead_is_proven
+        elif row is not None and state.provisional is None and not row.candidate.is_baseline:
+            self._policy.begin_provisional(state, Promising(row.candidate, PROVEN_GAIN, row.reason, is_proven=True))
+        self._urgent |= row is not None or state.provisional_is_proven
 
     def _stop(self, catastrophe: Catastrophe) -> None:
         (state, candidate, ratio), variants = catastrophe, self._step_feedback.variants
         is_variants = variants.on_trial is not None and variants.on_trial.changes.get(state.index) == candidate
-        if is_variants or candidate in (state.trial, state.lead):
+        if is_variants or candidate in (state.trial, state.provisional):
             why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
             self._policy.drop(state, candidate, why, ban=True)
             self._urgent = True
@@ -367,7 +367,7 @@ class Brain(Inspection):
         self._keys.learn_defaults(block, keys)
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
-        is_obeyed = ~self._attribution.refused(block, slots)
+        is_obeyed = ~self._accounting.refused(block, slots)
         if not is_obeyed.any():
             return
         keys, logs, slots = keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
@@ -375,13 +375,13 @@ class Brain(Inspection):
         for slot in np.unique(slots).tolist():
             state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
             ran = block[is_obeyed][slots == slot]
-            if candidate in (state.trial, state.lead) and (n := self._fewer.seen(state.key, candidate, ran)):
+            if candidate in (state.trial, state.provisional) and (n := self._fewer.seen(state.key, candidate, ran)):
                 self._policy.drop(state, candidate, f"NCCL runs it on {n} channels", ban=True)
         why = in_force.why(len(self._states))
         is_trial = EXPLORING[why]
-        self._attribution.forget_slow_firsts(slots, logs)
+        self._accounting.forget_slow_firsts(slots, logs)
         calls = evidence.calls(slots, logs)
-        shift = self._attribution.shift(calls, steps, is_trial)
+        shift = self._accounting.shift(calls, steps, is_trial)
         if shift is not None:
             self._regimes.begin(shift)
             self._new_evidence(f"calls take {math.exp(shift):.2f} times as long as before")
@@ -389,15 +389,15 @@ class Brain(Inspection):
             slots = self._plans.slots(epoch)[keys]
             calls = evidence.calls(slots, logs)
         kept = np.ones(len(slots), np.bool_)
-        exposed_share = np.where(CHARGED[why], self._policy.price.charged_share, 0.0)
+        exposed_share = np.where(CHARGED[why], self._policy.trial_cost.charged_share, 0.0)
         tried = (CHARGED[why] | (why == Override.variant))[keys]
         if tried.any():
-            self._attribution.n_explored += int(np.count_nonzero(is_trial[keys]))
+            self._accounting.n_explored += int(np.count_nonzero(is_trial[keys]))
             share = exposed_share[keys[tried]]
-            kept[tried] = self._attribution.charge(
+            kept[tried] = self._accounting.charge(
                 slots[tried], logs[tried], steps[tried], exposed_share=share, connects=connects[tried]
             )
-            for catastrophe in self._attribution.catastrophes():
+            for catastrophe in self._accounting.catastrophes():
                 self._stop(catastrophe)
         if not kept.all():
             if not kept.any():
@@ -407,7 +407,7 @@ class Brain(Inspection):
 
     def _new_evidence(self, reason: str) -> None:
         """The regime ended: verdicts are open again; what runs stays until measurements speak against it."""
-        self._attribution.reset()
+        self._accounting.reset()
         self._step_feedback.reset()
         if self._states:
             state = self._states[0]

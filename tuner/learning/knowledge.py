@@ -14,10 +14,11 @@ from zerotune.tuner.learning.explaining.words import saved_with_doubt
 from zerotune.tuner.modeling.correction.baked import DISBELIEF, UNKNOWN_STD, Correction
 from zerotune.tuner.modeling.equal_channels import asked_for
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints, cell_of
+from zerotune.tuner.modeling.statistics import statistics as statistics_of
 
 if TYPE_CHECKING:
-    from zerotune.store.knowledge_pool import KnowledgePool
     from zerotune.store.sqlite.database import CandidateStatistics, Store
+    from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 
 RERUN_STD: Final = 0.04
 """How far (log) a setting's mean moves between two runs on one fabric; between two phases, twice as far."""
@@ -31,8 +32,8 @@ JOBS_COMPARED: Final = 8
 BETWEEN_JOBS_STD: Final = 0.003
 """How far (log) the gain of one setting over another at a key moves from one job to the next."""
 PROVEN_Z: Final = 3.0
-LEAD_Z: Final = 0.5
-"""Standard errors by which earlier jobs must have measured a setting faster for it to be proven, or to lead."""
+PROMISING_Z: Final = 0.5
+"""Standard errors by which earlier jobs must have measured a setting faster for it to be proven, or provisional."""
 MIDDLING_BYTES: Final = 1 << 20
 
 
@@ -50,13 +51,15 @@ Weighed = tuple[float, float]
 """Sum of weights (inverse variances), and of values by their weights."""
 
 
-class OpenLead(NamedTuple):
+class Promising(NamedTuple):
     """A candidate that earlier jobs measured to be faster than the baseline, but not beyond doubt."""
 
     candidate: Candidate
-    hope: tuple[float, float]
+    predicted_gain: tuple[float, float]
     """Gain (log) over the baseline, and its standard deviation."""
     reason: str
+    is_proven: bool = False
+    """It runs at once, and is verified on the side."""
 
 
 class Knowledge:
@@ -124,8 +127,8 @@ class Knowledge:
             model = load_correction(store, fabric_id)
         of_fabric = (job.job_id for job in store.jobs() if job.fabric_id == fabric_id)
         jobs = [job_id for job_id in of_fabric if job_id != without_job][-JOBS_COMPARED:]
-        by_job = [store.statistics(fabric_id, job_id) for job_id in jobs]
-        statistics = store.statistics(fabric_id, without_job=without_job)
+        by_job = [statistics_of(store, fabric_id, job_id) for job_id in jobs]
+        statistics = statistics_of(store, fabric_id, without_job=without_job)
         if pool is not None:
             pool.publish(fabric_id, statistics, by_job)
             statistics, by_job = pool.with_others(fabric_id, statistics, by_job)
@@ -152,7 +155,7 @@ class Knowledge:
         """
         classes, nbytes = np.array([key.size_class]), np.array([message_bytes])
         means, stds = self.guess(key.communicator, key.collective, candidates, nbytes, classes, costs)
-        self.overrule(key, candidates, means[0], stds[0])
+        self.apply_measurements(key, candidates, means[0], stds[0])
         return means[0], stds[0]
 
     def guess(
@@ -166,7 +169,7 @@ class Knowledge:
         *,
         carries_over: bool = True,
     ) -> tuple[Floats, Floats]:
-        """Starting guess from cost and correction alone; what was measured at a key comes in by `overrule`.
+        """Starting guess from cost and correction alone; what was measured at a key comes in by `apply_measurements`.
 
         Args:
             communicator: of the calls.
@@ -226,7 +229,7 @@ class Knowledge:
         doubt: Floats = DISBELIEF * np.abs(here - there)
         return doubt
 
-    def overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
+    def apply_measurements(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
         """Replace guesses by what was measured at the key, or at its twin of another phase, where that is surer.
 
         Args:
@@ -257,22 +260,22 @@ class Knowledge:
         found = self._gaining(key, PROVEN_Z)
         return None if found is None else (found.candidate, found.reason)
 
-    def open_lead(self, key: DecisionKey) -> OpenLead | None:
+    def promising(self, key: DecisionKey) -> Promising | None:
         """The candidate that earlier jobs believe to gain most, if it is any."""
-        return self._gaining(key, LEAD_Z)
+        return self._gaining(key, PROMISING_Z)
 
-    def _gaining(self, key: DecisionKey, z: float) -> OpenLead | None:
-        best: OpenLead | None = None
+    def _gaining(self, key: DecisionKey, z: float) -> Promising | None:
+        best: Promising | None = None
         for candidate, (weight, total) in self._gains.get(key, {}).items():
             gain, doubt = total / weight, 1.0 / math.sqrt(weight)
-            if gain > max(z * doubt, best.hope[0] if best is not None else 0.0):
-                best = OpenLead(candidate, (gain, doubt), f"measured before: {saved_with_doubt(gain, doubt)}")
+            if gain > max(z * doubt, best.predicted_gain[0] if best is not None else 0.0):
+                best = Promising(candidate, (gain, doubt), f"measured before: {saved_with_doubt(gain, doubt)}")
         return best
 
     def canary(self, key: DecisionKey) -> tuple[Candidate, float] | None:
         """What the fleet's book says of a key, and its gain (log), where no earlier job of this node says anything."""
         told = self.told.get(key)
-        if told is None or self.open_lead(key) is not None:
+        if told is None or self.promising(key) is not None:
             return None
         known = self._by_key.get(key, {}).get(told[0])
         return told[:2] if known is None or known.n_calls < MIN_COUNT else None

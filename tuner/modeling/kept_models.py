@@ -23,10 +23,9 @@ from zerotune.store.records import Collective, CommunicatorClass, ModelRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import Baked
-from zerotune.tuner.modeling.correction.estimators import MODELS
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build, candidate_at
 from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.modeling.trainer import DAMAGED, PINNED, VERSION_MARK, hash_of
+from zerotune.tuner.modeling.trainer import DAMAGED, MODEL_NAME, PINNED, VERSION_MARK, hash_of
 
 MAX_MEASUREMENTS: Final = 50_000
 
@@ -98,7 +97,7 @@ def pin(store: Store, model_id: str, fabric_id: str | None) -> ModelLine:
         UserError: there is no such model, several fabrics have it, or it cannot be used.
     """
     record = _find(store, model_id, fabric_id)
-    if not record.is_damaged and record.versions != trainer.versions(_base(record.name)):
+    if not record.is_damaged and record.versions != trainer.versions():
         raise UserError(
             f"model {model_id} was fitted by other versions", "pin one that `zerotune models list` calls earlier"
         )
@@ -247,7 +246,7 @@ def _in_order(store: Store, fabric_id: str | None) -> list[tuple[ModelLine, Mode
 
 def _kept(store: Store) -> list[ModelRecord]:
     """Every saved correction once: a pinned copy stands for the version it was made of."""
-    records = [one for one in store.models() if _base(one.name) in MODELS]
+    records = [one for one in store.models() if _base(one.name) == MODEL_NAME]
     pinned = {(one.fabric_id, _id_of(one)): _is_readable(one) for one in records if one.name.endswith(PINNED)}
 
     def is_covered_by_pin(one: ModelRecord) -> bool:
@@ -258,7 +257,7 @@ def _kept(store: Store) -> list[ModelRecord]:
 
 
 def _is_usable(record: ModelRecord) -> bool:
-    return _is_readable(record) and record.versions == trainer.versions(_base(record.name))
+    return _is_readable(record) and record.versions == trainer.versions()
 
 
 def _is_readable(record: ModelRecord) -> bool:
@@ -284,7 +283,7 @@ def _state(record: ModelRecord, pinned_hash: str | None) -> str:
     is_pinned, problem = record.name.endswith(PINNED), ""
     if record.is_damaged:
         problem = "damaged"
-    elif record.versions != trainer.versions(_base(record.name)):
+    elif record.versions != trainer.versions():
         problem = "other versions"
     elif not _is_readable(record):
         problem = "damaged"

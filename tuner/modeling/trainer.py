@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from zerotune.agent.nccl.catalog import legal_cells
+from zerotune.agent.nccl.catalog import CHANNEL_LADDER, legal_cells
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, ModelRecord
-from zerotune.tuner.modeling.correction.baked import BAKED_VERSION, RUNGS, UNKNOWN_STD, Baked, grid_classes
-from zerotune.tuner.modeling.correction.estimators import MODELS, WINNER, Estimator, Kriging
+from zerotune.tuner.modeling.correction.baked import BAKED_VERSION, MOST_CHANNELS, UNKNOWN_STD, Baked, grid_classes
+from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build, candidate_at, training_hash
 from zerotune.tuner.modeling.features import DEFAULT_CELL, FEATURES_VERSION, CostPrior, Ints
+from zerotune.tuner.modeling.statistics import at_usual_level
 
 if TYPE_CHECKING:
     from zerotune.store.sqlite.database import Store
 
 _log = logging.getLogger("zerotune.trainer")
 
+MODEL_NAME: Final = "kriging"
 MIN_POINTS: Final = 4
 MAX_MEASUREMENTS: Final = 200_000
 MAX_COMMUNICATORS: Final = 4
@@ -39,13 +41,12 @@ VERSION_MARK: Final = "@"
 KEPT_VERSIONS: Final = 5
 
 
-def train(store: Store, fabric_id: str, name: str = WINNER, *, without_job: str | None = None) -> ModelRecord | None:
+def train(store: Store, fabric_id: str, *, without_job: str | None = None) -> ModelRecord | None:
     """Fit a model to everything measured on a fabric.
 
     Args:
         store: that has the measurements.
         fabric_id: whose measurements.
-        name: of the kind of model, a key of `MODELS`.
         without_job: job id whose measurements are left out.
 
     Returns:
@@ -54,15 +55,12 @@ def train(store: Store, fabric_id: str, name: str = WINNER, *, without_job: str 
     facts = store.fabrics().get(fabric_id)
     if facts is None:
         return None
-    block = store.measurements_at_usual_level(fabric_id, limit=MAX_MEASUREMENTS, without_job=without_job)
-    return fit(block, fabric_id, facts, name)
+    block = at_usual_level(store, fabric_id, limit=MAX_MEASUREMENTS, without_job=without_job)
+    return fit(block, fabric_id, facts)
 
 
 def fit(
-    block: npt.NDArray[np.void],
-    fabric_id: str,
-    facts: Mapping[str, str | int | float | bool],
-    name: str = WINNER,
+    block: npt.NDArray[np.void], fabric_id: str, facts: Mapping[str, str | int | float | bool]
 ) -> ModelRecord | None:
     """Fit a model to measurements of one fabric.
 
@@ -70,7 +68,6 @@ def fit(
         block: measurements, numpy records of MEASUREMENT_FIELDS.
         fabric_id: that they are of.
         facts: description of the fabric, see `CostPrior`.
-        name: of the kind of model, a key of `MODELS`.
 
     Returns:
         The model; its `error` is the median absolute error (log) at size classes left out. None: too few points.
@@ -79,19 +76,19 @@ def fit(
     points = build(block, costs)
     if len(points) < MIN_POINTS:
         return None
-    estimator: Estimator = MODELS[name]().fit(points)
+    model = Kriging().fit(points)
     return ModelRecord(
-        name=name,
+        name=MODEL_NAME,
         fabric_id=fabric_id,
-        blob=bake(estimator, points, costs).to_bytes(),
-        versions=versions(name),
+        blob=bake(model, points, costs).to_bytes(),
+        versions=versions(),
         training_hash=training_hash(block),
-        error=held_out_error(estimator, points),
+        error=held_out_error(model, points),
         created_at_s=time.time(),
     )
 
 
-def versions(name: str) -> dict[str, str]:
+def versions() -> dict[str, str]:
     """What a saved model depends on, for a comparison with what is installed."""
     from importlib.metadata import version
 
@@ -99,7 +96,7 @@ def versions(name: str) -> dict[str, str]:
         "features": str(FEATURES_VERSION),
         "baked": str(BAKED_VERSION),
         "scikit-learn": version("scikit-learn"),
-        "model": name,
+        "model": MODEL_NAME,
     }
 
 
@@ -108,9 +105,9 @@ def hash_of(record: ModelRecord) -> str:
     return record.training_hash[:8]
 
 
-def model_id_of(record: ModelRecord, name: str = WINNER) -> str:
+def model_id_of(record: ModelRecord) -> str:
     """How decisions name the model that their expectations rest on."""
-    return f"{name}-{hash_of(record)}"
+    return f"{MODEL_NAME}-{hash_of(record)}"
 
 
 def keep(store: Store, record: ModelRecord) -> None:
@@ -130,7 +127,7 @@ def keep(store: Store, record: ModelRecord) -> None:
         store.delete_model(old.name, old.fabric_id)
 
 
-def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[Baked | None, str]:
+def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
     """The correction for a fabric: the pinned one if it can be used, else that of the last fit.
 
     A damaged model is set aside under another name, so that the next fit replaces it; a store that is only read stays
@@ -139,25 +136,24 @@ def load_correction(store: Store, fabric_id: str, name: str = WINNER) -> tuple[B
     Args:
         store: that has the models.
         fabric_id: whose correction.
-        name: of the kind of model, a key of `MODELS`.
 
     Returns:
         The correction and its model id; (None, "") when none can be used.
     """
-    for wanted in (name + PINNED, name):
+    for wanted in (MODEL_NAME + PINNED, MODEL_NAME):
         record = store.load_model(wanted, fabric_id)
         if record is None:
             continue
-        if not record.is_damaged and record.versions != versions(name):
+        if not record.is_damaged and record.versions != versions():
             _log.info("the saved model of fabric %s is of other versions; it will be fitted anew", fabric_id)
             continue
         try:
-            return Baked.from_bytes(record.blob), model_id_of(record, name)
+            return Baked.from_bytes(record.blob), model_id_of(record)
         except ValueError:  # its text is not shown: numpy's would recommend to unpickle
             if store.is_read_only:
                 continue
             _log.warning("the saved model of fabric %s is damaged: set aside, to be fitted anew", fabric_id)
-            store.rename_model(wanted, fabric_id, name + DAMAGED)
+            store.rename_model(wanted, fabric_id, MODEL_NAME + DAMAGED)
     return None, ""
 
 
@@ -178,14 +174,14 @@ def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None
     return None
 
 
-def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
+def bake(model: Kriging, points: TrainingSet, costs: CostPrior) -> Baked:
     """Evaluate a fitted model over the grid of what it was fitted on, and of what else NCCL offers there.
 
     Cells that were never measured are predicted, too: where measured cells are slower than NCCL's cost, one that kept
     NCCL's cost would look fast beside them.
 
     Args:
-        estimator: fitted to `points`.
+        model: fitted to `points`.
         points: give the communicators (the `MAX_COMMUNICATORS` that have most points), collectives and sizes.
         costs: of the same fabric.
 
@@ -205,33 +201,28 @@ def bake(estimator: Estimator, points: TrainingSet, costs: CostPrior) -> Baked:
     # Asked for by the half octave and interpolated between: surfaces are smooth over an octave at least.
     asked_classes = np.unique([classes[0], *classes[classes % 2 == 0], classes[-1]])
     between = np.stack([np.interp(classes, asked_classes, row) for row in np.eye(len(asked_classes))])
-    rungs = np.array(RUNGS, dtype=np.int64)
-    shape = (len(shapes), len(collectives), len(cells), len(rungs), len(classes))
+    channels = _channels_asked(points, shapes, costs)
+    shape = (len(shapes), len(collectives), len(cells), len(channels), len(classes))
     mean, std = np.zeros(shape, np.float32), np.full(shape, UNKNOWN_STD, np.float32)
     for (m, c), cells_there in offered.items():
         for cell in cells_there:
             communicator = CommunicatorClass(int(shapes[m, 0]), max(1, int(shapes[m, 1])))
-            # The baseline's channels are NCCL's choice: one rung stands for all.
-            asked = _rungs_asked(points, communicator, costs) if cell != DEFAULT_CELL else rungs[-1:]
-            others = np.stack([np.interp(np.log2(rungs), np.log2(asked), row) for row in np.eye(len(asked))], axis=1)
+            # The baseline's channels are NCCL's choice: one count stands for all.
+            asked = channels if cell != DEFAULT_CELL else channels[-1:]
             grid = _grid(communicator, Collective(collectives[c]), cell, asked, asked_classes, costs)
-            shift, spread = estimator.predict(grid)
+            shift, spread = model.predict(grid)
             at = m, c, cells.index(cell)
-            mean[at] = others @ shift.reshape(len(asked), -1) @ between
-            std[at] = np.clip(others @ spread.reshape(len(asked), -1) @ between, 1e-3, 2.0)
-    return Baked(shapes, collectives, np.array(cells, dtype=np.int64), int(classes[0]), mean, std)
+            mean[at] = shift.reshape(len(asked), -1) @ between
+            std[at] = np.clip(spread.reshape(len(asked), -1) @ between, 1e-3, 2.0)
+    return Baked(shapes, collectives, np.array(cells, dtype=np.int64), channels, int(classes[0]), mean, std)
 
 
-def _rungs_asked(points: TrainingSet, communicator: CommunicatorClass, costs: CostPrior) -> Ints:
-    """Rungs up to the channels that the communicator has, and the last, which stands for no opinion.
-
-    Rungs between these two are hardly ever asked about, and computing them is a third of the cost of baking.
-    """
-    rungs = np.array(RUNGS, dtype=np.int64)
-    measured = points.n_channels[(points.n_ranks == communicator.n_ranks) & (points.n_channels < RUNGS[-1])]
-    most = max(costs.max_channels(communicator), int(measured.max(initial=1)))
-    asked: Ints = np.unique([*rungs[: int(np.searchsorted(rungs, most)) + 1], rungs[-1]])
-    return asked
+def _channels_asked(points: TrainingSet, shapes: Ints, costs: CostPrior) -> Ints:
+    """Channel counts that may be asked for at any of the communicators (ranks, nodes), and the last: no opinion."""
+    most = {costs.max_channels(CommunicatorClass(n_ranks, max(1, n_nodes))) for n_ranks, n_nodes in shapes.tolist()}
+    most.add(int(points.n_channels[points.n_channels < MOST_CHANNELS].max(initial=1)))
+    ladder = [count for count in CHANNEL_LADDER if count <= max(most)]
+    return np.array(sorted({*ladder, *most, MOST_CHANNELS}), dtype=np.int64)
 
 
 def _cells(points: TrainingSet, communicator: CommunicatorClass, collective: int) -> set[tuple[int, int]]:
@@ -244,44 +235,35 @@ def _cells(points: TrainingSet, communicator: CommunicatorClass, collective: int
     return {DEFAULT_CELL, *((int(a), int(p)) for a, p in (*measured, *legal))}
 
 
-def held_out_error(estimator: Estimator, points: TrainingSet) -> float | None:
-    """Median absolute error (log) of a fitted model at every third size class, left out; None with fewer than four.
-
-    Kriging computes its predictions without some points exactly; other models are fitted again.
-    """
+def held_out_error(model: Kriging, points: TrainingSet) -> float | None:
+    """Median absolute error (log) of a fitted model at every third size class, left out; None with fewer than four."""
     classes = np.unique(points.size_class)
     if len(classes) < 4:
         return None
-    held = np.isin(points.size_class, classes[1::3])
-    if isinstance(estimator, Kriging):
-        errors = estimator.left_out(np.flatnonzero(held))
-    else:
-        predicted, _ = MODELS[estimator.name]().fit(points.take(~held)).predict(points.take(held))
-        errors = predicted - points.residual[held]
-    return float(np.median(np.abs(errors)))
+    return float(np.median(np.abs(model.left_out(np.flatnonzero(np.isin(points.size_class, classes[1::3]))))))
 
 
 def _grid(
     communicator: CommunicatorClass,
     collective: Collective,
     cell: tuple[int, int],
-    rungs: Ints,
+    channels: Ints,
     classes: Ints,
     costs: CostPrior,
 ) -> TrainingSet:
-    n_points = len(rungs) * len(classes)
+    n_points = len(channels) * len(classes)
     ones = np.ones(n_points, dtype=np.int64)
     # Middle of each class, a quarter octave wide.
     log2_bytes = classes / 4.0 + 0.125
-    candidates = [candidate_at(*cell, rung) or BASELINE for rung in rungs.tolist()]
+    candidates = [candidate_at(*cell, count) or BASELINE for count in channels.tolist()]
     return TrainingSet(
         communicator.n_ranks * ones,
         communicator.n_nodes * ones,
         int(collective) * ones,
         cell[0] * ones,
         cell[1] * ones,
-        np.repeat(rungs, len(classes)),
-        np.tile(log2_bytes, len(rungs)),
+        np.repeat(channels, len(classes)),
+        np.tile(log2_bytes, len(channels)),
         np.zeros(n_points),
         np.zeros(n_points),
         ones,

@@ -30,6 +30,7 @@ from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
+from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.offline.jobs.finding import job_of
 
 _NODES: Final = (1, 2, 4, 8)
@@ -121,7 +122,7 @@ def choice_table(
                 fabric_id = job_of(store, None).fabric_id
                 facts = store.fabrics().get(fabric_id, {})
                 described = _same_file(str(facts.get("emulated", "")), fabric_id)
-            lines = store.statistics(fabric_id)
+            lines = statistics(store, fabric_id)
             knowledge = Knowledge.from_store(store, fabric_id)
     notes = []
     if nodes is None:
@@ -180,7 +181,7 @@ def _entry(
 ) -> TableEntry:
     candidates = list(costs.candidates(key.communicator, key.collective))
     known = knowledge.decided(key)
-    lead = knowledge.open_lead(key) if known is None else None
+    lead = knowledge.promising(key) if known is None else None
     if known is not None:
         chosen, reason, ground = *known, Ground.proven
     elif lead is not None:

@@ -32,12 +32,13 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls
-from zerotune.store.sqlite.rows.decided import decisions_that_ran, settled_decisions, since_takeover
 from zerotune.tuner.client.beside import baseline
+from zerotune.tuner.decided import decisions_that_ran, settled_decisions, since_takeover
 from zerotune.tuner.fingerprint.missing import missing_after, missing_of_keys
 from zerotune.tuner.learning.policy.overrides import Override
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
+from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.offline.comparison import alternatives_of, compare
 from zerotune.tuner.offline.jobs.before_after import JobsRead, of_job
 from zerotune.tuner.offline.jobs.finding import job_of
@@ -165,8 +166,8 @@ def explain(
         job = job_of(store, job_id)
         decisions = store.decisions(job_id=job.job_id)
         fabrics = dict.fromkeys([job.fabric_id, *(decision.fabric_id for decision in decisions)])
-        lines = [line for fabric_id in fabrics for line in store.statistics(fabric_id)]
-        here = medians([line for fabric_id in fabrics for line in store.statistics(fabric_id, job.job_id)])
+        lines = [line for fabric_id in fabrics for line in statistics(store, fabric_id)]
+        here = medians([line for fabric_id in fabrics for line in statistics(store, fabric_id, job.job_id)])
         by_key = by_keys([decision for decision in decisions if is_wanted(decision.key)])
         undecided = [key for key in here if key not in by_key and is_wanted(key)]
         if not decisions and not store.steps(job.job_id):
@@ -228,7 +229,7 @@ def head_of(store_path: Path, job_id: str | None) -> Head:
     """
     with Store.open(store_path, read_only=True) as store:
         job = job_of(store, job_id)
-        here = medians(store.statistics(job.fabric_id, job.job_id))
+        here = medians(statistics(store, job.fabric_id, job.job_id))
         return _head(store, JobsRead(store), job, store.decisions(job_id=job.job_id), here)
 
 
@@ -404,7 +405,7 @@ def _runs_as(kind: str | None, *, is_on_trial: bool) -> Override:
     """The first of the list that applies, by the kind of decision that put the setting in force."""
     if is_on_trial:
         return Override.trial
-    return {"prior": Override.proven, "lead": Override.lead}.get(kind or "", Override.incumbent)
+    return {"prior": Override.proven, "lead": Override.provisional}.get(kind or "", Override.incumbent)
 
 
 def _unweighed(
@@ -488,12 +489,12 @@ def _guesses(
     """What a job that began now would expect at keys of which nothing has been decided."""
     from zerotune.tuner.learning.explaining.decision_records import guessed
     from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.learning.policy.keys import FieldBook, KeyState
+    from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
     from zerotune.tuner.modeling.features import CostPrior
     from zerotune.tuner.modeling.trainer import load_correction
 
     costs = CostPrior(store.fabrics().get(fabric_id, {}))
-    book = FieldBook(costs)
+    book = CandidateTables(costs)
     book.knowledge = Knowledge(lines, *load_correction(store, fabric_id))
     states = []
     for index, key in enumerate(keys):

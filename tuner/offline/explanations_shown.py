@@ -186,7 +186,6 @@ def _render_one(explained: Explanation, console: Console) -> None:
     sizes = exact_range(explained.min_bytes, explained.max_bytes)
     where = f"\n[bold]{key.collective.name}[/] {key.phase.name}, {sizes} bytes, {key.communicator}:"
     console.print(f"{where} [bold cyan]{explained.setting}[/]", highlight=False)
-    _indented(console, f"runs as {explained.runs_as}: {Override[explained.runs_as].words}")
     if decision is not None:
         _indented(console, f"{decision.kind}, {when(decision)}: {decision.reason}")
         if explained.not_adopted:
@@ -200,6 +199,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
         unjudged = "" if decision is not None else "; there is no verdict of it, nor of another setting"
         to_come = ", but no step is recorded under a plan with it" if explained.is_trial_to_come else ""
         _indented(console, f"the last decision put {explained.on_trial} on trial{to_come}{unjudged}")
+    _indented(console, f"runs as {explained.runs_as}: {Override[explained.runs_as].words}")
     guesses = f"model {explained.model_id}" if explained.model_id else "NCCL's cost, no model yet"
     n_tried = explained.n_explored
     tried = "no candidate had a trial of its own here" if decision is not None else ""

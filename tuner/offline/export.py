@@ -43,7 +43,7 @@ from zerotune.store.records import (
     size_class_range,
 )
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
-from zerotune.store.sqlite.rows.decided import decisions_that_ran, proven_decisions, settled_decisions
+from zerotune.tuner.decided import decisions_that_ran, proven_decisions, settled_decisions
 from zerotune.tuner.offline.jobs.finding import named_job
 
 NVIDIA_COLUMNS: Final = (

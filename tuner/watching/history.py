@@ -17,8 +17,9 @@ from typing import Final
 from zerotune.store.errors import StoreError
 from zerotune.store.records import Decision, StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.decided import decisions_that_ran, settled_decisions, since_takeover
+from zerotune.tuner.decided import decisions_that_ran, settled_decisions, since_takeover
 from zerotune.tuner.modeling.medians import medians
+from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.offline.comparison import compare
 from zerotune.tuner.offline.winners import WinnerTable, winner_table
 
@@ -119,5 +120,5 @@ def _winners(store: Store, job_id: str, fabric_id: str) -> WinnerTable | None:
     current = set(since_takeover(decisions))
     ran = decisions_that_ran(decisions, store.highest_epoch(job_id))
     in_force = settled_decisions(one for one in ran if one in current)
-    here, everywhere = (medians(store.statistics(fabric_id, of)) for of in (job_id, None))
+    here, everywhere = (medians(statistics(store, fabric_id, of)) for of in (job_id, None))
     return winner_table(in_force, lambda decision: compare(decision, here, everywhere)) if in_force else None

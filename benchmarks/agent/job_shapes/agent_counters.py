@@ -63,12 +63,7 @@ def _fail_one_request() -> None:
 
 
 def counters() -> dict[str, Any] | None:
-    """This rank's counters at the end of its script.
-
-    Returns:
-        The fields of `AgreementCounters`;
-        None: the agent is off, or does not tell.
-    """
+    """This rank's counters at the end of its script."""
     installed = activate.installed
     tell = getattr(installed.session, "agreement_counters", None) if installed is not None else None
     told = tell() if tell is not None else None

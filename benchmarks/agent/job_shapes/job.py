@@ -19,15 +19,7 @@ PACE_S: Final = 0.008
 
 
 class Job:
-    """One rank of one job.
-
-    Args:
-        rank: of this process.
-        n_ranks: of the job.
-        folder: for what the job writes; of its own.
-        n_restarts: how often the job was begun again.
-        log: takes the losses.
-    """
+    """One rank of one job."""
 
     def __init__(self, rank: int, n_ranks: int, folder: Path, n_restarts: int, log: IO[str]) -> None:
         self.rank, self.n_ranks, self.folder, self.n_restarts = rank, n_ranks, folder, n_restarts
@@ -35,11 +27,7 @@ class Job:
         self._paced_at_s = 0.0
 
     def say(self, *losses: torch.Tensor | float) -> None:
-        """Log the losses of one step, to the last bit.
-
-        Args:
-            losses: in an order of the shape's own.
-        """
+        """Log the losses of one step, to the last bit."""
         print(*(float(loss).hex() for loss in losses), file=self._log, flush=True)
         left_s = self._paced_at_s + PACE_S - time.monotonic()
         if left_s > 0.0:
@@ -47,15 +35,7 @@ class Job:
         self._paced_at_s = time.monotonic()
 
     def batch(self, step: int, n_rows: int = 8) -> torch.Tensor:
-        """This rank's data of a step.
-
-        Args:
-            step: number of the step.
-            n_rows: of the batch.
-
-        Returns:
-            Inputs of the small model.
-        """
+        """This rank's data of a step."""
         draw = torch.Generator().manual_seed(1000 * step + self.rank)
         return torch.randn(n_rows, WIDTH, generator=draw)
 
@@ -85,16 +65,7 @@ SHAPES: Final[dict[str, Shape]] = {}
 def shape(
     n_ranks: int = 2, *, makes_group: bool = True, max_restarts: int = 0
 ) -> Callable[[Callable[[Job], None]], Callable[[Job], None]]:
-    """Register a function as a shape.
-
-    Args:
-        n_ranks: of its job.
-        makes_group: the runner makes the default group, with NCCL as its backend; False: the shape does it.
-        max_restarts: how often the job is begun again if one of its ranks fails.
-
-    Returns:
-        The decorator.
-    """
+    """Register a function as a shape."""
 
     def register(run: Callable[[Job], None]) -> Callable[[Job], None]:
         SHAPES[run.__name__] = Shape(run, n_ranks, makes_group, max_restarts)
@@ -104,43 +75,19 @@ def shape(
 
 
 def mlp(n_blocks: int = 3, width: int = 256) -> nn.Sequential:
-    """The same small model on every rank.
-
-    Args:
-        n_blocks: of two linear layers each.
-        width: of what is between those.
-
-    Returns:
-        The model.
-    """
+    """The same small model on every rank."""
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, WIDTH)) for _ in range(n_blocks)]
     return nn.Sequential(*blocks)
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer for all parameters of the model.
-
-    Args:
-        model: to train.
-
-    Returns:
-        The optimizer.
-    """
+    """An optimizer for all parameters of the model."""
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
-    """One step.
-
-    Args:
-        model: to train.
-        optimizer: of its parameters.
-        batch: inputs.
-
-    Returns:
-        The loss.
-    """
+    """One step."""
     optimizer.zero_grad()
     loss: torch.Tensor = model(batch).pow(2).mean()
     loss.backward()  # type: ignore[no-untyped-call]
@@ -149,34 +96,17 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tenso
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    """A copy of all parameters.
-
-    Args:
-        model: that has them.
-
-    Returns:
-        One vector.
-    """
+    """A copy of all parameters."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
 
 
 def load_flat(model: nn.Module, values: torch.Tensor) -> None:
-    """Set all parameters.
-
-    Args:
-        model: that has them.
-        values: as `flat` gives them.
-    """
+    """Set all parameters."""
     nn.utils.vector_to_parameters(values, model.parameters())
 
 
 def average_gradients(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """What DDP does, by hand.
-
-    Args:
-        model: whose gradients are averaged.
-        group: of the ranks that have it.
-    """
+    """What DDP does, by hand."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG, group=group)

@@ -33,18 +33,7 @@ def tensor_parallel_fsdp(job: Job) -> None:
 
 
 def _stage(job: Job, model: nn.Module, step: int, before: int | None, after: int | None) -> torch.Tensor:
-    """One step of a pipeline that does all forwards and then all backwards.
-
-    Args:
-        job: the job.
-        model: of this stage.
-        step: number of the step.
-        before: rank of the stage before.
-        after: rank of the stage after.
-
-    Returns:
-        The last stage's loss, summed; 0 on others.
-    """
+    """One step of a pipeline that does all forwards and then all backwards."""
     inputs, outputs, total = [], [], torch.zeros(())
     for part in range(N_PARTS):
         got = job.batch(N_PARTS * step + part)

@@ -54,14 +54,7 @@ class Outcome:
     seconds: float
 
     def ends_as(self, other: Outcome) -> bool:
-        """Whether exit codes and losses are the same, to the last bit.
-
-        Args:
-            other: another run of the same shape.
-
-        Returns:
-            Whether they are.
-        """
+        """Whether exit codes and losses are the same, to the last bit."""
         return (self.code, self.losses) == (other.code, other.losses)
 
 
@@ -77,18 +70,7 @@ class Event:
 def run(
     shape: Shape, folder: Path, environment: dict[str, str], *, half: int = 0, event: Event | None = None
 ) -> Outcome:
-    """Run one job to its end, or until it hangs.
-
-    Args:
-        shape: of the job.
-        folder: for what it writes; is made.
-        environment: of every rank, as `zerotune launch` sets it.
-        half: length of rank 0's log, of all starts, at which the event happens.
-        event: what befalls the job.
-
-    Returns:
-        How it ended.
-    """
+    """Run one job to its end, or until it hangs."""
     folder.mkdir()
     began_s = time.monotonic()
     host, port = _serve_store()

@@ -48,16 +48,7 @@ COMMAND: Final = [sys.executable, "-P", "-m", "zerotune.tuner.cli"]
 
 @contextmanager
 def running(words: list[str], folder: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process of ours, which ends with the attack.
-
-    Args:
-        words: of its command.
-        folder: to run it in.
-        environment: all of it.
-
-    Yields:
-        The process.
-    """
+    """A process of ours, which ends with the attack."""
     with subprocess.Popen(
         words, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
@@ -68,16 +59,7 @@ def running(words: list[str], folder: Path, environment: Mapping[str, str]) -> I
 
 
 def is_served(port: int, path: str, token: str) -> bool:
-    """Whether an honest client of a web server has an answer in time.
-
-    Args:
-        port: of the server, on this machine.
-        path: that is asked for.
-        token: that is shown.
-
-    Returns:
-        False: there was none, or a refusal.
-    """
+    """Whether an honest client of a web server has an answer in time."""
     try:
         with socket.create_connection(("127.0.0.1", port), ANSWER_S) as one:
             head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
@@ -97,14 +79,7 @@ def until_listening(port: int) -> None:
 
 
 def greedy(stack: ExitStack, port: int, n: int, asked: bytes) -> None:
-    """Make connections that say as much as is taken, and read nothing.
-
-    Args:
-        stack: closes them.
-        port: of the server, on this machine.
-        n: how many.
-        asked: is said again and again.
-    """
+    """Make connections that say as much as is taken, and read nothing."""
     made = []
     for _ in range(n):
         made.append(one := stack.enter_context(socket.socket()))

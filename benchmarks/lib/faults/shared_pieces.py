@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.lib.faults.place_attacks import STRANGER
-from zerotune.store.knowledge_pool import KnowledgePool
 from zerotune.store.records import (
     Algorithm,
     Candidate,
@@ -21,6 +20,7 @@ from zerotune.store.records import (
     Protocol,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
+from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 from zerotune.tuner.modeling.features import CostPrior
 
 

@@ -22,9 +22,6 @@ _OFFSETS: Final = struct.Struct("2q")
 class ShiftedClock:
     """The clocks of all processes that are started in `environment`.
 
-    Args:
-        folder: of this clock alone, which must be there.
-
     Raises:
         PluginError: there is no C compiler.
         subprocess.CalledProcessError: it failed.

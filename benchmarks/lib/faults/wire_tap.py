@@ -18,9 +18,6 @@ ANSWER_S: Final = 0.3
 
 class WireTap:
     """Serves one connection after the other from construction to `close`; each frame of ZMTP is passed on as it came.
-
-    Args:
-        port: of the daemon, on this machine.
     """
 
     def __init__(self, port: int) -> None:
@@ -39,11 +36,7 @@ class WireTap:
         self._held = []
 
     def release(self, *order: int) -> None:
-        """Pass on frames that were kept back.
-
-        Args:
-            order: their places; one may come twice.
-        """
+        """Pass on frames that were kept back."""
         held, self._held = self._held or [], None
         self.say(*(held[at] for at in order))
 

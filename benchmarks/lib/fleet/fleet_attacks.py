@@ -26,18 +26,7 @@ HONEST: Final = ("a", "b", "c")
 
 
 def shared(folder: Path, name: str, *, faster: float = 0.1, job_id: str = "", is_signed: bool = True) -> Path:
-    """Write an object below `fleet`.
-
-    Args:
-        folder: of the attack.
-        name: of whoever measured; the key is that name's.
-        faster: the gain (log) that it tells; what is true by default.
-        job_id: of the job; empty: as the name.
-        is_signed: with that key.
-
-    Returns:
-        Where it is.
-    """
+    """Write an object below `fleet`."""
     block, signer = measured(40, faster=faster), signer_of(name) if is_signed else None
     job, fabric = np.zeros(len(block), np.int64), Fabric("fabric", FACTS)
     packed = pack(name, fabric, [job_id or name], job, block, 1_800_000_000, signer)

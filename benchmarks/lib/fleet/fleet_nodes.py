@@ -41,13 +41,7 @@ CALLS: Final = (
 
 
 class FirstNode:
-    """The ranks that the leading daemon serves itself.
-
-    Args:
-        context: of ZeroMQ.
-        endpoint: of that daemon.
-        n_ranks: of the whole job.
-    """
+    """The ranks that the leading daemon serves itself."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, n_ranks: int) -> None:
         self._n_ranks = n_ranks
@@ -137,16 +131,7 @@ class Job:
         self.n_calls = 0
 
     def calls(self, n: int, step: int, plan: Plan) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]:
-        """The next calls under a plan.
-
-        Args:
-            n: how many.
-            step: that they belong to.
-            plan: that all ranks follow.
-
-        Returns:
-            OBSERVATION, shape (n,), and how long nodes wait in each (us), shape (N_WAITS, n).
-        """
+        """The next calls under a plan."""
         at = np.arange(self.n_calls, self.n_calls + n)
         self.n_calls += n
         block = np.zeros(n, OBSERVATION)

@@ -58,13 +58,6 @@ def object_of(at: int, n_rows: int = ROWS_PER_OBJECT) -> Packed:
 
     Networks are faster or slower by 10 % from job to job. The rows of one node in ten say that all but NCCL's own
     choice takes a fiftieth of its time.
-
-    Args:
-        at: the node.
-        n_rows: calls.
-
-    Returns:
-        The object.
     """
     fabric = at % len(FABRICS)
     block = _rows(n_rows, gains()[fabric], FABRICS[fabric], at)
@@ -100,16 +93,3 @@ def _rows(n: int, gain: npt.NDArray[np.float64], fabric: Fabric, seed: int) -> n
     usual = 3.0 + np.log(named[key, 2] / 2**18 + 1.0) + random.normal(0.0, 0.1)
     block["duration_us"] = np.exp(usual - gain[key, setting] + random.normal(0.0, NOISE, n))
     return block
-
-
-def winners() -> set[tuple[str, str, str, int, str]]:
-    """What a book of all of them must say: fabric, collective, phase, bytes and setting."""
-    found = set()
-    for fabric, of_key in zip(FABRICS, gains(), strict=True):
-        for ((collective, phase), n_bytes), of_setting in zip(KEYS, of_key, strict=True):
-            best = int(of_setting.argmax())
-            if best:
-                algorithm, protocol, n_channels = SETTINGS[best]
-                setting = f"{algorithm.name}/{protocol.name}/{n_channels}ch"
-                found.add((fabric.fabric_id, collective.name, phase.name, n_bytes, setting))
-    return found

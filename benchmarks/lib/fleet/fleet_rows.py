@@ -18,17 +18,7 @@ FACTS: dict[str, str | int | float | bool] = {"nccl_version": 22809, "gpu": "H10
 
 
 def measured(n_steps: int = 4, *, faster: float = 0.1, level: float = 0.0, seed: int = 0) -> npt.NDArray[np.void]:
-    """What one job measured of gathers of two sizes: NCCL's own choice, and ring/ll128 in every other step.
-
-    Args:
-        n_steps: with one call of each size in each.
-        faster: how much less (log) ring/ll128 takes.
-        level: by how much (log) everything takes longer.
-        seed: of the noise, 1 %.
-
-    Returns:
-        MEASUREMENT, shape (2 · n_steps,).
-    """
+    """What one job measured of gathers of two sizes: NCCL's own choice, and ring/ll128 in every other step."""
     block = np.zeros(2 * n_steps, MEASUREMENT)
     block["n_ranks"], block["n_nodes"] = 16, 2
     block["collective"], block["phase"] = Collective.all_gather, Phase.forward_gather

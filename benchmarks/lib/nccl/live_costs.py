@@ -27,17 +27,7 @@ SIZES = tuple(1 << exponent for exponent in range(10, 31, 2))
 
 
 def compare(library: Path, machine: str, n_nodes: int, ranks_per_node: int) -> Iterator[Difference]:
-    """Compare a cluster.
-
-    Args:
-        library: a libnccl.so.2.
-        machine: name of a machine, or a topology file.
-        n_nodes: of the cluster.
-        ranks_per_node: of the communicator.
-
-    Yields:
-        Every cell that NCCL or the model has, at each size.
-    """
+    """Compare a cluster."""
     with topology_file(machine) as topology:
         cluster = Cluster(topology, n_nodes, ranks_per_node)
         questions = [Question(collective, size) for collective in COLLECTIVES for size in SIZES]

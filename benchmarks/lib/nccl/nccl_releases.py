@@ -50,11 +50,6 @@ def fetch(version: str) -> Path:
 def download(cuda: str, version: str, library: Path) -> None:
     """Take a library out of its wheel.
 
-    Args:
-        cuda: the wheel's CUDA, "cu12" or "cu13".
-        version: of NCCL.
-        library: where to put it, in one piece.
-
     Raises:
         RuntimeError: the wheel cannot be had.
     """

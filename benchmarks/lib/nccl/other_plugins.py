@@ -13,30 +13,12 @@ FLAGS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-sha
 
 
 def other_tuner(made: Path, version: int, *flags: str) -> Path:
-    """Compile a tuner.
-
-    Args:
-        made: path of the library.
-        version: of NCCL's interface; the library has no other, unless `flags` say so.
-        flags: more of the compiler's.
-
-    Returns:
-        `made`.
-    """
+    """Compile a tuner."""
     return _compiled("other_tuner.c", made, f"-DVERSION={version}", *flags)
 
 
 def other_profiler(made: Path, version: int, *flags: str) -> Path:
-    """Compile a profiler.
-
-    Args:
-        made: path of the library.
-        version: of NCCL's interface; the library has no other.
-        flags: more of the compiler's.
-
-    Returns:
-        `made`.
-    """
+    """Compile a profiler."""
     return _compiled("other_profiler.c", made, f"-DVERSION={version}", *flags)
 
 

@@ -16,19 +16,13 @@ EVERY_S: Final = 60.0
 """How often a store that is written is looked through, at most."""
 MOST_OF_TIME: Final = 0.01
 """Share of the writer's time that this may take: large stores are looked through less often."""
-_CORRUPT, _NOT_A_DATABASE, _IO_ERROR = 11, 26, 10
-_PASSING: Final = (5, 6, 8, 9, 13, 14, 15)
-"""Busy, locked, read-only, interrupted, full, cannot be opened, locking protocol."""
-_WORDS: Final = {
-    "malformed": _CORRUPT,
-    "not a database": _NOT_A_DATABASE,
-    "disk I/O error": _IO_ERROR,
-    "is locked": 5,
-    "readonly": 8,
-    "is full": 13,
-    "unable to open": 14,
-}
-"""Python 3.10 keeps SQLite's codes to itself."""
+_DAMAGE: Final = {11: "malformed", 26: "not a database"}
+_IO_ERROR: Final = {10: "disk I/O error"}
+_PASSING: Final = {
+    5: "is locked", 6: "is locked", 8: "readonly", 9: "interrupted", 13: "is full", 14: "unable to open",
+    15: "locking protocol",
+}  # fmt: skip
+"""SQLite's codes and words: Python 3.10 keeps the codes to itself."""
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -58,38 +52,34 @@ def remedy(path: Path) -> str:
 
 def is_damage(error: BaseException) -> bool:
     """Whether an error says that the file itself is damaged, not that it cannot be used now."""
-    return isinstance(error, sqlite3.DatabaseError) and _code(error) in (_CORRUPT, _NOT_A_DATABASE)
+    return _is(error, _DAMAGE)
 
 
 def is_io_error(error: BaseException) -> bool:
     """Whether the disk failed to read or write."""
-    return isinstance(error, sqlite3.DatabaseError) and _code(error) == _IO_ERROR
+    return _is(error, _IO_ERROR)
 
 
 def is_passing(error: BaseException) -> bool:
     """Whether an error says nothing about the file, only about this moment."""
-    return isinstance(error, sqlite3.DatabaseError) and _code(error) in _PASSING
+    return _is(error, _PASSING)
 
 
-def _code(error: sqlite3.DatabaseError) -> int:
+def _is(error: BaseException, kinds: dict[int, str]) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
-    if code is None:
-        code = next((code for words, code in _WORDS.items() if words in str(error)), 0)
-    return int(code) & 0xFF
+    has_words = any(words in str(error) for words in kinds.values())
+    return isinstance(error, sqlite3.DatabaseError) and (has_words if code is None else code & 0xFF in kinds)
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
-    """Read all pages, and compare tables with their indexes; measurements have none, so it takes no longer for them.
+    """Read all pages of tables.
 
     Raises:
         sqlite3.DatabaseError: one of them cannot be what SQLite wrote.
     """
-    (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
-        error = sqlite3.DatabaseError(found)
-        # What SQLite itself would have set; typeshed knows it from Python 3.11 on only.
-        error.sqlite_errorcode = _CORRUPT  # type: ignore[attr-defined,unused-ignore]
-        raise error
+        raise sqlite3.DatabaseError(f"malformed: {found}")
 
 
 class DamageWatch:

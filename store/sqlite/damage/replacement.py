@@ -6,8 +6,8 @@ on disk: from then on whoever opens the store for writing ends what was begun.
 
 from __future__ import annotations
 
+import glob
 import re
-import shutil
 import time
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,6 @@ SIDE_FILES: Final = ("-wal", "-shm", "")
 _ASIDE: Final = ".corrupt-"
 _NEW: Final = ".new-"
 _PARTIAL: Final = ".partial"
-_WORK: Final = ".salvage-"
 _STAMP: Final = re.compile(r"\d{8}-\d{6}(-\d+)?")
 
 
@@ -45,11 +44,6 @@ def partial_file(path: Path, stamp: str) -> Path:
     return _with(path, _NEW + stamp + _PARTIAL)
 
 
-def work_prefix(path: Path) -> str:
-    """How the names of folders begin that a salvage works in."""
-    return path.name + _WORK
-
-
 def declare_whole(path: Path, stamp: str) -> None:
     """The new file is complete, on disk, and closed.
 
@@ -63,7 +57,7 @@ def declare_whole(path: Path, stamp: str) -> None:
 def unfinished(path: Path) -> str | None:
     """The stamp of a new file that is whole and not in its place yet."""
     begin = path.name + _NEW
-    stamps = sorted(one.name.removeprefix(begin) for one in path.parent.glob(_literal(begin) + "*"))
+    stamps = sorted(one.name.removeprefix(begin) for one in path.parent.glob(glob.escape(begin) + "*"))
     return next((one for one in stamps if _STAMP.fullmatch(one)), None)
 
 
@@ -96,10 +90,8 @@ def clear(path: Path) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    for partial in path.parent.glob(_literal(path.name + _NEW) + "*" + _PARTIAL + "*"):
+    for partial in path.parent.glob(glob.escape(path.name + _NEW) + "*" + _PARTIAL + "*"):
         partial.unlink(missing_ok=True)
-    for folder in path.parent.glob(_literal(work_prefix(path)) + "*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove(path: Path) -> None:
@@ -114,8 +106,3 @@ def remove(path: Path) -> None:
 
 def _with(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _literal(name: str) -> str:
-    """A name for glob."""
-    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in name)

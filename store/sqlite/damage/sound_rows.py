@@ -216,9 +216,9 @@ def _condition(connection: sqlite3.Connection, table: str, columns: tuple[str, .
     return " AND ".join(f"({CELLS[table][name].format(name)})" for name in columns if name in there)
 
 
-def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
+def columns_of(connection: sqlite3.Connection, table: str, schema: str = "main") -> set[str]:
     """The columns that a table has; none if it is not there."""
-    return {name for _, name, *_ in connection.execute(f"PRAGMA main.table_info({table})")}
+    return {name for _, name, *_ in connection.execute(f"PRAGMA {schema}.table_info({table})")}
 
 
 def _text(raw: bytes) -> str:

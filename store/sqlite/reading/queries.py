@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,11 +14,11 @@ from numpy.typing import NDArray
 
 from zerotune.store.lateness import Lateness
 from zerotune.store.passages import Passages
-from zerotune.store.records import CandidateStatistics, Decision, JobRecord, ModelRecord, Source, Stage, StepRecord
+from zerotune.store.records import Decision, JobRecord, ModelRecord, Outcome, Source, Stage, StepRecord
 from zerotune.store.sqlite.opening import reader
 from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls, measured_calls
 from zerotune.store.sqlite.rows import measurements as _measurements
-from zerotune.store.sqlite.rows.job_rows import DECISION_COLUMNS, decision_of
+from zerotune.store.sqlite.rows.decisions import DECISION_COLUMNS, decision_of
 from zerotune.store.wire import Facts
 
 Of = TypeVar("Of")
@@ -60,30 +61,48 @@ class Reading:
             "s.source = ?": source,
             "m.measured_at_s >= ?": since_s,
         }
-        where, parameters = _where(conditions)
-        return _measurements.select(self._reader(), where, parameters, limit)
+        names = _measurements.MEASUREMENT.names or ()
+        return _measurements.select(self._reader(), *_where(conditions), limit, names)
 
-    def measurements_at_usual_level(
-        self, fabric_id: str, *, limit: int | None = None, without_job: str | None = None
+    def stored(
+        self,
+        fabric_id: str,
+        job_id: str | None = None,
+        *,
+        without_job: str | None = None,
+        outcome: Outcome | None = None,
+        limit: int | None = None,
+        names: Sequence[str] = _measurements.STORED.names or (),
     ) -> NDArray[np.void]:
-        """Measurements with durations as they would have been at the network's usual speed.
-
-        So a setting that ran while the network was slow does not look slower than the others.
+        """Measurements on a fabric, with the rows that they are kept in.
 
         Args:
             fabric_id: the fabric that they were measured on.
+            job_id: of this job only; None: of all jobs.
+            without_job: leave this job's out; None: leave none out.
+            outcome: how they ended; None: in any way.
             limit: the newest so many; None: all.
-            without_job: leave this job's out; None: take all jobs.
+            names: the fields that are wanted; few are faster.
 
         Returns:
-            MEASUREMENT, shape (n,), oldest first.
+            STORED with these fields, shape (n,), oldest first.
         """
-        conditions = {
+        conditions: dict[str, Any] = {
             "s.fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)": fabric_id,
+            "m.job = (SELECT id FROM jobs WHERE job_id = ?)": job_id,
             "m.job IS NOT (SELECT id FROM jobs WHERE job_id = ?)": without_job,
+            "s.outcome = ?": outcome,
         }
-        where, parameters = _where(conditions)
-        return _measurements.select(self._reader(), where, parameters, limit, at_usual_level=True)
+        return _measurements.select(self._reader(), *_where(conditions), limit, names)
+
+    def series(self, fabric_id: str) -> dict[int, dict[str, int]]:
+        """What distinguishes measurements on a fabric, by `series` of STORED."""
+        names = _measurements.SERIES_COLUMNS[1:]
+        rows = self._reader().execute(
+            f"SELECT id, {','.join(names)} FROM series WHERE fabric = (SELECT id FROM fabrics WHERE fabric_id = ?)",
+            (fabric_id,),
+        )
+        return {number: dict(zip(names, values, strict=True)) for number, *values in rows}
 
     def measured(self) -> dict[tuple[str, str], int]:
         """How many measurements there are of each job on each fabric, the jobs oldest first."""
@@ -95,24 +114,6 @@ class Reading:
             " ORDER BY counted.job, counted.fabric"
         )
         return {(job_id, fabric_id): n_rows for job_id, fabric_id, n_rows in rows}
-
-    def statistics(
-        self, fabric_id: str, job_id: str | None = None, *, without_job: str | None = None
-    ) -> list[CandidateStatistics]:
-        """Count, median, mean, spread and minimum of the successful measurements on a fabric.
-
-        Where the network was slower for a time, durations count as they would have been at its usual speed. It takes
-        two to three seconds per million rows kept, most of that outside the GIL.
-
-        Args:
-            fabric_id: the fabric that they were measured on.
-            job_id: of this job only; None: of all jobs.
-            without_job: leave this job's out; None: leave none out.
-
-        Returns:
-            One entry per (key, candidate, chosen by NCCL or not), sorted by key.
-        """
-        return _measurements.statistics(self._reader(), fabric_id, job_id, without_job)
 
     def count_measurements(self) -> int:
         """How many rows of measurements the file has, damaged ones included: quick."""

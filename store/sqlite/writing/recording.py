@@ -14,15 +14,7 @@ from numpy.typing import NDArray
 from zerotune.store.errors import StoreError
 from zerotune.store.records import Decision, ModelRecord, StepRecord
 from zerotune.store.sqlite.rows import measurements as _measurements
-from zerotune.store.sqlite.rows.job_rows import (
-    DECISION_COLUMNS,
-    change_jobs,
-    decision_values,
-    describe_fabric,
-    fabric_row,
-    job_row,
-)
-from zerotune.store.sqlite.rows.sealing import row_checksum
+from zerotune.store.sqlite.rows.decisions import DECISION_COLUMNS, decision_values
 from zerotune.store.sqlite.writing.job_news import JobNews
 from zerotune.store.sqlite.writing.retention import Retention, retain
 from zerotune.store.sqlite.writing.writer import Writer
@@ -63,15 +55,14 @@ class Recording:
         now_s, description = self._clock(), msgspec.json.encode(fabric).decode() if fabric else ""
 
         def write(connection: sqlite3.Connection) -> None:
-            row = fabric_row(connection, fabric_id)
+            row = _fabric_row(connection, fabric_id)
             if description:
-                describe_fabric(connection, row, fabric_id, description)
-            change_jobs(
-                connection,
-                "n_ranks = ?, ended_at_s = NULL, is_lost = 0, failure = '', name = CASE ? WHEN '' THEN name ELSE ? END,"
-                " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END",
-                "id = ?",
-                (n_ranks, name, name, now_s, job_row(connection, job_id, row)),
+                connection.execute("UPDATE fabrics SET description = ? WHERE id = ?", (description, row))
+            connection.execute(
+                "UPDATE jobs SET n_ranks = ?, ended_at_s = NULL, is_lost = 0, failure = '',"
+                " name = CASE ? WHEN '' THEN name ELSE ? END,"
+                " started_at_s = CASE started_at_s WHEN 0 THEN ? ELSE started_at_s END WHERE id = ?",
+                (n_ranks, name, name, now_s, _job_row(connection, job_id, row)),
             )
 
         self._put(write, is_essential=True, room=1 + len(description) // ROW_BYTES)
@@ -92,7 +83,9 @@ class Recording:
         if known:
             columns = ", ".join(f"{name} = ?" for name in known)
             self._put(
-                lambda connection: change_jobs(connection, columns, "job_id = ?", (*known.values(), job_id)),
+                lambda connection: connection.execute(
+                    f"UPDATE jobs SET {columns} WHERE job_id = ?", (*known.values(), job_id)
+                ),
                 is_essential=True,
             )
 
@@ -113,9 +106,9 @@ class Recording:
         block, now_s = block.copy(), int(self._clock())
 
         def write(connection: sqlite3.Connection) -> None:
-            fabric = fabric_row(connection, fabric_id)
+            fabric = _fabric_row(connection, fabric_id)
             series = self._series.of_block(connection, fabric, block)
-            _measurements.insert(connection, series, job_row(connection, job_id, fabric), block, now_s)
+            _measurements.insert(connection, series, _job_row(connection, job_id, fabric), block, now_s)
             self._rows_until_retention -= len(block)
             if self._rows_until_retention < 0:
                 self._rows_until_retention = self._retention.every_rows
@@ -128,11 +121,11 @@ class Recording:
         rows = [(s.step, s.epoch, s.duration_us, s.exposed_us, s.memory_pressure) for s in steps]
 
         def write(connection: sqlite3.Connection) -> None:
-            job = job_row(connection, job_id, None)
+            job = _job_row(connection, job_id, None)
             connection.executemany(
-                "INSERT OR REPLACE INTO steps (job, step, epoch, duration_us, exposed_us, memory_pressure, checksum)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(job, *row, row_checksum((job, *row))) for row in rows],
+                "INSERT OR REPLACE INTO steps (job, step, epoch, duration_us, exposed_us, memory_pressure)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                [(job, *row) for row in rows],
             )
 
         self._put(write, len(rows))
@@ -143,12 +136,11 @@ class Recording:
 
         def write(connection: sqlite3.Connection) -> None:
             for decision in decisions:
-                fabric = fabric_row(connection, decision.fabric_id)
-                values = (job_row(connection, decision.job_id, fabric), fabric, *decision_values(decision))
-                columns = ",".join(("job", "fabric", *DECISION_COLUMNS, "checksum"))
-                marks = ",".join("?" * (len(values) + 1))
-                row = (*values, row_checksum(values))
-                connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({marks})", row)
+                fabric = _fabric_row(connection, decision.fabric_id)
+                values = (_job_row(connection, decision.job_id, fabric), fabric, *decision_values(decision))
+                columns = ",".join(("job", "fabric", *DECISION_COLUMNS))
+                marks = ",".join("?" * len(values))
+                connection.execute(f"INSERT INTO decisions ({columns}) VALUES ({marks})", values)
 
         self._put(write, len(decisions), is_essential=True)
 
@@ -207,3 +199,18 @@ class Recording:
             operation(connection)
 
         self._writer.put(write, n_rows, is_essential=is_essential, room=room)
+
+
+def _fabric_row(connection: sqlite3.Connection, fabric_id: str) -> int:
+    """Id of the fabric's row, which is inserted if it is missing."""
+    connection.execute("INSERT OR IGNORE INTO fabrics (fabric_id) VALUES (?)", (fabric_id,))
+    return int(connection.execute("SELECT id FROM fabrics WHERE fabric_id = ?", (fabric_id,)).fetchone()[0])
+
+
+def _job_row(connection: sqlite3.Connection, job_id: str, fabric: int | None) -> int:
+    """Id of a job's row, which is inserted if it is missing; `fabric` becomes the job's fabric, None leaves that."""
+    connection.execute("INSERT OR IGNORE INTO jobs (job_id) VALUES (?)", (job_id,))
+    if fabric is not None:
+        change = "UPDATE jobs SET fabric = ? WHERE job_id = ? AND fabric IS NOT ?"
+        connection.execute(change, (fabric, job_id, fabric))
+    return int(connection.execute("SELECT id FROM jobs WHERE job_id = ?", (job_id,)).fetchone()[0])

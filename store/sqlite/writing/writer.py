@@ -17,9 +17,7 @@ from typing import Final
 
 from zerotune.store.errors import reason
 from zerotune.store.sqlite.damage.damage import DamageWatch, is_damage
-from zerotune.store.sqlite.damage.sound_rows import sound_condition
 from zerotune.store.sqlite.opening import Redo
-from zerotune.store.sqlite.rows.checksums import ChecksumWatch
 from zerotune.store.sqlite.writing.checkpoints import IDLE_S, Checkpoints
 from zerotune.store.sqlite.writing.recent import Entry, Operation, RecentOperations
 from zerotune.store.wire import StoreState
@@ -78,7 +76,6 @@ class Writer:
         """What is wrong with a file that could not be left yet; its connection is closed."""
         self._watch = watch
         self._recent = RecentOperations()
-        self._rows = ChecksumWatch(sound_condition(connection, "measurements"))
         self._error, self._failed_at_s = "", time.monotonic()
         self._is_out = False
         self._n_lost_before = 0
@@ -194,9 +191,6 @@ class Writer:
             self._leave_damaged_file(error)
         elif self._damaged is None:
             self._recent.forget()
-            with contextlib.suppress(sqlite3.Error, MemoryError):  # a write says so, too
-                if n_wrong := self._rows.check_some(self._connection):
-                    _log.warning("%s measurements of the store do not fit their checksum, they are not used", n_wrong)
 
     def _leave_damaged_file(self, error: sqlite3.DatabaseError) -> str:
         """Go on in a sound file; why that cannot be done now, empty if it is done."""

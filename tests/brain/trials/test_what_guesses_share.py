@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotune.tuner.learning.policy.keys import Column
-from zerotune.tuner.learning.policy.surrogate import Known, condition, covariance
+from zerotune.tuner.modeling.posterior import Column, Known, condition, covariance
 
 OCTAVES_OF_ALL = 5.0
 """32 channels."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ from zerotune.store.atomic_file import sync_folder
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite.damage import damage, replacement
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows import checksums
 from zerotune.store.sqlite.writing import recent
 
 PAGE_BYTES = 4096
@@ -125,7 +122,7 @@ def test_rows_wait_while_there_is_no_room_for_a_new_file(written, block, monkeyp
     with Store.open(written) as store:
         assert store.flush()
         with monkeypatch.context() as patch:
-            patch.setattr("zerotune.store.sqlite.opening.salvage", no_room)
+            patch.setattr("zerotune.store.sqlite.opening.recover", no_room)
             overwrite(written, 1, written.stat().st_size // PAGE_BYTES - 1)
             time.sleep(0.3)
             store.record_measurements("f", "j", block(200, step=100))
@@ -136,23 +133,6 @@ def test_rows_wait_while_there_is_no_room_for_a_new_file(written, block, monkeyp
         assert store.flush()
         assert (store.measurements()["step"] == 100).sum() == 200
         assert not store.writing.is_out
-
-
-def test_rows_older_than_those_checked_at_opening_are_checked_in_their_turn(written, block, monkeypatch):
-    monkeypatch.setattr(checksums, "NEWEST_ROWS", 100)
-    monkeypatch.setattr(checksums.mark_wrong_rows, "__defaults__", (100, 2**63 - 1))
-    monkeypatch.setattr(checksums, "ROWS_AT_A_TIME", 2000)
-    monkeypatch.setattr(damage, "EVERY_S", 0.05)
-    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.IDLE_S", 0.01)
-    with closing(sqlite3.connect(written)) as connection, connection:
-        connection.execute("UPDATE measurements SET duration_us = duration_us + 1 WHERE id IN (3, 5000)")
-    with Store.open(written) as store:
-        deadline_s = time.monotonic() + 20
-        while len(store.measurements()) > 50 * 200 - 2 and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        assert len(store.measurements()) == 50 * 200 - 2
-        assert not store.writing.damage
-        fill(store, block, range(100, 101))
 
 
 def wait_until_copied(path: Path) -> None:

@@ -26,6 +26,7 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.damage.sound_rows import CELLS
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.migrations import columns_without
+from zerotune.tuner.modeling.statistics import statistics
 
 COLUMNS = [(table, column) for table, cells in CELLS.items() for column in cells]
 DAMAGE = {"text": "'{nope'", "negative": "-1e300", "bytes": "x'fffe'", "null": "NULL"}
@@ -76,7 +77,7 @@ def read_all(store: Store) -> dict[str, int]:
         "jobs": len(jobs),
         "measurements": len(store.measurements()),
         "measured": len(store.measured()),
-        "statistics": sum(len(store.statistics(fabric)) for fabric in ("fabric1", "fabric2")),
+        "statistics": sum(len(statistics(store, fabric)) for fabric in ("fabric1", "fabric2")),
         "steps": sum(len(store.steps(job)) for job in ("job1", "job2")),
         "decisions": len(store.decisions()),
         "models": len([model for model in store.models() if not model.is_damaged]),

@@ -24,6 +24,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.store.sqlite.database import ModelRecord, Retention, Store
+from zerotune.tuner.modeling.statistics import statistics
 
 FABRIC = {"gpu": "H100", "n_gpus": 8, "emulated": "one_node", "nvlink": True, "bus_gbs": 1.5}
 KEY = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -85,7 +86,7 @@ def test_statistics_equal_numpy_on_the_same_rows(store, block):
     store.record_measurements("f", "j", rows)
     store.record_measurements("other", "j", block(100))
     store.flush()
-    found = store.statistics("f")
+    found = statistics(store, "f")
     assert len(found) == 2 * 2 * 2, "two size classes, two channel counts, chosen by NCCL or not"
     assert [one.key for one in found] == sorted(one.key for one in found)
     one = next(
@@ -106,7 +107,7 @@ def test_statistics_equal_numpy_on_the_same_rows(store, block):
     assert one.std_us == pytest.approx(expected_us.std(ddof=1))
     assert one.min_us == pytest.approx(expected_us.min())
     assert one.last_seen_s > 0
-    assert store.statistics("never seen") == []
+    assert statistics(store, "never seen") == []
 
 
 def test_jobs_and_fabrics(path):

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from zerotune.store.records import CandidateStatistics
-from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner.modeling.statistics import at_usual_level, statistics
 
 Maker = Callable[..., NDArray[np.void]]
 USUAL_US = 100.0
@@ -39,7 +40,7 @@ def job(block: Maker) -> Callable[..., NDArray[np.void]]:
 
 
 def _gain(store: Store, job_id: str | None = None) -> tuple[CandidateStatistics, CandidateStatistics, float]:
-    small = [line for line in store.statistics("f", job_id) if line.key.size_class == 80]
+    small = [line for line in statistics(store, "f", job_id) if line.key.size_class == 80]
     default = next(line for line in small if line.is_default)
     winner = next(line for line in small if not line.is_default)
     return default, winner, math.log(default.median_us / winner.median_us)
@@ -73,13 +74,13 @@ def test_measurements_for_a_model_are_at_the_same_level(store, job):
     rows["outcome"][::50] = 3
     store.record_measurements("f", "j", rows)
     store.flush()
-    found = store.measurements_at_usual_level("f")
+    found = at_usual_level(store, "f")[[*MEASUREMENT.names]].astype(MEASUREMENT)
     failed = rows["outcome"] == 3
     np.testing.assert_array_equal(found[failed], rows[failed])
     small = found[(found["message_bytes"] == 1 << 20) & ~failed]
     medians = [np.median(small["duration_us"][small["is_default"] == one]) for one in (0, 1)]
     assert medians[0] / medians[1] == pytest.approx(FASTER, rel=0.02)
-    assert len(store.measurements_at_usual_level("f", limit=10)) == 10
+    assert len(at_usual_level(store, "f", limit=10)) == 10
 
 
 def test_a_winner_that_nothing_ties_to_the_default_is_no_surer_than_other_keys_make_it(store, job):

@@ -86,13 +86,6 @@ def test_a_link_has_the_lock_of_what_it_leads_to(path, writer, tmp_path, what):
         Store.open(link)
 
 
-def test_a_store_keeps_its_lock_under_another_name(path, writer, tmp_path):
-    path.rename(tmp_path / "moved.db")
-    with pytest.raises(StoreLockedError):
-        Store.open(tmp_path / "moved.db")
-    assert not (tmp_path / "moved.db.lock").exists()
-
-
 def test_a_store_of_two_names_is_written_under_neither(path, tmp_path, block):
     with Store.open(path) as store:
         store.record_measurements("f", "j", block(5))
@@ -103,19 +96,6 @@ def test_a_store_of_two_names_is_written_under_neither(path, tmp_path, block):
     (tmp_path / "other.db").unlink()
     with Store.open(path) as store:
         assert len(store.measurements()) == 5
-
-
-def test_what_stands_in_a_damaged_stores_place_is_locked_too(path, tmp_path):
-    path.parent.mkdir()
-    path.write_bytes(b"this is no database" * 1000)
-    command = [sys.executable, "-c", WRITE_UNTIL_KILLED, str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline()
-        path.rename(tmp_path / "moved.db")
-        with pytest.raises(StoreLockedError):
-            Store.open(tmp_path / "moved.db")
-        child.kill()
 
 
 def test_kill_9_loses_only_the_batch_in_flight(path):

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from zerotune.store.errors import StoreError
+from zerotune.store.lockfile import LockFile
 from zerotune.store.records import Stage
 from zerotune.store.sqlite import database
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.opening import WriterLock, open_for_writing
+from zerotune.store.sqlite.opening import open_for_writing
 from zerotune.tuner.offline.importing.command import import_measurements
 
 FULL = "database or disk is full"
@@ -29,7 +30,7 @@ writers: dict[Path, sqlite3.Connection] = {}
 
 @pytest.fixture(autouse=True)
 def keep_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def opened(path: Path, **options: bool) -> tuple[sqlite3.Connection, WriterLock, Path | None]:
+    def opened(path: Path, **options: bool) -> tuple[sqlite3.Connection, LockFile, Path | None]:
         writers[path], *others = open_for_writing(path, **options)
         return writers[path], *others
 

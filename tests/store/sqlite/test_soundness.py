@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import struct
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -15,14 +14,13 @@ import pytest
 
 from benchmarks.lib.command_line import zerotune
 from zerotune.store.errors import StoreError, StoreLockedError
-from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Decision, DecisionKey, Phase, StepRecord
+from zerotune.store.records import StepRecord
 from zerotune.store.sqlite import soundness
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner import cli
 
 PAGE_BYTES = 4096
 N_ROWS = 5000
-REASON, PREDICTED_US = "faster where it was tried", 1234.5678
 
 
 @pytest.fixture
@@ -55,7 +53,6 @@ def test_a_sound_store_is_sound_and_left_alone(written):
     before = written.read_bytes()
     found = soundness.check(written)
     assert found.is_sound
-    assert (found.n_pages, found.n_damaged_pages) == (len(before) // PAGE_BYTES, 0)
     assert found.tables["measurements"] == soundness.TableSoundness(N_ROWS, 0)
     assert soundness.repair(written).kept is None
     assert written.read_bytes() == before
@@ -64,17 +61,16 @@ def test_a_sound_store_is_sound_and_left_alone(written):
 @pytest.mark.parametrize(
     ("statement", "table"),
     [
-        ("UPDATE measurements SET duration_us = duration_us + 1 WHERE id IN (7, 8)", "measurements"),
+        ("UPDATE measurements SET duration_us = 'nope' WHERE id IN (7, 8)", "measurements"),
         ("DELETE FROM measurements WHERE id IN (7, 8)", "measurements"),
         ("UPDATE steps SET duration_us = 'nope' WHERE step < 2", "steps"),
-        ("UPDATE steps SET duration_us = 99 WHERE step < 2", "steps"),
     ],
 )
 def test_damaged_rows_are_counted_and_left_out_by_a_repair(written, statement, table):
     change(written, statement)
     found = soundness.check(written)
     assert not found.is_sound
-    assert found.n_damaged_pages == 0
+    assert not found.problems
     assert {name: one.n_damaged for name, one in found.tables.items() if one.n_damaged} == {table: 2}
     done = soundness.repair(written)
     assert done.found.tables == found.tables
@@ -83,29 +79,10 @@ def test_damaged_rows_are_counted_and_left_out_by_a_repair(written, statement, t
     assert not soundness.check(done.kept).is_sound, "the damaged one is as it was"
 
 
-@pytest.mark.parametrize("bit", range(0, 64, 9))
-@pytest.mark.parametrize("what", [REASON.encode(), struct.pack(">d", PREDICTED_US)], ids=["text", "number"])
-def test_a_flipped_bit_of_a_decision_is_told(path, what, bit):
-    key = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.other, 80)
-    with Store.open(path) as store:
-        store.record_decisions(
-            [Decision("j", "f", key, BASELINE, 1, "keep", REASON, PREDICTED_US, step=step) for step in range(3)]
-        )
-    assert soundness.check(path).is_sound
-    content = bytearray(path.read_bytes())
-    content[content.index(what) + bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
-    found = soundness.check(path)
-    assert {name: one.n_damaged for name, one in found.tables.items() if one.n_damaged} == {"decisions": 1}
-    with Store.open(path) as store:
-        assert len(store.decisions()) == 2
-    assert soundness.repair(path).found.tables["decisions"] == soundness.TableSoundness(2, 1)
-
-
-def test_damaged_pages_are_counted(written):
+def test_rows_on_damaged_pages_are_counted(written):
     overwrite(written, 30, 40)
     found = soundness.check(written)
-    assert found.n_damaged_pages == 2
+    assert found.problems
     n_sound = found.tables["measurements"].n_sound
     assert 0 < (found.tables["measurements"].n_damaged or 0) < 500
     before = written.read_bytes()
@@ -116,14 +93,9 @@ def test_damaged_pages_are_counted(written):
         assert (len(store.measurements()), store.set_aside) == (n_sound, None)
 
 
-@pytest.mark.parametrize("what", ["header", "cut"])
-def test_whatever_is_left_of_a_file_is_checked_and_repaired(written, what):
+def test_whatever_is_left_of_a_file_is_checked_and_repaired(written):
     whole = written.read_bytes()
-    left = {
-        "header": b"\xa5" * PAGE_BYTES + whole[PAGE_BYTES:],
-        "cut": whole[: len(whole) // 2 - 100],
-    }
-    written.write_bytes(left[what])
+    written.write_bytes(whole[: len(whole) // 2 - 100])
     found = soundness.check(written)
     assert not found.is_sound
     done = soundness.repair(written)
@@ -161,23 +133,19 @@ def root_page(path: Path, name: str) -> int:
     return number - 1
 
 
-@pytest.mark.parametrize("has_index", [True, False])
-@pytest.mark.parametrize(("table", "name"), [("fabrics", "f"), ("jobs", "j")])
-def test_what_others_refer_to_gets_a_stand_in_by_its_name_where_that_is_left(written, table, name, has_index):
-    pages = [root_page(written, table), *([] if has_index else [root_page(written, f"sqlite_autoindex_{table}_1")])]
-    overwrite(written, *pages)
+@pytest.mark.parametrize("table", ["fabrics", "jobs"])
+def test_what_others_refer_to_gets_a_stand_in(written, table):
+    overwrite(written, root_page(written, table))
     found = soundness.check(written)
     assert not found.is_sound
-    assert found.stand_ins == {"jobs": 0, "fabrics": 0} | {table: 1}
-    assert found.tables[table].n_sound == 0
+    assert (found.stand_ins, found.tables[table].n_sound) == (1, 0)
     done = soundness.repair(written)
     assert done.found.stand_ins == found.stand_ins
     assert soundness.check(written).is_sound
-    expected = name if has_index else "recovered-1"
     with Store.open(written) as store:
         (job,) = store.jobs()
-        assert (store.fabrics() if table == "fabrics" else {job.job_id: {}}) == {expected: {}}
-        rows = store.measurements(**{"fabric_id" if table == "fabrics" else "job_id": expected})
+        assert (store.fabrics() if table == "fabrics" else {job.job_id: {}}) == {"recovered-1": {}}
+        rows = store.measurements(**{"fabric_id" if table == "fabrics" else "job_id": "recovered-1"})
         assert (len(rows), len(store.steps(job.job_id))) == (N_ROWS, 500)
 
 
@@ -197,7 +165,7 @@ def test_the_commands_say_in_exit_codes_and_numbers(written):
     overwrite(written, 30)
     code, text, _ = zerotune("store", "check", str(written), "--json")
     found = json.loads(text)
-    assert (code, found["is_sound"], found["n_damaged_pages"]) == (1, False, 1)
+    assert (code, found["is_sound"]) == (1, False)
     with Store.open(written.parent / "other.db"):
         code, _, error = zerotune("store", "repair", str(written.parent / "other.db"))
         assert (code, error.count("\n")) == (2, 1)
@@ -218,7 +186,7 @@ def test_a_check_that_a_batch_system_ends_leaves_no_copy_of_the_store(written, t
         seen.extend(copies.rglob("*.db"))
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("zerotune.store.sqlite.soundness.salvage", end)
+    monkeypatch.setattr("zerotune.store.sqlite.soundness.recover", end)
     monkeypatch.setattr(sys, "argv", ["zerotune", "store", "check", str(written)])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -245,7 +213,6 @@ def test_a_replacement_that_was_cut_off_is_ended_by_the_next_opening(written, bl
     if cut_off == "while it is written":
         (folder / "fresh.db").rename(f"{new}.partial")
         (folder / f"{new.name}.partial-journal").write_bytes(b"not a store")
-        (folder / "store.db.salvage-x").mkdir()
     else:
         (folder / "fresh.db").rename(new)
         (folder / f"store.db.corrupt-{stamp}-wal").write_bytes(b"old log")

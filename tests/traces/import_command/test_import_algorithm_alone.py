@@ -34,6 +34,7 @@ from zerotune.tuner.cli.app import app
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.correction.training_set import build
 from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.offline.choice_table import choice_table
 from zerotune.tuner.offline.replay import replay
 from zerotune.tuner.offline.replay.policies import POLICIES
@@ -131,14 +132,14 @@ def test_an_imported_run_is_replayed_and_shown(store_path: Path, tmp_path: Path)
 
 def test_nothing_is_learned_or_chosen_from_it(store_path: Path):
     with Store.open(store_path, read_only=True) as store:
-        rows, lines = store.measurements(fabric_id="boxes"), store.statistics("boxes")
+        rows, lines = store.measurements(fabric_id="boxes"), statistics(store, "boxes")
         knowledge = Knowledge.from_store(store, "boxes")
     assert {line.candidate for line in lines} == {Candidate(), TREE, Candidate(Algorithm.ring, Protocol.ll)}
     points = build(rows, CostPrior({}))
     assert Algorithm.tree not in points.algorithm
     for key in {line.key for line in lines}:
         assert knowledge.decided(key) is None
-        assert knowledge.open_lead(key) is None
+        assert knowledge.promising(key) is None
     assert not knowledge.knows_of(Collective.all_reduce, Candidate(Algorithm.tree, Protocol.ll))
     table = choice_table(store_path, None, [1], SIZES, [Collective.all_reduce])
     assert {one.ground.value for one in table.entries} == {"nccl"}

@@ -10,12 +10,12 @@ from contextlib import suppress
 import pytest
 import torch
 import torch.distributed as dist
+from autotuned_training import both
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zero_models import MODELS, loss_of
 from zero_world import World, group_of
 
-from benchmarks.runtime.autotuned_training import both
 from zerotune import zero_runtime
 from zerotune.zero_runtime.autotune.agreement import COUNTED_STEPS, Boundaries
 from zerotune.zero_runtime.autotune.choices import FINEST, Choices, StepSettings

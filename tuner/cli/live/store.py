@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
 from zerotune.tuner.cli.options import AsJson, StorePath, console, print_json, sigterm_like_ctrl_c
 from zerotune.tuner.cli.paths import output_file, store_path
@@ -59,11 +60,10 @@ def backup(
 
 @store.command()
 def check(context: typer.Context, path: Checked = None, named: StorePath = None, as_json: AsJson = False) -> None:
-    """Read all of the store, while a daemon runs or not: how many pages and rows are sound, and how many damaged.
+    """Read all of the store, while a daemon runs or not: how many rows are sound, and how many damaged.
 
-    Every page is read, every cell must hold what it may, and measurements, steps and decisions must fit
-    their checksums. Nothing is changed.
-    Exit code 0 where all is sound, 1 where something is damaged.
+    Every page is read, and every cell must hold what it may. Nothing is changed.
+    Exit code 0 if all is sound, 1 if something is damaged.
 
     Example: zerotune store check
     """
@@ -126,17 +126,15 @@ def _show(path: Path, found: Soundness) -> None:
     from rich.table import Table
 
     table = Table("", "sound", "damaged", title=str(path))
-    n_damaged = found.n_damaged_pages
-    table.add_row("pages", _number(None if n_damaged is None else found.n_pages - n_damaged), _number(n_damaged))
     for name, rows in found.tables.items():
         table.add_row(f"rows of {name}", _number(rows.n_sound), _number(rows.n_damaged))
     out = console()
     out.print(table)
     for problem in found.problems:
         out.print(f"SQLite: {problem}")
-    for name, n_rows in found.stand_ins.items():
-        if n_rows:
-            out.print(f"{n_rows:,} of {name} are lost, and others' rows refer to them: a repair puts stand-ins there")
+    if found.stand_ins:
+        lost = counted(found.stand_ins, "job or fabric", "jobs and fabrics")
+        out.print(f"{lost} that other rows refer to cannot be read: a repair names each recovered-ID")
 
 
 def _number(value: int | None) -> str:

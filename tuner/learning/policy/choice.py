@@ -1,8 +1,8 @@
 """Which candidate every key runs in the next window.
 
-Per key: an *incumbent* (the baseline until evidence says otherwise), at most one *trial*, and perhaps a *lead*:
-a trial that ended faster than the incumbent, but not beyond doubt. Trials are picked by expected improvement, and begin
-only while the risk of all that run fits what is left of the budget. Trials and leads become incumbents by always-valid
+Per key: an *incumbent* (the baseline until evidence says otherwise), at most one *trial*, and perhaps a *provisional*
+setting: a trial that ended faster than the incumbent, but not beyond doubt. Trials are picked by expected improvement,
+and begin only while the risk of all that run fits what is left of the budget. Both become incumbents by always-valid
 comparison of interleaved windows only. The Brain makes plans of these settings.
 
 The work of one window is bounded whatever the number of keys: AT_ONCE trials are judged, MAX_NEW_TRIALS keys
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.explaining.words import comparison, saved
-from zerotune.tuner.learning.knowledge import OpenLead
+from zerotune.tuner.learning.knowledge import Promising
 from zerotune.tuner.learning.policy.acquisition import (
     TRIAL_STEPS,
     Option,
@@ -25,16 +25,16 @@ from zerotune.tuner.learning.policy.acquisition import (
     TrialVerdict,
     judge,
 )
-from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState, Turn
+from zerotune.tuner.learning.policy.keys import NO_PREDICTION, KeyState, Turn
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
 from zerotune.tuner.learning.policy.overrides import Setting, Window, usual, what_runs
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, Price
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, TrialCost
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
-PROVEN_HOPE: Final = (0.03, 0.03)
+PROVEN_GAIN: Final = (0.03, 0.03)
 """Gain (log) of what earlier jobs proved, and its standard deviation: the network may be another by now."""
 UNLUCKY_Z: Final = 2.33
 """One trial in a hundred is slower than predicted by more standard deviations."""
@@ -58,8 +58,8 @@ class WindowInput(NamedTuple):
 
     forced: Mapping[int, Setting]
     """By key index: what a variant or an experiment asks for; nothing is judged there."""
-    leads_rest_at: Collection[int] | None
-    """While steps are compared, keys at which no lead runs; others run in all windows."""
+    provisionals_rest_at: Collection[int] | None
+    """While steps are compared, keys at which no provisional setting runs; others run in all windows."""
     may_start: bool
     """Trials may begin."""
     may_promote: bool
@@ -76,18 +76,18 @@ class Policy:
     def __init__(
         self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, report: Callable[[Event], None]
     ) -> None:
-        self.surrogate, self.fields = surrogate, surrogate.fields
+        self.surrogate, self.tables = surrogate, surrogate.tables
         self.budget = budget
         self.memory = memory
         self._report = report
-        self.price = Price()
-        self.options = Options(surrogate, budget, memory, self.price)
+        self.trial_cost = TrialCost()
+        self.options = Options(surrogate, budget, memory, self.trial_cost)
         self.trials: dict[int, KeyState] = {}
         """Keys that have a trial, by index, those judged longest ago first."""
-        self.leads: dict[int, KeyState] = {}
-        """Keys that have a lead, by index, those judged longest ago first."""
+        self.provisionals: dict[int, KeyState] = {}
+        """Keys that have a provisional setting, by index, those judged longest ago first."""
         self._touched: set[int] = set()
-        """Keys at which something else may run than in the last window, beside those with a trial or a lead."""
+        """Keys at which something else may run than in the last window, beside those with a trial or a provisional."""
         self._next_key = 0
         self._n_in_vain = 0
         """How many keys in a row had nothing to try when they were looked at."""
@@ -96,21 +96,22 @@ class Policy:
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
-        fields = self.fields
-        decided, lead = fields.knowledge.decided(state.key), fields.knowledge.open_lead(state.key)
+        tables = self.tables
+        decided, provisional = tables.knowledge.decided(state.key), tables.knowledge.promising(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
-            self.begin_lead(state, OpenLead(fields.named(state, decided[0]), PROVEN_HOPE, decided[1]))
-        elif decided is None and lead is not None and self.budget.fraction > 0:
-            candidate = fields.named(state, lead.candidate)
+            candidate = tables.named(state, decided[0])
+            self.begin_provisional(state, Promising(candidate, PROVEN_GAIN, decided[1], is_proven=True))
+        elif decided is None and provisional is not None and self.budget.fraction > 0:
+            candidate = tables.named(state, provisional.candidate)
             if self.options.may_try(state, candidate):
-                self.begin_lead(state, lead._replace(candidate=candidate))
+                self.begin_provisional(state, provisional._replace(candidate=candidate))
 
     # ---- one window ---------------------------------------------------------------------------------
 
     @property
     def states(self) -> list[KeyState]:
         """Of all keys, by key index."""
-        return self.fields.states
+        return self.tables.states
 
     @property
     def evidence(self) -> CallEvidence:
@@ -127,22 +128,22 @@ class Policy:
         Returns:
             Settings of keys, by index; others run what they ran in the last window.
         """
-        for running, leads in ((self.trials, False), (self.leads, True)):
+        for running, provisionals in ((self.trials, False), (self.provisionals, True)):
             for state in list(islice(running.values(), AT_ONCE)):
                 running[state.index] = running.pop(state.index)
                 if state.index not in now.forced:
-                    self._settle(state, leads=leads, may_promote=now.may_promote)
+                    self._settle(state, provisionals=provisionals, may_promote=now.may_promote)
         self.has_settled = False
         for state in self._unmeasured():
-            if not self.price.traffic.is_expected[state.index]:
+            if not self.trial_cost.traffic.is_expected[state.index]:
                 self.end_trial(state)
-        self.fields.follow()
+        self.tables.follow()
         if now.may_start and self.budget.free_us[0] > 0:
             self._start_trials(step, canaries_only=now.canaries_only)
-        alternating = {*self.trials, *self.leads}
+        alternating = {*self.trials, *self.provisionals}
         for index in alternating:
-            leads_rest = None if now.leads_rest_at is None else index in now.leads_rest_at
-            self.states[index].take_turn(leads_rest=leads_rest)
+            provisionals_rest = None if now.provisionals_rest_at is None else index in now.provisionals_rest_at
+            self.states[index].take_turn(provisionals_rest=provisionals_rest)
         alternating.update(now.forced)
         touched, self._touched = self._touched | alternating, alternating
         looks = self.budget.reserved if now.needs_looks else ()
@@ -151,7 +152,7 @@ class Policy:
 
     def usual(self, keys: Iterable[int] | None = None) -> dict[int, Setting]:
         """What runs at these keys, by index, while what is on trial gives way; or at all that may differ from it."""
-        asked = {*self.trials, *self.leads, *self._touched} if keys is None else keys
+        asked = {*self.trials, *self.provisionals, *self._touched} if keys is None else keys
         return {index: usual(self.states[index]) for index in asked}
 
     # ---- what changes a key's state -------------------------------------------------------------------
@@ -159,10 +160,10 @@ class Policy:
     def _begin_trial(self, state: KeyState, option: Option) -> None:
         """Let a candidate alternate with what usually runs from the next window on."""
         candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
-        state.numbers.setdefault(candidate, len(state.numbers) + 1)
+        state.trial_order.setdefault(candidate, len(state.trial_order) + 1)
         state.retired.pop(candidate, None)
         state.trial, state.trial_reason, state.turn = candidate, option.reason, Turn.incumbent
-        state.hope = option.hope
+        state.predicted_gain = option.predicted_gain
         state.trial_until_units = TRIAL_STEPS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
@@ -176,35 +177,34 @@ class Policy:
         self.trials.pop(state.index, None)
         self.budget.release(state.index)
 
-    def begin_lead(self, state: KeyState, lead: OpenLead) -> None:
+    def begin_provisional(self, state: KeyState, provisional: Promising) -> None:
         """Let it run in nearly all windows without a trial; the incumbent runs in the others.
 
-        What earlier jobs proved, or smaller messages (PROVEN_HOPE), runs at once, and is verified on the side.
+        What earlier jobs proved, or smaller messages did, runs at once, and is verified on the side.
         """
-        candidate, hope, reason = lead
-        is_proven = hope is PROVEN_HOPE
-        state.numbers.setdefault(candidate, len(state.numbers) + 1)
-        state.lead_reason = state.retired[candidate] = reason
-        state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
-        state.n_lead_windows = 0
+        candidate, predicted_gain, reason, is_proven = provisional
+        state.trial_order.setdefault(candidate, len(state.trial_order) + 1)
+        state.provisional_reason = state.retired[candidate] = reason
+        state.provisional, state.provisional_gain, state.provisional_is_proven = candidate, predicted_gain, is_proven
+        state.n_provisional_windows = 0
         self.memory.promise(candidate, state.key.communicator)
-        self.leads[state.index] = state
+        self.provisionals[state.index] = state
         words = reason if is_proven else f"{reason}; it runs in most steps until that is known"
         self._report(Event(state, candidate, "prior" if is_proven else "lead", words))
 
-    def end_lead(self, state: KeyState, why: str = "") -> None:
+    def end_provisional(self, state: KeyState, why: str = "") -> None:
         """The incumbent runs again where nothing is on trial; "": another decision says why."""
-        lead, state.lead = state.lead, None
-        self.leads.pop(state.index, None)
+        provisional, state.provisional = state.provisional, None
+        self.provisionals.pop(state.index, None)
         if why:
-            self._report(Event(state, state.incumbent, "keep", f"{lead}: {why}: it runs no longer"))
+            self._report(Event(state, state.incumbent, "keep", f"{provisional}: {why}: it runs no longer"))
 
     def set_incumbent(self, event: Event) -> None:
         """From the next window on the event's candidate runs at its key when nothing is on trial."""
         state = event.state
         state.incumbent, state.incumbent_reason = event.candidate, event.reason
         self._touched.add(state.index)
-        self.end_lead(state)
+        self.end_provisional(state)
         self._report(event)
 
     def reopen(self) -> None:
@@ -216,7 +216,7 @@ class Policy:
     def drop(
         self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool, before: Candidate = BASELINE
     ) -> None:
-        """End a trial or a lead, or what an incumbent owes to an earlier one.
+        """End a trial or a provisional setting, or what an incumbent owes to an earlier one.
 
         Args:
             state: the key.
@@ -228,8 +228,8 @@ class Policy:
         (state.banned if ban else state.retired)[candidate] = reason
         if candidate == state.trial:
             self.end_trial(state)
-        if candidate == state.lead:
-            self.end_lead(state)
+        if candidate == state.provisional:
+            self.end_provisional(state)
         words, kind = f"{candidate}: {reason}", "rollback" if ban else "keep"
         if candidate == state.incumbent:
             self.set_incumbent(Event(state, before, kind, words))
@@ -237,36 +237,36 @@ class Policy:
             self._report(Event(state, state.usual, kind, words))
 
     def withdraw_what_is_not_offered(self) -> None:
-        """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
+        """Withdraw what NCCL turns out not to offer, wherever it runs: a live cost table may come late."""
         for state in self.states:
-            for setting in (state.trial, state.lead, state.incumbent):
-                if setting is not None and not self.fields.offers(state.family, setting):
+            for setting in (state.trial, state.provisional, state.incumbent):
+                if setting is not None and not self.tables.offers(state.family, setting):
                     self.drop(state, setting, NOT_OFFERED, ban=True)
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _settle(self, state: KeyState, *, leads: bool, may_promote: bool) -> None:
-        candidate = state.lead if leads else state.trial
+    def _settle(self, state: KeyState, *, provisionals: bool, may_promote: bool) -> None:
+        candidate = state.provisional if provisionals else state.trial
         if candidate is None:
             return
-        verdict, gain, half = judge(self.evidence, state, leads=leads)
+        verdict, gain, half = judge(self.evidence, state, provisionals=provisionals)
         if verdict is TrialVerdict.open:
             return
         measured = f"measured {comparison(gain)} than {state.incumbent}"
         if verdict is TrialVerdict.better and may_promote:
-            if not leads:
+            if not provisionals:
                 self.end_trial(state)
             reason = f"{measured} (at least {saved(max(gain - half, 0.0))}, all looks counted)"
             self.set_incumbent(Event(state, candidate, "promote", reason))
-        elif verdict is TrialVerdict.not_better and leads:
-            self.end_lead(state, f"{measured} by now")
+        elif verdict is TrialVerdict.not_better and provisionals:
+            self.end_provisional(state, f"{measured} by now")
         elif verdict is TrialVerdict.not_better:
             words = comparison(gain) + (", too little to tell," if gain >= 0 else "")
             self.drop(state, candidate, f"measured {words} than {state.incumbent}", ban=False)
         elif verdict is TrialVerdict.tie:
             self.end_trial(state)
-            # It is not slower than the lead so far, if there was one.
-            self.begin_lead(state, OpenLead(candidate, NO_HOPE, f"{measured}, too little to be sure yet"))
+            # It is not slower than the provisional setting so far, if there was one.
+            self.begin_provisional(state, Promising(candidate, NO_PREDICTION, f"{measured}, too little to be sure yet"))
 
     def _start_trials(self, step: int, *, canaries_only: bool) -> None:
         """Begin trials whose risks together the budget affords.
@@ -281,19 +281,19 @@ class Policy:
                 break
             state = states[self._next_key % len(states)]
             self._next_key += 1
-            is_quiet = step < state.quiet_until or not self.price.traffic.is_expected[state.index]
-            if state.trial is not None or is_quiet:
+            is_cooling_down = step < state.cooldown_until or not self.trial_cost.traffic.is_expected[state.index]
+            if state.trial is not None or is_cooling_down:
                 self._n_in_vain += 1
             elif (at := evidence.find(state.index, state.incumbent)) is None or evidence.units(at) < FIRST_LOOK_STEPS:
                 continue
-            elif not canaries_only or self.fields.knowledge.canary(state.key) is not None:
+            elif not canaries_only or self.tables.knowledge.canary(state.key) is not None:
                 n_looked_at += 1
                 found = self.options.best(state, canaries_only=canaries_only)
                 if found is not None:
                     picked.append((state, found))
                 elif not canaries_only:
                     self._n_in_vain += 1
-                    state.quiet_until = step + max(TRIAL_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
+                    state.cooldown_until = step + max(TRIAL_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
         if picked or self.trials or canaries_only:
             self._n_in_vain = 0
         self.has_settled = self._n_in_vain >= len(states)
@@ -312,7 +312,7 @@ class Policy:
 
     def _has_twin(self, state: KeyState, option: Option) -> bool:
         """Whether what might be a catastrophe is on trial already at about this size: it would be slow here, too."""
-        gain, std = option.hope
+        gain, std = option.predicted_gain
         return UNLUCKY_Z * std - gain > LOG_CATASTROPHE and any(
             other.trial == option.candidate
             and other.key.communicator == state.key.communicator
@@ -321,11 +321,11 @@ class Policy:
         )
 
     def connect_nothing(self) -> None:
-        """End trials and leads that would take memory that is no longer there."""
+        """End trials and provisional settings that would take memory that is no longer there."""
         for state in [*self.trials.values()]:
             if state.trial is not None and self.options.would_connect(state, state.trial):
                 self.end_trial(state)
-        for state in [*self.leads.values()]:
-            if (lead := state.lead) is not None and self.options.would_connect(state, lead):
-                self.end_lead(state, "there is no memory left to connect it")
+        for state in [*self.provisionals.values()]:
+            if (provisional := state.provisional) is not None and self.options.would_connect(state, provisional):
+                self.end_provisional(state, "there is no memory left to connect it")
         self.memory.take_back()

@@ -35,7 +35,7 @@ class Override(IntEnum):
     first_look = 4, "a trial that this job has not measured yet: it gives way by itself after two steps"
     trial = 5, "a candidate takes turns with what usually runs"
     proven = 6, "earlier jobs proved it to be faster; it is verified on the side"
-    lead = 7, "it is faster so far, but not beyond doubt: it runs in 11 of 12 windows"
+    provisional = 7, "it is faster so far, but not beyond doubt: it runs in 11 of 12 windows"
     incumbent = 8, "what was promoted, or NCCL's own choice"
 
 
@@ -45,7 +45,7 @@ def _flags(overrides: Iterable[Override]) -> npt.NDArray[np.bool_]:
     return flags
 
 
-EXPLORING: Final = _flags({Override.experiment, Override.first_look, Override.trial, Override.lead})
+EXPLORING: Final = _flags({Override.experiment, Override.first_look, Override.trial, Override.provisional})
 """By override: nothing has spoken for what runs yet."""
 CHARGED: Final = EXPLORING | _flags({Override.proven})
 """By override: calls are held against the incumbent's, and the budget pays for what they take longer."""
@@ -79,16 +79,16 @@ def what_runs(state: KeyState, window: Window) -> Setting:
     if state.turn is Turn.trial and state.trial is not None and not window.is_overspent:
         is_new = state.index in window.unmeasured
         return Setting(state.trial, Override.first_look if is_new else Override.trial)
-    if state.turn is Turn.lead and (state.lead_is_proven or not window.is_overspent):
+    if state.turn is Turn.provisional and (state.provisional_is_proven or not window.is_overspent):
         return usual(state)
     return Setting(state.incumbent, Override.incumbent)
 
 
 def usual(state: KeyState) -> Setting:
     """What runs at a key when nothing is forced, on trial or resting."""
-    if state.lead is None:
+    if state.provisional is None:
         return Setting(state.incumbent, Override.incumbent)
-    return Setting(state.lead, Override.proven if state.lead_is_proven else Override.lead)
+    return Setting(state.provisional, Override.proven if state.provisional_is_proven else Override.provisional)
 
 
 CONTROL: Final = Setting(BASELINE, Override.control)

@@ -26,7 +26,7 @@ from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import covering
 from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, CallEvidence
 from zerotune.tuner.learning.policy.overrides import TENTATIVE, Override, Setting
-from zerotune.tuner.learning.policy.risk import Withdrawal
+from zerotune.tuner.learning.policy.risk import RollbackLatency
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import Ints
 
@@ -55,7 +55,7 @@ class PlanInForce(NamedTuple):
     plan: Plan
     variant: Variant | None = None
     """What it runs instead of what keys would by themselves."""
-    ahead: tuple[PlanRow, ...] = ()
+    unseen_rows: tuple[PlanRow, ...] = ()
     """What was asked for keys that were not known yet."""
 
     @property
@@ -86,12 +86,12 @@ class PlanInForce(NamedTuple):
 class Plans:
     """The latest plans by epoch, from being offered to being in force; epoch 0 is the empty plan of every job's start.
 
-    `withdrawal` is told how long they are on their way.
+    `latency` is told how long they are on their way.
     """
 
-    def __init__(self, withdrawal: Withdrawal, surrogate: Surrogate) -> None:
-        self._withdrawal = withdrawal
-        self._surrogate, self._fields = surrogate, surrogate.fields
+    def __init__(self, latency: RollbackLatency, surrogate: Surrogate) -> None:
+        self._latency = latency
+        self._surrogate, self._tables = surrogate, surrogate.tables
         self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
         self._plans[0] = PlanInForce([], np.zeros(0, np.int8), Plan(0))
         self._slots: dict[int, Ints] = {}
@@ -143,7 +143,7 @@ class Plans:
 
     def slots(self, epoch: int) -> Ints:
         """CallEvidence slot of every key under a plan; keys that it does not know ran the baseline."""
-        evidence, n_keys = self._surrogate.evidence, len(self._fields.states)
+        evidence, n_keys = self._surrogate.evidence, len(self._tables.states)
         if evidence is not self._slots_of:
             self._slots, self._slots_of, self._worked_out = {}, evidence, ([], np.zeros(0, np.int64))
         if epoch not in self._slots or len(self._slots[epoch]) < n_keys:
@@ -158,7 +158,7 @@ class Plans:
     def meet(self, state: KeyState) -> None:
         """A key was seen for the first time: note what each plan had asked of it already."""
         for entry in self._plans.values():
-            row = covering(entry.ahead, state.key) if entry.ahead else None
+            row = covering(entry.unseen_rows, state.key) if entry.unseen_rows else None
             if row is not None:
                 entry.candidates.extend([BASELINE] * (state.index - len(entry.candidates)))
                 entry.candidates.append(row.candidate)
@@ -174,7 +174,7 @@ class Plans:
 
     def ask(self, changes: Mapping[int, Setting]) -> bool:
         """Note what keys, by index, shall run from now on; whether anything differs from before."""
-        states, model_id = self._fields.states, self._fields.knowledge.model_id
+        states, model_id = self._tables.states, self._tables.knowledge.model_id
         for state in states[len(self.asked) :]:
             place = state.key.communicator, state.key.collective, state.key.size_class
             self._alike.setdefault(place, []).append(state.index)
@@ -195,7 +195,7 @@ class Plans:
         Keys that differ in phase alone and are asked for the same get one row for any phase: it holds whatever the
         communicator's history says.
         """
-        states = self._fields.states
+        states = self._tables.states
         rows: dict[object, PlanRow] = {}
         for index in (*first, *range(len(self._rows))):
             row = self._rows[index]
@@ -227,7 +227,7 @@ class Plans:
         self._active, self._active_since = epoch, step
         # A plan on trial that gave way by itself was not renewed in time: it is asked for anew.
         self.must_repeat |= epoch in self._rests
-        self._withdrawal.adopted(epoch, step)
+        self._latency.adopted(epoch, step)
         self._steps_in_epoch = 0
         if self._offered is not None and epoch >= self._offered:
             self._offered = None
@@ -253,7 +253,7 @@ class Plans:
         if self._offered is not None and self._is_overdue(step):
             self._offered, self.must_repeat = None, True
             if self._active in self._looks:
-                self._withdrawal.looks_on()
+                self._latency.looks_on()
 
     def offer(self, entry: PlanInForce, step: int) -> None:
         """`entry` is on its way to the ranks."""
@@ -263,7 +263,7 @@ class Plans:
         self._offered = entry.plan.last_epoch if rests_at is None else rests_at - 1
         self._offered_at_step = step
         self.next = entry.plan.last_epoch + 1
-        self._withdrawal.offered(entry.plan.epoch)
+        self._latency.offered(entry.plan.epoch)
 
     def follow(self, after: PlanInForce, after_steps: int) -> None:
         """The stage before `after`, a first look for example, gives way to that by itself, so many steps later."""
@@ -279,13 +279,13 @@ class Plans:
     def _is_overdue(self, step: int) -> bool:
         if self._active in self._looks:
             return self._steps_in_epoch > ENOUGH * self._looks[self._active]  # it does not end by itself
-        patience_steps = max(HORIZON_STEPS, 2.0 * self._withdrawal.steps)
+        patience_steps = max(HORIZON_STEPS, 2.0 * self._latency.steps)
         return step - self._offered_at_step >= patience_steps
 
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:
     """A key's row over its whole size class."""
-    key, reasons = state.key, {state.lead: state.lead_reason, state.trial: state.trial_reason}
+    key, reasons = state.key, {state.provisional: state.provisional_reason, state.trial: state.trial_reason}
     reason = reasons.get(candidate, state.incumbent_reason)
     place = key.communicator, key.collective, key.phase
     return PlanRow(*place, *size_class_range(key.size_class), candidate, reason, model_id)

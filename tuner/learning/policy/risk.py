@@ -154,12 +154,12 @@ def _in_0_to_1(share: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 
-class Price:
+class TrialCost:
     """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
 
     def __init__(self) -> None:
         self.exposed = ExposedShare()
-        self.withdrawal = Withdrawal()
+        self.latency = RollbackLatency()
         self.connection_us = 0.0
         """What training waits for an algorithm to be connected, as far as this job has seen that."""
         self.traffic = Traffic()
@@ -172,12 +172,12 @@ class Price:
     def look_steps(self, keys: Sequence[int]) -> int:
         """How long a first look at these keys lasts: what is called, or measured, in few steps is looked at in more."""
         least_calls = min(1.0, float(self.traffic.per_step[[*keys]].min()))
-        return round(FIRST_LOOK_STEPS / max(least_calls, FIRST_LOOK_STEPS / self.withdrawal.trial_steps))
+        return round(FIRST_LOOK_STEPS / max(least_calls, FIRST_LOOK_STEPS / self.latency.trial_steps))
 
     def first_calls(self, key: int) -> float:
         """Calls of a key under a setting before anything is known of it."""
-        withdrawal = self.withdrawal
-        return self.traffic.calls_in(key, self.look_steps([key]) if withdrawal.needs_looks else withdrawal.steps)
+        latency = self.latency
+        return self.traffic.calls_in(key, self.look_steps([key]) if latency.needs_looks else latency.steps)
 
 
 FORGOTTEN: Final = 0.5
@@ -191,7 +191,7 @@ UNSEEN_RESPONSE: Final = 2.0
 """How many reports' steps a plan is believed to be on its way before any plan was seen adopted."""
 
 
-class Withdrawal:
+class RollbackLatency:
     """Learns from what is seen how long evidence and plans are on their way, in steps.
 
     CallEvidence comes in reports of a second or less; with short steps that is hundreds of them. A setting that

@@ -1,4 +1,4 @@
-"""Compares steps with and without what is on trial, leads or was promoted lately, and withdraws what slows them down.
+"""Compares steps with and without what is tried, provisional or newly promoted, and withdraws what slows them down.
 
 Calls may get faster and steps slower. So every step adds to a regression of what each setting does to steps
 (`step_effects.py`). What that says is a suspicion only: settings come and go for reasons of their own, and training
@@ -20,7 +20,7 @@ import numpy as np
 
 from zerotune.store.records import StepRecord
 from zerotune.tuner.learning.explaining.words import pace, slower_steps
-from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
+from zerotune.tuner.learning.policy.accounting import CONFIRMED, TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
 from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, FALSE_PROMOTION, HORIZON_STEPS
@@ -28,17 +28,18 @@ from zerotune.tuner.learning.policy.overrides import CHARGED, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import ANY_SHARE
 from zerotune.tuner.learning.policy.step_effects import (
-    EXPOSED,
     LEAST_DRIFT,
     LEAST_EFFECT,
-    MOST_EFFECTS,
     RECENT_STEPS,
     Cooldown,
+    Effect,
+    Shared,
     StepEffects,
     StepKinds,
     in_pairs,
+    of_key,
 )
-from zerotune.tuner.learning.policy.variants import ARM, Variants
+from zerotune.tuner.learning.policy.variants import Variants
 from zerotune.tuner.modeling.features import Ints
 
 SUSPECTED: Final = 0.5
@@ -85,7 +86,7 @@ class StepGuard:
     def reset(self) -> None:
         """All is asked anew."""
         self.effects.reset()
-        self.effects.know(EXPOSED, ANY_SHARE)
+        self.effects.know(Shared.exposed, ANY_SHARE)
         self._n_steps = 0
         self._n_with: Counter[int] = Counter()
         self._odd: list[tuple[float, frozenset[int]]] = []
@@ -95,12 +96,12 @@ class StepGuard:
         self.longer: dict[int, float] = {}
         """By name, how much longer (log) steps would be if all calls were waited for; empty if exposure is measured."""
         self._experiment: _Experiment | None = None
-        self.shown: dict[int, int | None] = {}
+        self.forced: dict[int, int | None] = {}
         """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
         self._recent: deque[tuple[float, frozenset[int]]] = deque(maxlen=RECENT_STEPS)
         """Log duration, and what was tried."""
 
-    def paced(self, log_us: float, explored: Mapping[int, int]) -> float | None:
+    def detect_level_shift(self, log_us: float, explored: Mapping[int, int]) -> float | None:
         """By how much (log) training's own pace has changed, if it has, before `step` sees the step.
 
         Several steps in a row are off, and in one of them nothing ran that may be why. Where something did in all, the
@@ -136,7 +137,7 @@ class StepGuard:
         explored: Mapping[int, int],
         slow_calls: Collection[int] = (),
         *,
-        arms: Collection[int] | None = None,
+        has_variant: bool | None = None,
     ) -> Slow | None:
         """Take in one step.
 
@@ -144,24 +145,24 @@ class StepGuard:
             log_us: log duration.
             explored: key index by name (slot) of each setting that was tried in it.
             slow_calls: what is slow by its calls: they will end it.
-            arms: while arms of the regression take turns, those that ran; nothing is asked of all else then.
+            has_variant: while a variant is on trial, whether it ran; nothing is asked of all else then.
 
         Returns:
             What is to be withdrawn, if anything.
         """
         self._n_steps += 1
         self.keys.update(explored)
-        self.effects.step(log_us, self._shares(explored) | dict.fromkeys(arms or (), 1.0))
+        self.effects.step(log_us, self._shares(explored) | ({Shared.variant: 1.0} if has_variant else {}))
         self._recent.append((log_us, frozenset(explored)))
         self._n_with.update(explored.keys())
-        if arms is not None:
+        if has_variant is not None:
             return None
         slow = None
         if self._experiment is None:
             self._suspect([name for name in explored if name not in slow_calls])
         else:
             slow = self._follow(self._experiment, explored)
-        self._choose_shown()
+        self._choose_forced()
         return slow
 
     def dismiss(self, names: Collection[int]) -> None:
@@ -170,23 +171,24 @@ class StepGuard:
             self._experiment.suspects = [name for name in self.suspects if name not in names]
             if not self.suspects:
                 self._end()
-        self.shown = {key: name for key, name in self.shown.items() if name not in names}
+        self.forced = {key: name for key, name in self.forced.items() if name not in names}
 
     def became_usual(self, name: int, key: int) -> None:
         """What is tried at `key` is compared with this from now on."""
         self.keys[name] = key
         others = [one for one, at in self.keys.items() if at == key]
-        self.effects.became_usual(self._shares([name]), [*others, _of_key(key)])
+        self.effects.became_usual(self._shares([name]), [*others, of_key(key)])
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _shares(self, names: Iterable[int]) -> dict[int, float]:
+    def _shares(self, names: Iterable[int]) -> dict[Effect, float]:
         """What a step is made of that runs these: each by itself, and what all at a key have in common."""
-        shares = dict.fromkeys(names, 1.0)
-        for name in [*shares]:
-            place = _of_key(self.keys[name])
+        settings = [*dict.fromkeys(names)]
+        shares: dict[Effect, float] = dict.fromkeys(settings, 1.0)
+        for name in settings:
+            place = of_key(self.keys[name])
             shares[place] = shares.get(place, 0.0) + 1.0
-        return shares | {EXPOSED: sum(self.longer.get(name, 0.0) for name in shares)}
+        return shares | {Shared.exposed: sum(self.longer.get(name, 0.0) for name in settings)}
 
     def _effect(self, names: Iterable[int]) -> tuple[float, float]:
         return self.effects.effect(self._shares(names))
@@ -208,9 +210,9 @@ class StepGuard:
         if self._is_slow(asked, SUSPECTED):
             self._experiment = _Experiment(asked)
 
-    def _choose_shown(self) -> None:
+    def _choose_forced(self) -> None:
         """What runs in the next step: first nothing, then all or nothing in turns, or each by itself by chance."""
-        asked, self.shown = self._experiment, {}
+        asked, self.forced = self._experiment, {}
         if asked is None:
             return
         at_key: dict[int, list[int]] = {}
@@ -219,7 +221,7 @@ class StepGuard:
         together = asked.n_steps >= ENOUGH and next(self._pairs)
         for key, names in at_key.items():
             is_on = together if asked.apart_from is None else self._chance.random() < 0.5
-            self.shown[key] = self._chance.choice(names) if is_on else None
+            self.forced[key] = self._chance.choice(names) if is_on else None
 
     def _follow(self, asked: _Experiment, ran: Collection[int]) -> Slow | None:
         """A step of the experiment: first of all suspects together; once they are proven slow, of each by itself."""
@@ -242,10 +244,10 @@ class StepGuard:
             if not guilty and asked.n_steps - (asked.apart_from or 0) >= RECENT_STEPS // 2:
                 guilty = [name for name in asked.suspects if self._effect([name])[0] > LEAST_EFFECT] or asked.suspects
             if guilty:
-                return self._convict(guilty)
+                return self._confirm_slow(guilty)
         return None
 
-    def _convict(self, guilty: list[int]) -> Slow:
+    def _confirm_slow(self, guilty: list[int]) -> Slow:
         """As slow as medians say: what the regression says of what is very slow is too little, as it clips steps."""
         without = [log_us for log_us, ran in self._recent if ran.isdisjoint(guilty)]
         with_it = [log_us for log_us, ran in self._recent if not ran.isdisjoint(guilty)][-len(without) :]
@@ -255,16 +257,11 @@ class StepGuard:
         excess_us = math.expm1(slower) * max(self._n_with.pop(name) for name in guilty)
         excess_us *= math.exp(self.effects.expected({}))
         self.dismiss(guilty)
-        self.effects.forget([*guilty, *(_of_key(self.keys[name]) for name in guilty)])
+        self.effects.forget([*guilty, *(of_key(self.keys[name]) for name in guilty)])
         return Slow(guilty, 100.0 * math.expm1(slower), excess_us, len(with_it), len(without))
 
     def _end(self) -> None:
-        self._experiment, self.shown = None, {}
-
-
-def _of_key(key: int) -> int:
-    """Name of what settings at a key have in common; with very many keys some share it."""
-    return -1 - key % (MOST_EFFECTS // 2)
+        self._experiment, self.forced = None, {}
 
 
 KNOWN_STEPS: Final = 14
@@ -273,14 +270,14 @@ catastrophe: what others learned is to be had within ten steps."""
 
 
 class StepFeedback:
-    """Judges one job's plans by its steps: trials, leads and incumbents pause, are withdrawn or replaced."""
+    """Judges one job's plans by its steps: trials, provisionals and incumbents pause, are withdrawn or replaced."""
 
     def __init__(
-        self, policy: Policy, plans: Plans, attribution: Attribution, report: Callable[[Event], None]
+        self, policy: Policy, plans: Plans, accounting: TrialAccounting, report: Callable[[Event], None]
     ) -> None:
         self._policy = policy
         self._plans = plans
-        self._attribution = attribution
+        self._accounting = accounting
         self._report = report
         self.kinds = StepKinds()
         self._guard = StepGuard()
@@ -341,7 +338,7 @@ class StepFeedback:
         runs = {name: states[int(evidence.key[name])].has(evidence.candidates[name]) for name in suspects}
         self._guard.dismiss([name for name in suspects if not runs[name]])
         may_try, found = self._policy.budget.remaining_us >= 0, {}
-        for key, name in self._guard.shown.items():
+        for key, name in self._guard.forced.items():
             shown = name if may_try else None
             candidate = evidence.candidates[self._usual[key] if shown is None else shown]
             explores = shown is not None and candidate != states[key].incumbent
@@ -353,7 +350,7 @@ class StepFeedback:
     def _judge(self, step: StepRecord) -> bool:
         """One step of which all is known that will be; true when a new plan is due at once."""
         states = self._policy.states
-        guard, extra_us = self._guard, self._attribution.extra_us.pop(step.step, 0.0)
+        guard, extra_us = self._guard, self._accounting.extra_us.pop(step.step, 0.0)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         if in_force is not None and in_force.is_control:
             return False  # it says nothing of what is on trial, and is no usual step
@@ -363,7 +360,7 @@ class StepFeedback:
             return False
         usual_us = median(self._recent) if len(self._recent) >= ENOUGH else math.inf
         is_longer = duration_us > usual_us * math.exp(CLIP * guard.effects.noise)
-        connected = self._attribution.connected(step.step, duration_us - usual_us if is_longer else 0.0)
+        connected = self._accounting.connected(step.step, duration_us - usual_us if is_longer else 0.0)
         if in_force is None:
             return False
         if not connected:
@@ -371,19 +368,19 @@ class StepFeedback:
         if in_force.variant not in (None, variant):
             self.variants.charge_late()
             return False
-        log_us, shown = math.log(step.duration_us * duration_us / without_extra_us), guard.shown
-        explored, exposed = self._explored(in_force), self._policy.price.exposed
+        log_us, forced = math.log(step.duration_us * duration_us / without_extra_us), guard.forced
+        explored, exposed = self._explored(in_force), self._policy.trial_cost.exposed
         level_us = math.exp(guard.effects.expected({})) if math.isfinite(usual_us) else math.inf
         longer = self._longer(explored, level_us)
         guard.longer = {} if exposed.is_measured else guard.longer | longer
-        exposed.estimate = guard.effects.effect({EXPOSED: 1.0})
+        exposed.estimate = guard.effects.effect({Shared.exposed: 1.0})
         if in_force.variant is not None:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
-            guard.step(log_us, explored, arms=() if in_force.variant is None else [ARM])
-            may_promote = not self._attribution.is_suspicious
+            guard.step(log_us, explored, has_variant=in_force.variant is not None)
+            may_promote = not self._accounting.is_suspicious
             return self.variants.judge(in_force, step.step, duration_us, may_promote=may_promote)
-        shift = guard.paced(log_us, explored)
+        shift = guard.detect_level_shift(log_us, explored)
         slow = guard.step(log_us, explored, {name for name in explored if longer.get(name, 0.0) > 0.0})
         if slow is not None:
             self._withdraw(slow, step.step)
@@ -391,7 +388,7 @@ class StepFeedback:
             self.variants.reset()
             self._recent = deque([*self._recent][-ENOUGH:], HORIZON_STEPS)
             self._report(Event(states[0], states[0].incumbent, "pace", pace(shift), step.step))
-        return shown != guard.shown
+        return forced != guard.forced
 
     def _explored(self, in_force: PlanInForce) -> dict[int, int]:
         """What a plan tries, and at which key."""
@@ -410,7 +407,7 @@ class StepFeedback:
                 continue
             self.promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
-            if n_steps >= 2 * RECENT_STEPS or not self._policy.fields.offers(states[key].family, before):
+            if n_steps >= 2 * RECENT_STEPS or not self._policy.tables.offers(states[key].family, before):
                 del self.promoted[key]
                 self._guard.became_usual(slot, key)
                 self._usual[key], differs[key] = slot, slot != slots[key]
@@ -419,7 +416,7 @@ class StepFeedback:
 
     def _longer(self, explored: Mapping[int, int], level_us: float) -> dict[int, float]:
         """How much longer (log) steps of `level_us` would be with each setting, if all of its calls were waited for."""
-        evidence, rates, found = self._policy.evidence, self._policy.price.traffic.per_step, {}
+        evidence, rates, found = self._policy.evidence, self._policy.trial_cost.traffic.per_step, {}
         for name, key in explored.items():
             us, usual_us = (math.exp(evidence.log_us(slot)) for slot in (name, int(self._usual[key])))
             if key < len(rates) and math.isfinite(us - usual_us):
@@ -435,7 +432,7 @@ class StepFeedback:
             if state.has(candidate):
                 if candidate == state.incumbent:
                     self.promoted.pop(state.index, None)
-                state.quiet_until = self.withdrawn.begin(state.index, step)
+                state.cooldown_until = self.withdrawn.begin(state.index, step)
                 self._policy.end_trial(state)
                 before = evidence.candidates[int(self._usual[state.index])]
                 self._policy.drop(state, candidate, words, ban=True, before=before)

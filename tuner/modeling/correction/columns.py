@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from zerotune.tuner.modeling.correction.training_set import TrainingSet
 from zerotune.tuner.modeling.features import Floats, Ints
 
-Bools = npt.NDArray[np.bool_]
 Kind = tuple[int, int, int]
 SEED: Final = 7
 
@@ -33,24 +31,16 @@ def communicator_codes(points: TrainingSet) -> Ints:
     return codes
 
 
+def kind_codes(points: TrainingSet) -> Ints:
+    """A number for the kind of every point."""
+    codes: Ints = points.collective << 16 | points.algorithm << 8 | points.protocol
+    return codes
+
+
 def kinds_of(points: TrainingSet) -> list[Kind]:
     """Every kind among the points, in order."""
     table = np.stack([points.collective, points.algorithm, points.protocol], axis=1)
     return [(int(a), int(b), int(c)) for a, b, c in np.unique(table, axis=0)]
-
-
-def is_kind(points: TrainingSet, kind: Kind) -> Bools:
-    """Which points are of one kind."""
-    found: Bools = (points.collective == kind[0]) & (points.algorithm == kind[1]) & (points.protocol == kind[2])
-    return found
-
-
-def is_known(points: TrainingSet, kinds: list[Kind]) -> Bools:
-    """Whether each point's collective and cell are among `kinds`."""
-    found = np.zeros(len(points), dtype=np.bool_)
-    for kind in kinds:
-        found |= is_kind(points, kind)
-    return found
 
 
 def one_hot(points: TrainingSet, kinds: list[Kind]) -> Floats:

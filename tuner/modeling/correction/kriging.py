@@ -1,4 +1,4 @@
-"""The model that won: a Gaussian process on logs, and how much its spread is to be trusted where.
+"""The correction: a Gaussian process on logs, and how much its spread is to be trusted.
 
 scikit-learn is imported inside `fit` only.
 """
@@ -7,24 +7,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE
-from zerotune.tuner.modeling.correction.baked import DISBELIEF, FAR_STD
-from zerotune.tuner.modeling.correction.columns import (
-    SEED,
-    Bools,
-    communicator_codes,
-    is_kind,
-    is_known,
-    kinds_of,
-    log2_bytes_per_rank,
-    numeric,
-    one_hot,
-)
-from zerotune.tuner.modeling.correction.counts import octaves_to_measured, runs_as_asked
+from zerotune.tuner.modeling.correction.baked import DISBELIEF
+from zerotune.tuner.modeling.correction.columns import SEED, communicator_codes, kind_codes, kinds_of, numeric, one_hot
+from zerotune.tuner.modeling.correction.distance import octaves_to_nearest
 from zerotune.tuner.modeling.correction.training_set import TrainingSet
 from zerotune.tuner.modeling.features import NO_CELL, Floats, Ints
 
@@ -32,26 +23,13 @@ COVERAGE: Final = 0.9
 SCALE_LIMITS: Final = (0.2, 6.0)
 UNCALIBRATED: Final = 1.5
 """Factor on the spread when there are too few sizes to hold any out."""
-BEYOND: Final = 2.0
-"""Factor on the spread beyond the measured sizes, before anything was held out; it weighs as much as six sizes."""
-_BEYOND_WEIGHT: Final = 6.0
-_Z: Final = 1.645
-ELSEWHERE: Final = 2.0
-"""Factor on the spread at rank counts that were never measured, before any were held out; it weighs as much as two."""
-_ELSEWHERE_WEIGHT: Final = 2.0
-NEVER_MEASURED: Final = 1.5
-"""Factor on the spread of cells that were never measured, before any were held out; it weighs as much as four cells."""
-_NEVER_MEASURED_WEIGHT: Final = 4.0
-NEW_COUNT_STD: Final = 0.15
-NEW_COUNT_OF_CELL_STD: Final = 0.05
-"""Doubt (log) per square root of an octave from the nearest measured channel count, before any were held out: of a
-count that nothing was measured with, and of one that its cell was not. They weigh as much as four counts, and ten.
+USUAL_DOUBT_STD: Final = 0.2
+"""Doubt (log) per square root of an octave to what was measured, before anything was left out. It weighs as much as
+`_USUAL_WEIGHT` groups.
 """
-_NEW_COUNT_WEIGHT: Final = 4.0
-_NEW_COUNT_OF_CELL_WEIGHT: Final = 10.0
-_MOST_COUNT_STD: Final = 0.5
-_SAME_SIZE: Final = 0.25
-"""Two sizes within this many octaves are of one class."""
+_USUAL_WEIGHT: Final = 8.0
+_MOST_DOUBT_STD: Final = 0.5
+_Z: Final = 1.645
 
 
 class Kriging:
@@ -64,13 +42,11 @@ class Kriging:
     most probable ones on a sample of the points, given that they are usually near the starting values: a grid of eight
     sizes says little about them.
 
-    Spreads are scaled so that 90 % intervals hold 90 % of what is left out: sizes, communicators, ends of the range of
-    sizes, cells. Two doubts are *added*. One is for channel counts that were never measured: where the measured ones
-    lie on a line, the process is nearly certain between them, and no factor on nearly nothing covers a bend. The
-    other is for a jump on few nodes, or idle channels, that NCCL's cost has at the asked point and at no measured one.
+    The spread is scaled so that 90 % intervals hold 90 % of the sizes left out. Two doubts are *added*. One grows with
+    the distance from what was measured (`octaves_to_nearest`): where measured channel counts lie on a line, the process
+    is nearly certain between them, and no factor on nearly nothing covers a bend. The other is for a jump on few nodes,
+    or idle channels, that NCCL's cost has at the asked point and at no measured one.
     """
-
-    name = "kriging"
 
     def fit(self, points: TrainingSet) -> Kriging:
         """Fit hyperparameters on a sample, then condition on every point."""
@@ -107,34 +83,20 @@ class Kriging:
         inverse = np.linalg.inv(self.process.L_)
         self._precision, self._alpha = inverse.T @ inverse, np.asarray(self.process.alpha_).reshape(-1)
         self._quirks = self._precision @ _quirks(points)
-        all_known, owner = log2_bytes_per_rank(points), np.zeros(len(points), dtype=np.int64)
-        self._known_bytes, self._all_bytes = {}, (float(all_known.min()), float(all_known.max()))
-        for at, kind in enumerate(self._cells):
-            here = is_kind(points, kind)
-            owner[here] = at
-            self._known_bytes[kind] = float(all_known[here].min()), float(all_known[here].max())
-        self._scale = self._calibrate(points.size_class, UNCALIBRATED)
-        self._scale_elsewhere = max(self._scale, self._calibrate_elsewhere(points))
-        self._scale_beyond = max(self._scale, self._calibrate_beyond(points))
-        self._scale_unmeasured = max(self._scale, self._calibrate_unmeasured(owner))
         self._points = points
-        self._new_count_std, self._new_count_of_cell_std = self._calibrate_counts(points, owner)
+        self._scale = self._calibrated_scale(points.size_class)
+        self._doubt_std = self._calibrated_doubt()
         return self
 
     def predict(self, points: TrainingSet) -> tuple[Floats, Floats]:
         """Posterior mean and calibrated spread."""
         design, quirks = self.design(points), _quirks(points)
-        mean, std, disbelief = np.zeros((3, len(points)))
-        for start in range(0, len(design), 8192):
-            part = slice(start, start + 8192)
+        mean, std, disbelief, octaves = np.zeros((4, len(points)))
+        for start in range(0, len(design), 4096):
+            part = slice(start, start + 4096)
             mean[part], std[part], disbelief[part] = self._ask(design[part], quirks[part])
-        is_elsewhere = ~np.isin(communicator_codes(points), communicator_codes(self._points))
-        scale = np.where(is_elsewhere, self._scale_elsewhere, self._scale)
-        octaves = self._octaves_beyond(points)
-        scale = np.where(octaves > 0, np.maximum(scale, self._scale_beyond), scale)
-        scale = np.where(is_known(points, self._cells), scale, np.maximum(scale, self._scale_unmeasured))
-        parts = std * scale, FAR_STD * octaves, self._doubt_of_counts(points), disbelief
-        spread = np.sqrt(np.sum(np.square(parts), axis=0))
+            octaves[part] = octaves_to_nearest(points.take(np.arange(len(points))[part]), self._points)
+        spread = np.sqrt((std * self._scale) ** 2 + disbelief**2 + self._doubt_std**2 * octaves)
         return mean, np.maximum(spread, 0.003)
 
     def _ask(self, design: Floats, quirks: Floats) -> tuple[Floats, Floats, Floats]:
@@ -160,129 +122,31 @@ class Kriging:
         spread = np.sqrt(np.maximum(np.diag(block), 1e-12))
         return errors, spread, DISBELIEF * np.linalg.norm(peculiar, axis=1)
 
-    def _scores(self, held: Bools, added: Floats | float = 0.0) -> Floats:
-        """What the process's spread must be multiplied by for 90 % intervals to hold each of the points left out.
-
-        `added` is the doubt (log) that is added to it anyway.
-        """
-        errors, spread, disbelief = self._without(np.flatnonzero(held))
-        missing = (errors / _Z) ** 2 - disbelief**2 - np.square(added)
-        scores: Floats = np.sqrt(np.maximum(missing, 0.0)) / spread
-        return scores
-
-    def _calibrate(self, groups: Ints, fallback: float) -> float:
+    def _calibrated_scale(self, groups: Ints) -> float:
         """Factor on the spread so that 90 % intervals hold 90 % of groups left out, exactly (conformal)."""
         if len(np.unique(groups)) < 4:
-            return fallback
-        scores = [self._scores(groups == held) for held in np.unique(groups)]
+            return UNCALIBRATED
+        scores = []
+        for held in np.unique(groups):
+            errors, spread, disbelief = self._without(np.flatnonzero(groups == held))
+            scores.append(np.sqrt(np.maximum((errors / _Z) ** 2 - disbelief**2, 0.0)) / spread)
         return float(np.clip(np.quantile(np.concatenate(scores), COVERAGE), *SCALE_LIMITS))
 
-    def _calibrate_elsewhere(self, points: TrainingSet) -> float:
-        """Factor on the spread at communicators that were never measured, from leaving each one out.
-
-        With few of them it stays near the usual factor.
-        """
-        communicators = communicator_codes(points)
-        usual = ELSEWHERE * self._scale
-        if len(np.unique(communicators)) < 2:
-            return usual
-        scores = [self._scores(communicators == held) for held in np.unique(communicators)]
-        return _leaning(np.concatenate(scores), len(scores), usual, _ELSEWHERE_WEIGHT)
-
-    def _calibrate_beyond(self, points: TrainingSet) -> float:
-        """Factor on the spread below or above all measured sizes, from leaving out the lower and the upper third.
-
-        Two ends are few, so the result stays near the usual factor.
-        """
-        classes = points.size_class
-        known = np.unique(classes)
-        usual = BEYOND * max(self._scale, 1.0)
-        if len(known) < 4:
-            return usual
-        n_left_out = max(1, len(known) // 3)
-        scores = []
-        for end, last in ((known[:n_left_out], known[n_left_out]), (known[-n_left_out:], known[-n_left_out - 1])):
-            held = np.isin(classes, end)
-            octaves = np.abs(classes[held] - last) / SIZE_CLASSES_PER_OCTAVE
-            scores.append(self._scores(held, FAR_STD * octaves))
-        return _leaning(np.concatenate(scores), len(known), usual, _BEYOND_WEIGHT)
-
-    def _calibrate_unmeasured(self, owner: Ints) -> float:
-        """Factor on the spread of cells that were never measured, from leaving each one out.
-
-        With few of them it stays near the usual factor.
-        """
-        n_cells = len(self._cells)
-        usual = NEVER_MEASURED * max(self._scale, 1.0)
-        if n_cells < 3:
-            return usual
-        scores = [self._scores(owner == held) for held in range(n_cells)]
-        return _leaning(np.concatenate(scores), n_cells, usual, _NEVER_MEASURED_WEIGHT)
-
-    def _calibrate_counts(self, points: TrainingSet, owner: Ints) -> tuple[float, float]:
-        """Doubt per square root of an octave: of counts that were never measured, and of those new to their cell.
-
-        From leaving out each count, of all cells and of one, where NCCL ran as many as were asked for.
-        """
-        judged = runs_as_asked(points)
-        anywhere, of_cell = [], []
-        for count in np.unique(points.n_channels[judged]):
-            here = judged & (points.n_channels == count)
-            anywhere.append(self._misses(points, here, ~(points.n_channels == count) & (points.algorithm != NO_CELL)))
-            for kind in np.unique(owner[here]):
-                of_kind = owner == kind
-                of_cell.append(self._misses(points, here & of_kind, of_kind & (points.n_channels != count)))
-        return (
-            self._roughness(anywhere, NEW_COUNT_STD, _NEW_COUNT_WEIGHT),
-            self._roughness(of_cell, NEW_COUNT_OF_CELL_STD, _NEW_COUNT_OF_CELL_WEIGHT),
-        )
-
-    def _misses(self, points: TrainingSet, held: Bools, others: Bools) -> Floats:
-        """Of the points `held` left out: variance that their spread lacks, octaves to the nearest count of `others`."""
-        index = np.flatnonzero(held)
-        errors, spread, disbelief = self._without(index)
-        octaves = octaves_to_measured(points.take(index), points.take(others))
-        missing = (errors / _Z) ** 2 - (self._scale * spread) ** 2 - disbelief**2
-        return np.column_stack([missing, octaves])[np.isfinite(octaves)]
-
-    def _roughness(self, left_out: list[Floats], usual: float, weight: float) -> float:
-        """What must be added, per square root of an octave, for 90 % intervals to hold 90 % of what was left out."""
-        left_out = [one for one in left_out if len(one)]
-        if not left_out:
-            return usual
-        missing, octaves = np.concatenate(left_out).T
-        found = math.sqrt(max(0.0, float(np.quantile(missing / np.maximum(octaves, 0.1), COVERAGE))))
-        leaning = (len(left_out) * found + weight * usual) / (len(left_out) + weight)
-        return min(leaning, _MOST_COUNT_STD)
-
-    def _doubt_of_counts(self, points: TrainingSet) -> Floats:
-        """What is added to the spread of channel counts that were not measured at about the same size."""
-        doubt = np.zeros(len(points))
-        anything = self._points.take(self._points.algorithm != NO_CELL)
-        for kind in kinds_of(points):
-            if kind[1] == NO_CELL:
-                continue
-            here = np.flatnonzero(is_kind(points, kind))
-            asked = points.take(here)
-            of_cell = octaves_to_measured(asked, self._points.take(is_kind(self._points, kind)))
-            anywhere = np.minimum(of_cell, octaves_to_measured(asked, anything))
-            is_near = np.isfinite(of_cell)  # where the cell was not measured at all, other doubts are greater
-            variance = self._new_count_std**2 * anywhere[is_near] + self._new_count_of_cell_std**2 * of_cell[is_near]
-            doubt[here[is_near]] = np.sqrt(variance)
-        return doubt
-
-    def _octaves_beyond(self, points: TrainingSet) -> Floats:
-        """How far below the smallest or above the largest size measured of the same collective and cell; 0 between.
-
-        Cells that were never measured are as far as the nearest cell.
-        """
-        asked, octaves = log2_bytes_per_rank(points), np.zeros(len(points))
-        for kind in kinds_of(points):
-            lowest, highest = self._known_bytes.get(kind, self._all_bytes)
-            here = is_kind(points, kind)
-            gaps = np.maximum(lowest - asked[here], asked[here] - highest)
-            octaves[here] = np.maximum(gaps - _SAME_SIZE, 0.0)
-        return octaves
+    def _calibrated_doubt(self) -> float:
+        """What must be added, per square root of an octave, for 90 % intervals to hold 90 % of `_groups` left out."""
+        points, missing = self._points, []
+        for is_left_out in _groups(points):
+            index = np.flatnonzero(is_left_out)
+            errors, spread, disbelief = self._without(index)
+            octaves = octaves_to_nearest(points.take(index), points.take(~is_left_out))
+            lacks = (errors / _Z) ** 2 - (self._scale * spread) ** 2 - disbelief**2
+            if (octaves > 0).any():
+                missing.append((lacks / np.maximum(octaves, 0.1))[octaves > 0])
+        if not missing:
+            return USUAL_DOUBT_STD
+        found = math.sqrt(max(0.0, float(np.quantile(np.concatenate(missing), COVERAGE))))
+        leaning = (len(missing) * found + _USUAL_WEIGHT * USUAL_DOUBT_STD) / (len(missing) + _USUAL_WEIGHT)
+        return min(leaning, _MOST_DOUBT_STD)
 
     def design(self, points: TrainingSet) -> Floats:
         """What the process is told of `points`, shape [n_points, n_features]."""
@@ -290,15 +154,21 @@ class Kriging:
         return np.column_stack([numeric(points), jump, one_hot(points, self._cells)])
 
 
+def _groups(points: TrainingSet) -> Iterator[npt.NDArray[np.bool_]]:
+    """Which points to leave out: each communicator, kind and channel count, the lower and the upper third of sizes."""
+    classes = np.unique(points.size_class)
+    n_ends = max(1, len(classes) // 3)
+    is_named = points.algorithm != NO_CELL
+    groups = [np.isin(points.size_class, classes[:n_ends]), np.isin(points.size_class, classes[-n_ends:])]
+    groups += [is_named & (points.n_channels == count) for count in np.unique(points.n_channels[is_named])]
+    for codes in (communicator_codes(points), kind_codes(points)):
+        groups += [codes == code for code in np.unique(codes)]
+    return (group for group in groups if not group.all())
+
+
 def _quirks(points: TrainingSet) -> Floats:
     """Peculiarities of NCCL's cost that a machine need not follow (jump on few nodes, idle channels): [n, 2]."""
     return np.column_stack([points.jump, points.idle])
-
-
-def _leaning(scores: Floats, n_groups: int, usual: float, weight: float) -> float:
-    """Factor that covers 90 % of `scores`, with the usual factor counting as `weight` more groups."""
-    found = float(np.quantile(scores, COVERAGE))
-    return float(np.clip((n_groups * found + weight * usual) / (n_groups + weight), *SCALE_LIMITS))
 
 
 def _most_probable(objective: Any, start: Floats, bounds: Floats) -> tuple[Floats, float]:

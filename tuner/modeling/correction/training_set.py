@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Outcome, Protocol
-from zerotune.tuner.modeling.correction.baked import RUNGS
+from zerotune.tuner.modeling.correction.baked import MOST_CHANNELS
 from zerotune.tuner.modeling.features import DEFAULT_CELL, NO_CELL, CostPrior, Floats, Ints, size_classes
 
 MAX_POINTS: Final = 1500
@@ -31,7 +31,7 @@ class TrainingSet:
     algorithm: Ints
     protocol: Ints
     n_channels: Ints
-    """As asked or run; the highest rung where the baseline chose (cell `DEFAULT_CELL`)."""
+    """As asked or run; MOST_CHANNELS where the baseline chose (cell `DEFAULT_CELL`)."""
     log2_bytes: Floats
     residual: Floats
     noise: Floats
@@ -73,8 +73,8 @@ def build(block: npt.NDArray[np.void], costs: CostPrior) -> TrainingSet:
     for rows, is_baseline in ((named, False), (default, True)):
         columns = [rows[name].astype(np.int64) for name in _COLUMNS]
         if is_baseline:
-            columns[3:6] = [np.full(len(rows), value) for value in (*DEFAULT_CELL, RUNGS[-1])]
-        columns[5][columns[5] == 0] = RUNGS[-1]  # no opinion: all that the communicator has
+            columns[3:6] = [np.full(len(rows), value) for value in (*DEFAULT_CELL, MOST_CHANNELS)]
+        columns[5][columns[5] == 0] = MOST_CHANNELS  # no opinion: all that the communicator has
         points.append(np.stack(columns, axis=1))
         logs.append(np.log(rows["duration_us"].astype(np.float64)))
     return _medians(np.concatenate(points), np.concatenate(logs), costs)

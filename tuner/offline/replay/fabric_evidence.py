@@ -10,6 +10,7 @@ from zerotune.store.records import CandidateStatistics, ModelRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.correction.baked import Baked
+from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.modeling.trainer import load_correction, model_id_of, record_of, train
 from zerotune.tuner.offline.replay.estimates import MAD_TO_SIGMA
 
@@ -52,7 +53,7 @@ def evidence_of(store_path: Path | None, fabric_id: str, without_job: str = "") 
             correction = None if record is None else Baked.from_bytes(record.blob)
             model_id = "" if record is None else model_id_of(record)
         knowledge = Knowledge.from_store(store, fabric_id, model=(correction, model_id), without_job=without_job)
-        return FabricEvidence(store.statistics(fabric_id, without_job=without_job), knowledge, _error(record))
+        return FabricEvidence(statistics(store, fabric_id, without_job=without_job), knowledge, _error(record))
 
 
 def _measured_since_s(store: Store, job_id: str, fabric_id: str) -> float | None:

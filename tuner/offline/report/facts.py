@@ -22,12 +22,13 @@ from zerotune.store.records import (
     TimingSource,
 )
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.rows.decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
 from zerotune.tuner.client.beside import beside
 from zerotune.tuner.client.late import late, was_late
 from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.passed_by import passed_by
+from zerotune.tuner.decided import decisions_that_ran, n_tried, settled_decisions, since_takeover
 from zerotune.tuner.modeling.medians import Medians, medians
+from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.offline.comparison import Comparison, compare
 from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, why_unknown
 from zerotune.tuner.offline.jobs.before_after import (
@@ -188,7 +189,7 @@ def gather(
         measurements = store.measurements(job_id=job.job_id)
         fabric = store.fabrics().get(job.fabric_id, {})
         compared = of_summaries(runs[0], runs[1], job.job_id) if runs else of_job(read, job)
-        here, everywhere = (medians(store.statistics(job.fabric_id, of)) for of in (job.job_id, None))
+        here, everywhere = (medians(statistics(store, job.fabric_id, of)) for of in (job.job_id, None))
     before, after = runs or (None, None)
     traced = [load_table(path, likely_job_id=job.job_id) for path in traces]
     return Facts(

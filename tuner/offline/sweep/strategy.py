@@ -11,16 +11,16 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome, size_class
-from zerotune.tuner.learning.policy.surrogate import expected_improvement
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Outcome
 from zerotune.tuner.modeling.correction.baked import Correction
 from zerotune.tuner.modeling.features import CostPrior, Floats
+from zerotune.tuner.modeling.posterior import expected_improvement
 from zerotune.tuner.offline.sweep import outliers
 from zerotune.tuner.offline.sweep.grid import CONFIDENCE, MIN_REPEATS, GridPoint, Place
 from zerotune.tuner.offline.sweep.surrogate import (
     MIN_FREE,
     USUAL_WEIGHT,
-    Opinion,
+    Expected,
     Surrogate,
     noise_freedom,
     sample_noise,
@@ -52,8 +52,6 @@ recordings show factors of three to ten, at single sizes.
 """
 EXPECTED_SHARE: Final = 0.3
 """A place is settled, too, where the expected loss is below this share of the precision: ties need no decision."""
-_OWN: Final = 255
-"""Algorithm and protocol of a baseline whose setting is unknown."""
 
 
 class Choice(NamedTuple):
@@ -140,11 +138,11 @@ class Active:
     """Visits what can still change a choice; over when the choice of every place is settled.
 
     A place is settled when, with the given confidence, no setting is more than `precision` faster than the
-    chosen one: in the opinion of a surrogate (surrogate.py) that knows NCCL's cost and all samples of
-    all sizes. So most points are never visited, and a place between two sizes that agree may be settled by them
-    alone. It ends early at its budget, a share of the grid's samples; what a full sweep took before at some places
-    costs no more of it than those places' own share. Every choice is a pure function of the samples: a resumed sweep
-    goes on as if it had never ended.
+    chosen one: so says the posterior (surrogate.py), which knows NCCL's cost and all samples of all sizes. So most
+    points are never visited, and a place between two sizes that agree may be settled by them alone. It ends early at
+    its budget, a share of the grid's samples; what a full sweep took before at some places costs no more of it than
+    those places' own share. Every choice is a pure function of the samples: a resumed sweep goes on as if it had never
+    ended.
     """
 
     def __init__(
@@ -160,7 +158,6 @@ class Active:
     ) -> None:
         self._budget = budget
         self._precision, self._max_repeats = math.log1p(precision), max_repeats
-        self._communicator, self._costs, self._correction = communicator, costs, correction
         self._chance = random.Random(seed)
         self._by_place: dict[Place, list[GridPoint]] = {}
         for point in points:
@@ -169,8 +166,7 @@ class Active:
         for point in points:
             self._points_of.setdefault(point.place.collective, []).append(point)
         self._surrogates = [
-            (found, Surrogate(found, self._prior_of(found), self._settings(found)))
-            for found in self._points_of.values()
+            (found, Surrogate(found, communicator, costs, correction)) for found in self._points_of.values()
         ]
         self._assessments: dict[Place, Assessment] = {}
         self._means: dict[Place, Floats] = {}
@@ -263,20 +259,19 @@ class Active:
         self._outlier_share = outliers.outlier_share(point for points in self._points_of.values() for point in points)
         for points, surrogate in self._surrogates:
             self._roughness |= outliers.roughness(points)
-            surrogate.show(self._settings(points))
             n_free = noise_freedom(points)
-            for place, opinion in surrogate.opinions().items():
-                self._means[place] = opinion.mean
-                self._assessments[place] = self._assess(self._by_place[place], opinion, n_free)
+            for place, expected in surrogate.expected().items():
+                self._means[place] = expected.mean
+                self._assessments[place] = self._assess(self._by_place[place], expected, n_free)
 
-    def _assess(self, points: Sequence[GridPoint], opinion: Opinion, n_free: int) -> Assessment:
+    def _assess(self, points: Sequence[GridPoint], expected: Expected, n_free: int) -> Assessment:
         """`n_free`: degrees of freedom with which the samples tell their own noise."""
         usable = [index for index, point in enumerate(points) if point.outcome is Outcome.ok]
         if not usable:
             return Assessment(None, 0.0, Choice(None, math.nan, math.nan, 0.0), None)
         rough = self._roughness[points[0].place]
         found = [points[index] for index in usable]
-        mean, covariance = opinion.mean[usable], opinion.covariance[np.ix_(usable, usable)]
+        mean, covariance = expected.mean[usable], expected.covariance[np.ix_(usable, usable)]
         best = int(np.argmin(mean))
         # Only differences matter: what all settings of a place share is no doubt about the choice.
         difference = covariance - covariance[:, [best]] - covariance[[best], :] + covariance[best, best]
@@ -288,7 +283,7 @@ class Active:
         # So many draws tell no more; and while the noise is an assumption, so is any certainty.
         least = 0.5 / (N_DRAWS + 1) if n_free >= MIN_FREE else ASSUMED_DOUBT
         doubt = max(least, float(np.mean(regret > self._precision)))
-        own_us = math.exp(opinion.mean[0]) if points[0].candidate == BASELINE else math.nan
+        own_us = math.exp(expected.mean[0]) if points[0].candidate == BASELINE else math.nan
         choice = Choice(found[best].candidate, math.exp(mean[best]), own_us, 1 - doubt)
         leader = outliers.leader(found) if rough > outliers.ROUGH_SHARE else None
         if leader is not None:
@@ -305,38 +300,6 @@ class Active:
         pair = sorted((best, int(np.argmax(gains))), key=lambda at: -float(covariance[at, at]))
         open_points = [found[at] for at in pair if len(found[at].duration_us) < self._max_repeats]
         return Assessment(open_points[0] if open_points else None, doubt, choice, look, first)
-
-    def _prior_of(self, points: Sequence[GridPoint]) -> Floats:
-        """Log of NCCL's cost, corrected by what earlier jobs taught, shape (n_points,); NaN: unknown."""
-        prior = np.full(len(points), np.nan)
-        by_place: dict[Place, list[int]] = {}
-        for index, point in enumerate(points):
-            by_place.setdefault(point.place, []).append(index)
-        for place, indices in by_place.items():
-            where = self._communicator, place.collective
-            candidates = [self._shown(points[index]) for index in indices]
-            nbytes, has_model = np.array([float(place.message_bytes)]), self._correction is not None
-            prior[indices] = self._costs.log_cost(*where, candidates, nbytes, described_only=has_model)[0]
-            if self._correction is not None:
-                shift, _ = self._correction.predict(*where, candidates, np.array([size_class(place.message_bytes)]))
-                prior[indices] += shift[0]
-        return prior
-
-    def _settings(self, points: Sequence[GridPoint]) -> list[tuple[int, int, int]]:
-        n_available = self._costs.max_channels(self._communicator)
-        found = []
-        for point in points:
-            shown = self._shown(point)
-            kind = (_OWN, _OWN) if shown == BASELINE else (int(shown.algorithm or 0), int(shown.protocol or 0))
-            found.append((*kind, shown.n_channels or n_available))
-        return found
-
-    def _shown(self, point: GridPoint) -> Candidate:
-        """What the point runs: for the baseline what ran, else what NCCL is expected to choose."""
-        if point.candidate != BASELINE:
-            return point.candidate
-        default = self._costs.default(self._communicator, point.place.collective, point.place.message_bytes)
-        return point.ran or default or BASELINE
 
 
 def _look(

@@ -1,36 +1,29 @@
-"""An opinion about every point of one collective from the few that were measured.
+"""What a sweep expects of every point of one collective, given the few that were measured.
 
-The log duration of a point is NCCL's cost, corrected by what earlier jobs taught, plus an error that is a sum
-of Gaussian processes: one that all settings of a size share (the network is slower than believed), one per
-algorithm and protocol that is the same at every size (LL128 is worse here), one that changes smoothly with
-size and channel count, and one that belongs to a single point. How large the last two are is fitted to the
-measurements by marginal likelihood, so that a smooth machine needs few of them and a rugged one gets more.
-The first two keep wide fixed spreads: a setting that was never tried is never treated as known.
+The posterior is the policy's (tuner/modeling/posterior.py). A sweep has the samples of one quiet machine, all at hand,
+so it fits one scale to them: how far off guesses are in general, on a smooth machine or on a rugged one.
 
-The opinion is a pure function of the measurements: a resumed sweep gets the same one.
+All is a pure function of the measurements: a resumed sweep gets the same.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from zerotune.store.records import Outcome
-from zerotune.tuner.modeling.features import Floats, Ints
-from zerotune.tuner.modeling.matern import matern
+from zerotune.store.records import BASELINE, Candidate, CommunicatorClass, Outcome, size_class
+from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD, Correction
+from zerotune.tuner.modeling.features import CostPrior, Floats, cell_of
+from zerotune.tuner.modeling.posterior import Column, Known, fitted_scale, joint
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 
-SHARED_STD: Final = 2.0
-SHARED_OCTAVES: Final = 6.0
-KIND_STD: Final = 0.6
-"""Spread (log) of one algorithm and protocol against the others, before it was ever measured."""
-CHANNEL_OCTAVES: Final = 1.5
+COMMON_STD: Final = 2.0
+"""How far off (log) all guesses may be together: it is no doubt about a choice."""
+UNKNOWN_US: Final = 150.0
+"""Guess where nothing is known of any point."""
 USUAL_NOISE: Final = 0.04
 """Standard deviation of one sample's log that is assumed while there are few samples."""
 LEAST_NOISE: Final = 0.002
@@ -46,22 +39,7 @@ _MAD_TO_SIGMA: Final = 1.3 * 1.4826
 """1.4826 for a normal distribution, and 1.3 since the median of few samples lies close to them."""
 
 
-class Hyperparameters(NamedTuple):
-    """What is fitted: spread and reach of the smooth part, spread of each point's own part."""
-
-    smooth_std: float
-    octaves: float
-    own_std: float
-
-
-USUAL: Final = Hyperparameters(0.4, 3.0, 0.03)
-SHAPES: Final = tuple(
-    Hyperparameters(*one) for one in itertools.product((0.05, 0.15, 0.4, 1.0), (1.5, 3.0, 6.0), (0.005, 0.03, 0.1))
-)
-
-
-@dataclass(frozen=True)
-class Opinion:
+class Expected(NamedTuple):
     """Log microseconds of the points of one place: mean (n,) and covariance (n, n)."""
 
     mean: Floats
@@ -69,91 +47,76 @@ class Opinion:
 
 
 class Surrogate:
-    """The points of one collective. `prior` is the log of the cost of each point (us), NaN: unknown."""
+    """The points of one collective.
 
-    def __init__(self, points: Sequence[GridPoint], prior: Floats, settings: Sequence[tuple[int, int, int]]) -> None:
-        """`settings` are (algorithm, protocol, channels) as they run; equal ones of a place are one setting."""
-        self._points = list(points)
-        self._prior = np.where(np.isfinite(prior), prior, np.nanmean(prior) if np.isfinite(prior).any() else 5.0)
-        self._log2_bytes = np.array([math.log2(point.place.message_bytes) for point in points])
+    Args:
+        points: of all places.
+        communicator: that calls.
+        costs: NCCL's cost.
+        correction: what earlier jobs taught; None: nothing.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[GridPoint],
+        communicator: CommunicatorClass,
+        costs: CostPrior,
+        correction: Correction | None,
+    ) -> None:
+        self._points, self._communicator, self._costs = list(points), communicator, costs
         self._at: dict[Place, list[int]] = {}
         for index, point in enumerate(points):
             self._at.setdefault(point.place, []).append(index)
-        self._place = np.array([list(self._at).index(point.place) for point in points])
-        self.show(settings)
+        self._table = np.zeros((len(points), len(Column)))
+        for number, (place, indices) in enumerate(self._at.items()):
+            where = communicator, place.collective, [self._shown(self._points[index]) for index in indices]
+            nbytes, has_model = np.array([float(place.message_bytes)]), correction is not None
+            here = np.zeros((len(indices), len(Column)))
+            here[:, Column.guess] = costs.log_cost(*where, nbytes, described_only=has_model)[0]
+            here[:, Column.std] = UNKNOWN_STD
+            here[:, Column.transfer_share] = np.nan_to_num(costs.transfer_share(*where, nbytes)[0], nan=1.0)
+            here[:, Column.log2_bytes], here[:, Column.key] = math.log2(place.message_bytes), number
+            if correction is not None:
+                shift, std = correction.predict(*where, np.array([size_class(place.message_bytes)]))
+                here[:, Column.guess] += shift[0]
+                here[:, Column.std] = std[0]
+            self._table[indices] = here
+        guess = self._table[:, Column.guess]
+        known = np.isfinite(guess)
+        guess[~known] = guess[known].mean() if known.any() else math.log(UNKNOWN_US)
 
-    def show(self, settings: Sequence[tuple[int, int, int]]) -> None:
+    def expected(self) -> dict[Place, Expected]:
+        """Of every place, given all samples so far."""
+        self._show()
+        measured = [at for at, point in enumerate(self._points) if point.duration_us and point.outcome is Outcome.ok]
+        points = [self._points[at] for at in measured]
+        counts = np.array([len(point.duration_us) for point in points])
+        variance = np.where(counts > 2, MEDIAN_EFFICIENCY, 1.0) * sample_noise(points) ** 2 / np.maximum(counts, 1)
+        residual = np.array([math.log(point.median_us) for point in points]) - self._table[measured, Column.guess]
+        known = Known(self._table[measured], np.zeros(len(points), np.int64), residual, variance)
+        table = self._table
+        if len(points) >= MIN_FIT_POINTS:
+            table = table.copy()
+            table[:, Column.std] *= fitted_scale(known, COMMON_STD)
+            known = known._replace(rows=table[measured])
+        found = joint([table[indices] for indices in self._at.values()], known, COMMON_STD)
+        return {place: Expected(*one) for place, one in zip(self._at, found, strict=True)}
+
+    def _show(self) -> None:
         """What each point is now known to run."""
-        self._kind = np.array([(algorithm << 8) | protocol for algorithm, protocol, _ in settings])
-        self._log2_channels = np.array([math.log2(max(1, n_channels)) for *_, n_channels in settings])
+        n_available = self._costs.max_channels(self._communicator)
+        settings = [self._shown(point) for point in self._points]
+        channels = np.log2([max(1, setting.n_channels or n_available) for setting in settings])
+        self._table[:, [Column.algorithm, Column.protocol]] = [cell_of(setting) for setting in settings]
+        self._table[:, Column.log2_channels] = channels
+        self._table[:, Column.octaves_fewer] = np.maximum(0.0, math.log2(n_available) - channels)
 
-    def opinions(self) -> dict[Place, Opinion]:
-        """The opinion of every place, given all samples so far."""
-        measured = np.array([i for i, point in enumerate(self._points) if _is_usable(point)], np.int64)
-        mean, shape = self._prior, USUAL
-        whitened = np.zeros((0, len(self._points)))
-        if len(measured):
-            medians = np.array([math.log(self._points[i].median_us) for i in measured])
-            noise = sample_noise([self._points[i] for i in measured])
-            counts = np.array([len(self._points[i].duration_us) for i in measured])
-            variance = np.where(counts > 2, MEDIAN_EFFICIENCY, 1.0) * noise**2 / counts
-            residual = medians - self._prior[measured]
-            shape, lower = self._fitted(measured, residual, variance)
-            shared = self._parts(measured, np.arange(len(self._points)), shape.octaves).covariance(shape)
-            whitened = _solve(lower, shared)
-            mean = mean + whitened.T @ _solve(lower, residual)
-        found = {}
-        for place, indices in self._at.items():
-            here = np.array(indices)
-            prior = self._parts(here, here, shape.octaves).covariance(shape)
-            found[place] = Opinion(mean[here], prior - whitened[:, here].T @ whitened[:, here])
-        return found
-
-    def _fitted(self, measured: Ints, residual: Floats, variance: Floats) -> tuple[Hyperparameters, Floats]:
-        """The likeliest shape, and the Cholesky factor of the measurements' covariance under it."""
-        shapes = SHAPES if len(measured) >= MIN_FIT_POINTS else (USUAL,)
-        parts = {octaves: self._parts(measured, measured, octaves) for octaves in {shape.octaves for shape in shapes}}
-        best: tuple[float, Hyperparameters, Floats] | None = None
-        for shape in shapes:
-            inner = parts[shape.octaves].covariance(shape)
-            inner[np.diag_indices_from(inner)] += variance + 1e-9
-            lower: Floats = np.asarray(np.linalg.cholesky(inner), np.float64)
-            likelihood = -0.5 * float(np.sum(_solve(lower, residual) ** 2)) - float(np.sum(np.log(np.diag(lower))))
-            if best is None or likelihood > best[0]:
-                best = (likelihood, shape, lower)
-        assert best is not None
-        return best[1], best[2]
-
-    def _parts(self, first: Ints, second: Ints, reach_octaves: float) -> _Parts:
-        octaves = np.abs(np.subtract.outer(self._log2_bytes[first], self._log2_bytes[second]))
-        beside = np.abs(np.subtract.outer(self._log2_channels[first], self._log2_channels[second]))
-        same_kind = np.equal.outer(self._kind[first], self._kind[second])
-        same_place = np.equal.outer(self._place[first], self._place[second])
-        return _Parts(
-            fixed=SHARED_STD**2 * matern(octaves / SHARED_OCTAVES) + KIND_STD**2 * same_kind,
-            smooth=same_kind * matern(octaves / reach_octaves) * matern(beside / CHANNEL_OCTAVES),
-            own=same_kind & same_place & (beside == 0),
-        )
-
-
-class _Parts(NamedTuple):
-    """Of a covariance (n, m), apart from the spreads that are fitted."""
-
-    fixed: Floats
-    smooth: Floats
-    own: npt.NDArray[np.bool_]
-
-    def covariance(self, shape: Hyperparameters) -> Floats:
-        result: Floats = self.fixed + shape.smooth_std**2 * self.smooth + shape.own_std**2 * self.own
-        return result
-
-
-def _solve(lower: Floats, right: Floats) -> Floats:
-    """`lower` (triangular) to the power of -1, times `right`."""
-    from scipy.linalg import solve_triangular  # late: commands that sweep nothing do without
-
-    solved: Floats = solve_triangular(lower, right, lower=True, check_finite=False)
-    return solved
+    def _shown(self, point: GridPoint) -> Candidate:
+        """What the point runs: for the baseline what ran, else what NCCL is expected to choose."""
+        if point.candidate != BASELINE:
+            return point.candidate
+        default = self._costs.default(self._communicator, point.place.collective, point.place.message_bytes)
+        return point.ran or default or BASELINE
 
 
 def sample_noise(points: Sequence[GridPoint]) -> float:
@@ -187,7 +150,3 @@ def _pooled_squares(points: Sequence[GridPoint]) -> tuple[float, int]:
     limit = FAR_DEVIATIONS * _MAD_TO_SIGMA * float(np.median(told)) if told else math.inf
     kept = [deviations for deviations in found if deviations.max() <= limit]
     return sum(float(np.sum(one**2)) for one in kept), sum(len(one) - 1 for one in kept)
-
-
-def _is_usable(point: GridPoint) -> bool:
-    return bool(point.duration_us) and point.outcome is Outcome.ok

@@ -36,12 +36,12 @@ class Catastrophe(NamedTuple):
     """How many times the incumbent's time it takes."""
 
 
-class Attribution:
+class TrialAccounting:
     """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took."""
 
     def __init__(self, budget: Budget, surrogate: Surrogate) -> None:
         self._budget = budget
-        self._surrogate, self._fields = surrogate, surrogate.fields
+        self._surrogate, self._tables = surrogate, surrogate.tables
         self._catastrophes: list[Catastrophe] = []
         self._changes = ChangeDetector()
         self._means = StepMeans()
@@ -82,7 +82,7 @@ class Attribution:
 
         What was refused `CONFIRMED` times and never ran as asked turns out not to be offered.
         """
-        evidence, states = self._surrogate.evidence, self._fields.states
+        evidence, states = self._surrogate.evidence, self._tables.states
         algorithm, protocol = block["algorithm"], block["protocol"]
         is_told = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
         differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
@@ -94,7 +94,7 @@ class Attribution:
             if before < CONFIRMED <= before + n_calls:
                 ran = (evidence.algorithm == cell[0]) & (evidence.protocol == cell[1]) & (evidence.n_calls > 0)
                 if not any(states[key].family == family for key in evidence.key[ran].tolist()):
-                    self._fields.costs.learn_refused(*family, cell)
+                    self._tables.costs.learn_refused(*family, cell)
         return differs
 
     def forget_slow_firsts(self, slots: Ints, logs: Floats) -> None:
@@ -225,7 +225,7 @@ class Attribution:
         single call leaves a doubt where calls straggle by themselves, and where the setting was not slow before.
         """
         doubtful: list[int] = []
-        evidence, states = self._surrogate.evidence, self._fields.states
+        evidence, states = self._surrogate.evidence, self._tables.states
         straggles = self._n_slow > STRAGGLER_RATE * self._n_usual
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
@@ -248,7 +248,7 @@ class Attribution:
 
     def _usual_logs(self, slots: Ints) -> Floats:
         """What incumbents' calls take (log us), shape [n]; NaN where it is unknown, and for the incumbent itself."""
-        evidence, states = self._surrogate.evidence, self._fields.states
+        evidence, states = self._surrogate.evidence, self._tables.states
         tried, of = grouped(slots, len(evidence))
         usual = np.full(len(tried), np.nan)
         for place, key in enumerate(evidence.key[tried].tolist()):

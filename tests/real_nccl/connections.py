@@ -26,17 +26,7 @@ class Taken(NamedTuple):
 
 
 def taken(library: Path, machine: str, n_nodes: int, ranks_per_node: int) -> Iterator[Taken]:
-    """Use each algorithm that NCCL offers once, in turn, and see what its first use takes.
-
-    Args:
-        library: a libnccl.so.2.
-        machine: a bundled topology.
-        n_nodes: of that machine.
-        ranks_per_node: of the communicator.
-
-    Yields:
-        What each algorithm took, in the order of their first use.
-    """
+    """Use each algorithm that NCCL offers once, in turn, and see what its first use takes."""
     with topology_file(machine) as topology:
         cluster = Cluster(topology, n_nodes, ranks_per_node)
         version = ask_nccl(library, cluster, [Question(Collective.all_gather, 1 << 20)]).version

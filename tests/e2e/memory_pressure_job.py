@@ -1,4 +1,9 @@
-"""One rank of memory_pressure.py: small messages, then larger ones, on a device that is nearly full, or was."""
+"""Small messages, then larger ones, on a device that is nearly full.
+
+torchrun ... memory_pressure_job.py SMALL_BYTES LARGE_BYTES SMALL_STEPS LARGE_STEPS PAUSE_S
+
+Rank 0 prints the median step with large messages, in virtual microseconds.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +13,12 @@ import time
 import torch
 import torch.distributed as dist
 
-from zerotune.agent.nccl.emulated import memory_pressure
 from zerotune.agent.nccl.emulated.device import clock
-from zerotune.agent.nccl.emulated.device.memory import device
 
 small_bytes, large_bytes, n_small, n_large = map(int, sys.argv[1:5])
 pause_s = float(sys.argv[5])
 """After each step with small messages: the daemon lives in real time, the steps in virtual time."""
-reserved_mb = float(sys.argv[6])
-"""What training holds while messages are small; it lets go of that some steps before they grow."""
-compute_us = float(sys.argv[7])
-FREE_STEPS = 80
-"""A plan is agreed within two turns, at most 16 steps; in the others the daemon hears of it and thinks."""
+COMPUTE_US = 2000.0
 CALLS_PER_STEP = 4
 
 torch.set_num_threads(1)
@@ -43,7 +42,7 @@ def run(n_bytes: int, n_steps: int, pause_s: float) -> list[float]:
     message, durations = torch.ones(n_bytes // 4), []
     for _ in range(n_steps):
         before_us = clock.now_us()
-        clock.mark_compute_us(compute_us)
+        clock.mark_compute_us(COMPUTE_US)
         for _ in range(CALLS_PER_STEP):
             dist.all_reduce(message)
         optimizer.step()
@@ -52,12 +51,8 @@ def run(n_bytes: int, n_steps: int, pause_s: float) -> list[float]:
     return durations
 
 
-device().reserve_mb = reserved_mb
 run(small_bytes, n_small, pause_s)
-device().reserve_mb = 0.0
-run(small_bytes, FREE_STEPS if reserved_mb else 0, pause_s)
-first_us, *durations = run(large_bytes, n_large, 0.0)
-durations.sort()
+durations = sorted(run(large_bytes, n_large, 0.0)[1:])
 if dist.get_rank() == 0:
-    print(f"step_us {durations[len(durations) // 2]} {first_us - compute_us} pressure {memory_pressure()}", flush=True)
+    print(f"step_us {durations[len(durations) // 2]}", flush=True)
 dist.destroy_process_group()

@@ -1,1 +1,0 @@
-"""Device memory that runs short: what NCCL alone makes of it, and what the tuner does."""

@@ -1,0 +1,49 @@
+"""How far asked settings are from those that were measured, in octaves of sizes, channels, ranks and nodes.
+
+Over sizes durations are smooth, over channels they need not be: a network or a processor is full at one count and
+not at the next. So measurements elsewhere say less than a smooth surface would claim.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from zerotune.tuner.modeling.correction.columns import kind_codes, log2_bytes_per_rank
+from zerotune.tuner.modeling.correction.training_set import TrainingSet
+from zerotune.tuner.modeling.features import Floats, channels_filled
+
+NEAR_OCTAVES: Final = 2.25
+"""A measurement stands for sizes up to this many octaves away; beyond, each octave counts as SIZE_WEIGHT."""
+SIZE_WEIGHT: Final = 8.0
+OTHER_KIND_OCTAVES: Final = 1.0
+"""What another collective, algorithm or protocol counts as."""
+
+
+def octaves_to_nearest(asked: TrainingSet, known: TrainingSet) -> Floats:
+    """Octaves from each asked point to the nearest one of `known`, which holds one at least.
+
+    Channel counts are equal if the same was asked for, or if NCCL runs the same.
+    """
+    octaves = np.minimum(
+        _gaps(np.log2(asked.n_channels), np.log2(known.n_channels)), _gaps(_log2_filled(asked), _log2_filled(known))
+    )
+    sizes = _gaps(log2_bytes_per_rank(asked), log2_bytes_per_rank(known))
+    octaves += SIZE_WEIGHT * np.maximum(sizes - NEAR_OCTAVES, 0.0)
+    octaves += _gaps(np.log2(asked.n_ranks), np.log2(known.n_ranks))
+    octaves += _gaps(np.log2(np.maximum(asked.n_nodes, 1)), np.log2(np.maximum(known.n_nodes, 1)))
+    octaves += np.where(np.equal.outer(kind_codes(asked), kind_codes(known)), 0.0, OTHER_KIND_OCTAVES)
+    nearest: Floats = octaves.min(axis=1)
+    return nearest
+
+
+def _log2_filled(points: TrainingSet) -> Floats:
+    filled = channels_filled(points.collective, points.protocol, 2.0**points.log2_bytes, points.n_channels)
+    logs: Floats = np.log2(filled)
+    return logs
+
+
+def _gaps(asked: Floats, known: Floats) -> Floats:
+    gaps: Floats = np.abs(asked[:, None] - known[None, :])
+    return gaps
