@@ -21,6 +21,9 @@ class Release(NamedTuple):
     version: tuple[int, ...]
     is_rccl: bool = False
 
+    def __str__(self) -> str:
+        return ("RCCL " if self.is_rccl else "NCCL ") + ".".join(map(str, self.version))
+
     @property
     def tuner_abi(self) -> int:
         """Newest version of the tuner interface that it looks for."""

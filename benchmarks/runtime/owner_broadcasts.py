@@ -36,7 +36,7 @@ def measure(backend: str, n_ranks: int, n_steps: int) -> dict[str, dict[str, flo
     command += ["-m", "benchmarks.runtime.owner_broadcasts_worker", backend, str(n_steps)]
     environment = {
         **os.environ, "ZEROTUNE_FABRIC": "h100_node", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-        "ZEROTUNE_NCCL_HOST": "model", "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
     for line in done.stdout.splitlines():

@@ -33,7 +33,6 @@ class User:
             "XDG_DATA_HOME": str(folder / "data"),
             "ZEROTUNE_RUNTIME_DIR": str(folder / "r"),
             "NCCL_LIBRARY": str(library),
-            "ZEROTUNE_NCCL_HOST": "library",
             "OMP_NUM_THREADS": "1",
         }
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../../plugin/nccl_abi.h"
+#include "../../plugin/nccl_abi.h"
 
 #define HOST_ASKED_FOR_WHAT_IS_NOT_THERE (-2)
 #define HOST_MAX_CHANNELS 128 /* RCCL's; NCCL has 64 */
