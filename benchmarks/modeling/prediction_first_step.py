@@ -16,7 +16,7 @@ from benchmarks.lib.reporting import Result
 from benchmarks.modeling.prediction_verdicts import places, summed_up, truth_of, verdicts
 from zerotune.store.records import BASELINE, Collective
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.keys import FieldBook, KeyTable
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyTable
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
@@ -30,9 +30,9 @@ BEGINS, AFTER = "as_a_job_begins", "after_the_first_step"
 def beginnings(data: DataSet) -> Iterator[Result]:
     """Of one fabric: coverage of all settings before the first step, and of those not yet tried after it."""
     points = build(sweep_block(data.problems), CostPrior(data.facts))
-    opinion, everywhere = as_a_job_begins(points, CostPrior(data.facts)), np.arange(len(points))
+    last_posterior, everywhere = as_a_job_begins(points, CostPrior(data.facts)), np.arange(len(points))
     name = f"fabric:{data.name}:{BEGINS}"
-    yield from summed_up(verdicts(name, points, opinion, everywhere, data.facts, truth_of(data.problems)))
+    yield from summed_up(verdicts(name, points, last_posterior, everywhere, data.facts, truth_of(data.problems)))
     scores = after_the_first_step(data)
     if len(scores):
         name = f"fabric:{data.name}:{AFTER}"
@@ -50,9 +50,9 @@ def on_average(found: Sequence[Result]) -> Iterator[Result]:
 
 def as_a_job_begins(points: TrainingSet, costs: CostPrior) -> tuple[Floats, Floats]:
     """What the daemon believes on a fabric never measured: NCCL's cost, with all the doubt about it."""
-    fields, doubt = FieldBook(costs), np.zeros(len(points))
+    tables, doubt = CandidateTables(costs), np.zeros(len(points))
     for place, collective, _, rows in places(points):
-        doubt[rows] = np.hypot(UNKNOWN_STD, fields.family((place, Collective(collective))).doubt_in_common)
+        doubt[rows] = np.hypot(UNKNOWN_STD, tables.family((place, Collective(collective))).doubt_in_common)
     return np.zeros(len(points)), doubt
 
 
@@ -60,9 +60,9 @@ def after_the_first_step(data: DataSet) -> Floats:
     """By how many of its standard deviations each setting that was not tried is slower than the posterior says, once
     every key has made one call with NCCL's own choice.
     """
-    surrogate = Surrogate(Measured(data.facts, data.problems), Regimes())
+    surrogate = Surrogate(CandidateTables(Measured(data.facts, data.problems)), Regimes())
     evidence = surrogate.evidence
-    keys = KeyTable(surrogate.fields, lambda _: None)
+    keys = KeyTable(surrogate.tables)
     block = sweep_block(data.problems, n_each=1)
     block = block[block["is_default"] > 0]
     called = keys.indices(block)
@@ -74,7 +74,7 @@ def after_the_first_step(data: DataSet) -> Floats:
         problem = problems[state.key]
         true_us = dict(zip(problem.candidates, problem.truth_us, strict=True))
         mean, std = surrogate.posterior(state)
-        for at, option in enumerate(surrogate.fields.of(state).options):
+        for at, option in enumerate(surrogate.tables.of(state).options):
             if not option.is_baseline and option in true_us and math.isfinite(mean[at]):
                 scores.append((math.log(true_us[option]) - float(mean[at])) / float(std[at]))
     return np.array(scores)

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from zerotune.tuner.learning.policy import acquisition, choice, observations, step_guard, surrogate, variants
 from zerotune.tuner.learning.policy.acquisition import TrialVerdict
 from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, CallEvidence
+from zerotune.tuner.learning.policy.risk import RollbackLatency
 from zerotune.tuner.learning.policy.step_effects import Cooldown
 from zerotune.tuner.learning.policy.step_guard import StepFeedback, StepGuard
 from zerotune.tuner.learning.policy.surrogate import Kernel
@@ -44,13 +45,12 @@ MECHANISMS: dict[str, tuple[tuple[Any, str, Any], ...]] = {
     "variants": ((StepFeedback, "consider_variants", lambda *_: None),),
     "step_guard": ((StepGuard, "step", lambda *_, **__: None),),
     "cooldown_but_200_steps": ((Cooldown, "first_steps", 2 * HORIZON_STEPS),),
-    "withdrawn_at_2.6": ((step_guard, "PROVEN", 2.6),),
-    "adopted_at_2.6": ((variants, "ADOPTED", 2.6),),
-    "adopted_at_3.3": ((variants, "ADOPTED", 3.3),),
+    "withdrawn_at_level_0.1": ((step_guard, "FALSE_PROMOTION", 0.1),),
+    "adopted_at_level_0.1": ((variants, "level_of", lambda _: 0.1),),
     "leads": (("zerotune.tuner.learning.policy.choice", "judge", _without_leads),),
     "groups_first": ((variants.Variants, "__setattr__", _with_all_groups_first),),
     "pause_of_8_steps": ((variants, "TRIAL_STEPS", 20),),
-    "first_looks": ((choice.Policy, "first_looks", lambda _: []),),
+    "first_looks": ((RollbackLatency, "needs_looks", False),),
     "looks_at_8_keys_but_4": ((choice, "MAX_NEW_TRIALS", 4),),
     "variants_only_where_calls_hide": ((variants, "ALL_EXPOSED", 1.0),),
     "kernel_structure": ((surrogate, "KERNEL", Kernel(by_cell=0.0, by_others=0.0, own=1.0)),),

@@ -83,7 +83,7 @@ def test_own_evidence_wins_where_there_is_any(folder, monkeypatch):
     tell(folder, ALICE, [*lines(50.0, count=10**6), *lines(60.0, key=OTHER_KEY)], monkeypatch)
     mine = known(folder, lines(150.0, count=10), monkeypatch)
     assert mine.decided(KEY) is None
-    assert mine.open_lead(KEY) is None
+    assert mine.promising(KEY) is None
     assert mine.decided(OTHER_KEY)[0] == FAST
 
 
@@ -173,7 +173,7 @@ def test_whatever_shape_is_believed_can_be_learned_from(shapes, is_faster):
     knowledge = Knowledge(shared.statistics, by_job=shared.by_job)
     offered = [Candidate(Algorithm.ring, protocol, n) for protocol in Protocol for n in (1, 2, 4, 8, 32)]
     mean, std = np.zeros(len(offered)), np.full(len(offered), 9.0)
-    knowledge.overrule(KEY, offered, mean, std)
+    knowledge.apply_measurements(KEY, offered, mean, std)
     assert np.isfinite(mean).all()
     decided = knowledge.decided(KEY)
     assert decided is None or decided[0].protocol is not None

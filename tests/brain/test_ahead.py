@@ -41,7 +41,7 @@ def _freed(
     return world, brain
 
 
-def _ahead(brain: Brain) -> list[PlanRow]:
+def _unseen_sizes(brain: Brain) -> list[PlanRow]:
     """Rows of the newest plan for larger messages than any before."""
     assert brain.plan is not None
     largest = max(one.key.size_class for one in brain.keys)
@@ -69,7 +69,7 @@ def test_the_first_larger_message_runs_with_what_is_faster_than_nccls_choice() -
 def test_what_would_be_slower_is_left_to_nccl(fabric: str, place: CommunicatorClass, log2_bytes: int) -> None:
     for seed in range(3):
         world, brain = _freed(1 << log2_bytes, fabric, place, seed)
-        rows = _ahead(brain)
+        rows = _unseen_sizes(brain)
         assert (rows[0].min_bytes, rows[-1].max_bytes) == (
             size_class_floor(size_class(1 << log2_bytes) + 1),
             size_class_floor(size_class(1 << log2_bytes) + 1 + 2 * SIZE_CLASSES_PER_OCTAVE) - 1,
@@ -82,20 +82,20 @@ def test_what_would_be_slower_is_left_to_nccl(fabric: str, place: CommunicatorCl
 def test_what_is_found_later_counts_too() -> None:
     """Calls may become slower with what was faster."""
     world, brain = _freed()
-    guessed = {row.candidate for row in _ahead(brain)} - {BASELINE}
+    guessed = {row.candidate for row in _unseen_sizes(brain)} - {BASELINE}
     assert guessed == {brain.keys[0].usual}
     world.factors.update({(world.calls[0], one): 3.0 for one in guessed})
     while brain.keys[0].usual in guessed:
         assert world.step < 300
         play(world, brain, 1)
     play(world, brain, 2)
-    assert not guessed & {row.candidate for row in _ahead(brain)}
+    assert not guessed & {row.candidate for row in _unseen_sizes(brain)}
 
 
 def test_where_nccl_goes_over_to_another_algorithm_or_protocol_it_is_left_alone() -> None:
     world, brain = _freed()
-    assert _ahead(brain)
-    for row in _ahead(brain):
+    assert _unseen_sizes(brain)
+    for row in _unseen_sizes(brain):
         for n_bytes in (row.min_bytes, row.max_bytes):
             default = brain.costs.default(world.communicator, row.collective, n_bytes)
             assert default is not None
@@ -117,4 +117,4 @@ def test_without_a_description_larger_messages_are_left_to_nccl() -> None:
         assert world.step < 200
         play(world, brain, 1)
     play(world, brain, 2)
-    assert all(row.candidate.is_baseline for row in _ahead(brain))
+    assert all(row.candidate.is_baseline for row in _unseen_sizes(brain))

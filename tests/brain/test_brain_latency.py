@@ -13,7 +13,7 @@ from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan,
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.explaining.words import comparison
-from zerotune.tuner.learning.policy.risk import Withdrawal
+from zerotune.tuner.learning.policy.risk import RollbackLatency
 
 CALL = Call(Collective.all_reduce, Phase.other, 1 << 20)
 
@@ -113,7 +113,7 @@ def test_a_surprise_costs_a_few_steps_however_late_reports_are(ends_looks: bool)
 
 
 def test_the_delay_is_what_was_seen() -> None:
-    delay = Withdrawal()
+    delay = RollbackLatency()
     assert delay.steps == 1.0
     delay.observed(1000, 1299)
     delay.looked()

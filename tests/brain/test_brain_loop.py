@@ -125,10 +125,10 @@ def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> Non
                 continue
             assert brain.plan is not None
             for view in brain.keys:
-                if view.lead is None:
+                if view.provisional is None:
                     continue
                 if view.key not in comparing.settings:
-                    assert brain.plan.settings[view.key] in (view.lead, view.trial)
+                    assert brain.plan.settings[view.key] in (view.provisional, view.trial)
                     n_led += 1
                 elif not brain.plan.has_variant:
                     assert brain.plan.settings[view.key] == view.incumbent
@@ -185,7 +185,7 @@ def test_what_won_its_trial_outlives_its_daemon(seed):
     for _ in range(120):
         play(world, brain, 1)
         n_promoted += sum(decision.kind == "promote" for decision in brain.decisions())
-        tries = any(one.trial is not None or one.lead is not None for one in brain.keys)
+        tries = any(one.trial is not None or one.provisional is not None for one in brain.keys)
         if n_promoted and not tries and brain.plan is not None and not brain.plan.has_variant:
             assert world.plan.rows
             assert not world.plan.then

@@ -133,8 +133,8 @@ def test_larger_messages_are_expected_when_pressure_drops() -> None:
     state = next(one for one in brain.keys if one.key.size_class == upcoming and one.key.phase is first.phase)
     assert brain.predicted(state.key)[asked].n_calls == sum(call == first for call in world.calls)
     if not asked.is_baseline:
-        assert state.lead == asked
-        assert state.lead_is_proven
+        assert state.provisional == asked
+        assert state.provisional_is_proven
 
 
 def test_nothing_is_anticipated_while_memory_never_was_short() -> None:

@@ -189,11 +189,11 @@ def test_what_leads_runs_long_before_it_is_proven() -> None:
         world = _small_gain_world(seed)
         brain = make_brain(world)
         play(world, brain, 70)
-        leading = [state for state in brain.keys if state.lead is not None]
-        n_leading += len(leading)
+        provisional = [state for state in brain.keys if state.provisional is not None]
+        n_leading += len(provisional)
         decided = brain.decisions()
-        for state in leading:
-            assert state.lead not in [d.candidate for d in decided if d.kind == "promote" and d.key == state.key]
+        for state in provisional:
+            assert state.provisional not in [d.candidate for d in decided if d.kind == "promote" and d.key == state.key]
         for _ in range(30):
             for call in world.calls:
                 options = brain.costs.candidates(world.communicator, call.collective)
@@ -211,15 +211,15 @@ def test_what_leads_and_becomes_catastrophically_slow_is_dropped_at_once() -> No
         world = _small_gain_world(seed)
         brain = make_brain(world)
         play(world, brain, 70)
-        state = next((state for state in brain.keys if state.lead is not None and state.trial is None), None)
+        state = next((state for state in brain.keys if state.provisional is not None and state.trial is None), None)
         if state is not None:
             break
     assert state is not None
     call = next(call for call in world.calls if size_class(call.message_bytes) == state.key.size_class)
-    lead = state.lead
-    assert lead is not None
-    world.factors[call, lead] = 3.0
+    provisional = state.provisional
+    assert provisional is not None
+    world.factors[call, provisional] = 3.0
     play(world, brain, 15)
     (state,) = (one for one in brain.keys if one.key == state.key)
-    assert lead in state.banned
-    assert state.lead != lead
+    assert provisional in state.banned
+    assert state.provisional != provisional

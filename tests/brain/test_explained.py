@@ -158,12 +158,12 @@ def test_a_lead_that_ended_is_told() -> None:
     usual_us = world.truth(call, BASELINE)[0]
     options = make_brain(world).costs.candidates(place, call.collective)
     slower = next(one for one in options if 1.05 < world.truth(call, one)[0] / usual_us < 1.5)
-    brain = make_brain(world, knowledge(world, leading={(call, slower): 0.01}))
+    brain = make_brain(world, knowledge(world, provisional={(call, slower): 0.01}))
     offer_only(world, brain, slower)
     decisions = _told(world, brain, 1)
-    assert brain.keys[0].lead == slower
+    assert brain.keys[0].provisional == slower
     decisions += _told(world, brain, 40)
-    assert brain.keys[0].lead is None
+    assert brain.keys[0].provisional is None
     told = [(one.key, one.kind, one.candidate) for one in decisions]
     assert told[:2] == [(brain.keys[0].key, "lead", slower), (brain.keys[0].key, "keep", BASELINE)]
 
@@ -216,20 +216,20 @@ def test_the_last_word_on_a_key_is_what_usually_runs_there() -> None:
             for state in brain.keys:
                 word = settled[state.key].candidate if state.key in settled else BASELINE
                 assert word == state.usual, (world.step, state.key)
-                if state.lead is not None:
+                if state.provisional is not None:
                     led.add(state.key)
                     assert proven_decisions(decisions).get(state.key, NOTHING).candidate == state.incumbent
 
-    def leads() -> set[tuple[DecisionKey, Candidate]]:
-        return {(state.key, state.lead) for state in brain.keys if state.lead is not None}
+    def provisionals() -> set[tuple[DecisionKey, Candidate]]:
+        return {(state.key, state.provisional) for state in brain.keys if state.provisional is not None}
 
     agree(20)
-    while not leads() and world.step < 150:
+    while not provisionals() and world.step < 150:
         agree(1)
     assert led
     world.slowdown = dict.fromkeys(("all_gather", "reduce_scatter"), 2.0)
     while not brain.regime:
-        before = leads()
+        before = provisionals()
         agree(1)
     agree(50)
     world.slowdown = {}

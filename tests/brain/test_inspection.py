@@ -70,10 +70,10 @@ def test_a_setting_of_earlier_jobs_is_seen_on_its_way_to_become_the_incumbent() 
         for _ in range(60):
             play(world, brain, 1)
             (view,) = brain.keys
-            role = {view.trial: "trial", view.lead: "lead", view.incumbent: "incumbent"}.get(PAT)
+            role = {view.trial: "trial", view.provisional: "lead", view.incumbent: "incumbent"}.get(PAT)
             if role is not None and role not in seen:
                 seen.append(role)
-            assert view.lead_is_proven == (kind == "proven") or view.lead is None
+            assert view.provisional_is_proven == (kind == "proven") or view.provisional is None
         assert view.is_watched
         assert [one.kind for one in brain.decisions() if one.candidate == PAT][-1] == "promote"
         assert view.tried == (PAT,)

@@ -174,12 +174,12 @@ def test_what_would_add_channels_ends_as_memory_gets_short(kind: str, n_channels
     offer_only(world, brain, asked)
     world.factors[call, asked] = 0.97 * world.truth(call, BASELINE)[0] / world.truth(call, asked)[0]
     play(world, brain, 1)
-    while asked not in (brain.keys[0].trial, brain.keys[0].lead):
+    while asked not in (brain.keys[0].trial, brain.keys[0].provisional):
         assert world.step < 60
         play(world, brain, 1)
     _, record = world.run_step()
     brain.step_finished(msgspec.structs.replace(record, memory_pressure=0.99))
-    assert (asked in (brain.keys[0].trial, brain.keys[0].lead)) == stays
+    assert (asked in (brain.keys[0].trial, brain.keys[0].provisional)) == stays
 
 
 SHORT_FOR_GOOD = {

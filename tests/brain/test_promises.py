@@ -84,7 +84,7 @@ def test_nothing_is_tried_while_the_budget_is_overdrawn(kind: str) -> None:
     while not _ran(world) or (world.plan.then and world.plan.then[0].n_steps == FIRST_LOOK_STEPS):
         assert world.step < 20
         play(world, brain, 1)
-    assert TRIED in (_gathers(brain).trial, _gathers(brain).lead)
+    assert TRIED in (_gathers(brain).trial, _gathers(brain).provisional)
     brain.budget.spend(1e6)
     n_ran = 0
     for _ in range(6):

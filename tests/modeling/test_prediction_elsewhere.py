@@ -13,7 +13,7 @@ from benchmarks.modeling.prediction_first_step import as_a_job_begins
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
 from zerotune.tuner.learning.knowledge import LEVEL_STD, Knowledge
-from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, FieldBook
+from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, CandidateTables
 from zerotune.tuner.modeling import trainer
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.estimators import Kriging
@@ -65,7 +65,7 @@ def test_what_all_guesses_may_be_off_together_keeps_no_trial_away(
 ) -> None:
     """What runs on one node tells of it at once; taken for each setting's own, it would make every trial too risky."""
     _, knowledge = two_and_eight_nodes
-    book = FieldBook(CostPrior({}))
+    book = CandidateTables(CostPrior({}))
     book.knowledge = knowledge
     assert book.family((CommunicatorClass(8, 1), Collective.all_gather)).doubt_in_common > 0.5
     assert book.family((CommunicatorClass(32, 4), Collective.all_gather)).doubt_in_common == LEVEL_STD

@@ -24,7 +24,6 @@ from zerotune.agent.nccl.catalog import TUNABLE
 from zerotune.store.records import (
     BASELINE,
     LEAST_US,
-    Candidate,
     Collective,
     CommunicatorClass,
     Outcome,
@@ -38,13 +37,14 @@ from zerotune.store.wire import FLAG_TIMED, DaemonOptions
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import Encoder
 from zerotune.tuner.learning.explaining.inspection import Inspection
-from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
-from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.knowledge import Knowledge, Promising
+from zerotune.tuner.learning.policy.accounting import Catastrophe, TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.choice import PROVEN_HOPE, Event, Policy
+from zerotune.tuner.learning.policy.choice import PROVEN_GAIN, Event, Policy, WindowInput
 from zerotune.tuner.learning.policy.control import ControlWindows
-from zerotune.tuner.learning.policy.keys import KeyState, KeyTable
-from zerotune.tuner.learning.policy.memory import Ahead, MemoryGate, covering
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState, KeyTable
+from zerotune.tuner.learning.policy.memory import MemoryGate, UnseenSizeRules, covering
+from zerotune.tuner.learning.policy.overrides import CHARGED, CONTROL, EXPLORING, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
@@ -97,19 +97,20 @@ class Brain(Inspection):
         self.budget = Budget(settings.budget_fraction if settings.explore else 0.0)
         self.memory = MemoryGate(settings.memory_threshold, fabric)
         self._regimes = Regimes()
-        self._surrogate = Surrogate(self._costs, self._regimes)
-        self._surrogate.fields.knowledge = knowledge
+        self._tables = CandidateTables(self._costs)
+        self._tables.knowledge = knowledge
+        self._surrogate = Surrogate(self._tables, self._regimes)
         self._policy = Policy(self._surrogate, self.budget, self.memory, self._note)
-        self._withdrawal = self._policy.price.withdrawal
-        self._ahead = Ahead(self.memory, self._surrogate, may_try=settings.explore)
+        self._latency = self._policy.trial_cost.latency
+        self._unseen_sizes = UnseenSizeRules(self.memory, self._surrogate, may_try=settings.explore)
         self._fingerprint = StageFingerprint(encoder)
         self._steps_of: Counter[Stage] = Counter()
-        self._keys = KeyTable(self._surrogate.fields, self._new_key)
+        self._keys = KeyTable(self._tables)
         self._states = self._keys.states
-        self._plans = Plans(self._withdrawal, self._surrogate)
-        self._attribution = Attribution(self.budget, self._surrogate, self._stop_catastrophe)
+        self._plans = Plans(self._latency, self._surrogate)
+        self._accounting = TrialAccounting(self.budget, self._surrogate)
         self._fewer = RunsFewer()
-        self._step_feedback = StepFeedback(self._policy, self._plans, self._attribution, self._note)
+        self._step_feedback = StepFeedback(self._policy, self._plans, self._accounting, self._note)
         self._controls = ControlWindows(0.0 if settings.shadow else settings.control_share)
         self._side_by_side = SideBySide()
         self._step = 0
@@ -122,15 +123,15 @@ class Brain(Inspection):
     @property
     def knowledge(self) -> Knowledge:
         """What is known from earlier runs; assign to swap in what the trainer has just fitted."""
-        return self._surrogate.fields.knowledge
+        return self._tables.knowledge
 
     @knowledge.setter
     def knowledge(self, knowledge: Knowledge) -> None:
-        self._surrogate.fields.knowledge = knowledge
+        self._tables.knowledge = knowledge
 
     def restrict(self, costs: CostPrior) -> None:
         """Before anything was observed: predict from `costs` instead of the fabric's description, as replays do."""
-        self._costs = self._surrogate.fields.costs = costs
+        self._costs = self._tables.costs = costs
 
     # ---- what the job reports -----------------------------------------------------------------
 
@@ -141,12 +142,13 @@ class Brain(Inspection):
         block = block.compress(usable & (duration_us > LEAST_US) & (duration_us < MOST_CALL_US))
         if not len(block):
             return
-        self._policy.price.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
+        self._policy.trial_cost.exposed.measured(block["step"].astype(np.int64), block["duration_us"])
         keys = self._keys.indices(block)
+        self._meet_new_keys()
         block, keys = block.compress(keys >= 0), keys[keys >= 0]
         if not len(block):
             return
-        self._withdrawal.observed(int(block["step"].min()), int(block["step"].max()))
+        self._latency.observed(int(block["step"].min()), int(block["step"].max()))
         logs = self._keys.logs(block, keys)
         for epoch in np.unique(block["epoch"]).tolist():
             here = block["epoch"] == epoch
@@ -179,7 +181,7 @@ class Brain(Inspection):
         if (in_force := self._plans.get(step.epoch)) is not None:
             self._side_by_side.add(step, is_control=in_force.is_control)
         if step.exposed_us is not None and math.isfinite(step.exposed_us):
-            self._policy.price.exposed.finished(step.step, step.exposed_us)
+            self._policy.trial_cost.exposed.finished(step.step, step.exposed_us)
         if is_timed and step.is_whole:
             self._urgent |= self._step_feedback.step_finished(step, self._step)
 
@@ -193,6 +195,7 @@ class Brain(Inspection):
         if len(told):
             self.memory.filled(told)
             self._keys.meet_proven(told[np.isin(told["collective"], TUNABLE) & np.isin(told["phase"], [*Phase])])
+            self._meet_new_keys()
         if self._fingerprint.add_records(block):
             self._urgent = True
 
@@ -205,7 +208,7 @@ class Brain(Inspection):
 
     def propose(self) -> Plan | None:
         """The next plan, None while the one in force (or on its way) should run on."""
-        self._withdrawal.looked()
+        self._latency.looked()
         plans = self._plans
         if not self._states or not (self._urgent or plans.is_due(self._step)):
             return None
@@ -218,37 +221,40 @@ class Brain(Inspection):
         if self._costs.revision != self._offered_by:
             self._offered_by = self._costs.revision
             self._policy.withdraw_what_is_not_offered()
-        self._policy.price.connection_us = self._attribution.connection_us
-        self._policy.price.traffic = self._keys.traffic()
-        self._policy.may_promote = not self._attribution.is_suspicious
+        self._policy.trial_cost.connection_us = self._accounting.connection_us
+        self._policy.trial_cost.traffic = self._keys.traffic()
         is_new = self._step_feedback.is_new
-        self._policy.options.canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
+        canaries_only = is_new or (self._asks_book and bool(self.knowledge.told))
         self._asks_book &= is_new
         if self.settings.explore:
             self._step_feedback.consider_variants(self._step)
-        self._step_feedback.show()
-        may_start, leads_rest_at = not self._step_feedback.is_busy, self._step_feedback.variants.leads_rest_at
+        forced, variant = self._step_feedback.forced(), self._step_feedback.variants.running
         is_control = not is_urgent and self._begins_control()
         if is_control:
-            wanted = self._policy.run_usual()
+            wanted = self._policy.usual()
         else:
-            wanted = self._policy.next_window(self._step, may_start=may_start, leads_rest_at=leads_rest_at)
+            now = WindowInput(
+                forced=forced,
+                provisionals_rest_at=self._step_feedback.variants.provisionals_rest_at,
+                may_start=not self._step_feedback.is_busy,
+                may_promote=not self._accounting.is_suspicious,
+                canaries_only=canaries_only,
+                needs_looks=self._latency.needs_looks and variant is None,
+            )
+            wanted = self._policy.next_window(self._step, now)
         differs = plans.ask(wanted) or is_control
-        variant = self._step_feedback.variants.running
-        differs |= self._ahead.refresh() or plans.must_repeat
+        differs |= self._unseen_sizes.refresh() or plans.must_repeat
         plans.must_repeat = False
         latest, gathers_after_step = plans.latest, self._fingerprint.gathers_after_step
         if latest is not None and not differs and latest.plan.gathers_after_step == gathers_after_step:
             # What was promoted, and ran on trial until now, is in force without a new plan.
             was_tentative = bool(latest.tentative)
-            is_trial = self._policy.explored()[: len(latest.candidates)]
-            latest = latest._replace(is_trial=is_trial, variant=variant)
+            latest = latest._replace(overrides=plans.overrides[: len(latest.candidates)], variant=variant)
             plans.add(latest)
             if bool(latest.tentative) == was_tentative and not plans.is_fading(self._step):
                 return None
             # The same settings once more: they last now, or must not, or are renewed.
-        looks = self._policy.first_looks() if self._withdrawal.needs_looks and variant is None else []
-        entry = self._scheduled(gathers_after_step, looks, is_control=is_control)
+        entry = self._scheduled(gathers_after_step, is_control=is_control)
         plans.offer(entry, self._step)
         return entry.plan
 
@@ -260,87 +266,92 @@ class Brain(Inspection):
         """
         if self._step_feedback.is_busy or not self._controls.is_due(self._step):
             return False
-        if self.budget.remaining_us < 0 or not self._withdrawal.stages_end:
+        if self.budget.remaining_us < 0 or not self._latency.stages_end:
             self._controls.put_off(self._step)
             return False
-        is_expected = self._policy.price.traffic.is_expected
+        is_expected = self._policy.trial_cost.traffic.is_expected
         tuned = [state for state in self._states if not state.usual.is_baseline and is_expected[state.index]]
         if not tuned or self.memory.is_short or any(one.default_setting is None for one in tuned):
             self._controls.put_off(self._step)
             return False
-        if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._withdrawal.steps):
+        if not self._controls.is_calm(self._step, tuple(one.usual for one in tuned), self._latency.steps):
             return False
         saved = self._side_by_side.saved()
-        self._controls.begun(self._step, None if saved is None else saved.share, self._withdrawal.steps)
+        self._controls.begun(self._step, None if saved is None else saved.share, self._latency.steps)
         words = "NCCL's own choice runs for two steps, to compare what is in force with"
         self._pending.append((Event(self._states[0], BASELINE, "control", words, self._step), self._plans.next + 1))
         return True
 
-    def _scheduled(self, gathers_after_step: bool, looks: list[KeyState], *, is_control: bool) -> PlanInForce:
+    def _scheduled(self, gathers_after_step: bool, *, is_control: bool) -> PlanInForce:
         """What is asked for now as a plan that ends by itself: first looks after two steps, trials once unwatched."""
-        plans, variant = self._plans, self._step_feedback.variants.running
-        changed = () if variant is None else variant.changes
-        tried = [index for index in np.flatnonzero(self._policy.explored()).tolist() if index not in changed]
-        first = [*(state.index for state in looks), *changed, *tried]
+        plans = self._plans
+        looks, explored, changed = (
+            np.flatnonzero(which).tolist()
+            for which in (
+                plans.overrides == Override.first_look,
+                EXPLORING[plans.overrides],
+                plans.overrides == Override.variant,
+            )
+        )
+        first = [*looks, *changed, *explored]
         entry = self._stage(plans.next, gathers_after_step, first)
         last = entry
         if looks:
-            plans.ask(self._policy.run_usual([state.index for state in looks]))
+            plans.ask(self._policy.usual(looks))
             last = self._stage(plans.next + 1, gathers_after_step, first)
-            n_steps = self._policy.price.look_steps([state.index for state in looks])
+            n_steps = self._policy.trial_cost.look_steps(looks)
             entry = entry.followed_by(last, n_steps)
             plans.follow(last, n_steps)
         elif is_control:
-            own = [BASELINE] * len(plans.asked), np.zeros(len(plans.asked), np.bool_)
-            window = PlanInForce(*own, Plan(plans.next + 1, (), gathers_after_step), is_control=True)
+            own = [CONTROL.candidate] * len(plans.asked), np.full(len(plans.asked), CONTROL.why, np.int8)
+            window = PlanInForce(*own, Plan(plans.next + 1, (), gathers_after_step))
             last = self._stage(plans.next + 2, gathers_after_step, first)
             for stage, n_steps in ((window, NEIGHBOURS), (last, FIRST_LOOK_STEPS)):
                 entry = entry.followed_by(stage, n_steps)
                 plans.follow(stage, n_steps)
         if last.tentative:
-            asked = {index: plans.asked[index] for index in last.tentative}
-            plans.ask({index: self._states[index].incumbent for index in asked})
-            rest = self._stage(last.plan.epoch + 1, gathers_after_step, first, is_resting=True)
+            asked = {index: plans.setting(index) for index in last.tentative}
+            plans.ask({index: Setting(self._states[index].incumbent, Override.incumbent) for index in asked})
+            rest = self._stage(last.plan.epoch + 1, gathers_after_step, first)._replace(variant=None)
             plans.ask(asked)
-            entry = entry.followed_by(rest, self._withdrawal.trial_steps)
-            plans.rest(rest, self._withdrawal.trial_steps)
+            entry = entry.followed_by(rest, self._latency.trial_steps)
+            plans.rest(rest, self._latency.trial_steps)
         return entry
 
     # ---- inside ------------------------------------------------------------------------------------
 
-    def _stage(
-        self, epoch: int, gathers_after_step: bool, first: Sequence[int], *, is_resting: bool = False
-    ) -> PlanInForce:
+    def _stage(self, epoch: int, gathers_after_step: bool, first: Sequence[int]) -> PlanInForce:
         """What is asked for now, as one stage of a plan with the rows of keys `first` first."""
-        plan = Plan(epoch, (*self._plans.rows(dict.fromkeys(first)), *self._ahead.rows), gathers_after_step)
-        explored = self._policy.explored()
-        if is_resting:
-            return PlanInForce(self._plans.asked.copy(), np.zeros_like(explored), plan, None, self._ahead.rows)
-        variant = self._step_feedback.variants.running
-        return PlanInForce(self._plans.asked.copy(), explored, plan, variant, self._ahead.rows)
+        plans, variant = self._plans, self._step_feedback.variants.running
+        plan = Plan(epoch, (*plans.rows(dict.fromkeys(first)), *self._unseen_sizes.rows), gathers_after_step)
+        return PlanInForce(plans.asked.copy(), plans.overrides, plan, variant, self._unseen_sizes.rows)
 
     def _note(self, event: Event) -> None:
         self._pending.append((event if event.step is not None else event._replace(step=self._step), self._plans.next))
 
-    def _new_key(self, state: KeyState) -> None:
+    def _meet_new_keys(self) -> None:
+        for state in self._keys.new():
+            self._meet(state)
+
+    def _meet(self, state: KeyState) -> None:
         self._plans.meet(state)
         self._policy.register(state)
         if self._costs.leaves_alone(Collective(state.key.collective)):
             state.incumbent_reason = "--numerics exact leaves what computes to NCCL"
             self._note(Event(state, state.incumbent, "keep", state.incumbent_reason))
-        row = covering(self._ahead.rows, state.key)
+        row = covering(self._unseen_sizes.rows, state.key)
         if row is not None and self.memory.is_short:
-            if state.lead is not None:
-                self._policy.drop(state, state.lead, row.reason, ban=False)
+            if state.provisional is not None:
+                self._policy.drop(state, state.provisional, row.reason, ban=False)
             self._policy.set_incumbent(Event(state, row.candidate, "prior", row.reason))
-        elif row is not None and state.lead is None and not row.candidate.is_baseline:
-            self._policy.begin_lead(state, OpenLead(row.candidate, PROVEN_HOPE, row.reason))
-        self._urgent |= row is not None or state.lead_is_proven
+        elif row is not None and state.provisional is None and not row.candidate.is_baseline:
+            self._policy.begin_provisional(state, Promising(row.candidate, PROVEN_GAIN, row.reason, is_proven=True))
+        self._urgent |= row is not None or state.provisional_is_proven
 
-    def _stop_catastrophe(self, state: KeyState, candidate: Candidate, ratio: float) -> None:
-        variants = self._step_feedback.variants
+    def _stop(self, catastrophe: Catastrophe) -> None:
+        (state, candidate, ratio), variants = catastrophe, self._step_feedback.variants
         is_variants = variants.on_trial is not None and variants.on_trial.changes.get(state.index) == candidate
-        if is_variants or candidate in (state.trial, state.lead):
+        if is_variants or candidate in (state.trial, state.provisional):
             why = f"{ratio:.1f} times slower than {state.incumbent}, not tried here again"
             self._policy.drop(state, candidate, why, ban=True)
             self._urgent = True
@@ -358,7 +369,7 @@ class Brain(Inspection):
         self._keys.learn_defaults(block, keys)
         connects = np.zeros(len(block), np.bool_)
         connects[self.memory.ran(block)] = True
-        is_obeyed = ~self._attribution.refused(block, slots)
+        is_obeyed = ~self._accounting.refused(block, slots)
         if not is_obeyed.any():
             return
         keys, logs, slots = keys[is_obeyed], logs[is_obeyed], slots[is_obeyed]
@@ -366,12 +377,13 @@ class Brain(Inspection):
         for slot in np.unique(slots).tolist():
             state, candidate = self._states[int(evidence.key[slot])], evidence.candidates[slot]
             ran = block[is_obeyed][slots == slot]
-            if candidate in (state.trial, state.lead) and (n := self._fewer.seen(state.key, candidate, ran)):
+            if candidate in (state.trial, state.provisional) and (n := self._fewer.seen(state.key, candidate, ran)):
                 self._policy.drop(state, candidate, f"NCCL runs it on {n} channels", ban=True)
-        is_trial = np.pad(in_force.is_trial, (0, len(self._states) - len(in_force.is_trial)))
-        self._attribution.forget_slow_firsts(slots, logs)
+        why = in_force.why(len(self._states))
+        is_trial = EXPLORING[why]
+        self._accounting.forget_slow_firsts(slots, logs)
         calls = evidence.calls(slots, logs)
-        shift = self._attribution.shift(calls, steps, is_trial)
+        shift = self._accounting.shift(calls, steps, is_trial)
         if shift is not None:
             self._regimes.begin(shift)
             self._new_evidence(f"calls take {math.exp(shift):.2f} times as long as before")
@@ -379,17 +391,16 @@ class Brain(Inspection):
             slots = self._plans.slots(epoch)[keys]
             calls = evidence.calls(slots, logs)
         kept = np.ones(len(slots), np.bool_)
-        tries, variant = is_trial | self._policy.verified(), in_force.variant
-        exposed_share = np.where(tries, self._policy.price.charged_share, 0.0)
-        if variant is not None:
-            tries[[*variant.changes]] = True
-        tried = tries[keys]
+        exposed_share = np.where(CHARGED[why], self._policy.trial_cost.charged_share, 0.0)
+        tried = (CHARGED[why] | (why == Override.variant))[keys]
         if tried.any():
-            self._attribution.n_explored += int(np.count_nonzero(is_trial[keys]))
+            self._accounting.n_explored += int(np.count_nonzero(is_trial[keys]))
             share = exposed_share[keys[tried]]
-            kept[tried] = self._attribution.charge(
+            kept[tried] = self._accounting.charge(
                 slots[tried], logs[tried], steps[tried], exposed_share=share, connects=connects[tried]
             )
+            for catastrophe in self._accounting.catastrophes():
+                self._stop(catastrophe)
         if not kept.all():
             if not kept.any():
                 return
@@ -398,7 +409,7 @@ class Brain(Inspection):
 
     def _new_evidence(self, reason: str) -> None:
         """The regime ended: verdicts are open again; what runs stays until measurements speak against it."""
-        self._attribution.reset()
+        self._accounting.reset()
         self._step_feedback.reset()
         if self._states:
             state = self._states[0]

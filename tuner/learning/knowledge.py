@@ -31,8 +31,8 @@ JOBS_COMPARED: Final = 8
 BETWEEN_JOBS_STD: Final = 0.003
 """How far (log) the gain of one setting over another at a key moves from one job to the next."""
 PROVEN_Z: Final = 3.0
-LEAD_Z: Final = 0.5
-"""Standard errors by which earlier jobs must have measured a setting faster for it to be proven, or to lead."""
+PROMISING_Z: Final = 0.5
+"""Standard errors by which earlier jobs must have measured a setting faster for it to be proven, or provisional."""
 MIDDLING_BYTES: Final = 1 << 20
 
 
@@ -50,13 +50,15 @@ Weighed = tuple[float, float]
 """Sum of weights (inverse variances), and of values by their weights."""
 
 
-class OpenLead(NamedTuple):
+class Promising(NamedTuple):
     """A candidate that earlier jobs measured to be faster than the baseline, but not beyond doubt."""
 
     candidate: Candidate
-    hope: tuple[float, float]
+    predicted_gain: tuple[float, float]
     """Gain (log) over the baseline, and its standard deviation."""
     reason: str
+    is_proven: bool = False
+    """It runs at once, and is verified on the side."""
 
 
 class Knowledge:
@@ -152,7 +154,7 @@ class Knowledge:
         """
         classes, nbytes = np.array([key.size_class]), np.array([message_bytes])
         means, stds = self.guess(key.communicator, key.collective, candidates, nbytes, classes, costs)
-        self.overrule(key, candidates, means[0], stds[0])
+        self.apply_measurements(key, candidates, means[0], stds[0])
         return means[0], stds[0]
 
     def guess(
@@ -166,7 +168,7 @@ class Knowledge:
         *,
         carries_over: bool = True,
     ) -> tuple[Floats, Floats]:
-        """Starting guess from cost and correction alone; what was measured at a key comes in by `overrule`.
+        """Starting guess from cost and correction alone; what was measured at a key comes in by `apply_measurements`.
 
         Args:
             communicator: of the calls.
@@ -226,7 +228,7 @@ class Knowledge:
         doubt: Floats = DISBELIEF * np.abs(here - there)
         return doubt
 
-    def overrule(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
+    def apply_measurements(self, key: DecisionKey, candidates: Sequence[Candidate], mean: Floats, std: Floats) -> None:
         """Replace guesses by what was measured at the key, or at its twin of another phase, where that is surer.
 
         Args:
@@ -257,22 +259,22 @@ class Knowledge:
         found = self._gaining(key, PROVEN_Z)
         return None if found is None else (found.candidate, found.reason)
 
-    def open_lead(self, key: DecisionKey) -> OpenLead | None:
+    def promising(self, key: DecisionKey) -> Promising | None:
         """The candidate that earlier jobs believe to gain most, if it is any."""
-        return self._gaining(key, LEAD_Z)
+        return self._gaining(key, PROMISING_Z)
 
-    def _gaining(self, key: DecisionKey, z: float) -> OpenLead | None:
-        best: OpenLead | None = None
+    def _gaining(self, key: DecisionKey, z: float) -> Promising | None:
+        best: Promising | None = None
         for candidate, (weight, total) in self._gains.get(key, {}).items():
             gain, doubt = total / weight, 1.0 / math.sqrt(weight)
-            if gain > max(z * doubt, best.hope[0] if best is not None else 0.0):
-                best = OpenLead(candidate, (gain, doubt), f"measured before: {saved_with_doubt(gain, doubt)}")
+            if gain > max(z * doubt, best.predicted_gain[0] if best is not None else 0.0):
+                best = Promising(candidate, (gain, doubt), f"measured before: {saved_with_doubt(gain, doubt)}")
         return best
 
     def canary(self, key: DecisionKey) -> tuple[Candidate, float] | None:
         """What the fleet's book says of a key, and its gain (log), where no earlier job of this node says anything."""
         told = self.told.get(key)
-        if told is None or self.open_lead(key) is not None:
+        if told is None or self.promising(key) is not None:
             return None
         known = self._by_key.get(key, {}).get(told[0])
         return told[:2] if known is None or known.n_calls < MIN_COUNT else None

@@ -180,7 +180,7 @@ def _entry(
 ) -> TableEntry:
     candidates = list(costs.candidates(key.communicator, key.collective))
     known = knowledge.decided(key)
-    lead = knowledge.open_lead(key) if known is None else None
+    lead = knowledge.promising(key) if known is None else None
     if known is not None:
         chosen, reason, ground = *known, Ground.proven
     elif lead is not None:

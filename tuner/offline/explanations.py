@@ -35,6 +35,7 @@ from zerotune.store.sqlite.reading.measured_calls import MeasuredCalls
 from zerotune.store.sqlite.rows.decided import decisions_that_ran, settled_decisions, since_takeover
 from zerotune.tuner.client.beside import baseline
 from zerotune.tuner.fingerprint.missing import missing_after, missing_of_keys
+from zerotune.tuner.learning.policy.overrides import Override
 from zerotune.tuner.modeling.equal_channels import as_offered
 from zerotune.tuner.modeling.medians import MeasuredSetting, Medians, medians
 from zerotune.tuner.offline.comparison import alternatives_of, compare
@@ -122,6 +123,8 @@ class Explanation(msgspec.Struct, frozen=True):
     """Time saved per step against NCCL's own choice, by measured medians; negative: lost; None: not measured."""
     saved_percent: float | None = None
     """`saved_us` in percent of a step's time under NCCL's own choice, as `zerotune jobs` has it where it knows one."""
+    runs_as: str = Override.incumbent.name
+    """Why it runs what it runs, as far as that is decided key by key: the name of an `Override`."""
     is_quiet: bool = False
     """NCCL's own choice is in force there: nothing is saved or lost, whatever was tried."""
 
@@ -393,7 +396,15 @@ def _explanation(
         is_trial_to_come=is_on_trial and last not in ran,
         model_id=model_id,
         job_history=job_history,
+        runs_as=_runs_as(None if decision is None else decision.kind, is_on_trial=is_on_trial and last in ran).name,
     )
+
+
+def _runs_as(kind: str | None, *, is_on_trial: bool) -> Override:
+    """The first of the list that applies, by the kind of decision that put the setting in force."""
+    if is_on_trial:
+        return Override.trial
+    return {"prior": Override.proven, "lead": Override.provisional}.get(kind or "", Override.incumbent)
 
 
 def _unweighed(
@@ -477,12 +488,12 @@ def _guesses(
     """What a job that began now would expect at keys of which nothing has been decided."""
     from zerotune.tuner.learning.explaining.decision_records import guessed
     from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.learning.policy.keys import FieldBook, KeyState
+    from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
     from zerotune.tuner.modeling.features import CostPrior
     from zerotune.tuner.modeling.trainer import load_correction
 
     costs = CostPrior(store.fabrics().get(fabric_id, {}))
-    book = FieldBook(costs)
+    book = CandidateTables(costs)
     book.knowledge = Knowledge(lines, *load_correction(store, fabric_id))
     states = []
     for index, key in enumerate(keys):

@@ -17,6 +17,7 @@ from zerotune.tuner.client.late import late, was_late
 from zerotune.tuner.client.misaligned import to_be_padded
 from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.status import workload
+from zerotune.tuner.learning.policy.overrides import Override
 from zerotune.tuner.offline.explanations import Explanation, Head, when
 from zerotune.tuner.offline.jobs.listing import Gain, GainKind
 from zerotune.tuner.offline.jobs.listing_shown import unknown_gain
@@ -198,6 +199,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
         unjudged = "" if decision is not None else "; there is no verdict of it, nor of another setting"
         to_come = ", but no step is recorded under a plan with it" if explained.is_trial_to_come else ""
         _indented(console, f"the last decision put {explained.on_trial} on trial{to_come}{unjudged}")
+    _indented(console, f"runs as {explained.runs_as}: {Override[explained.runs_as].words}")
     guesses = f"model {explained.model_id}" if explained.model_id else "NCCL's cost, no model yet"
     n_tried = explained.n_explored
     tried = "no candidate had a trial of its own here" if decision is not None else ""

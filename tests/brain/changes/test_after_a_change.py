@@ -181,8 +181,8 @@ def test_what_may_be_a_catastrophe_is_tried_at_one_key_first(seed: int) -> None:
             if view.trial is None or brain.predicted(view.key)[view.trial].n_calls:
                 continue
             begun.add((view.key, view.trial))
-            hoped, std = view.hope
-            unseen.setdefault((view.trial, view.key.size_class), []).append(2.33 * std - hoped)
+            expected, std = view.predicted_gain
+            unseen.setdefault((view.trial, view.key.size_class), []).append(2.33 * std - expected)
         for surprises in unseen.values():
             assert sum(one > math.log(2.0) for one in surprises) <= 1
     assert len(begun) > 10

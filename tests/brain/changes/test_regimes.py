@@ -199,20 +199,20 @@ def test_what_leads_goes_on_when_the_network_changes() -> None:
     brain = make_brain(world)
     play(world, brain, 60)
 
-    def leads() -> dict[DecisionKey, Candidate]:
-        return {one.key: one.lead for one in brain.keys if one.lead is not None}
+    def provisionals() -> dict[DecisionKey, Candidate]:
+        return {one.key: one.provisional for one in brain.keys if one.provisional is not None}
 
-    while len(leads()) < 2:
+    while len(provisionals()) < 2:
         assert world.step < 150
         play(world, brain, 1)
     for slowdown, regime in (({"all_gather": 1.6}, 1), ({}, 0)):
         world.slowdown = slowdown
         while brain.regime != regime:
             assert world.step < 250
-            led = leads()
+            led = provisionals()
             play(world, brain, 1)
         proven = {one.key: one.incumbent for one in brain.keys}
-        assert leads().items() >= {(key, one) for key, one in led.items() if proven[key] != one}
+        assert provisionals().items() >= {(key, one) for key, one in led.items() if proven[key] != one}
         play(world, brain, 20)
 
 

@@ -50,7 +50,7 @@ def test_a_key_that_slowed_steps_down_rests_for_longer_each_time() -> None:
         state = brain.keys[0]
         if state.n_withdrawn > len(rests):
             rests.append(state.rests_until_step - world.step)
-            assert state.lead is None
+            assert state.provisional is None
             assert state.trial is None
     assert len(rests) >= 2
     assert all(180 < 100 * later / earlier < 220 for earlier, later in itertools.pairwise(rests))
@@ -85,7 +85,7 @@ def _steps(kind: str, noise: float, rng: np.random.Generator, n: int) -> np.ndar
 
 def _may_run(guard: StepGuard, key: int) -> bool:
     """Whether a key may show what it tries in the next step."""
-    return guard.shown.get(key, key) is not None
+    return guard.forced.get(key, key) is not None
 
 
 def _watched(n_keys: int, steps: np.ndarray, slow: Callable[[int], float], rng: np.random.Generator) -> list[Slow]:
@@ -135,7 +135,7 @@ def test_another_pace_is_noticed_at_once_and_once(shift: float, n_tried: int) ->
     for at in range(160):
         runs = {name: name for name in range(n_tried) if at % 10 and _may_run(guard, name)}
         log_us = 10.0 + shift * (at >= 100) + rng.normal(0.0, 0.004)
-        found.append(guard.paced(log_us, runs))
+        found.append(guard.detect_level_shift(log_us, runs))
         assert guard.step(log_us, runs) is None
     told = [at for at, one in enumerate(found) if one is not None]
     assert len(told) == 1
@@ -148,7 +148,7 @@ def test_stragglers_are_no_other_pace() -> None:
     slow = {40, 41, 60, 90, 91, 120}
     for at in range(160):
         log_us = 10.0 + 0.4 * (at in slow) + rng.normal(0.0, 0.004)
-        assert guard.paced(log_us, {}) is None
+        assert guard.detect_level_shift(log_us, {}) is None
         assert guard.step(log_us, {}) is None
 
 
@@ -157,7 +157,7 @@ def test_what_suddenly_slows_steps_down_is_withdrawn_after_a_short_pause() -> No
     for at in range(120):
         runs = {3: 0} if at % 10 and _may_run(guard, 0) else {}
         log_us = 10.0 + 0.5 * (at >= 100) * len(runs) + rng.normal(0.0, 0.004)
-        assert guard.paced(log_us, runs) is None
+        assert guard.detect_level_shift(log_us, runs) is None
         if (slow := guard.step(log_us, runs)) is not None:
             break
     assert slow is not None
@@ -191,7 +191,7 @@ def test_what_new_settings_save_is_no_other_pace(gain: float, n_first: int) -> N
     for at in range(90):
         runs = {int(at < 40 + n_first): 0} if at >= 40 else {}
         log_us = 10.0 - gain * len(runs) + rng.normal(0.0, 0.004)
-        assert guard.paced(log_us, runs) is None
+        assert guard.detect_level_shift(log_us, runs) is None
         assert guard.step(log_us, runs) is None
 
 
@@ -200,5 +200,5 @@ def test_settings_that_slow_steps_down_one_after_another_are_no_other_pace() -> 
     for at in range(80):
         runs = {at: 0} if 40 <= at < 46 and _may_run(guard, 0) else {}
         log_us = 10.0 + 0.3 * len(runs) + rng.normal(0.0, 0.004)
-        assert guard.paced(log_us, runs) is None
+        assert guard.detect_level_shift(log_us, runs) is None
         guard.step(log_us, runs)

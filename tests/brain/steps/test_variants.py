@@ -39,13 +39,13 @@ from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
-from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
 from zerotune.tuner.learning.policy.risk import Budget
-from zerotune.tuner.learning.policy.step_effects import HORIZON_STEPS, StepEffects
+from zerotune.tuner.learning.policy.step_effects import HORIZON_STEPS, Shared, StepEffects
 from zerotune.tuner.learning.policy.surrogate import Surrogate
-from zerotune.tuner.learning.policy.variants import ARM, Variants
+from zerotune.tuner.learning.policy.variants import Variants
 from zerotune.tuner.modeling.features import CostPrior
 
 GATHER, SCATTER = Collective.all_gather, Collective.reduce_scatter
@@ -267,11 +267,11 @@ class Trial:
         self.budget = Budget(0.01)
         self.budget.earn(1e9)
         self.events: list[Event] = []
-        surrogate = Surrogate(CostPrior({}), Regimes())
+        surrogate = Surrogate(CandidateTables(CostPrior({})), Regimes())
         policy = Policy(surrogate, self.budget, MemoryGate(0.92), self.events.append)
         key = DecisionKey(CommunicatorClass(8, 1), GATHER, Phase.forward_gather, 88)
         state = KeyState(0, key, 1 << 22)
-        surrogate.fields.register(state)
+        surrogate.tables.register(state)
         policy.register(state)
         self.effects = StepEffects()
         self.variants = Variants(policy, self.effects, self.events.append)
@@ -286,7 +286,7 @@ class Trial:
             is_on = self.variants.running is not None
             self.n_on += is_on
             duration_us = step_us(is_on)
-            self.effects.step(math.log(duration_us), {ARM: 1.0} if is_on else {})
+            self.effects.step(math.log(duration_us), {Shared.variant: 1.0} if is_on else {})
             plan = PlanInForce([], np.zeros(0, np.bool_), Plan(1), VARIANT if is_on else None)
             if self.variants.judge(plan, step, duration_us):
                 return any(one.kind == "rollback" for one in self.events)  # it goes back to the baseline

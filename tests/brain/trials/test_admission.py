@@ -22,7 +22,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.policy.acquisition import Case, Option
+from zerotune.tuner.learning.policy.acquisition import AcquisitionInput, Option
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
@@ -38,8 +38,8 @@ def _option(
     room_us: float = 1e9,
 ) -> Option | None:
     """What may begin where the only candidate is believed to be slower by so much (log), give or take `doubt`."""
-    opinion = np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])
-    case = Case((BASELINE, TRIED), opinion, BASELINE, math.log(100.0), room_us, 1.0, STEPS_AT_RISK)
+    posterior = np.array([math.log(100.0), math.log(100.0) + slower]), np.array([1e-3, doubt])
+    case = AcquisitionInput((BASELINE, TRIED), posterior, BASELINE, math.log(100.0), room_us, 1.0, STEPS_AT_RISK)
     return case.best(lambda candidate: candidate == TRIED, ())
 
 
@@ -117,10 +117,10 @@ def test_what_would_connect_something_must_have_earned_that_as_well() -> None:
     """NCCL's own choice takes 100 us, what is tried should take 80, and connecting it 5 ms."""
 
     def begins(once_us: float, in_all_us: float) -> Option | None:
-        opinion = np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])
+        posterior = np.array([math.log(100.0), math.log(80.0)]), np.array([1e-3, 0.1])
         once = np.array([0.0, once_us])
-        case = Case(
-            (BASELINE, TRIED), opinion, BASELINE, math.log(100.0), 1e3, 1.0, 1.0, once_us=once, in_all_us=in_all_us
+        case = AcquisitionInput(
+            (BASELINE, TRIED), posterior, BASELINE, math.log(100.0), 1e3, 1.0, 1.0, once_us=once, in_all_us=in_all_us
         )
         return case.best(lambda candidate: candidate == TRIED, ())
 

@@ -22,9 +22,9 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.policy.accounting import TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
@@ -133,16 +133,13 @@ class Job:
         self.state = KeyState(0, KEY, 1 << 23)
         self.state.default_setting = RING
         self.state.trial = RING
-        surrogate = Surrogate(CostPrior({}), Regimes())
-        surrogate.fields.register(self.state)
+        surrogate = Surrogate(CandidateTables(CostPrior({})), Regimes())
+        surrogate.tables.register(self.state)
         self.budget, self.evidence, self.banned = Budget(0.01), surrogate.evidence, 0
-        self.attribution = Attribution(self.budget, surrogate, self._ban)
+        self.accounting = TrialAccounting(self.budget, surrogate)
         self.step = 0
         for _ in range(4):
             self.run(BASELINE, [100.0] * 2)
-
-    def _ban(self, _state: KeyState, _candidate: Candidate, _ratio: float) -> None:
-        self.banned += 1
 
     def run(self, candidate: Candidate, durations_us: list[float], *, connects: bool = False) -> None:
         self.budget.earn(10_000.0)
@@ -150,7 +147,8 @@ class Job:
         logs, steps = np.log(durations_us), np.full(len(durations_us), self.step)
         new = np.zeros(len(slots), np.bool_)
         new[0] = connects
-        says = self.attribution.charge(slots, logs, steps, exposed_share=1.0, connects=new)
+        says = self.accounting.charge(slots, logs, steps, exposed_share=1.0, connects=new)
+        self.banned += len(self.accounting.catastrophes())
         if says.any():
             self.evidence.add(self.evidence.calls(slots[says], logs[says]), steps[says])
         self.step += 1
@@ -170,12 +168,12 @@ def test_a_connecting_call_is_charged_in_full_and_tells_nothing() -> None:
 def test_a_connecting_call_that_may_be_slow_by_itself_asks_again_only_once_that_is_earned() -> None:
     job = Job()
     job.run(RING, [500.0], connects=True)
-    assert job.attribution.doubted
+    assert job.accounting.doubted
     job.run(RING, [110.0])
-    assert not job.attribution.doubted
+    assert not job.accounting.doubted
     job = Job()
     job.run(RING, [5_000.0], connects=True)
-    assert not job.attribution.doubted, "connecting took most of that"
+    assert not job.accounting.doubted, "connecting took most of that"
     job = Job()
     job.run(RING, [500.0], connects=True)
     job.run(RING, [500.0])
@@ -199,7 +197,7 @@ def test_a_single_slow_call_bans_unless_it_leaves_a_doubt() -> None:
     job = Job()
     job.run(RING, [300.0], connects=True)
     assert not job.banned
-    assert job.attribution.doubted
+    assert job.accounting.doubted
     job.run(RING, [300.0])
     assert job.banned == 1
 
@@ -234,18 +232,18 @@ def test_the_gate_says_which_calls_connected_something() -> None:
 
 def test_a_connection_is_known_from_calls_and_steps_together() -> None:
     job = Job()
-    attribution, budget = job.attribution, job.budget
-    assert attribution.connection_us == 0.0
-    assert not attribution.connected(3, 49_000.0)
+    accounting, budget = job.accounting, job.budget
+    assert accounting.connection_us == 0.0
+    assert not accounting.connected(3, 49_000.0)
     job.step = 5
     job.run(RING, [2_100.0], connects=True)
-    assert attribution.connected(5, 3_000.0)
+    assert accounting.connected(5, 3_000.0)
     assert budget.spent_us == pytest.approx(2_000.0 + 3_000.0), "what the call showed was charged with it"
-    assert attribution.connection_us == pytest.approx(5_000.0)
+    assert accounting.connection_us == pytest.approx(5_000.0)
     job.step = 7
     job.run(RING, [1_100.0], connects=True)
-    assert attribution.connected(7, 0.0)
-    assert attribution.connection_us == pytest.approx(3_000.0)
+    assert accounting.connected(7, 0.0)
+    assert accounting.connection_us == pytest.approx(3_000.0)
     assert budget.spent_us == pytest.approx(6_000.0)
 
 
@@ -254,7 +252,7 @@ def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compa
     job.run(RING, [190.0])
     for _ in range(4):
         slots, logs = np.array([job.evidence.slot(0, RING)]), np.log([80.0])
-        job.attribution.forget_slow_firsts(slots, logs)
+        job.accounting.forget_slow_firsts(slots, logs)
         job.run(RING, [80.0])
         job.run(BASELINE, [100.0])
     slot = job.evidence.slot(0, RING)

@@ -9,7 +9,7 @@ from benchmarks.lib.simulated.brain_world import Call, World, gain_share, make_b
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, Withdrawal
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, RollbackLatency
 
 LATENCY_STEPS = 8
 
@@ -158,7 +158,7 @@ def test_where_few_calls_are_measured_a_first_look_lasts_until_one_probably_is()
 
 
 def test_first_looks_are_relied_on_where_plans_are_long_on_their_way_and_as_long_as_they_end() -> None:
-    delay = Withdrawal()
+    delay = RollbackLatency()
     for step in range(20):
         delay.observed(step, step)
         delay.looked()

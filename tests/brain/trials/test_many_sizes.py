@@ -12,7 +12,7 @@ from zerotune.store.records import (
     CommunicatorClass,
     Phase,
 )
-from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, FieldBook, KeyTable
+from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, CandidateTables, KeyTable
 from zerotune.tuner.learning.policy.risk import ExposedShare
 from zerotune.tuner.modeling.features import CostPrior
 
@@ -95,7 +95,7 @@ def _block(step: int, message_bytes: int, n_calls: int) -> np.ndarray:
 def test_a_key_that_is_called_seldom_is_called_at_once() -> None:
     world = World("h100_node", NODE, [])
     costs = CostPrior({**world.fabric.describe(), "emulated": "h100_node"})
-    table = KeyTable(FieldBook(costs), lambda state: None)
+    table = KeyTable(CandidateTables(costs))
     for step in range(400):
         blocks = [_block(step, MIB, 2)]
         if step % 50 == 0 and step <= 150:

@@ -23,7 +23,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.learning.knowledge import Knowledge, OpenLead
+from zerotune.tuner.learning.knowledge import Knowledge, Promising
 
 PLACE = CommunicatorClass(16, 2)
 KEY = DecisionKey(PLACE, Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -52,8 +52,8 @@ def _job(faster: float, *, level_us: float = 100.0, n_default: int = 100, n_lead
     ]
 
 
-def _lead(*jobs: Sequence[Line]) -> OpenLead | None:
-    return Knowledge(by_job=jobs).open_lead(KEY)
+def _lead(*jobs: Sequence[Line]) -> Promising | None:
+    return Knowledge(by_job=jobs).promising(KEY)
 
 
 def test_evidence_adds_up_from_job_to_job() -> None:
@@ -61,8 +61,8 @@ def test_evidence_adds_up_from_job_to_job() -> None:
     assert first is not None
     assert third is not None
     assert first.candidate == third.candidate == LEADING
-    assert third.hope[0] == pytest.approx(0.007)
-    assert third.hope[1] == pytest.approx(first.hope[1] / math.sqrt(3))
+    assert third.predicted_gain[0] == pytest.approx(0.007)
+    assert third.predicted_gain[1] == pytest.approx(first.predicted_gain[1] / math.sqrt(3))
     hardly = _job(0.0025, n_default=25, n_leading=25)
     assert _lead(hardly) is None, "one job's noise is more than twice as large"
     assert _lead(*[hardly] * 8) is not None
@@ -95,10 +95,10 @@ def _playing(believed: float, seed: int) -> tuple[World, Brain]:
 def test_a_lead_runs_at_once_and_a_wrong_one_ends_early_and_cheaply() -> None:
     for seed in range(5):
         world, brain = _playing(0.008, seed)
-        wrong = brain.keys[0].lead
+        wrong = brain.keys[0].provisional
         assert wrong is not None
         assert not any(decision.kind == "promote" for decision in brain.decisions())
         play(world, brain, 30)
-        assert brain.keys[0].lead != wrong
+        assert brain.keys[0].provisional != wrong
         assert brain.spent_percent < 1.0
         assert wrong not in [one.candidate for one in brain.decisions() if one.kind == "promote"]

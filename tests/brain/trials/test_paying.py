@@ -11,7 +11,7 @@ from benchmarks.lib.data.data_sets import DataSet, fabric_problems
 from benchmarks.policy import policy_regret
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Protocol
-from zerotune.tuner.learning.policy.acquisition import Case
+from zerotune.tuner.learning.policy.acquisition import AcquisitionInput
 
 RISKY, SAFE = Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.tree, Protocol.ll, 4)
 
@@ -20,7 +20,7 @@ def _first(room_us: float, given_up: tuple[Candidate, ...] = ()) -> Candidate | 
     """Of one that may gain 16 % and may be much slower, and one that gains 9 % and is hardly ever slower."""
     means = math.log(100.0) + np.array([0.0, 0.0, -0.1])
     spreads = np.array([1e-3, 0.4, 0.05])
-    case = Case((BASELINE, RISKY, SAFE), (means, spreads), BASELINE, math.log(100.0), room_us, 1.0, 3.0)
+    case = AcquisitionInput((BASELINE, RISKY, SAFE), (means, spreads), BASELINE, math.log(100.0), room_us, 1.0, 3.0)
     found = case.best(lambda candidate: not candidate.is_baseline, given_up)
     return found.candidate if found is not None else None
 

@@ -17,9 +17,9 @@ from zerotune.store.records import (
     Phase,
     Protocol,
 )
-from zerotune.tuner.learning.policy.attribution import ABSURD, Attribution
+from zerotune.tuner.learning.policy.accounting import ABSURD, TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.keys import KeyState
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import CostPrior
@@ -39,12 +39,10 @@ class Job:
         self.state.trial, self.state.default_setting = TRIED, USED
         self.budget = Budget(0.01)
         self.regimes = Regimes()
-        surrogate = Surrogate(CostPrior({}), self.regimes)
-        surrogate.fields.register(self.state)
+        surrogate = Surrogate(CandidateTables(CostPrior({})), self.regimes)
+        surrogate.tables.register(self.state)
         self.banned: list[float] = []
-        self.attribution = Attribution(
-            self.budget, surrogate, lambda _state, _candidate, ratio: self.banned.append(ratio)
-        )
+        self.accounting = TrialAccounting(self.budget, surrogate)
         self._step = 0
         for _ in range(4):
             self.run(BASELINE, [USUAL_US] * 2)
@@ -54,7 +52,8 @@ class Job:
         slots = np.full(len(durations_us), evidence.slot(0, candidate))
         logs, steps = np.log(durations_us), np.full(len(durations_us), self._step)
         calls = evidence.calls(slots, logs)
-        self.attribution.charge(slots, logs, steps, exposed_share=1.0)
+        self.accounting.charge(slots, logs, steps, exposed_share=1.0)
+        self.banned += [one.ratio for one in self.accounting.catastrophes()]
         evidence.add(calls, steps)
         self._step += 1
 
@@ -95,7 +94,7 @@ def test_what_is_truly_slow_is_charged_in_full(ratio: float, n_before: int) -> N
 def test_another_regime_knows_nothing_of_stragglers_of_before() -> None:
     job = Job()
     job.run(TRIED, [120.0, 1e7])
-    job.attribution.reset()
+    job.accounting.reset()
     job.regimes.begin(0.5)
     spent_us = job.budget.spent_us
     job.run(BASELINE, [USUAL_US] * 2)

@@ -152,7 +152,7 @@ def test_what_nccl_turns_out_not_to_offer_runs_no_longer(n_steps: int) -> None:
     brain = Brain("job", "fabric", {}, known, BrainSettings(budget_fraction=0.0), lambda: 0.0)
     play(world, brain, n_steps)
     (view,) = brain.keys
-    assert (view.lead if n_steps == 1 else view.incumbent) == found
+    assert (view.provisional if n_steps == 1 else view.incumbent) == found
     assert world.chosen(call) == found
     costs_us = np.full((7, 3), 50.0, np.float32)
     costs_us[int(Algorithm.ring), int(Protocol.ll128)] = -1.0
@@ -160,6 +160,6 @@ def test_what_nccl_turns_out_not_to_offer_runs_no_longer(n_steps: int) -> None:
     play(world, brain, 3)
     (view,) = brain.keys
     assert world.chosen(call).is_baseline
-    assert (view.incumbent, view.lead) == (BASELINE, None)
+    assert (view.incumbent, view.provisional) == (BASELINE, None)
     assert found in view.banned
     assert [one.candidate for one in brain.decisions() if one.kind == "rollback"][-1:] == [BASELINE]

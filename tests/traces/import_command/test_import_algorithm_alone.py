@@ -138,7 +138,7 @@ def test_nothing_is_learned_or_chosen_from_it(store_path: Path):
     assert Algorithm.tree not in points.algorithm
     for key in {line.key for line in lines}:
         assert knowledge.decided(key) is None
-        assert knowledge.open_lead(key) is None
+        assert knowledge.promising(key) is None
     assert not knowledge.knows_of(Collective.all_reduce, Candidate(Algorithm.tree, Protocol.ll))
     table = choice_table(store_path, None, [1], SIZES, [Collective.all_reduce])
     assert {one.ground.value for one in table.entries} == {"nccl"}

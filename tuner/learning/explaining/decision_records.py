@@ -12,7 +12,7 @@ import numpy as np
 from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision
 from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.choice import Event
-from zerotune.tuner.learning.policy.keys import Field, KeyState
+from zerotune.tuner.learning.policy.keys import CandidateTable, KeyState
 from zerotune.tuner.learning.policy.observations import CallEvidence
 from zerotune.tuner.modeling.features import Floats
 
@@ -36,7 +36,7 @@ def decision(
     epoch: int,
     now_s: float,
     event: Event,
-    field: Field,
+    field: CandidateTable,
     evidence: CallEvidence,
 ) -> Decision:
     """The record of one decision, with the whole field it was taken from.
@@ -59,11 +59,11 @@ def decision(
     """
     state, candidate = event.state, event.candidate
     # The options may have changed since the key was looked at.
-    is_guess = state.opinion is None or len(state.opinion[0]) != len(field.options)
+    is_guess = state.last_posterior is None or len(state.last_posterior[0]) != len(field.options)
     guess = field.table[:, 4], field.table[:, 5]
     slots: list[int] = np.flatnonzero(evidence.key[: len(evidence)] == state.index).tolist()
-    if not is_guess and state.opinion is not None:
-        mean, spread = state.opinion
+    if not is_guess and state.last_posterior is not None:
+        mean, spread = state.last_posterior
         guess = _up_to_date(mean.tolist(), spread.tolist(), state.index, slots, field, evidence)
     predicted = _intervals(*guess)
     at = field.place.get(candidate)
@@ -78,7 +78,7 @@ def decision(
         if evidence.n_calls[slot]
     }
     now_us = measured.get(state.usual, _NOT_MEASURED).us
-    hope = why_tried(now_us, own[0], own[1]) if event.kind == "explore" else ""
+    predicted_gain = why_tried(now_us, own[0], own[1]) if event.kind == "explore" else ""
     is_of_job = event.kind in OF_JOB
     alternatives = [] if is_of_job else _alternatives(field, predicted, measured, state, is_guess=is_guess)
     return Decision(
@@ -88,7 +88,7 @@ def decision(
         candidate=candidate,
         epoch=epoch,
         kind=event.kind,
-        reason=event.reason + hope,
+        reason=event.reason + predicted_gain,
         predicted_us=own[0],
         predicted_low_us=own[1],
         predicted_high_us=own[2],
@@ -120,13 +120,13 @@ def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None)
     return "; tried for the small chance that it is faster all the same"
 
 
-def guessed(state: KeyState, field: Field) -> list[dict[str, Any]]:
+def guessed(state: KeyState, field: CandidateTable) -> list[dict[str, Any]]:
     """The starting guess of every option, best first, as `Decision.alternatives` has them."""
     return _alternatives(field, _intervals(field.table[:, 4], field.table[:, 5]), {}, state, is_guess=True)
 
 
 def _up_to_date(
-    mean: list[float], spread: list[float], key: int, slots: list[int], field: Field, evidence: CallEvidence
+    mean: list[float], spread: list[float], key: int, slots: list[int], field: CandidateTable, evidence: CallEvidence
 ) -> tuple[Floats, Floats]:
     """An opinion (log) with what was measured since the key was looked at, as in windows of another plan.
 
@@ -152,7 +152,12 @@ def _intervals(mean: Floats, spread: Floats) -> list[list[float]]:
 
 
 def _alternatives(
-    field: Field, predicted: list[list[float]], measured: dict[Candidate, _Measured], state: KeyState, *, is_guess: bool
+    field: CandidateTable,
+    predicted: list[list[float]],
+    measured: dict[Candidate, _Measured],
+    state: KeyState,
+    *,
+    is_guess: bool,
 ) -> list[dict[str, Any]]:
     return [
         _alternative(field.options[index], predicted[index], measured, state, is_guess=is_guess)

@@ -13,10 +13,11 @@ import numpy as np
 from zerotune.store.records import Candidate, Decision, DecisionKey, Exposure, HowKnown, MissingEvidence, Plan, Stage
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.learning.explaining import decision_records
-from zerotune.tuner.learning.policy.attribution import Attribution
+from zerotune.tuner.learning.policy.accounting import TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import Regimes
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.keys import KeyState, KeyStatus
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState, KeyStatus
+from zerotune.tuner.learning.policy.overrides import EXPLORING
 from zerotune.tuner.learning.policy.plans import Plans
 from zerotune.tuner.learning.policy.risk import Budget
 from zerotune.tuner.learning.policy.step_guard import StepFeedback
@@ -35,10 +36,10 @@ class KeyView(NamedTuple):
     incumbent_reason: str
     trial: Candidate | None
     trial_reason: str
-    hope: tuple[float, float]
+    predicted_gain: tuple[float, float]
     """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
-    lead: Candidate | None
-    lead_is_proven: bool
+    provisional: Candidate | None
+    provisional_is_proven: bool
     """By earlier jobs."""
     usual: Candidate
     """What runs when nothing is on trial."""
@@ -109,7 +110,7 @@ class Inspection:
     _fingerprint: StageFingerprint
     _steps_of: Counter[Stage]
     """Steps that ended while each stage was shown; none before one was."""
-    _attribution: Attribution
+    _accounting: TrialAccounting
     _costs: CostPrior
     _regimes: Regimes
     _plans: Plans
@@ -117,20 +118,21 @@ class Inspection:
     _states: list[KeyState]
     _step_feedback: StepFeedback
     _surrogate: Surrogate
+    _tables: CandidateTables
 
     def decisions(self) -> list[Decision]:
         """Decisions taken since the last call."""
         pending, self._pending = self._pending, []
-        fields, evidence, now_s = self._surrogate.fields, self._regimes.evidence, self._clock()
+        tables, evidence, now_s = self._tables, self._regimes.evidence, self._clock()
         return [
             decision_records.decision(
                 job_id=self.job_id,
                 fabric_id=self.fabric_id,
-                model_id=fields.knowledge.model_id,
+                model_id=tables.knowledge.model_id,
                 epoch=epoch,
                 now_s=now_s,
                 event=event,
-                field=fields.of(event.state),
+                field=tables.of(event.state),
                 evidence=evidence,
             )
             for event, epoch in pending
@@ -149,7 +151,7 @@ class Inspection:
     @property
     def n_explored(self) -> int:
         """Calls that ran a candidate on trial."""
-        return self._attribution.n_explored
+        return self._accounting.n_explored
 
     @property
     def spent_percent(self) -> float:
@@ -159,7 +161,7 @@ class Inspection:
     @property
     def exposure(self) -> Exposure:
         """The share of communication that computation waits for, as far as it is known."""
-        exposed = self._policy.price.exposed
+        exposed = self._policy.trial_cost.exposed
         if exposed.is_measured:
             return Exposure(HowKnown.measured, *exposed.bounds)
         how = HowKnown.unknown if exposed.bounds == (0.0, 1.0) else HowKnown.estimated
@@ -206,7 +208,7 @@ class Inspection:
         latest = self._plans.latest
         if latest is None:
             return None
-        explores = frozenset(self._states[index].key for index in np.flatnonzero(latest.is_trial).tolist())
+        explores = frozenset(self._states[index].key for index in np.flatnonzero(EXPLORING[latest.overrides]).tolist())
         settings = self._by_key(dict(enumerate(latest.candidates)))
         return PlanView(latest.plan, settings, explores, latest.variant is not None)
 
@@ -225,10 +227,10 @@ class Inspection:
         state = next((state for state in self._states if state.key == key), None)
         if state is None:
             raise KeyError(key)
-        evidence, opinion = self._regimes.evidence, state.opinion
+        evidence, last_posterior = self._regimes.evidence, state.last_posterior
         mean, std = self._surrogate.posterior(state)
-        state.opinion = opinion
-        field, found = self._surrogate.fields.of(state), {}
+        state.last_posterior = last_posterior
+        field, found = self._tables.of(state), {}
         for at in np.flatnonzero(np.isfinite(mean)).tolist():
             slot = evidence.find(state.index, field.options[at])
             n_calls = 0 if slot is None else int(evidence.n_calls[slot])
@@ -251,17 +253,17 @@ def _key_view(state: KeyState, *, n_withdrawn: int, is_watched: bool) -> KeyView
         state.incumbent_reason,
         state.trial,
         state.trial_reason,
-        state.hope,
-        state.lead,
-        state.lead_is_proven,
+        state.predicted_gain,
+        state.provisional,
+        state.provisional_is_proven,
         state.usual,
         state.default_setting,
         state.channels_of(state.incumbent),
         state.max_channels,
-        tuple(sorted(state.numbers, key=lambda one: state.numbers[one])),
+        tuple(sorted(state.trial_order, key=lambda one: state.trial_order[one])),
         MappingProxyType({**state.banned}),
         MappingProxyType({**state.retired}),
         n_withdrawn,
-        state.quiet_until,
+        state.cooldown_until,
         is_watched,
     )

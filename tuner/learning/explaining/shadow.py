@@ -50,24 +50,24 @@ class ShadowBrain(Brain):
         return [msgspec.structs.replace(one, reason=f"in shadow: {one.reason}") for one in super().decisions()]
 
     def predicted_gain(self) -> PredictedGain:
-        """What a step should gain with what was proved before, or leads, and where nothing does with what is tried.
+        """What a step should gain with what is proven or provisional, else with what is tried.
 
         Of what would be tried only gains count: it would be withdrawn where it turned out slower.
         """
-        budget, price = self.budget, self._policy.price
+        budget, trial_cost = self.budget, self._policy.trial_cost
         if not budget.training_us:
             return PredictedGain(0, 0.0, 0.0)
         n_settings, saved_us, variance = 0, 0.0, 0.0
-        for state in self._states[: len(price.traffic.per_step)]:
+        for state in self._states[: len(trial_cost.traffic.per_step)]:
             found = self._predicted_us(state)
             if found is not None:
-                rate = float(price.traffic.per_step[state.index])
+                rate = float(trial_cost.traffic.per_step[state.index])
                 n_settings += 1
                 saved_us += rate * found[0]
-                variance += (price.exposed.share * rate * found[1]) ** 2
-        step_us, (least, most) = budget.training_us / budget.n_steps, price.exposed.bounds
+                variance += (trial_cost.exposed.share * rate * found[1]) ** 2
+        step_us, (least, most) = budget.training_us / budget.n_steps, trial_cost.exposed.bounds
         variance += (saved_us * (most - least) / (2.0 * Z_90)) ** 2
-        share = price.exposed.share
+        share = trial_cost.exposed.share
         return PredictedGain(n_settings, share * saved_us / step_us, math.sqrt(variance) / step_us)
 
     def _predicted_us(self, state: KeyState) -> tuple[float, float] | None:
@@ -76,7 +76,7 @@ class ShadowBrain(Brain):
         tried = state.trial if state.usual.is_baseline else None
         setting = tried or state.usual
         slot = evidence.find(state.index, BASELINE)
-        at = self._surrogate.fields.of(state).place.get(setting)
+        at = self._tables.of(state).place.get(setting)
         if setting.is_baseline or at is None or slot is None or not evidence.n_calls[slot]:
             return None
         mean, spread = self._surrogate.posterior(state)

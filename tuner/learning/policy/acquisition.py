@@ -18,15 +18,20 @@ from zerotune.store.records import BASELINE, Candidate
 from zerotune.tuner.learning.explaining.words import predicted, saved
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import MemoryGate
-from zerotune.tuner.learning.policy.observations import HORIZON_STEPS, MIN_GAIN, CallEvidence, Contrast
-from zerotune.tuner.learning.policy.risk import Budget, Price
+from zerotune.tuner.learning.policy.observations import (
+    HORIZON_STEPS,
+    MIN_GAIN,
+    VERIFIED,
+    CallEvidence,
+    Contrast,
+    level_of,
+)
+from zerotune.tuner.learning.policy.risk import Budget, TrialCost
 from zerotune.tuner.learning.policy.surrogate import Surrogate, expected_excess, expected_improvement
 from zerotune.tuner.modeling.features import Floats, cell_of
 
 WORTHWHILE: Final = 0.003
 """A trial must be expected to gain as much (log) beyond MIN_GAIN, nothing where it turns out slower."""
-FALSE_PROMOTION: Final = 0.01
-"""Probability that any of a key's trials is promoted and is not faster."""
 
 
 class Option(NamedTuple):
@@ -37,18 +42,18 @@ class Option(NamedTuple):
     risk_us: float
     """What it costs on average until it can be withdrawn."""
     candidate: Candidate
-    hope: tuple[float, float]
+    predicted_gain: tuple[float, float]
     """By how much (log) it should be faster than what usually runs, and the standard deviation of that."""
     reason: str
     once_us: float = 0.0
     """What connecting it takes."""
 
 
-class Case(NamedTuple):
+class AcquisitionInput(NamedTuple):
     """What a key's trial is chosen by; arrays have the shape of `options`."""
 
     options: Sequence[Candidate]
-    opinion: tuple[Floats, Floats]
+    posterior: tuple[Floats, Floats]
     """Mean (log us) and standard deviation (log) of each."""
     usual: Candidate
     """What mostly runs at the key."""
@@ -72,12 +77,12 @@ class Case(NamedTuple):
     @property
     def risk_us(self) -> Floats:
         """What a trial of each costs on average until it can be withdrawn; nothing where it turns out faster."""
-        mean, spread = self.opinion
+        mean, spread = self.posterior
         return expected_excess(mean - self.log_now, spread) * self.usual_us * self.charged_calls
 
     def best(self, may_try: Callable[[Candidate], bool], last: Container[Candidate]) -> Option | None:
         """The best trial that fits, if any, of those that may be tried at all; `last` come after all others."""
-        (mean, spread), log_now, risk_us = self.opinion, self.log_now, self.risk_us
+        (mean, spread), log_now, risk_us = self.posterior, self.log_now, self.risk_us
         improvement = expected_improvement(log_now - mean - MIN_GAIN, spread)
         # However doubtful it is, the budget decides: what nobody looks at is never learned of.
         once_us = np.broadcast_to(self.once_us, risk_us.shape)
@@ -91,7 +96,7 @@ class Case(NamedTuple):
                     risk_us=float(risk_us[index]),
                     once_us=float(once_us[index]),
                     candidate=self.options[index],
-                    hope=(log_now - log_us, std),
+                    predicted_gain=(log_now - log_us, std),
                     reason=predicted(log_us, std, self.usual_us, self.usual),
                 )
         return None
@@ -106,54 +111,53 @@ times slower, what HORIZON_STEPS earn the budget at most: at small messages firs
 class Options:
     """Asks what NCCL offers, what memory and the budget allow, and what is expected of it."""
 
-    def __init__(self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, price: Price) -> None:
-        self._surrogate = surrogate
+    def __init__(self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, trial_cost: TrialCost) -> None:
+        self._surrogate, self._tables = surrogate, surrogate.tables
         self._budget = budget
         self._memory = memory
-        self._price = price
+        self._price = trial_cost
         self._canaries: list[tuple[KeyState, Candidate]] = []
         """What the book's word was tried at, and with."""
-        self.canaries_only = False
-        """For now no trial begins but what the fleet's book says."""
 
-    def best(self, state: KeyState, room_us: float) -> Option | None:
-        """The best trial of one key that fits what is left of the budget; None if there is none."""
-        opinion, evidence = self._surrogate.posterior(state), self._surrogate.evidence
+    def best(self, state: KeyState, *, canaries_only: bool = False) -> Option | None:
+        """The best trial of one key that fits what is left of the budget, be it of any kind; None if there is none."""
+        posterior, evidence = self._surrogate.posterior(state), self._surrogate.evidence
         slots = [evidence.find(state.index, one) for one in (state.usual, state.incumbent)]
         slot = slots[0] if slots[0] is not None else slots[1]
         if slot is None:
             return None
-        options, price = self._surrogate.fields.of(state).options, self._price
+        options, trial_cost = self._tables.of(state).options, self._price
         is_new = [not self._memory.is_connected(self.what_runs(state, one), state.key.communicator) for one in options]
-        case = Case(
+        free_us, free_in_all_us = self._budget.free_us
+        case = AcquisitionInput(
             options,
-            opinion,
+            posterior,
             state.usual,
             evidence.log_us(slot),
-            room_us,
-            float(price.traffic.per_step[state.index]),
-            price.first_calls(state.index) * price.charged_share,
-            price.connection_us * np.array(is_new, np.float64),
-            self._budget.in_all_us,
+            free_us,
+            float(trial_cost.traffic.per_step[state.index]),
+            trial_cost.first_calls(state.index) * trial_cost.charged_share,
+            trial_cost.connection_us * np.array(is_new, np.float64),
+            free_in_all_us,
         )
         canary = self._canary(state, case)
         if canary is not None:
             self._canaries.append((state, canary.candidate))
-        if canary is not None or self.canaries_only:
+        if canary is not None or canaries_only:
             return canary
         return case.best(lambda one: self.may_try(state, one), state.retired)
 
-    def _canary(self, state: KeyState, case: Case) -> Option | None:
+    def _canary(self, state: KeyState, case: AcquisitionInput) -> Option | None:
         """What the fleet's book says wins here, once. What it may cost is not the book's to say.
 
         What never ran here takes all that is left of the budget until it is measured: so it begins at one key. One
         catastrophe, and nothing more is taken from the book.
         """
-        told = self._surrogate.fields.knowledge.canary(state.key)
-        if told is None or state.lead is not None or any(tried in one.banned for one, tried in self._canaries):
+        told = self._tables.knowledge.canary(state.key)
+        if told is None or state.provisional is not None or any(tried in one.banned for one, tried in self._canaries):
             return None
-        candidate, gain = self._surrogate.fields.named(state, told[0]), told[1]
-        if candidate not in case.options or candidate in state.numbers or not self.may_try(state, candidate):
+        candidate, gain = self._tables.named(state, told[0]), told[1]
+        if candidate not in case.options or candidate in state.trial_order or not self.may_try(state, candidate):
             return None
         at, budget, room_us = case.options.index(candidate), self._budget, case.room_us
         risk_us = float(case.risk_us[at])
@@ -167,14 +171,14 @@ class Options:
             worth_us=gain * case.usual_us * case.calls_per_step,
             risk_us=risk_us,
             candidate=candidate,
-            hope=(case.log_now - float(case.opinion[0][at]), float(case.opinion[1][at])),
+            predicted_gain=(case.log_now - float(case.posterior[0][at]), float(case.posterior[1][at])),
             once_us=float(np.broadcast_to(case.once_us, case.risk_us.shape)[at]),
             reason=f"the fleet's book: {saved(gain)} faster on other nodes, tried first here",
         )
 
     def _has_run(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether its algorithm and protocol were measured in the key's family."""
-        evidence, places = self._surrogate.evidence, self._surrogate.fields.places[:, :2]
+        evidence, places = self._surrogate.evidence, self._tables.places[:, :2]
         here = slice(len(evidence))
         algorithm, protocol = cell_of(candidate)
         ran = (evidence.algorithm[here] == algorithm) & (evidence.protocol[here] == protocol)
@@ -183,7 +187,7 @@ class Options:
 
     def may_try(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether a trial of it may begin at all."""
-        if candidate in (state.incumbent, state.lead) or candidate in state.banned:
+        if candidate in (state.incumbent, state.provisional) or candidate in state.banned:
             return False
         if state.channels_of(candidate) > state.max_channels:
             return False
@@ -191,7 +195,7 @@ class Options:
 
     def may_run(self, state: KeyState, candidate: Candidate) -> bool:
         """Whether NCCL offers it and device memory allows it."""
-        if not self._surrogate.fields.offers(state.family, candidate):
+        if not self._tables.offers(state.family, candidate):
             return False
         return self._memory.allows(self.what_runs(state, candidate), state.key.communicator)
 
@@ -206,11 +210,9 @@ class Options:
 
 TRIAL_STEPS: Final = 8
 """A trial that is still open after this many more steps of evidence is a tie: others come first now. What is probably
-faster leads from then on and so goes on being measured; what is not is tried again once it looks better. A key with
-nothing to try is looked at again after as many steps, and variants begin so long after the last trial.
+faster is provisional from then on and so goes on being measured; what is not is tried again later. A key with nothing
+to try is looked at again after as many steps, and variants begin so long after the last trial.
 """
-VERIFIED: Final = 0.2
-"""Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""
 WORTH_GOING_ON: Final = 0.001
 """A trial ends when what it may still gain (log, expected) is less. What ends sooner is tried again, and steps that it
 slows down in secret are more in all.
@@ -226,52 +228,50 @@ class TrialVerdict(Enum):
     tie = "tie"
 
 
-def judge(evidence: CallEvidence, state: KeyState, *, leads: bool = False) -> tuple[TrialVerdict, float, float]:
-    """TrialVerdict on the trial of a key, or on its lead, against its incumbent; always-valid.
+def judge(evidence: CallEvidence, state: KeyState, *, provisionals: bool = False) -> tuple[TrialVerdict, float, float]:
+    """TrialVerdict on the trial of a key, or on its provisional setting, against its incumbent; always-valid.
 
-    What earlier jobs measured may keep a lead, but only what this job measures promotes anything. The error levels of
-    all that is tried at a key sum to FALSE_PROMOTION.
+    What earlier jobs measured may keep a provisional setting, but only what this job measures promotes anything. The
+    error levels of all that is tried at a key sum to FALSE_PROMOTION.
 
     Args:
         evidence: of the regime in force.
-        state: the key, which has a trial or lead.
-        leads: whether the lead is judged.
+        state: the key, which has a trial or provisional.
+        provisionals: whether the provisional setting is judged.
 
     Returns:
         TrialVerdict, measured gain (log) and half width of its interval.
     """
-    candidate = (state.lead if leads else state.trial) or BASELINE
+    candidate = (state.provisional if provisionals else state.trial) or BASELINE
     slot, incumbent = evidence.find(state.index, candidate), evidence.find(state.index, state.incumbent)
     if slot is None or incumbent is None or not evidence.n_calls[slot] or not evidence.n_calls[incumbent]:
         return TrialVerdict.open, 0.0, math.inf
     contrast = evidence.contrast(incumbent, slot)
-    gain, n_th = contrast.gain, state.numbers.get(candidate, 1)
-    alpha = VERIFIED if leads and state.lead_is_proven else FALSE_PROMOTION / (n_th * (n_th + 1))
-    half = contrast.radius(alpha)
-    if gain > max(half, MIN_GAIN):
-        nearby = evidence.nearby(incumbent, slot)
-        if nearby.gain > nearby.radius(max(alpha, VERIFIED)):
-            return TrialVerdict.better, gain, half
-    if leads:
-        believed, _ = _weighed(state.lead_hope, contrast)
+    alpha = VERIFIED if provisionals and state.provisional_is_proven else level_of(state.trial_order.get(candidate, 1))
+    gain, half = contrast.gain, contrast.radius(alpha)
+    is_proven = contrast.is_proven(alpha, MIN_GAIN)
+    if is_proven and evidence.nearby(incumbent, slot).is_proven(max(alpha, VERIFIED), 0.0):
+        return TrialVerdict.better, gain, half
+    if provisionals:
+        believed, _ = _weighed(state.provisional_gain, contrast)
         return TrialVerdict.open if believed > 0 else TrialVerdict.not_better, gain, half
-    usual = incumbent if state.lead is None else evidence.find(state.index, state.lead)
+    usual = incumbent if state.provisional is None else evidence.find(state.index, state.provisional)
     if usual is not None and usual != incumbent:
         contrast = evidence.contrast(usual, slot)
-    hoped, std = state.hope if usual is None else _weighed(state.hope, contrast)
-    edge = hoped - MIN_GAIN  # that is expected where nothing turns out slower, and never more than in all
+    expected, std = state.predicted_gain if usual is None else _weighed(state.predicted_gain, contrast)
+    edge = expected - MIN_GAIN  # that is expected where nothing turns out slower, and never more than in all
     if edge < WORTH_GOING_ON and expected_improvement(edge, std) < WORTH_GOING_ON:
         return TrialVerdict.not_better, gain, half
     if evidence.units(slot) >= state.trial_until_units:
-        return TrialVerdict.tie if hoped > MIN_GAIN else TrialVerdict.not_better, gain, half
+        return TrialVerdict.tie if expected > MIN_GAIN else TrialVerdict.not_better, gain, half
     return TrialVerdict.open, gain, half
 
 
-def _weighed(hope: tuple[float, float], contrast: Contrast) -> tuple[float, float]:
+def _weighed(predicted_gain: tuple[float, float], contrast: Contrast) -> tuple[float, float]:
     """A gain (log) and its standard deviation: what was hoped for and measured."""
-    (hoped, std), (measured, pairs, sigma) = hope, contrast
+    (expected, std), (measured, pairs, sigma) = predicted_gain, contrast
     if not pairs:
-        return hope
+        return predicted_gain
     variance = sigma**2 / pairs
     weight = 1.0 / std**2 + 1.0 / variance
-    return (hoped / std**2 + measured / variance) / weight, 1.0 / math.sqrt(weight)
+    return (expected / std**2 + measured / variance) / weight, 1.0 / math.sqrt(weight)

@@ -1,8 +1,8 @@
 """Which candidate every key runs in the next window.
 
-Per key: an *incumbent* (the baseline until evidence says otherwise), at most one *trial*, and perhaps a *lead*:
-a trial that ended faster than the incumbent, but not beyond doubt. Trials are picked by expected improvement, and begin
-only while the risk of all that run fits what is left of the budget. Trials and leads become incumbents by always-valid
+Per key: an *incumbent* (the baseline until evidence says otherwise), at most one *trial*, and perhaps a *provisional*
+setting: a trial that ended faster than the incumbent, but not beyond doubt. Trials are picked by expected improvement,
+and begin only while the risk of all that run fits what is left of the budget. Both become incumbents by always-valid
 comparison of interleaved windows only. The Brain makes plans of these settings.
 
 The work of one window is bounded whatever the number of keys: AT_ONCE trials are judged, MAX_NEW_TRIALS keys
@@ -15,12 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.explaining.words import comparison, saved
-from zerotune.tuner.learning.knowledge import OpenLead
+from zerotune.tuner.learning.knowledge import Promising
 from zerotune.tuner.learning.policy.acquisition import (
     TRIAL_STEPS,
     Option,
@@ -28,17 +25,16 @@ from zerotune.tuner.learning.policy.acquisition import (
     TrialVerdict,
     judge,
 )
-from zerotune.tuner.learning.policy.keys import NO_HOPE, KeyState
+from zerotune.tuner.learning.policy.keys import NO_PREDICTION, KeyState, Turn
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
-from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, Price
+from zerotune.tuner.learning.policy.overrides import Setting, Window, usual, what_runs
+from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS, LOG_CATASTROPHE, Budget, TrialCost
 from zerotune.tuner.learning.policy.surrogate import Surrogate
-
-Flags = npt.NDArray[np.bool_]
 
 MAX_NEW_TRIALS: Final = 8
 """Keys looked at for a trial in one window."""
-PROVEN_HOPE: Final = (0.03, 0.03)
+PROVEN_GAIN: Final = (0.03, 0.03)
 """Gain (log) of what earlier jobs proved, and its standard deviation: the network may be another by now."""
 UNLUCKY_Z: Final = 2.33
 """One trial in a hundred is slower than predicted by more standard deviations."""
@@ -57,29 +53,41 @@ class Event(NamedTuple):
     """The step that showed it, where that is not the newest."""
 
 
+class WindowInput(NamedTuple):
+    """What is known of the next window besides what keys say themselves."""
+
+    forced: Mapping[int, Setting]
+    """By key index: what a variant or an experiment asks for; nothing is judged there."""
+    provisionals_rest_at: Collection[int] | None
+    """While steps are compared, keys at which no provisional setting runs; others run in all windows."""
+    may_start: bool
+    """Trials may begin."""
+    may_promote: bool
+    """False while calls differ from before at every key: what is on trial may owe its times to that."""
+    canaries_only: bool
+    """No trial begins but what the fleet's book says."""
+    needs_looks: bool
+    """What was never measured gives way by itself after its first look."""
+
+
 class Policy:
     """Decides settings; knows neither plans nor epochs."""
 
     def __init__(
         self, surrogate: Surrogate, budget: Budget, memory: MemoryGate, report: Callable[[Event], None]
     ) -> None:
-        self.surrogate = surrogate
+        self.surrogate, self.tables = surrogate, surrogate.tables
         self.budget = budget
         self.memory = memory
         self._report = report
-        self.price = Price()
-        self.options = Options(surrogate, budget, memory, self.price)
-        self.may_promote = True
-        """False while calls differ from before at every key: what is on trial may owe its times to that."""
+        self.trial_cost = TrialCost()
+        self.options = Options(surrogate, budget, memory, self.trial_cost)
         self.trials: dict[int, KeyState] = {}
         """Keys that have a trial, by index, those judged longest ago first."""
-        self.leads: dict[int, KeyState] = {}
-        """Keys that have a lead, by index, those judged longest ago first."""
-        self._shown: Mapping[int, Candidate] = {}
-        """What runs at some keys in this window, whosever turn it is, while it is found out what steps make of it."""
-        self._shown_explores: list[int] = []
+        self.provisionals: dict[int, KeyState] = {}
+        """Keys that have a provisional setting, by index, those judged longest ago first."""
         self._touched: set[int] = set()
-        """Keys at which something else may run than in the last window, beside those with a trial or a lead."""
+        """Keys at which something else may run than in the last window, beside those with a trial or a provisional."""
         self._next_key = 0
         self._n_in_vain = 0
         """How many keys in a row had nothing to try when they were looked at."""
@@ -88,144 +96,115 @@ class Policy:
 
     def register(self, state: KeyState) -> None:
         """A key was seen for the first time."""
-        fields = self.surrogate.fields
-        decided, lead = fields.knowledge.decided(state.key), fields.knowledge.open_lead(state.key)
+        tables = self.tables
+        decided, provisional = tables.knowledge.decided(state.key), tables.knowledge.promising(state.key)
         if decided is not None and self.options.may_run(state, decided[0]):
-            self.begin_lead(state, OpenLead(fields.named(state, decided[0]), PROVEN_HOPE, decided[1]))
-        elif decided is None and lead is not None and self.budget.fraction > 0:
-            candidate = fields.named(state, lead.candidate)
+            candidate = tables.named(state, decided[0])
+            self.begin_provisional(state, Promising(candidate, PROVEN_GAIN, decided[1], is_proven=True))
+        elif decided is None and provisional is not None and self.budget.fraction > 0:
+            candidate = tables.named(state, provisional.candidate)
             if self.options.may_try(state, candidate):
-                self.begin_lead(state, lead._replace(candidate=candidate))
+                self.begin_provisional(state, provisional._replace(candidate=candidate))
 
     # ---- one window ---------------------------------------------------------------------------------
 
     @property
     def states(self) -> list[KeyState]:
         """Of all keys, by key index."""
-        return self.surrogate.fields.states
+        return self.tables.states
 
     @property
     def evidence(self) -> CallEvidence:
         """Of the regime in force."""
         return self.surrogate.evidence
 
-    def next_window(
-        self, step: int, *, may_start: bool = True, leads_rest_at: Collection[int] | None = None
-    ) -> dict[int, Candidate]:
+    def next_window(self, step: int, now: WindowInput) -> dict[int, Setting]:
         """Judge what runs, begin trials, and choose the settings of the next window.
 
         Args:
             step: the newest step.
-            may_start: whether trials may begin.
-            leads_rest_at: while steps are compared, keys at which no lead runs; others run in all windows.
+            now: what else is known of that window.
 
         Returns:
             Settings of keys, by index; others run what they ran in the last window.
         """
-        for running, leads in ((self.trials, False), (self.leads, True)):
+        for running, provisionals in ((self.trials, False), (self.provisionals, True)):
             for state in list(islice(running.values(), AT_ONCE)):
                 running[state.index] = running.pop(state.index)
-                self._settle(state, leads=leads)
+                if state.index not in now.forced:
+                    self._settle(state, provisionals=provisionals, may_promote=now.may_promote)
         self.has_settled = False
-        for state in (unmeasured := self._unmeasured()):
-            if not self.price.traffic.is_expected[state.index]:
+        for state in self._unmeasured():
+            if not self.trial_cost.traffic.is_expected[state.index]:
                 self.end_trial(state)
-        self.surrogate.fields.follow()
-        reserved_us = sum(one.risk_us for one in unmeasured if one.trial is not None)
-        room_us = self.budget.remaining_us - reserved_us
-        if may_start and room_us > 0:
-            self._start_trials(step, room_us, self.budget.in_all_us - reserved_us)
-        alternating = {*self.trials, *self.leads}
+        self.tables.follow()
+        if now.may_start and self.budget.free_us[0] > 0:
+            self._start_trials(step, canaries_only=now.canaries_only)
+        alternating = {*self.trials, *self.provisionals}
         for index in alternating:
-            leads_rest = None if leads_rest_at is None else index in leads_rest_at
-            self.states[index].begin_window(is_overspent=self.budget.remaining_us < 0, leads_rest=leads_rest)
-        alternating.update(self._shown)
+            provisionals_rest = None if now.provisionals_rest_at is None else index in now.provisionals_rest_at
+            self.states[index].take_turn(provisionals_rest=provisionals_rest)
+        alternating.update(now.forced)
         touched, self._touched = self._touched | alternating, alternating
-        return {index: self._shown.get(index, self.states[index].runs) for index in touched}
+        looks = self.budget.reserved if now.needs_looks else ()
+        window = Window(now.forced, looks, is_overspent=self.budget.remaining_us < 0)
+        return {index: what_runs(self.states[index], window) for index in touched}
 
-    def first_looks(self) -> list[KeyState]:
-        """Keys at which this window tries what nobody has proved and this job has not measured."""
-        return [one for one in self._unmeasured() if one.runs_trial and one.index not in self._shown]
-
-    def run_usual(self, keys: Iterable[int] | None = None) -> dict[int, Candidate]:
-        """At these keys what is on trial gives way until the next window, or everywhere; what runs there, by index."""
-        found = {}
-        for index in {*self.trials, *self.leads, *self._touched} if keys is None else keys:
-            state = self.states[index]
-            state.runs_trial, state.runs_lead = False, state.lead is not None
-            found[index] = state.runs
-        return found
-
-    def explored(self) -> Flags:
-        """At which keys this window tries something that nothing has spoken for yet."""
-        running = (*self.trials.values(), *self.leads.values())
-        by_themselves = {one.index for one in running if one.runs_trial or (one.runs_lead and not one.lead_is_proven)}
-        return self._flags({*(by_themselves - self._shown.keys()), *self._shown_explores})
-
-    def verified(self) -> Flags:
-        """At which keys something that earlier jobs proved takes turns with the incumbent, to be verified."""
-        return self._flags(index for index, state in self.leads.items() if state.lead_is_proven)
-
-    def _flags(self, indices: Iterable[int]) -> Flags:
-        flags = np.zeros(len(self.states), np.bool_)
-        flags[[*indices]] = True
-        return flags
-
-    def show(self, settings: Mapping[int, Candidate], explores: Collection[int]) -> None:
-        """Run these at their keys in the next window and judge nothing there: it is being found out what steps take.
-
-        At keys `explores` among them that explores.
-        """
-        self._shown, self._shown_explores = settings, [*explores]
+    def usual(self, keys: Iterable[int] | None = None) -> dict[int, Setting]:
+        """What runs at these keys, by index, while what is on trial gives way; or at all that may differ from it."""
+        asked = {*self.trials, *self.provisionals, *self._touched} if keys is None else keys
+        return {index: usual(self.states[index]) for index in asked}
 
     # ---- what changes a key's state -------------------------------------------------------------------
 
     def _begin_trial(self, state: KeyState, option: Option) -> None:
         """Let a candidate alternate with what usually runs from the next window on."""
         candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
-        state.numbers.setdefault(candidate, len(state.numbers) + 1)
+        state.trial_order.setdefault(candidate, len(state.trial_order) + 1)
         state.retired.pop(candidate, None)
-        state.trial, state.trial_reason, state.had_window = candidate, option.reason, False
-        state.hope, state.risk_us = option.hope, option.risk_us + option.once_us
+        state.trial, state.trial_reason, state.turn = candidate, option.reason, Turn.incumbent
+        state.predicted_gain = option.predicted_gain
         state.trial_until_units = TRIAL_STEPS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
+        if not self.evidence.has_measured(state.index, candidate):
+            self.budget.reserve(state.index, option.risk_us, option.once_us)
         self._report(Event(state, candidate, "explore", option.reason))
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
         state.trial = None
         self.trials.pop(state.index, None)
+        self.budget.release(state.index)
 
-    def begin_lead(self, state: KeyState, lead: OpenLead) -> None:
+    def begin_provisional(self, state: KeyState, provisional: Promising) -> None:
         """Let it run in nearly all windows without a trial; the incumbent runs in the others.
 
-        What earlier jobs proved, or smaller messages (PROVEN_HOPE), runs at once, and is verified on the side.
+        What earlier jobs proved, or smaller messages did, runs at once, and is verified on the side.
         """
-        candidate, hope, reason = lead
-        is_proven = hope is PROVEN_HOPE
-        state.numbers.setdefault(candidate, len(state.numbers) + 1)
-        state.lead_reason = state.retired[candidate] = reason
-        state.lead, state.lead_hope, state.lead_is_proven = candidate, hope, is_proven
-        state.n_waited = -TRIAL_STEPS if is_proven else 0
+        candidate, predicted_gain, reason, is_proven = provisional
+        state.trial_order.setdefault(candidate, len(state.trial_order) + 1)
+        state.provisional_reason = state.retired[candidate] = reason
+        state.provisional, state.provisional_gain, state.provisional_is_proven = candidate, predicted_gain, is_proven
+        state.n_provisional_windows = 0
         self.memory.promise(candidate, state.key.communicator)
-        self.leads[state.index] = state
+        self.provisionals[state.index] = state
         words = reason if is_proven else f"{reason}; it runs in most steps until that is known"
         self._report(Event(state, candidate, "prior" if is_proven else "lead", words))
 
-    def end_lead(self, state: KeyState, why: str = "") -> None:
+    def end_provisional(self, state: KeyState, why: str = "") -> None:
         """The incumbent runs again where nothing is on trial; "": another decision says why."""
-        lead, state.lead = state.lead, None
-        self.leads.pop(state.index, None)
+        provisional, state.provisional = state.provisional, None
+        self.provisionals.pop(state.index, None)
         if why:
-            self._report(Event(state, state.incumbent, "keep", f"{lead}: {why}: it runs no longer"))
+            self._report(Event(state, state.incumbent, "keep", f"{provisional}: {why}: it runs no longer"))
 
     def set_incumbent(self, event: Event) -> None:
         """From the next window on the event's candidate runs at its key when nothing is on trial."""
         state = event.state
         state.incumbent, state.incumbent_reason = event.candidate, event.reason
         self._touched.add(state.index)
-        self.end_lead(state)
+        self.end_provisional(state)
         self._report(event)
 
     def reopen(self) -> None:
@@ -237,7 +216,7 @@ class Policy:
     def drop(
         self, state: KeyState, candidate: Candidate, reason: str, *, ban: bool, before: Candidate = BASELINE
     ) -> None:
-        """End a trial or a lead, or what an incumbent owes to an earlier one.
+        """End a trial or a provisional setting, or what an incumbent owes to an earlier one.
 
         Args:
             state: the key.
@@ -249,8 +228,8 @@ class Policy:
         (state.banned if ban else state.retired)[candidate] = reason
         if candidate == state.trial:
             self.end_trial(state)
-        if candidate == state.lead:
-            self.end_lead(state)
+        if candidate == state.provisional:
+            self.end_provisional(state)
         words, kind = f"{candidate}: {reason}", "rollback" if ban else "keep"
         if candidate == state.incumbent:
             self.set_incumbent(Event(state, before, kind, words))
@@ -258,82 +237,82 @@ class Policy:
             self._report(Event(state, state.usual, kind, words))
 
     def withdraw_what_is_not_offered(self) -> None:
-        """Withdraw trials, leads and incumbents that NCCL turns out not to offer: a live cost table may come late."""
+        """Withdraw what NCCL turns out not to offer, wherever it runs: a live cost table may come late."""
         for state in self.states:
-            for setting in (state.trial, state.lead, state.incumbent):
-                if setting is not None and not self.surrogate.fields.offers(state.family, setting):
+            for setting in (state.trial, state.provisional, state.incumbent):
+                if setting is not None and not self.tables.offers(state.family, setting):
                     self.drop(state, setting, NOT_OFFERED, ban=True)
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _settle(self, state: KeyState, *, leads: bool) -> None:
-        candidate = state.lead if leads else state.trial
-        if candidate is None or state.index in self._shown:
+    def _settle(self, state: KeyState, *, provisionals: bool, may_promote: bool) -> None:
+        candidate = state.provisional if provisionals else state.trial
+        if candidate is None:
             return
-        verdict, gain, half = judge(self.evidence, state, leads=leads)
+        verdict, gain, half = judge(self.evidence, state, provisionals=provisionals)
         if verdict is TrialVerdict.open:
             return
         measured = f"measured {comparison(gain)} than {state.incumbent}"
-        if verdict is TrialVerdict.better and self.may_promote:
-            if not leads:
+        if verdict is TrialVerdict.better and may_promote:
+            if not provisionals:
                 self.end_trial(state)
             reason = f"{measured} (at least {saved(max(gain - half, 0.0))}, all looks counted)"
             self.set_incumbent(Event(state, candidate, "promote", reason))
-        elif verdict is TrialVerdict.not_better and leads:
-            self.end_lead(state, f"{measured} by now")
+        elif verdict is TrialVerdict.not_better and provisionals:
+            self.end_provisional(state, f"{measured} by now")
         elif verdict is TrialVerdict.not_better:
             words = comparison(gain) + (", too little to tell," if gain >= 0 else "")
             self.drop(state, candidate, f"measured {words} than {state.incumbent}", ban=False)
         elif verdict is TrialVerdict.tie:
             self.end_trial(state)
-            # It is not slower than the lead so far, if there was one.
-            self.begin_lead(state, OpenLead(candidate, NO_HOPE, f"{measured}, too little to be sure yet"))
+            # It is not slower than the provisional setting so far, if there was one.
+            self.begin_provisional(state, Promising(candidate, NO_PREDICTION, f"{measured}, too little to be sure yet"))
 
-    def _start_trials(self, step: int, room_us: float, in_all_us: float) -> None:
-        """Begin trials whose risks together fit `room_us`, and with what connecting them takes `in_all_us`.
+    def _start_trials(self, step: int, *, canaries_only: bool) -> None:
+        """Begin trials whose risks together the budget affords.
 
         What risks least comes first: what it shows at a small message is known before a large one pays for it.
         """
         states, evidence = self.states, self.evidence
         picked: list[tuple[KeyState, Option]] = []
-        n_looked_at, canaries_only = 0, self.options.canaries_only
+        n_looked_at = 0
         for _ in range(len(states)):
             if n_looked_at >= MAX_NEW_TRIALS:
                 break
             state = states[self._next_key % len(states)]
             self._next_key += 1
-            is_quiet = step < state.quiet_until or not self.price.traffic.is_expected[state.index]
-            if state.trial is not None or is_quiet:
+            is_cooling_down = step < state.cooldown_until or not self.trial_cost.traffic.is_expected[state.index]
+            if state.trial is not None or is_cooling_down:
                 self._n_in_vain += 1
             elif (at := evidence.find(state.index, state.incumbent)) is None or evidence.units(at) < FIRST_LOOK_STEPS:
                 continue
-            elif not canaries_only or self.surrogate.fields.knowledge.canary(state.key) is not None:
+            elif not canaries_only or self.tables.knowledge.canary(state.key) is not None:
                 n_looked_at += 1
-                found = self.options.best(state, room_us)
+                found = self.options.best(state, canaries_only=canaries_only)
                 if found is not None:
                     picked.append((state, found))
                 elif not canaries_only:
                     self._n_in_vain += 1
-                    state.quiet_until = step + max(TRIAL_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
+                    state.cooldown_until = step + max(TRIAL_STEPS, 2 * len(states) // MAX_NEW_TRIALS)
         if picked or self.trials or canaries_only:
             self._n_in_vain = 0
         self.has_settled = self._n_in_vain >= len(states)
         for state, found in sorted(picked, key=lambda one: one[1].risk_us):
-            is_paid = found.risk_us <= room_us and found.risk_us + found.once_us <= in_all_us
-            may_run = is_paid and self.options.may_run(state, found.candidate)
-            if may_run and not self._has_twin(state, found):
-                room_us -= found.risk_us
-                in_all_us -= found.risk_us + found.once_us
+            is_paid = self.budget.affords(found.risk_us, found.once_us)
+            if is_paid and self.options.may_run(state, found.candidate) and not self._has_twin(state, found):
                 self._begin_trial(state, found)
 
     def _unmeasured(self) -> list[KeyState]:
-        """Keys whose trial waits for its first measurement: what it may cost is set aside."""
-        has_measured, running = self.evidence.has_measured, self.trials.values()
-        return [one for one in running if one.trial is not None and not has_measured(one.index, one.trial)]
+        """Keys whose trial waits for its first measurement; what others set aside is free again."""
+        for index in self.budget.reserved:
+            trial = self.states[index].trial
+            if trial is None or self.evidence.has_measured(index, trial):
+                self.budget.release(index)
+        return [self.states[index] for index in self.budget.reserved]
 
     def _has_twin(self, state: KeyState, option: Option) -> bool:
         """Whether what might be a catastrophe is on trial already at about this size: it would be slow here, too."""
-        gain, std = option.hope
+        gain, std = option.predicted_gain
         return UNLUCKY_Z * std - gain > LOG_CATASTROPHE and any(
             other.trial == option.candidate
             and other.key.communicator == state.key.communicator
@@ -342,11 +321,11 @@ class Policy:
         )
 
     def connect_nothing(self) -> None:
-        """End trials and leads that would take memory that is no longer there."""
+        """End trials and provisional settings that would take memory that is no longer there."""
         for state in [*self.trials.values()]:
             if state.trial is not None and self.options.would_connect(state, state.trial):
                 self.end_trial(state)
-        for state in [*self.leads.values()]:
-            if (lead := state.lead) is not None and self.options.would_connect(state, lead):
-                self.end_lead(state, "there is no memory left to connect it")
+        for state in [*self.provisionals.values()]:
+            if (provisional := state.provisional) is not None and self.options.would_connect(state, provisional):
+                self.end_provisional(state, "there is no memory left to connect it")
         self.memory.take_back()

@@ -8,7 +8,7 @@ differs by phase.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum, IntEnum
 from typing import Final, NamedTuple
 
@@ -35,7 +35,7 @@ from zerotune.tuner.modeling.features import NO_CELL, CostPrior, Floats, Ints, c
 
 
 class Column(IntEnum):
-    """Of `Field.table`."""
+    """Of `CandidateTable.table`."""
 
     log2_bytes = 0
     log2_channels = 1
@@ -54,7 +54,7 @@ class Column(IntEnum):
     """Index."""
 
 
-class Field(NamedTuple):
+class CandidateTable(NamedTuple):
     """The options of one key, the baseline first; `table` has a row for each, of `Column`s, that says where it lies."""
 
     options: tuple[Candidate, ...]
@@ -68,13 +68,23 @@ Family = tuple[CommunicatorClass, Collective]
 
 MOST_CHANNELS: Final = max(CHANNEL_LADDER)
 INCUMBENT_EVERY: Final = 12
-"""A lead leaves one in so many of the windows without a trial to the incumbent."""
+"""A provisional setting leaves one in so many of the windows without a trial to the incumbent."""
 COMMON_DOUBT: Final = 1.5
 """How far off (log) all guesses are together where nobody has described the hardware: its scale is a guess, too, and
 the first calls tell it.
 """
-NO_HOPE: Final = (0.0, math.inf)
-"""Nothing is known of a lead but what this job measures."""
+VERIFYING_WINDOWS: Final = 8
+"""In so many windows at first what earlier jobs proved takes turns with the incumbent."""
+NO_PREDICTION: Final = (0.0, math.inf)
+"""Nothing is known of a provisional setting but what this job measures."""
+
+
+class Turn(Enum):
+    """Whose turn it is at a key in a window."""
+
+    trial = "trial"
+    provisional = "provisional"
+    incumbent = "incumbent"
 
 
 class KeyStatus(Enum):
@@ -88,7 +98,7 @@ class KeyStatus(Enum):
            |                        v
            `--earlier jobs--> leading --begin_trial--> lead_challenged --not better--> leading
                                 |  ^                      |  `--better: a new incumbent--> settled
-                                |  `-- tie: the new lead--'
+                                |  `-- tie: the new provisional--'
                                 `--proven: a new incumbent; or slower, banned, withdrawn--> settled
     """
 
@@ -96,10 +106,10 @@ class KeyStatus(Enum):
     """The incumbent runs alone."""
     on_trial = "on trial"
     """A candidate takes turns with it."""
-    leading = "leading"
-    """A lead runs in most windows, or is verified."""
-    lead_challenged = "lead challenged"
-    """A candidate takes turns with the lead."""
+    provisional = "provisional"
+    """A provisional setting runs in most windows, or is verified."""
+    challenged = "challenged"
+    """A candidate takes turns with the provisional setting."""
 
 
 class KeyState:
@@ -114,30 +124,24 @@ class KeyState:
         self.incumbent_reason = "nothing measured beats NCCL's own choice yet"
         self.trial: Candidate | None = None
         self.trial_reason = ""
-        self.lead: Candidate | None = None
+        self.provisional: Candidate | None = None
         """Believed to be faster than the incumbent, but not beyond doubt: runs while that is being found out."""
-        self.lead_reason = ""
-        self.lead_hope = NO_HOPE
-        """By how much (log) earlier jobs measured the lead to be faster than the incumbent, and the standard
+        self.provisional_reason = ""
+        self.provisional_gain = NO_PREDICTION
+        """By how much (log) earlier jobs measured the provisional to be faster than the incumbent, and the standard
         deviation of that.
         """
-        self.lead_is_proven = False
-        """Earlier jobs proved the lead: it runs at once, is no exploration, and is verified on the side."""
-        self.hope = (0.0, 1.0)
+        self.provisional_is_proven = False
+        """Earlier jobs proved the provisional: it runs at once, is no exploration, and is verified on the side."""
+        self.predicted_gain = (0.0, 1.0)
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
-        self.risk_us = 0.0
-        """What the trial may cost until it is measured, on average over the cases in which it is slower and not."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
-        self.runs_trial = self.runs_lead = False
-        """In this window; else the incumbent does."""
-        self.had_window = False
-        """The last window was the trial's, were it only for its first steps."""
-        self.n_waited = 0
-        """Windows without a trial since the lead began; below 0 while it takes turns with the incumbent, as a trial
-        would: what earlier jobs proved is verified.
-        """
-        self.numbers: dict[Candidate, int] = {}
+        self.turn = Turn.incumbent
+        """Whose turn the last window was, were it only for its first steps."""
+        self.n_provisional_windows = 0
+        """Windows without a trial since the provisional setting began."""
+        self.trial_order: dict[Candidate, int] = {}
         """Number, from 1, of each candidate that was on trial, in that order: later ones are allowed less error."""
         self.default_setting: Candidate | None = None
         """What NCCL ran here when left alone."""
@@ -146,50 +150,45 @@ class KeyState:
         self.banned: dict[Candidate, str] = {}
         self.retired: dict[Candidate, str] = {}
         """What was on trial and not proven faster: on trial again when nothing else is worth one."""
-        self.field: Field | None = None
+        self.field: CandidateTable | None = None
         """Its options with their starting guesses; None until they are asked for."""
-        self.opinion: tuple[Floats, Floats] | None = None
+        self.last_posterior: tuple[Floats, Floats] | None = None
         """Mean and spread (log) of every option when the key was last looked at."""
-        self.quiet_until = 0
+        self.cooldown_until = 0
 
     @property
     def status(self) -> KeyStatus:
         """What is going on here."""
         if self.trial is None:
-            return KeyStatus.settled if self.lead is None else KeyStatus.leading
-        return KeyStatus.on_trial if self.lead is None else KeyStatus.lead_challenged
+            return KeyStatus.settled if self.provisional is None else KeyStatus.provisional
+        return KeyStatus.on_trial if self.provisional is None else KeyStatus.challenged
 
     @property
     def usual(self) -> Candidate:
         """What runs here when nothing is on trial."""
-        return self.incumbent if self.lead is None else self.lead
+        return self.incumbent if self.provisional is None else self.provisional
 
     def has(self, candidate: Candidate) -> bool:
-        """Whether it is on trial, leads or is the incumbent."""
-        return candidate in (self.trial, self.lead, self.incumbent)
+        """Whether it is on trial, provisional or the incumbent."""
+        return candidate in (self.trial, self.provisional, self.incumbent)
 
-    @property
-    def runs(self) -> Candidate:
-        """What runs in this window."""
-        if self.trial is not None and self.runs_trial:
-            return self.trial
-        return self.usual if self.runs_lead else self.incumbent
+    def take_turn(self, *, provisionals_rest: bool | None = None) -> None:
+        """A trial has every other window, and the first one; a provisional setting has nearly all others.
 
-    def begin_window(self, *, is_overspent: bool, leads_rest: bool | None = None) -> None:
-        """Choose what runs in the next window: a trial in every other, and at once; a lead in nearly all others.
-
-        Where the budget `is_overspent` only incumbents and what earlier jobs proved do. While steps are compared, leads
-        rest, or else run in all windows (`leads_rest` is False), as what alternates would scatter the steps.
+        What earlier jobs proved takes turns with the incumbent at first, as a trial does: it is verified. While steps
+        are compared, these rest, or else run in all windows (`provisionals_rest` is False), as what alternates would
+        scatter the steps.
         """
-        self.had_window = runs_trial = self.trial is not None and not self.had_window
-        runs_lead = self.lead is not None and not runs_trial
-        if leads_rest is None:
-            self.n_waited += runs_lead
-            # Not all keys' leads rest in the same window.
-            now, every = (self.n_waited, 2) if self.n_waited < 0 else (self.n_waited + self.index, INCUMBENT_EVERY)
-            leads_rest = now % every == 0
-        self.runs_trial = runs_trial and not is_overspent
-        self.runs_lead = runs_lead and not leads_rest and (self.lead_is_proven or not is_overspent)
+        if self.trial is not None and self.turn is not Turn.trial:
+            self.turn = Turn.trial
+            return
+        if self.provisional is not None and provisionals_rest is None:
+            self.n_provisional_windows += 1
+            is_verified = self.provisional_is_proven and self.n_provisional_windows <= VERIFYING_WINDOWS
+            # Not all keys rest in the same window.
+            now, every = (0, 2) if is_verified else (self.index, INCUMBENT_EVERY)
+            provisionals_rest = (self.n_provisional_windows + now) % every == 0
+        self.turn = Turn.incumbent if self.provisional is None or provisionals_rest else Turn.provisional
 
     def channels_of(self, candidate: Candidate) -> int:
         """What a setting runs with here, as far as that is known; else 0."""
@@ -199,13 +198,13 @@ class KeyState:
 
     def reopen(self) -> None:
         """Forget verdicts; what runs now stays until evidence speaks against it."""
-        self.lead_hope = NO_HOPE
+        self.provisional_gain = NO_PREDICTION
         self.max_channels = MOST_CHANNELS
         self.banned.clear()
         self.retired.clear()
-        self.numbers = {} if self.lead is None else {self.lead: 1}
-        self.opinion = None
-        self.quiet_until = 0
+        self.trial_order = {} if self.provisional is None else {self.provisional: 1}
+        self.last_posterior = None
+        self.cooldown_until = 0
 
 
 MAX_KEYS: Final = 4000
@@ -230,12 +229,12 @@ class Traffic(NamedTuple):
 
 
 class KeyTable(Columns):
-    """Keys in the order they were first seen; `fields` and then `on_new` are told of each."""
+    """Keys in the order they were first seen."""
 
-    def __init__(self, fields: FieldBook, on_new: Callable[[KeyState], None]) -> None:
-        self._fields = fields
-        self.states = fields.states
-        self._on_new = on_new
+    def __init__(self, tables: CandidateTables) -> None:
+        self._tables = tables
+        self.states = tables.states
+        self._n_met = 0
         self._index: dict[int, int] = {}
         """By code."""
         self._first_step, self._last_step, self._n_calls, self._n_steps = np.zeros((4, 0), np.int64)
@@ -258,7 +257,7 @@ class KeyTable(Columns):
 
     def meet_proven(self, block: npt.NDArray[np.void]) -> None:
         """Keys for which earlier jobs proved something begin with their first call, measured or not."""
-        classes, proves = size_classes(block["message_bytes"]), self._fields.knowledge.decided
+        classes, proves = size_classes(block["message_bytes"]), self._tables.knowledge.decided
         codes = key_codes(block["n_ranks"], block["n_nodes"], block["collective"], block["phase"], classes)
         distinct, first = np.unique(codes, return_index=True)
         new = [code not in self._index and proves(key_of(code)) is not None for code in distinct.tolist()]
@@ -309,7 +308,7 @@ class KeyTable(Columns):
             state.default_setting = Candidate(*cell, min(int(row["n_channels"]), MOST_CHANNELS))
             state.field = None
             self._has_default[keys[place]] = True
-            self._fields.costs.learn_channels(state.key.communicator, state.default_setting.n_channels)
+            self._tables.costs.learn_channels(state.key.communicator, state.default_setting.n_channels)
 
     def _add(self, codes: list[int], rows: npt.NDArray[np.void]) -> None:
         start, nbytes = len(self.states), rows["message_bytes"].astype(np.float64)
@@ -321,12 +320,16 @@ class KeyTable(Columns):
         for family in {state.family for state in new}:
             at = np.array([place for place, state in enumerate(new) if state.family == family])
             sizes = np.concatenate([nbytes[at], 1.1 * nbytes[at]])
-            own, larger = np.split(self._fields.costs.log_cost(*family, (BASELINE,), sizes)[:, 0], 2)
+            own, larger = np.split(self._tables.costs.log_cost(*family, (BASELINE,), sizes)[:, 0], 2)
             slope = (larger - own) / math.log(1.1)
             self._slope[start + at] = np.where(np.isfinite(slope), np.clip(slope, 0.0, 1.0), 0.5)
         for state in new:
-            self._fields.register(state)
-            self._on_new(state)
+            self._tables.register(state)
+
+    def new(self) -> list[KeyState]:
+        """Keys that were seen for the first time since the last call."""
+        n_met, self._n_met = self._n_met, len(self.states)
+        return self.states[n_met:]
 
 
 class FamilyFacts(NamedTuple):
@@ -340,7 +343,7 @@ class FamilyFacts(NamedTuple):
     """How far off (log) guesses, or what earlier runs left for other communicators, may be for all options together."""
 
 
-class FieldBook(Columns):
+class CandidateTables(Columns):
     """Makes fields, and keeps them until costs or knowledge have changed: `follow` sees to that by itself."""
 
     def __init__(self, costs: CostPrior) -> None:
@@ -356,7 +359,7 @@ class FieldBook(Columns):
         self._communicators: dict[CommunicatorClass, int] = {}
         self._families: dict[Family, FamilyFacts] = {}
         self._guesses: dict[Family, dict[int, tuple[Floats, Floats, Floats]]] = {}
-        self._alike: dict[tuple[object, ...], Field] = {}
+        self._alike: dict[tuple[object, ...], CandidateTable] = {}
         """What keys that differ by phase alone share."""
 
     def register(self, state: KeyState) -> None:
@@ -375,10 +378,10 @@ class FieldBook(Columns):
                 kept.clear()
             for state in self.states:
                 state.field = None
-                state.quiet_until = 0
+                state.cooldown_until = 0
         return now
 
-    def of(self, state: KeyState) -> Field:
+    def of(self, state: KeyState) -> CandidateTable:
         """The field of one key."""
         self.follow()
         if state.field is None:
@@ -403,15 +406,15 @@ class FieldBook(Columns):
             self._families[family] = FamilyFacts(offered, {cell_of(one) for one in offered}, is_guesswork, doubt)
         return self._families[family]
 
-    def _make(self, state: KeyState) -> Field:
+    def _make(self, state: KeyState) -> CandidateTable:
         name = state.family, state.message_bytes, state.default_setting, state.incumbent
         alike = self._alike.get(name) or self._alike.setdefault(name, self._predicted(state))
         table = alike.table.copy()
         table[:, Column.key] = state.index
-        self.knowledge.overrule(state.key, alike.options, table[:, Column.guess], table[:, Column.std])
-        return Field(alike.options, alike.place, table)
+        self.knowledge.apply_measurements(state.key, alike.options, table[:, Column.guess], table[:, Column.std])
+        return CandidateTable(alike.options, alike.place, table)
 
-    def _predicted(self, state: KeyState) -> Field:
+    def _predicted(self, state: KeyState) -> CandidateTable:
         family, (offered, _, is_guesswork, _) = state.family, self.family(state.family)
         options = self._options_of(state, offered)
         column = {candidate: at for at, candidate in enumerate(offered)}
@@ -430,7 +433,7 @@ class FieldBook(Columns):
         table[:, Column.guess], table[:, Column.std], table[:, Column.transfer_share] = mean, std, share
         table[:, Column.octaves_fewer] = np.maximum(0.0, math.log2(n_available) - table[:, Column.log2_channels])
         table[:, Column.collective], table[:, Column.key] = family[1], state.index
-        return Field(options, {option: at for at, option in enumerate(options)}, table)
+        return CandidateTable(options, {option: at for at, option in enumerate(options)}, table)
 
     def _guess_of_default(self, state: KeyState) -> float:
         """Log microseconds of NCCL's own choice where its costs are not known.

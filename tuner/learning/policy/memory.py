@@ -193,12 +193,12 @@ SHORT: Final = "memory is short: nothing new is connected for sizes not seen yet
 FREE: Final = "memory became free: larger messages are expected"
 
 
-class Ahead:
+class UnseenSizeRules:
     """Makes the rows anew when memory or the keys have changed; `rows` are those that hold now."""
 
     def __init__(self, memory: MemoryGate, surrogate: Surrogate, *, may_try: bool = True) -> None:
         self._memory = memory
-        self._surrogate = surrogate
+        self._surrogate, self._tables = surrogate, surrogate.tables
         self._may_try = may_try
         """Whether what is only predicted to be faster may run."""
         self._made_for: tuple[object, ...] = ()
@@ -208,7 +208,7 @@ class Ahead:
 
     def refresh(self) -> bool:
         """Bring the rows up to date; whether they changed."""
-        memory, states = self._memory, self._surrogate.fields.states
+        memory, states = self._memory, self._tables.states
         if not (memory.is_short or memory.is_falling or self.rows):
             return False
         connected = {shape: dict(own) for shape, own in memory.connected.items()}
@@ -217,7 +217,7 @@ class Ahead:
             known.sort(key=lambda state: state.key.size_class)
             self._largest = [*{_place(state.key): state for state in known}.values()]
         depends_on = connected if memory.is_short else [state.usual for state in self._largest]
-        situation = memory.is_short, memory.is_falling, len(states), depends_on, self._surrogate.fields.follow()
+        situation = memory.is_short, memory.is_falling, len(states), depends_on, self._tables.follow()
         if situation == self._made_for:
             return False
         self._made_for, before = situation, self.rows
@@ -242,7 +242,7 @@ class Ahead:
 
     def _connected_best(self, family: Family) -> dict[int, Candidate]:
         """By size class the cheapest setting that connects nothing; of nearly equals the one with fewest channels."""
-        costs = self._surrogate.fields.costs
+        costs = self._tables.costs
         options = [one for one in costs.candidates(*family) if self._memory.has_room_for(one, family[0])]
         options.sort(key=lambda one: one.n_channels)
         if not options:
@@ -271,7 +271,7 @@ class Ahead:
         As much as was measured at the key, less what NCCL's costs of both sizes and the distance take of it. NaN where
         that is not known, and where NCCL chooses another algorithm or protocol, beside which nothing was measured.
         """
-        costs, usual, evidence = self._surrogate.fields.costs, state.usual, self._surrogate.evidence
+        costs, usual, evidence = self._tables.costs, state.usual, self._surrogate.evidence
         ends = size_class_floor(size_class), size_class_floor(size_class + 1) - 1
         sizes = int(state.message_bytes), *ends
         defaults = [costs.default(*state.family, size, described_only=True) for size in sizes]

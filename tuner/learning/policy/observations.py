@@ -136,8 +136,19 @@ class UnitHistory(Columns):
         return self._slots[key, order], self._values[key, order]
 
 
+FALSE_PROMOTION: Final = 0.01
+"""Probability that any of what is tried at a key, or for the whole plan, is proven and is not so."""
+VERIFIED: Final = 0.2
+"""Probability that a second opinion is wrong: this job's on what earlier jobs proved, neighbours' on what is proven."""
+
+
+def level_of(n_th: int) -> float:
+    """Error level of the n-th that is tried, from 1 on: all of them together err with FALSE_PROMOTION at most."""
+    return FALSE_PROMOTION / (n_th * (n_th + 1))
+
+
 class Contrast(NamedTuple):
-    """By how much (log) one setting is faster than another, and how well that is known."""
+    """By how much (log) one setting is faster than another, by calls or by steps, and how well that is known."""
 
     gain: float
     pairs: float
@@ -157,6 +168,15 @@ class Contrast(NamedTuple):
             return math.inf
         grown = self.pairs * _MIXTURE + 1.0
         return self.sigma * math.sqrt(2.0 * grown * math.log(math.sqrt(grown) / alpha) / _MIXTURE) / self.pairs
+
+    def is_proven(self, alpha: float, least: float) -> bool:
+        """Whether the gain is beyond doubt, and more than `least`."""
+        return self.gain > max(self.radius(alpha), least)
+
+
+def contrast_of(gain: float, std: float, sigma: float) -> Contrast:
+    """What is known by its standard deviation (log), beside that of a single unit."""
+    return Contrast(gain, (sigma / std) ** 2, sigma)
 
 
 class Calls(NamedTuple):

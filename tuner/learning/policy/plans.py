@@ -25,9 +25,12 @@ from zerotune.store.step_times import NEIGHBOURS
 from zerotune.tuner.learning.policy.keys import KeyState
 from zerotune.tuner.learning.policy.memory import covering
 from zerotune.tuner.learning.policy.observations import ENOUGH, HORIZON_STEPS, CallEvidence
-from zerotune.tuner.learning.policy.risk import Withdrawal
+from zerotune.tuner.learning.policy.overrides import TENTATIVE, Override, Setting
+from zerotune.tuner.learning.policy.risk import RollbackLatency
 from zerotune.tuner.learning.policy.surrogate import Surrogate
 from zerotune.tuner.modeling.features import Ints
+
+Overrides = npt.NDArray[np.int8]
 
 KEPT_EPOCHS: Final = 64
 FADING: Final = 0.5
@@ -44,23 +47,31 @@ class Variant(NamedTuple):
 
 
 class PlanInForce(NamedTuple):
-    """What the keys known at that time were asked to run, and which of that was exploration."""
+    """What the keys known at that time were asked to run, and why."""
 
     candidates: list[Candidate]
-    is_trial: npt.NDArray[np.bool_]
+    overrides: Overrides
+    """`Override` by key index, shape [n_keys]."""
     plan: Plan
     variant: Variant | None = None
     """What it runs instead of what keys would by themselves."""
-    ahead: tuple[PlanRow, ...] = ()
+    unseen_rows: tuple[PlanRow, ...] = ()
     """What was asked for keys that were not known yet."""
-    is_control: bool = False
-    """NCCL's own choice everywhere, to compare what is in force with."""
+
+    @property
+    def is_control(self) -> bool:
+        """NCCL's own choice runs everywhere, to compare what is in force with."""
+        return bool((self.overrides == Override.control).any())
 
     @property
     def tentative(self) -> list[int]:
         """Keys at which it runs what must not run unwatched, by index."""
-        changed = () if self.variant is None else self.variant.changes
-        return sorted({*np.flatnonzero(self.is_trial).tolist(), *changed})
+        found: list[int] = np.flatnonzero(TENTATIVE[self.overrides]).tolist()
+        return found
+
+    def why(self, n_keys: int) -> Overrides:
+        """`Override` of every key by now, shape [n_keys]: those that were not known run NCCL's own choice."""
+        return np.pad(self.overrides, (0, n_keys - len(self.overrides)), constant_values=Override.incumbent)
 
     def followed_by(self, after: PlanInForce, n_steps: int) -> PlanInForce:
         """As a plan that gives way to `after` by itself, `n_steps` after its last stage began."""
@@ -75,20 +86,21 @@ class PlanInForce(NamedTuple):
 class Plans:
     """The latest plans by epoch, from being offered to being in force; epoch 0 is the empty plan of every job's start.
 
-    `withdrawal` is told how long they are on their way.
+    `latency` is told how long they are on their way.
     """
 
-    def __init__(self, withdrawal: Withdrawal, surrogate: Surrogate) -> None:
-        self._withdrawal = withdrawal
-        self._surrogate = surrogate
+    def __init__(self, latency: RollbackLatency, surrogate: Surrogate) -> None:
+        self._latency = latency
+        self._surrogate, self._tables = surrogate, surrogate.tables
         self._plans: OrderedDict[int, PlanInForce] = OrderedDict()
-        self._plans[0] = PlanInForce([], np.zeros(0, np.bool_), Plan(0))
+        self._plans[0] = PlanInForce([], np.zeros(0, np.int8), Plan(0))
         self._slots: dict[int, Ints] = {}
         self._slots_of: CallEvidence | None = None
         self._worked_out: tuple[list[Candidate], Ints] = [], np.zeros(0, np.int64)
         """What a plan asks of all keys, and their slots: most of it holds for the next one, too."""
         self.asked: list[Candidate] = []
         """What each key shall run now, by key index."""
+        self._overrides: list[Override] = []
         self._rows: list[PlanRow | None] = []
         self._alike: dict[tuple[CommunicatorClass, Collective, int], list[int]] = {}
         """Keys that differ in phase alone, by index."""
@@ -131,7 +143,7 @@ class Plans:
 
     def slots(self, epoch: int) -> Ints:
         """CallEvidence slot of every key under a plan; keys that it does not know ran the baseline."""
-        evidence, n_keys = self._surrogate.evidence, len(self._surrogate.fields.states)
+        evidence, n_keys = self._surrogate.evidence, len(self._tables.states)
         if evidence is not self._slots_of:
             self._slots, self._slots_of, self._worked_out = {}, evidence, ([], np.zeros(0, np.int64))
         if epoch not in self._slots or len(self._slots[epoch]) < n_keys:
@@ -146,24 +158,34 @@ class Plans:
     def meet(self, state: KeyState) -> None:
         """A key was seen for the first time: note what each plan had asked of it already."""
         for entry in self._plans.values():
-            row = covering(entry.ahead, state.key) if entry.ahead else None
+            row = covering(entry.unseen_rows, state.key) if entry.unseen_rows else None
             if row is not None:
                 entry.candidates.extend([BASELINE] * (state.index - len(entry.candidates)))
                 entry.candidates.append(row.candidate)
 
-    def ask(self, changes: Mapping[int, Candidate]) -> bool:
+    @property
+    def overrides(self) -> Overrides:
+        """Why each key shall run that."""
+        return np.array(self._overrides, np.int8)
+
+    def setting(self, index: int) -> Setting:
+        """What one key shall run now, and why."""
+        return Setting(self.asked[index], self._overrides[index])
+
+    def ask(self, changes: Mapping[int, Setting]) -> bool:
         """Note what keys, by index, shall run from now on; whether anything differs from before."""
-        states, model_id = self._surrogate.fields.states, self._surrogate.fields.knowledge.model_id
+        states, model_id = self._tables.states, self._tables.knowledge.model_id
         for state in states[len(self.asked) :]:
             place = state.key.communicator, state.key.collective, state.key.size_class
             self._alike.setdefault(place, []).append(state.index)
             self.asked.append(BASELINE)
+            self._overrides.append(Override.incumbent)
             self._rows.append(None)
         differs = False
-        for index, candidate in changes.items():
+        for index, (candidate, why) in changes.items():
             state = states[index]
             differs |= candidate != self.asked[index]
-            self.asked[index] = candidate
+            self.asked[index], self._overrides[index] = candidate, why
             self._rows[index] = None if candidate.is_baseline else _row(state, candidate, model_id)
         return differs
 
@@ -173,7 +195,7 @@ class Plans:
         Keys that differ in phase alone and are asked for the same get one row for any phase: it holds whatever the
         communicator's history says.
         """
-        states = self._surrogate.fields.states
+        states = self._tables.states
         rows: dict[object, PlanRow] = {}
         for index in (*first, *range(len(self._rows))):
             row = self._rows[index]
@@ -205,7 +227,7 @@ class Plans:
         self._active, self._active_since = epoch, step
         # A plan on trial that gave way by itself was not renewed in time: it is asked for anew.
         self.must_repeat |= epoch in self._rests
-        self._withdrawal.adopted(epoch, step)
+        self._latency.adopted(epoch, step)
         self._steps_in_epoch = 0
         if self._offered is not None and epoch >= self._offered:
             self._offered = None
@@ -231,7 +253,7 @@ class Plans:
         if self._offered is not None and self._is_overdue(step):
             self._offered, self.must_repeat = None, True
             if self._active in self._looks:
-                self._withdrawal.looks_on()
+                self._latency.looks_on()
 
     def offer(self, entry: PlanInForce, step: int) -> None:
         """`entry` is on its way to the ranks."""
@@ -241,7 +263,7 @@ class Plans:
         self._offered = entry.plan.last_epoch if rests_at is None else rests_at - 1
         self._offered_at_step = step
         self.next = entry.plan.last_epoch + 1
-        self._withdrawal.offered(entry.plan.epoch)
+        self._latency.offered(entry.plan.epoch)
 
     def follow(self, after: PlanInForce, after_steps: int) -> None:
         """The stage before `after`, a first look for example, gives way to that by itself, so many steps later."""
@@ -257,13 +279,13 @@ class Plans:
     def _is_overdue(self, step: int) -> bool:
         if self._active in self._looks:
             return self._steps_in_epoch > ENOUGH * self._looks[self._active]  # it does not end by itself
-        patience_steps = max(HORIZON_STEPS, 2.0 * self._withdrawal.steps)
+        patience_steps = max(HORIZON_STEPS, 2.0 * self._latency.steps)
         return step - self._offered_at_step >= patience_steps
 
 
 def _row(state: KeyState, candidate: Candidate, model_id: str) -> PlanRow:
     """A key's row over its whole size class."""
-    key, reasons = state.key, {state.lead: state.lead_reason, state.trial: state.trial_reason}
+    key, reasons = state.key, {state.provisional: state.provisional_reason, state.trial: state.trial_reason}
     reason = reasons.get(candidate, state.incumbent_reason)
     place = key.communicator, key.collective, key.phase
     return PlanRow(*place, *size_class_range(key.size_class), candidate, reason, model_id)

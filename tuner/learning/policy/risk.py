@@ -28,7 +28,7 @@ WINDOW_STEPS: Final = 200
 
 
 class Budget:
-    """Earns a fraction of every finished step, pays for what exploration cost over the incumbent."""
+    """The one ledger: a fraction of every finished step is earned, trials reserve, what exploring cost is spent."""
 
     def __init__(self, fraction: float) -> None:
         if not 0.0 <= fraction <= 1.0:
@@ -39,6 +39,8 @@ class Budget:
         self.n_steps = 0
         self._window: deque[tuple[float, float]] = deque([(0.0, 0.0)], WINDOW_STEPS)
         """What had been trained and spent when the latest steps began, the first of them first."""
+        self._reserved_us: dict[int, tuple[float, float]] = {}
+        """By key: what its trial may cost until it is measured, and what connecting it takes besides."""
 
     def earn(self, step_us: float) -> None:
         """A training step of `step_us` microseconds has finished."""
@@ -49,6 +51,31 @@ class Budget:
     def spend(self, extra_us: float) -> None:
         """Exploration cost `extra_us` over the incumbents; negative corrects an earlier charge."""
         self.spent_us = max(0.0, self.spent_us + extra_us)
+
+    def reserve(self, key: int, risk_us: float, once_us: float) -> None:
+        """A trial begins: what it may cost until it is measured, and what connecting it takes, is set aside."""
+        self._reserved_us[key] = risk_us, once_us
+
+    def release(self, key: int) -> None:
+        """The trial of a key has ended, or is measured: what it costs is spent as it comes."""
+        self._reserved_us.pop(key, None)
+
+    @property
+    def reserved(self) -> list[int]:
+        """Keys whose trial waits for its first measurement."""
+        return [*self._reserved_us]
+
+    @property
+    def free_us(self) -> tuple[float, float]:
+        """What trials may still risk, now and of all steps' budget; only the latter pays for connections."""
+        risk_us = sum(risk for risk, _ in self._reserved_us.values())
+        once_us = sum(once for _, once in self._reserved_us.values())
+        return self.remaining_us - risk_us, self.in_all_us - risk_us - once_us
+
+    def affords(self, risk_us: float, once_us: float) -> bool:
+        """Whether a trial may risk and reserve that much."""
+        now_us, in_all_us = self.free_us
+        return risk_us <= now_us and risk_us + once_us <= in_all_us
 
     @property
     def in_all_us(self) -> float:
@@ -127,12 +154,12 @@ def _in_0_to_1(share: float) -> float:
     return min(max(share, 0.0), 1.0)
 
 
-class Price:
+class TrialCost:
     """How often keys are called, how much of that is waited for, and for how long a trial runs at least."""
 
     def __init__(self) -> None:
         self.exposed = ExposedShare()
-        self.withdrawal = Withdrawal()
+        self.latency = RollbackLatency()
         self.connection_us = 0.0
         """What training waits for an algorithm to be connected, as far as this job has seen that."""
         self.traffic = Traffic()
@@ -145,12 +172,12 @@ class Price:
     def look_steps(self, keys: Sequence[int]) -> int:
         """How long a first look at these keys lasts: what is called, or measured, in few steps is looked at in more."""
         least_calls = min(1.0, float(self.traffic.per_step[[*keys]].min()))
-        return round(FIRST_LOOK_STEPS / max(least_calls, FIRST_LOOK_STEPS / self.withdrawal.trial_steps))
+        return round(FIRST_LOOK_STEPS / max(least_calls, FIRST_LOOK_STEPS / self.latency.trial_steps))
 
     def first_calls(self, key: int) -> float:
         """Calls of a key under a setting before anything is known of it."""
-        withdrawal = self.withdrawal
-        return self.traffic.calls_in(key, self.look_steps([key]) if withdrawal.needs_looks else withdrawal.steps)
+        latency = self.latency
+        return self.traffic.calls_in(key, self.look_steps([key]) if latency.needs_looks else latency.steps)
 
 
 FORGOTTEN: Final = 0.5
@@ -164,7 +191,7 @@ UNSEEN_RESPONSE: Final = 2.0
 """How many reports' steps a plan is believed to be on its way before any plan was seen adopted."""
 
 
-class Withdrawal:
+class RollbackLatency:
     """Learns from what is seen how long evidence and plans are on their way, in steps.
 
     CallEvidence comes in reports of a second or less; with short steps that is hundreds of them. A setting that

@@ -1,9 +1,9 @@
 """What step times say: one linear regression of log step time on what ran, by a Kalman filter.
 
-`StepEffects` follows the level, which may drift, and on top of it the effect of every setting on trial or lead, and of
-the variant of the plan, that ran in the step. How much of a step's noise the next one shares is learned: where times
-wander by themselves, only what comes and goes with the windows of a setting is its doing. `StepKinds` tells steps apart
-that differ anyway.
+`StepEffects` follows the level, which may drift, and on top of it the effect of every setting on trial or provisional,
+and of the variant of the plan, that ran in the step. How much of a step's noise the next one shares is learned: where
+times wander by themselves, only what comes and goes with the windows of a setting is its doing. `StepKinds` tells steps
+apart that differ anyway.
 """
 
 from __future__ import annotations
@@ -12,13 +12,22 @@ import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from enum import Enum
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS, LEAST_NOISE, StepSums
+from zerotune.tuner.learning.policy.observations import (
+    CLIP,
+    ENOUGH,
+    HORIZON_STEPS,
+    LEAST_NOISE,
+    Contrast,
+    StepSums,
+    contrast_of,
+)
 from zerotune.tuner.learning.policy.risk import LEARNED
 from zerotune.tuner.modeling.features import Floats
 from zerotune.tuner.modeling.kalman_filter import KalmanFilter
@@ -29,8 +38,6 @@ promoted with what ran before it.
 """
 LEAST_EFFECT: Final = 0.004
 """Less (log) is not worth asking, and steps are believed to scatter by no less."""
-PROVEN: Final = 3.3
-"""Standard deviations by which steps are slower with what is withdrawn."""
 ONE_IN_TEN: Final = 1.3
 """One in ten is further off to one side than so many standard deviations."""
 
@@ -73,12 +80,34 @@ IN_COMMON: Final = 0.05
 """So much correlation of neighbouring surprises is left to chance."""
 MOST_EFFECTS: Final = 128
 """With more, settings that come new share what is known of their key: work per step is bounded."""
-EXPOSED: Final = -MOST_EFFECTS
-"""Name of the share of calls' time that steps wait for: it is in a step as often as its calls take longer (log)."""
+
+
+class Shared(Enum):
+    """Effects on steps that no setting has by itself."""
+
+    exposed = "exposed"
+    """The share of calls' time that steps wait for: it is in a step as often as its calls take longer (log)."""
+    variant = "variant"
+    """The variant of the plan that is on trial."""
+
+
+class KeyEffect(NamedTuple):
+    """What settings at a key have in common; with very many keys some share it."""
+
+    number: int
+
+
+Effect = int | KeyEffect | Shared
+"""Name of an effect: the slot of a setting, or what several share."""
+
+
+def of_key(key: int) -> KeyEffect:
+    """What settings at a key, by index, have in common."""
+    return KeyEffect(key % (MOST_EFFECTS // 2))
 
 
 class StepEffects:
-    """Effects (log, positive = slower) on steps by name: 0 and above for settings, below 0 for what they share.
+    """Effects (log, positive = slower) on steps by name.
 
     Before anything is known each is one noise scale large.
     """
@@ -91,8 +120,8 @@ class StepEffects:
         self._state = KalmanFilter()
         """The level of log step times, then the effects."""
         self._state.add(1.0)
-        self._places: dict[int, int] = {}
-        self._ran_at: dict[int, int] = {}
+        self._places: dict[Effect, int] = {}
+        self._ran_at: dict[Effect, int] = {}
         self._n_steps = 0
         self._squares, self._weight = LEAST_NOISE**2 / LEARNED, 1.0 / LEARNED  # a first opinion
         self._log_drift = math.log(LEAST_DRIFT)
@@ -103,14 +132,19 @@ class StepEffects:
         """Standard deviation of a step (log) around its level."""
         return max(LEAST_EFFECT, math.sqrt(self._squares / self._weight))
 
-    def effect(self, shares: Mapping[int, float]) -> tuple[float, float]:
+    def effect(self, shares: Mapping[Effect, float]) -> tuple[float, float]:
         """Mean and standard deviation of what steps take longer with all of these together."""
         design = self._design(shares)
         design[0] = 0.0
         mean, variance = self._state.expected(design)
         return mean, math.sqrt(variance)
 
-    def alone(self, several: Sequence[Mapping[int, float]]) -> tuple[Floats, Floats]:
+    def slowdown(self, shares: Mapping[Effect, float]) -> Contrast:
+        """`effect` for the sequential test, by which calls are judged, too."""
+        mean, std = self.effect(shares)
+        return contrast_of(mean, max(std, LEAST_DRIFT), self.noise)
+
+    def alone(self, several: Sequence[Mapping[Effect, float]]) -> tuple[Floats, Floats]:
         """`effect` of each of several, which have as many names: means and standard deviations, shape [n] each."""
         at = np.array([[self._places.get(name, 0) for name in shares] for shares in several])
         shares = np.array([[*one.values()] for one in several]) * (at > 0)  # at place 0 is the level
@@ -118,18 +152,18 @@ class StepEffects:
         variance = np.einsum("ni,nij,nj->n", shares, covariance, shares)
         return (self._state.mean[at] * shares).sum(axis=1), np.sqrt(np.maximum(variance, 0.0))
 
-    def know(self, name: int, found: tuple[float, float]) -> None:
+    def know(self, name: Effect, found: tuple[float, float]) -> None:
         """What this adds to a step (log) is asked anew: its mean and standard deviation as far as it is known."""
         self.forget([name])
         self._places[name] = self._state.add(found[1] ** 2)
         self._state.mean[-1] = found[0]
         self._ran_at[name] = self._n_steps
 
-    def expected(self, shares: Mapping[int, float]) -> float:
+    def expected(self, shares: Mapping[Effect, float]) -> float:
         """Log duration of a step with these."""
         return self._state.expected(self._design(shares))[0]
 
-    def step(self, log_us: float, shares: Mapping[int, float]) -> None:
+    def step(self, log_us: float, shares: Mapping[Effect, float]) -> None:
         """Take in one step: its log duration, and how often each named effect was in it."""
         state = self._state
         if self._n_steps == 0:
@@ -137,7 +171,7 @@ class StepEffects:
         self._n_steps += 1
         for name in shares:
             self._ran_at[name] = self._n_steps
-            if name not in self._places and (name < 0 or len(self._places) < MOST_EFFECTS):
+            if name not in self._places and (not isinstance(name, int) or len(self._places) < MOST_EFFECTS):
                 self._places[name] = state.add(self.noise**2)
         drift = min(math.exp(self._log_drift), self.noise)
         state.covariance[0, 0] += drift**2
@@ -145,7 +179,7 @@ class StepEffects:
         # What is known of faster settings counts; of slower ones only what their calls explain.
         fast = float(np.minimum(design[1:] * state.mean[1:], 0.0).sum())
         most = state.mean[0] + fast + CLIP * math.sqrt(self.noise**2 + state.covariance[0, 0])
-        explained = state.mean[0] + shares.get(EXPOSED, 0.0)
+        explained = state.mean[0] + shares.get(Shared.exposed, 0.0)
         value = min(log_us, max(most, explained, state.expected(design)[0]))
         surprise, variance = state.observe(design, value, self.noise, clip=CLIP)
         self._squares += surprise**2 * self.noise**2 / variance
@@ -156,9 +190,9 @@ class StepEffects:
         self._surprise = scaled
         if self._n_steps % HORIZON_STEPS == 0:
             since = self._n_steps - HORIZON_STEPS
-            self.forget([name for name, ran_at in self._ran_at.items() if name >= 0 and ran_at < since])
+            self.forget([name for name, ran_at in self._ran_at.items() if isinstance(name, int) and ran_at < since])
 
-    def became_usual(self, shares: Mapping[int, float], others: Collection[int]) -> None:
+    def became_usual(self, shares: Mapping[Effect, float], others: Collection[Effect]) -> None:
         """What runs as `shares` is an incumbent from now on; what is known of `others` is asked anew."""
         state, adds = self._state, np.eye(len(self._state.mean))
         adds[0] = self._design(shares)
@@ -172,7 +206,7 @@ class StepEffects:
         self._state.mean[0] += shift
         self._state.covariance[0, 0] += MIN_SHIFT**2
 
-    def forget(self, names: Collection[int]) -> None:
+    def forget(self, names: Collection[Effect]) -> None:
         """These do not run any more."""
         kept = [name for name in self._places if name not in names]
         at = [0, *(self._places[name] for name in kept)]
@@ -183,7 +217,7 @@ class StepEffects:
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _design(self, shares: Mapping[int, float]) -> np.ndarray:
+    def _design(self, shares: Mapping[Effect, float]) -> np.ndarray:
         design = np.zeros(len(self._state.mean))
         design[0] = 1.0
         for name, share in shares.items():

@@ -1,4 +1,4 @@
-"""Compares steps with and without what is on trial, leads or was promoted lately, and withdraws what slows them down.
+"""Compares steps with and without what is tried, provisional or newly promoted, and withdraws what slows them down.
 
 Calls may get faster and steps slower. So every step adds to a regression of what each setting does to steps
 (`step_effects.py`). What that says is a suspicion only: settings come and go for reasons of their own, and training
@@ -20,29 +20,30 @@ import numpy as np
 
 from zerotune.store.records import StepRecord
 from zerotune.tuner.learning.explaining.words import pace, slower_steps
-from zerotune.tuner.learning.policy.attribution import CONFIRMED, Attribution
+from zerotune.tuner.learning.policy.accounting import CONFIRMED, TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
 from zerotune.tuner.learning.policy.choice import Event, Policy
-from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, HORIZON_STEPS
+from zerotune.tuner.learning.policy.observations import CLIP, ENOUGH, FALSE_PROMOTION, HORIZON_STEPS
+from zerotune.tuner.learning.policy.overrides import CHARGED, Override, Setting
 from zerotune.tuner.learning.policy.plans import PlanInForce, Plans
 from zerotune.tuner.learning.policy.risk import ANY_SHARE
 from zerotune.tuner.learning.policy.step_effects import (
-    EXPOSED,
     LEAST_DRIFT,
     LEAST_EFFECT,
-    MOST_EFFECTS,
-    PROVEN,
     RECENT_STEPS,
     Cooldown,
+    Effect,
+    Shared,
     StepEffects,
     StepKinds,
     in_pairs,
+    of_key,
 )
-from zerotune.tuner.learning.policy.variants import ARM, Variants
+from zerotune.tuner.learning.policy.variants import Variants
 from zerotune.tuner.modeling.features import Ints
 
-ASKED: Final = 2.0
-"""Standard deviations by which steps must seem slower with what explores for an experiment to begin."""
+SUSPECTED: Final = 0.5
+"""Error level at which steps must seem slower with what explores for an experiment to begin."""
 
 
 class Slow(NamedTuple):
@@ -85,7 +86,7 @@ class StepGuard:
     def reset(self) -> None:
         """All is asked anew."""
         self.effects.reset()
-        self.effects.know(EXPOSED, ANY_SHARE)
+        self.effects.know(Shared.exposed, ANY_SHARE)
         self._n_steps = 0
         self._n_with: Counter[int] = Counter()
         self._odd: list[tuple[float, frozenset[int]]] = []
@@ -95,12 +96,12 @@ class StepGuard:
         self.longer: dict[int, float] = {}
         """By name, how much longer (log) steps would be if all calls were waited for; empty if exposure is measured."""
         self._experiment: _Experiment | None = None
-        self.shown: dict[int, int | None] = {}
+        self.forced: dict[int, int | None] = {}
         """What runs in the next step, whatever else would, by key: one of the suspects, or the incumbent (None)."""
         self._recent: deque[tuple[float, frozenset[int]]] = deque(maxlen=RECENT_STEPS)
         """Log duration, and what was tried."""
 
-    def paced(self, log_us: float, explored: Mapping[int, int]) -> float | None:
+    def detect_level_shift(self, log_us: float, explored: Mapping[int, int]) -> float | None:
         """By how much (log) training's own pace has changed, if it has, before `step` sees the step.
 
         Several steps in a row are off, and in one of them nothing ran that may be why. Where something did in all, the
@@ -136,7 +137,7 @@ class StepGuard:
         explored: Mapping[int, int],
         slow_calls: Collection[int] = (),
         *,
-        arms: Collection[int] | None = None,
+        has_variant: bool | None = None,
     ) -> Slow | None:
         """Take in one step.
 
@@ -144,24 +145,24 @@ class StepGuard:
             log_us: log duration.
             explored: key index by name (slot) of each setting that was tried in it.
             slow_calls: what is slow by its calls: they will end it.
-            arms: while arms of the regression take turns, those that ran; nothing is asked of all else then.
+            has_variant: while a variant is on trial, whether it ran; nothing is asked of all else then.
 
         Returns:
             What is to be withdrawn, if anything.
         """
         self._n_steps += 1
         self.keys.update(explored)
-        self.effects.step(log_us, self._shares(explored) | dict.fromkeys(arms or (), 1.0))
+        self.effects.step(log_us, self._shares(explored) | ({Shared.variant: 1.0} if has_variant else {}))
         self._recent.append((log_us, frozenset(explored)))
         self._n_with.update(explored.keys())
-        if arms is not None:
+        if has_variant is not None:
             return None
         slow = None
         if self._experiment is None:
             self._suspect([name for name in explored if name not in slow_calls])
         else:
             slow = self._follow(self._experiment, explored)
-        self._choose_shown()
+        self._choose_forced()
         return slow
 
     def dismiss(self, names: Collection[int]) -> None:
@@ -170,30 +171,30 @@ class StepGuard:
             self._experiment.suspects = [name for name in self.suspects if name not in names]
             if not self.suspects:
                 self._end()
-        self.shown = {key: name for key, name in self.shown.items() if name not in names}
+        self.forced = {key: name for key, name in self.forced.items() if name not in names}
 
     def became_usual(self, name: int, key: int) -> None:
         """What is tried at `key` is compared with this from now on."""
         self.keys[name] = key
         others = [one for one, at in self.keys.items() if at == key]
-        self.effects.became_usual(self._shares([name]), [*others, _of_key(key)])
+        self.effects.became_usual(self._shares([name]), [*others, of_key(key)])
 
     # ---- inside ---------------------------------------------------------------------------------------
 
-    def _shares(self, names: Iterable[int]) -> dict[int, float]:
+    def _shares(self, names: Iterable[int]) -> dict[Effect, float]:
         """What a step is made of that runs these: each by itself, and what all at a key have in common."""
-        shares = dict.fromkeys(names, 1.0)
-        for name in [*shares]:
-            place = _of_key(self.keys[name])
+        settings = [*dict.fromkeys(names)]
+        shares: dict[Effect, float] = dict.fromkeys(settings, 1.0)
+        for name in settings:
+            place = of_key(self.keys[name])
             shares[place] = shares.get(place, 0.0) + 1.0
-        return shares | {EXPOSED: sum(self.longer.get(name, 0.0) for name in shares)}
+        return shares | {Shared.exposed: sum(self.longer.get(name, 0.0) for name in settings)}
 
     def _effect(self, names: Iterable[int]) -> tuple[float, float]:
         return self.effects.effect(self._shares(names))
 
-    def _is_slow(self, names: Collection[int], limit: float) -> bool:
-        mean, doubt = self._effect(names)
-        return mean > max(limit * doubt, LEAST_EFFECT)
+    def _is_slow(self, names: Collection[int], alpha: float) -> bool:
+        return self.effects.slowdown(self._shares(names)).is_proven(alpha, LEAST_EFFECT)
 
     def _suspect(self, explored: Iterable[int]) -> None:
         """Begin an experiment if steps seem slower with what ran in this one, all of it or one by itself."""
@@ -206,12 +207,12 @@ class StepGuard:
         together, doubt = self._effect(asked)
         if together <= LEAST_EFFECT or ratios[most] * doubt > together:
             asked, together, doubt = [asked[most]], float(means[most]), float(doubts[most])
-        if together > max(LEAST_EFFECT, ASKED * doubt):
+        if self._is_slow(asked, SUSPECTED):
             self._experiment = _Experiment(asked)
 
-    def _choose_shown(self) -> None:
+    def _choose_forced(self) -> None:
         """What runs in the next step: first nothing, then all or nothing in turns, or each by itself by chance."""
-        asked, self.shown = self._experiment, {}
+        asked, self.forced = self._experiment, {}
         if asked is None:
             return
         at_key: dict[int, list[int]] = {}
@@ -220,7 +221,7 @@ class StepGuard:
         together = asked.n_steps >= ENOUGH and next(self._pairs)
         for key, names in at_key.items():
             is_on = together if asked.apart_from is None else self._chance.random() < 0.5
-            self.shown[key] = self._chance.choice(names) if is_on else None
+            self.forced[key] = self._chance.choice(names) if is_on else None
 
     def _follow(self, asked: _Experiment, ran: Collection[int]) -> Slow | None:
         """A step of the experiment: first of all suspects together; once they are proven slow, of each by itself."""
@@ -230,23 +231,23 @@ class StepGuard:
         if asked.n_without < ENOUGH:
             if asked.n_steps >= HORIZON_STEPS:  # plans do not reach the ranks: nothing can be found out now
                 self._end()
-        elif asked.apart_from is None and not self._is_slow(asked.suspects, PROVEN):
+        elif asked.apart_from is None and not self._is_slow(asked.suspects, FALSE_PROMOTION):
             is_hopeless = asked.n_steps >= 2 * ENOUGH and mean < max(doubt, LEAST_EFFECT)
             if is_hopeless or asked.n_steps >= RECENT_STEPS:
                 self._end()
         elif asked.apart_from is None and len(asked.suspects) > 1:
             asked.apart_from = asked.n_steps
-        elif asked.apart_from is not None and not self._is_slow(asked.suspects, ASKED):
+        elif asked.apart_from is not None and not self._is_slow(asked.suspects, SUSPECTED):
             self._end()
         else:
-            guilty = [name for name in asked.suspects if self._is_slow([name], PROVEN)]
+            guilty = [name for name in asked.suspects if self._is_slow([name], FALSE_PROMOTION)]
             if not guilty and asked.n_steps - (asked.apart_from or 0) >= RECENT_STEPS // 2:
-                guilty = [name for name in asked.suspects if self._is_slow([name], 1.0)] or asked.suspects
+                guilty = [name for name in asked.suspects if self._effect([name])[0] > LEAST_EFFECT] or asked.suspects
             if guilty:
-                return self._convict(guilty)
+                return self._confirm_slow(guilty)
         return None
 
-    def _convict(self, guilty: list[int]) -> Slow:
+    def _confirm_slow(self, guilty: list[int]) -> Slow:
         """As slow as medians say: what the regression says of what is very slow is too little, as it clips steps."""
         without = [log_us for log_us, ran in self._recent if ran.isdisjoint(guilty)]
         with_it = [log_us for log_us, ran in self._recent if not ran.isdisjoint(guilty)][-len(without) :]
@@ -256,16 +257,11 @@ class StepGuard:
         excess_us = math.expm1(slower) * max(self._n_with.pop(name) for name in guilty)
         excess_us *= math.exp(self.effects.expected({}))
         self.dismiss(guilty)
-        self.effects.forget([*guilty, *(_of_key(self.keys[name]) for name in guilty)])
+        self.effects.forget([*guilty, *(of_key(self.keys[name]) for name in guilty)])
         return Slow(guilty, 100.0 * math.expm1(slower), excess_us, len(with_it), len(without))
 
     def _end(self) -> None:
-        self._experiment, self.shown = None, {}
-
-
-def _of_key(key: int) -> int:
-    """Name of what settings at a key have in common; with very many keys some share it."""
-    return -1 - key % (MOST_EFFECTS // 2)
+        self._experiment, self.forced = None, {}
 
 
 KNOWN_STEPS: Final = 14
@@ -274,14 +270,14 @@ catastrophe: what others learned is to be had within ten steps."""
 
 
 class StepFeedback:
-    """Judges one job's plans by its steps: trials, leads and incumbents pause, are withdrawn or replaced."""
+    """Judges one job's plans by its steps: trials, provisionals and incumbents pause, are withdrawn or replaced."""
 
     def __init__(
-        self, policy: Policy, plans: Plans, attribution: Attribution, report: Callable[[Event], None]
+        self, policy: Policy, plans: Plans, accounting: TrialAccounting, report: Callable[[Event], None]
     ) -> None:
         self._policy = policy
         self._plans = plans
-        self._attribution = attribution
+        self._accounting = accounting
         self._report = report
         self.kinds = StepKinds()
         self._guard = StepGuard()
@@ -334,26 +330,27 @@ class StepFeedback:
         is_guarding = bool(self.promoted) or bool(self._guard.suspects)
         self.variants.consider(step, step_us, may_begin=not is_guarding)
 
-    def show(self) -> None:
-        """Let keys run in the next window what the variant or the experiment asks for."""
-        if self.variants.running is not None:
-            self._policy.show(self.variants.running.changes, ())
-            return
+    def forced(self) -> dict[int, Setting]:
+        """What the variant or the experiment asks for in the next window, by key index."""
+        if (variant := self.variants.running) is not None:
+            return {index: Setting(candidate, Override.variant) for index, candidate in variant.changes.items()}
         states, evidence, suspects = self._policy.states, self._policy.evidence, self._guard.suspects
         runs = {name: states[int(evidence.key[name])].has(evidence.candidates[name]) for name in suspects}
         self._guard.dismiss([name for name in suspects if not runs[name]])
-        may_try = self._policy.budget.remaining_us >= 0
-        shown = {key: name if may_try else None for key, name in self._guard.shown.items()}
-        settings = {key: evidence.candidates[self._usual[key] if one is None else one] for key, one in shown.items()}
-        explores = [key for key, name in shown.items() if name is not None and settings[key] != states[key].incumbent]
-        self._policy.show(settings, explores)
+        may_try, found = self._policy.budget.remaining_us >= 0, {}
+        for key, name in self._guard.forced.items():
+            shown = name if may_try else None
+            candidate = evidence.candidates[self._usual[key] if shown is None else shown]
+            explores = shown is not None and candidate != states[key].incumbent
+            found[key] = Setting(candidate, Override.experiment if explores else Override.pause)
+        return found
 
     # ---- inside ---------------------------------------------------------------------------------------
 
     def _judge(self, step: StepRecord) -> bool:
         """One step of which all is known that will be; true when a new plan is due at once."""
         states = self._policy.states
-        guard, extra_us = self._guard, self._attribution.extra_us.pop(step.step, 0.0)
+        guard, extra_us = self._guard, self._accounting.extra_us.pop(step.step, 0.0)
         in_force, variant = self._plans.get(step.epoch), self.variants.on_trial
         if in_force is not None and in_force.is_control:
             return False  # it says nothing of what is on trial, and is no usual step
@@ -363,7 +360,7 @@ class StepFeedback:
             return False
         usual_us = median(self._recent) if len(self._recent) >= ENOUGH else math.inf
         is_longer = duration_us > usual_us * math.exp(CLIP * guard.effects.noise)
-        connected = self._attribution.connected(step.step, duration_us - usual_us if is_longer else 0.0)
+        connected = self._accounting.connected(step.step, duration_us - usual_us if is_longer else 0.0)
         if in_force is None:
             return False
         if not connected:
@@ -371,18 +368,19 @@ class StepFeedback:
         if in_force.variant not in (None, variant):
             self.variants.charge_late()
             return False
-        log_us, shown = math.log(step.duration_us * duration_us / without_extra_us), guard.shown
-        explored, exposed = self._explored(in_force), self._policy.price.exposed
+        log_us, forced = math.log(step.duration_us * duration_us / without_extra_us), guard.forced
+        explored, exposed = self._explored(in_force), self._policy.trial_cost.exposed
         level_us = math.exp(guard.effects.expected({})) if math.isfinite(usual_us) else math.inf
         longer = self._longer(explored, level_us)
         guard.longer = {} if exposed.is_measured else guard.longer | longer
-        exposed.estimate = guard.effects.effect({EXPOSED: 1.0})
+        exposed.estimate = guard.effects.effect({Shared.exposed: 1.0})
         if in_force.variant is not None:
             explored = {name: key for name, key in explored.items() if key not in in_force.variant.changes}
         if variant is not None:
-            guard.step(log_us, explored, arms=() if in_force.variant is None else [ARM])
-            return self.variants.judge(in_force, step.step, duration_us)
-        shift = guard.paced(log_us, explored)
+            guard.step(log_us, explored, has_variant=in_force.variant is not None)
+            may_promote = not self._accounting.is_suspicious
+            return self.variants.judge(in_force, step.step, duration_us, may_promote=may_promote)
+        shift = guard.detect_level_shift(log_us, explored)
         slow = guard.step(log_us, explored, {name for name in explored if longer.get(name, 0.0) > 0.0})
         if slow is not None:
             self._withdraw(slow, step.step)
@@ -390,17 +388,15 @@ class StepFeedback:
             self.variants.reset()
             self._recent = deque([*self._recent][-ENOUGH:], HORIZON_STEPS)
             self._report(Event(states[0], states[0].incumbent, "pace", pace(shift), step.step))
-        return shown != guard.shown
+        return forced != guard.forced
 
     def _explored(self, in_force: PlanInForce) -> dict[int, int]:
         """What a plan tries, and at which key."""
         states, evidence = self._policy.states, self._policy.evidence
         new = [evidence.slot(state.index, state.incumbent) for state in states[len(self._usual) :]]
         self._usual = np.append(self._usual, np.array(new, np.int64))
-        slots, tries = self._plans.slots(in_force.plan.epoch), self._policy.verified()
-        tries[: len(in_force.is_trial)] |= in_force.is_trial
-        if in_force.variant is not None:
-            tries[[*in_force.variant.changes]] = True
+        slots, why = self._plans.slots(in_force.plan.epoch), in_force.why(len(states))
+        tries = CHARGED[why] | (why == Override.variant)
         differs = slots != self._usual
         for key in np.flatnonzero(differs & ~tries).tolist():
             if self.promoted.get(key, (-1, 0))[0] != slots[key]:
@@ -411,7 +407,7 @@ class StepFeedback:
                 continue
             self.promoted[key] = slot, n_steps + 1
             before = evidence.candidates[int(self._usual[key])]
-            if n_steps >= 2 * RECENT_STEPS or not self._policy.surrogate.fields.offers(states[key].family, before):
+            if n_steps >= 2 * RECENT_STEPS or not self._policy.tables.offers(states[key].family, before):
                 del self.promoted[key]
                 self._guard.became_usual(slot, key)
                 self._usual[key], differs[key] = slot, slot != slots[key]
@@ -420,7 +416,7 @@ class StepFeedback:
 
     def _longer(self, explored: Mapping[int, int], level_us: float) -> dict[int, float]:
         """How much longer (log) steps of `level_us` would be with each setting, if all of its calls were waited for."""
-        evidence, rates, found = self._policy.evidence, self._policy.price.traffic.per_step, {}
+        evidence, rates, found = self._policy.evidence, self._policy.trial_cost.traffic.per_step, {}
         for name, key in explored.items():
             us, usual_us = (math.exp(evidence.log_us(slot)) for slot in (name, int(self._usual[key])))
             if key < len(rates) and math.isfinite(us - usual_us):
@@ -436,7 +432,7 @@ class StepFeedback:
             if state.has(candidate):
                 if candidate == state.incumbent:
                     self.promoted.pop(state.index, None)
-                state.quiet_until = self.withdrawn.begin(state.index, step)
+                state.cooldown_until = self.withdrawn.begin(state.index, step)
                 self._policy.end_trial(state)
                 before = evidence.candidates[int(self._usual[state.index])]
                 self._policy.drop(state, candidate, words, ban=True, before=before)
@@ -444,4 +440,4 @@ class StepFeedback:
     def _explores_nothing(self, epoch: int) -> bool:
         """Whether a step with that plan lost nothing to exploration, whatever its measurements will say."""
         in_force = self._plans.get(epoch)
-        return in_force is not None and not in_force.is_trial.any() and not self._policy.verified().any()
+        return in_force is not None and not CHARGED[in_force.overrides].any()

@@ -20,9 +20,9 @@ from scipy.special import ndtr
 
 from zerotune.store.records import SIZE_CLASSES_PER_OCTAVE, Candidate
 from zerotune.tuner.learning.policy.change_detection import Regimes
-from zerotune.tuner.learning.policy.keys import Column, FieldBook, KeyState
+from zerotune.tuner.learning.policy.keys import CandidateTables, Column, KeyState
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
-from zerotune.tuner.modeling.features import CostPrior, Floats, Ints
+from zerotune.tuner.modeling.features import Floats, Ints
 from zerotune.tuner.modeling.matern import matern
 
 
@@ -60,7 +60,7 @@ CARRIED_STD: Final = 0.25
 
 
 class Known(NamedTuple):
-    """What was measured: where (rows as in `Field.table`), in which regime, and against which guesses."""
+    """What was measured: where (rows as in `CandidateTable.table`), in which regime, and against which guesses."""
 
     rows: Floats
     regime: Ints
@@ -71,7 +71,7 @@ class Known(NamedTuple):
 
 
 def covariance(first: Floats, second: Floats) -> Floats:
-    """Covariance of the starting guesses' errors in units of their spreads; rows as in `Field.table`, n by m."""
+    """Covariance of the guesses' errors in units of their spreads; rows as in `CandidateTable.table`, n by m."""
     one, two = first.T[:, :, None], second.T
     sizes, channels = (np.abs(one[at] - two[at]) for at in (Column.log2_bytes, Column.log2_channels))
     same_cell = (one[Column.protocol] == two[Column.protocol]) & (one[Column.algorithm] == two[Column.algorithm])
@@ -90,7 +90,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
     """Condition durations on what is known (Gaussian process).
 
     Args:
-        rows: as in `Field.table`, shape [n, columns].
+        rows: as in `CandidateTable.table`, shape [n, columns].
         known: m measured points.
         common_std: of an error (log) that all guesses on the machine share.
         regime: whose durations are asked for.
@@ -144,8 +144,8 @@ def expected_excess(edge: Floats, spread: Floats) -> Floats:
 class Surrogate:
     """Posterior opinions about the keys of one job, from what its regimes measured."""
 
-    def __init__(self, costs: CostPrior, regimes: Regimes) -> None:
-        self.fields = FieldBook(costs)
+    def __init__(self, tables: CandidateTables, regimes: Regimes) -> None:
+        self.tables = tables
         self.regimes = regimes
 
     @property
@@ -154,21 +154,21 @@ class Surrogate:
         return self.regimes.evidence
 
     def posterior(self, state: KeyState) -> tuple[Floats, Floats]:
-        """What every option of a key is expected to take; kept as `state.opinion`.
+        """What every option of a key is expected to take; kept as `state.last_posterior`.
 
         Mean (log us; infinite: not available) and standard deviation (log), each [n_options], the baseline first.
         """
-        table, common_std = self.fields.of(state).table, self.fields.family(state.family).doubt_in_common
+        table, common_std = self.tables.of(state).table, self.tables.family(state.family).doubt_in_common
         usable, rows = np.isfinite(table[:, Column.guess]), np.where(np.isnan(table), 0.0, table)
         mean, spread = condition(rows, self._near(state), common_std, self.evidence.regime)
-        state.opinion = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
-        return state.opinion
+        state.last_posterior = np.where(usable, mean, np.inf), np.where(usable, spread, 1e-3)
+        return state.last_posterior
 
     def _near(self, state: KeyState) -> Known:
         """What was measured at the nearest sizes: AT_ONCE settings now, and of those before what ran last."""
         rows: list[Floats] = []
         found: list[tuple[Floats, Floats, Floats]] = []
-        n_new, seen, states = 0, set[tuple[int, Candidate]](), self.fields.states
+        n_new, seen, states = 0, set[tuple[int, Candidate]](), self.tables.states
         for evidence in reversed(self.regimes.every):
             is_past, kept = evidence is not self.evidence, []
             slots = self._nearest(state, evidence) if len(rows) < 2 * AT_ONCE else np.zeros(0, np.int64)
@@ -177,7 +177,7 @@ class Surrogate:
                 n_new += field is None
                 if (is_past and (key, candidate) in seen) or (field is None and n_new > AT_ONCE // 6):
                     continue  # of what has no field yet some wait for a later call
-                field = field or self.fields.of(states[key])
+                field = field or self.tables.of(states[key])
                 if (place := field.place.get(candidate)) is not None:
                     rows.append(field.table[place])
                     kept.append(slot)
@@ -195,8 +195,8 @@ class Surrogate:
 
     def _nearest(self, state: KeyState, evidence: CallEvidence) -> Ints:
         """AT_ONCE measured slots of the key's communicator, in their order; other collectives are two octaves off."""
-        keys, (communicators, collectives, classes) = evidence.key[: len(evidence)], self.fields.places.T
-        communicator, collective, own_class = self.fields.places[state.index].tolist()
+        keys, (communicators, collectives, classes) = evidence.key[: len(evidence)], self.tables.places.T
+        communicator, collective, own_class = self.tables.places[state.index].tolist()
         slots = np.flatnonzero((communicators == communicator)[keys] & (evidence.n_calls[: len(evidence)] > 0))
         if len(slots) <= AT_ONCE:
             return slots

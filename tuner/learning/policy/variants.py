@@ -20,13 +20,14 @@ from zerotune.tuner.learning.explaining.words import saved, variant_ended
 from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
 from zerotune.tuner.learning.policy.keys import Column, KeyState
-from zerotune.tuner.learning.policy.observations import AT_ONCE, HORIZON_STEPS
+from zerotune.tuner.learning.policy.observations import AT_ONCE, HORIZON_STEPS, contrast_of, level_of
 from zerotune.tuner.learning.policy.plans import PlanInForce, Variant
 from zerotune.tuner.learning.policy.risk import CATASTROPHIC_RATIO, FIRST_LOOK_STEPS
 from zerotune.tuner.learning.policy.step_effects import (
     LEAST_EFFECT,
     ONE_IN_TEN,
     Cooldown,
+    Shared,
     StepEffects,
     in_pairs,
 )
@@ -35,12 +36,8 @@ ALL_EXPOSED: Final = 0.95
 """Share of communication that computation waits for, above which nothing is taken to hide."""
 MOST_LOST: Final = 0.1
 """What may slow a step down by a larger share, by the 90 % bound of what calls may take, is not tried."""
-ADOPTED: Final = 4.0
-"""Standard deviations by which steps are faster with what is adopted: many variants are looked at after every step."""
 SLOWER: Final = (1.3, CATASTROPHIC_RATIO)
 """By what factors calls may take longer, for what their channels are worth to computation."""
-ARM: Final = NEVER_STEP
-"""Name of the variant in the regression: no slot has it."""
 
 
 class Variants:
@@ -59,7 +56,7 @@ class Variants:
         return self.on_trial if self._is_on else None
 
     @property
-    def leads_rest_at(self) -> Collection[int] | None:
+    def provisionals_rest_at(self) -> Collection[int] | None:
         """While steps are compared, the keys at which nothing may run that is not proven; else None."""
         return None if self.on_trial is None else self.on_trial.changes.keys()
 
@@ -67,6 +64,8 @@ class Variants:
         """Steps of before are no yardstick: all may be asked for anew."""
         self.on_trial: Variant | None = None
         """Compared with the plan."""
+        self._order: dict[str, int] = {}
+        """Number, from 1, of each variant that was on trial, by name: later ones are allowed less error."""
         self._is_on = False
         """It runs in this window."""
         self._steps_in_window = 0
@@ -100,7 +99,7 @@ class Variants:
             self._next_at_step = max(self._next_at_step, step + TRIAL_STEPS)
         may_begin &= self.on_trial is None and step >= self._next_at_step and math.isfinite(step_us)
         # Channels take nothing from computation where none runs beside them.
-        may_begin &= policy.has_settled and policy.price.exposed.bounds[0] <= ALL_EXPOSED
+        may_begin &= policy.has_settled and policy.trial_cost.exposed.bounds[0] <= ALL_EXPOSED
         if not may_begin or policy.budget.remaining_us <= 0:
             return
         if not self._open:
@@ -125,18 +124,20 @@ class Variants:
             step_us: of the steps before.
         """
         self.on_trial, self._usual_us, self._charged_us = variant, step_us, 0.0
+        self._order.setdefault(variant.name, len(self._order) + 1)
         self._on_us, self._n_off = [], 0
         self.cooldown.begin(variant.name, step)
-        self._effects.know(ARM, (0.0, MOST_LOST / ONE_IN_TEN))
+        self._effects.know(Shared.variant, (0.0, MOST_LOST / ONE_IN_TEN))
         self._is_on, self._steps_in_window = next(self._pairs), 0
 
-    def judge(self, in_force: PlanInForce, step: int, duration_us: float) -> bool:
+    def judge(self, in_force: PlanInForce, step: int, duration_us: float, *, may_promote: bool = True) -> bool:
         """Look at the regression after a step while a variant is on trial.
 
         Args:
             in_force: plan of the step.
             step: its number.
             duration_us: without exploration's cost.
+            may_promote: False while the network changes: what steps take by that is no variant's doing.
 
         Returns:
             True when a new plan is due at once.
@@ -153,13 +154,14 @@ class Variants:
             self._steps_in_window += 1
             if self._steps_in_window >= FIRST_LOOK_STEPS:
                 self._is_on, self._steps_in_window = next(self._pairs), 0
-        slowdown, doubt = self._effects.effect({ARM: 1.0})
+        slowdown, doubt = self._effects.effect({Shared.variant: 1.0})
         gain = -slowdown
-        is_better = gain > max(ADOPTED * doubt, LEAST_EFFECT)
+        level = level_of(self._order[variant.name])
+        is_better = contrast_of(gain, doubt, self._effects.noise).is_proven(level, LEAST_EFFECT)
         is_over = gain + ONE_IN_TEN * doubt < LEAST_EFFECT or len(self._on_us) >= HORIZON_STEPS
         has_verdict = min(len(self._on_us), self._n_off) >= FIRST_LOOK_STEPS and (is_better or is_over)
-        if not (has_verdict and self._policy.may_promote) and self._policy.budget.remaining_us >= 0:
-            return False  # where the network changes just now, what steps take by that is no variant's doing
+        if not (has_verdict and may_promote) and self._policy.budget.remaining_us >= 0:
+            return False
         words = variant_ended((gain, doubt) if has_verdict else None, self._charged_us, is_better=is_better)
         self._tell(variant, words, step)
         if not has_verdict or gain + 2.0 * ONE_IN_TEN * doubt < LEAST_EFFECT:
@@ -193,13 +195,13 @@ class Variants:
         for n_looked_at, state in enumerate([*self._policy.states], start=1):
             if n_looked_at % AT_ONCE == 0:
                 yield None
-            field, opinion = self._policy.surrogate.fields.of(state), state.opinion
+            field, last_posterior = self._policy.tables.of(state), state.last_posterior
             most_channels = state.channels_of(state.incumbent)
-            is_known = opinion is not None and len(opinion[0]) == len(field.options) and most_channels > 0
+            is_known = last_posterior is not None and len(last_posterior[0]) == len(field.options) and most_channels > 0
             is_asked = group == group_of(state) or (not group and state.index not in self._slower)
-            if opinion is None or not is_known or not is_asked:
+            if last_posterior is None or not is_known or not is_asked:
                 continue
-            (mean, spread), here = opinion, field.place[state.incumbent]
+            (mean, spread), here = last_posterior, field.place[state.incumbent]
             channels = np.array([state.channels_of(option) for option in field.options])
             cells = field.table[:, [Column.algorithm, Column.protocol]]
             # Of many guesses the lowest is too low: a doubt counts against it, but where only channels differ.
@@ -213,18 +215,18 @@ class Variants:
                 setting = field.options[at]
                 if setting not in state.banned and self._policy.options.may_run(state, setting):
                     more_us = math.exp(mean[at] + ONE_IN_TEN * spread[at]) - math.exp(mean[here])
-                    worst_us += self._policy.price.traffic.per_step[state.index] * max(0.0, more_us)
+                    worst_us += self._policy.trial_cost.traffic.per_step[state.index] * max(0.0, more_us)
                     changes[state.index], most = setting, max(most, int(channels[at]))
                     break
         yield Variant(f"at most {most} channels{group and ' for '}{group}", changes, float(worst_us))
 
     def _may_begin(self, variant: Variant, step: int, step_us: float) -> bool:
         """Whether its turn has come, memory and budget have room for it, and no step may suffer by much."""
-        price, has_measured = self._policy.price, self._policy.evidence.has_measured
-        is_short = price.withdrawal.steps <= 2 * FIRST_LOOK_STEPS  # else nothing runs that was never measured
+        trial_cost, has_measured = self._policy.trial_cost, self._policy.evidence.has_measured
+        is_short = trial_cost.latency.steps <= 2 * FIRST_LOOK_STEPS  # else nothing runs that was never measured
         is_known = is_short or all(has_measured(*change) for change in variant.changes.items())
         is_mild = variant.worst_us < MOST_LOST * step_us  # though all of it were waited for
-        at_risk_us = 2.0 * price.withdrawal.steps * price.charged_share * variant.worst_us
+        at_risk_us = 2.0 * trial_cost.latency.steps * trial_cost.charged_share * variant.worst_us
         fits = at_risk_us <= self._policy.budget.remaining_us and self._has_memory(variant)
         return is_known and is_mild and fits and step >= self.cooldown.until(variant.name)
 
@@ -245,7 +247,7 @@ class Variants:
 
     def _end(self, step: int) -> None:
         """Back to the plan itself."""
-        self._effects.forget([ARM])
+        self._effects.forget([Shared.variant])
         self.on_trial, self._is_on = None, False
         self._next_at_step = step + TRIAL_STEPS
 
@@ -265,8 +267,8 @@ class Variants:
             self._policy.set_incumbent(Event(state, candidate, kind, reason))
             # It was judged by more than its own duration: only a new regime reopens the question, but where nothing was
             # tried yet, what the cap leaves is.
-            if state.numbers:
-                state.quiet_until = NEVER_STEP
+            if state.trial_order:
+                state.cooldown_until = NEVER_STEP
 
 
 def group_of(state: KeyState) -> str:

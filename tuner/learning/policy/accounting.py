@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,18 +27,22 @@ STRAGGLER_RATE: Final = 0.005
 """One setting in twenty is catastrophically slow. Where fewer calls straggle, a single slow one is as good as proof."""
 
 
-class Attribution:
-    """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took.
+class Catastrophe(NamedTuple):
+    """A setting that is not tried again at its key."""
 
-    `on_catastrophe` is told of each: key, setting and how many times the incumbent's time it takes.
-    """
+    state: KeyState
+    candidate: Candidate
+    ratio: float
+    """How many times the incumbent's time it takes."""
 
-    def __init__(
-        self, budget: Budget, surrogate: Surrogate, on_catastrophe: Callable[[KeyState, Candidate, float], None]
-    ) -> None:
+
+class TrialAccounting:
+    """Feeds one job's evidence; says what was catastrophically slow and what calls no longer take what they took."""
+
+    def __init__(self, budget: Budget, surrogate: Surrogate) -> None:
         self._budget = budget
-        self._surrogate = surrogate
-        self._on_catastrophe = on_catastrophe
+        self._surrogate, self._tables = surrogate, surrogate.tables
+        self._catastrophes: list[Catastrophe] = []
         self._changes = ChangeDetector()
         self._means = StepMeans()
         self._held_us: dict[int, float] = {}
@@ -79,7 +82,7 @@ class Attribution:
 
         What was refused `CONFIRMED` times and never ran as asked turns out not to be offered.
         """
-        evidence, states = self._surrogate.evidence, self._surrogate.fields.states
+        evidence, states = self._surrogate.evidence, self._tables.states
         algorithm, protocol = block["algorithm"], block["protocol"]
         is_told = (evidence.algorithm[slots] != NO_CELL) & (algorithm != NO_CELL) & (protocol != NO_CELL)
         differs: Flags = is_told & ((algorithm != evidence.algorithm[slots]) | (protocol != evidence.protocol[slots]))
@@ -91,7 +94,7 @@ class Attribution:
             if before < CONFIRMED <= before + n_calls:
                 ran = (evidence.algorithm == cell[0]) & (evidence.protocol == cell[1]) & (evidence.n_calls > 0)
                 if not any(states[key].family == family for key in evidence.key[ran].tolist()):
-                    self._surrogate.fields.costs.learn_refused(*family, cell)
+                    self._tables.costs.learn_refused(*family, cell)
         return differs
 
     def forget_slow_firsts(self, slots: Ints, logs: Floats) -> None:
@@ -147,7 +150,7 @@ class Attribution:
     def charge(
         self, slots: Ints, logs: Floats, steps: Ints, *, exposed_share: Floats | float, connects: Flags | None = None
     ) -> Flags:
-        """Account for calls of what is tried or verified, and report at once what is catastrophically slow.
+        """Account for calls of what is tried or verified, and note at once what is catastrophically slow.
 
         Only the `exposed_share` of what they took longer was waited for. Calls of incumbents among them cost nothing;
         of a straggler no more counts than ten times the incumbent's time.
@@ -191,6 +194,11 @@ class Attribution:
         self._budget.spend(float((np.maximum(evidence.extra_us[tried], 0.0) - before_us).sum()))
         return says
 
+    def catastrophes(self) -> list[Catastrophe]:
+        """What turned out to be catastrophically slow since the last call."""
+        found, self._catastrophes = self._catastrophes, []
+        return found
+
     def connected(self, step: int, longer_us: float) -> bool:
         """Whether a step connected something; what it took longer besides what calls were charged is charged now."""
         if step not in self._connecting:
@@ -211,13 +219,13 @@ class Attribution:
             self._held_us[slot] = 0.0 if slot in self._held_us or len(absurd_us) > 1 else absurd_us[0]
 
     def _doubtful(self, slots: Ints, excess: Floats, steps: Ints) -> list[int]:
-        """Report what is catastrophically slow; the slots that their calls say nothing about yet.
+        """Note what is catastrophically slow; the slots that their calls say nothing about yet.
 
         At once where several calls show it, or a single one without doubt; else when the next call shows it, too. A
         single call leaves a doubt where calls straggle by themselves, and where the setting was not slow before.
         """
         doubtful: list[int] = []
-        evidence, states = self._surrogate.evidence, self._surrogate.fields.states
+        evidence, states = self._surrogate.evidence, self._tables.states
         straggles = self._n_slow > STRAGGLER_RATE * self._n_usual
         for slot in np.unique(slots).tolist():
             here = np.flatnonzero(slots == slot)
@@ -234,12 +242,13 @@ class Attribution:
                 continue
             evidence.extra_us[slot] += self._held_us.get(slot, 0.0)
             self._held_us[slot] = 0.0
-            self._on_catastrophe(states[int(evidence.key[slot])], evidence.candidates[slot], math.exp(ratio))
+            state, candidate = states[int(evidence.key[slot])], evidence.candidates[slot]
+            self._catastrophes.append(Catastrophe(state, candidate, math.exp(ratio)))
         return doubtful
 
     def _usual_logs(self, slots: Ints) -> Floats:
         """What incumbents' calls take (log us), shape [n]; NaN where it is unknown, and for the incumbent itself."""
-        evidence, states = self._surrogate.evidence, self._surrogate.fields.states
+        evidence, states = self._surrogate.evidence, self._tables.states
         tried, of = grouped(slots, len(evidence))
         usual = np.full(len(tried), np.nan)
         for place, key in enumerate(evidence.key[tried].tolist()):
