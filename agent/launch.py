@@ -19,7 +19,7 @@ from zerotune.agent import reasons, settings
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl import library, memory, pinning
 from zerotune.agent.nccl.compiled import EMULATED_NCCL
-from zerotune.agent.nccl.emulation_settings import HOST_VARIABLE, EmulationSettings, choose_host
+from zerotune.agent.nccl.emulation_settings import EmulationSettings
 from zerotune.agent.nccl.libnccl import DISTRIBUTIONS
 from zerotune.store.errors import PlanError, PluginError, UserError
 from zerotune.store.plan_file import read_plan
@@ -199,10 +199,8 @@ def _scripts(command: Sequence[str]) -> list[Path]:
 
 def _fabric_problems(name: str, environment: Mapping[str, str]) -> list[Finding]:
     try:
-        fabric = fabrics.load(name)
+        fabrics.load(name)
         EmulationSettings.from_environment(environment)
-        if environment.get(HOST_VARIABLE):  # else it never refuses, and NCCL's library is not loaded for nothing
-            choose_host(environment, fabric)
     except UserError as error:
         return [Finding(error.problem, error.remedy, fatal=True)]
     try:

@@ -424,6 +424,31 @@ class StepRecord(msgspec.Struct, frozen=True):
     is_whole: bool = True
 
 
+class DecisionKind(str, Enum):
+    """What a decision is about; those from `pace` on concern the whole job."""
+
+    explore = "explore"
+    promote = "promote"
+    keep = "keep"
+    rollback = "rollback"
+    prior = "prior"
+    """Known from earlier jobs."""
+    provisional = "provisional"
+    """It runs in most steps, though it is not proven to be faster."""
+    pace = "pace"
+    """Training's own pace has changed."""
+    regime = "regime"
+    """The network has."""
+    variant = "variant"
+    """Another plan was compared with the one in force."""
+    takeover = "takeover"
+    """Another daemon began to decide."""
+    shadow = "shadow"
+    """What a daemon in shadow would have gained."""
+    control = "control"
+    """NCCL's own choice runs for a control window, under this epoch."""
+
+
 class Decision(msgspec.Struct, frozen=True):
     """Why one row of a plan is what it is; what `zerotune explain` reads."""
 
@@ -433,12 +458,7 @@ class Decision(msgspec.Struct, frozen=True):
     candidate: Candidate
     epoch: int
     kind: str
-    """`explore`, `promote`, `keep`, `rollback`, `prior` (known from earlier runs) or `lead` (runs in most steps, though
-    not proven to be faster); `pace`, `regime`, `variant`, `takeover`, `shadow` and `control` concern the whole job
-    (`is_of_job`): training's own pace or the network has changed, another plan was compared with the one in force,
-    another daemon began to decide, what a daemon in shadow would have gained, NCCL's own choice runs for a control
-    window, under this epoch.
-    """
+    """Of a `DecisionKind`, or of an older version."""
     reason: str
     predicted_us: float | None = None
     predicted_low_us: float | None = None
@@ -458,17 +478,15 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def is_control(self) -> bool:
         """Whether it only says that NCCL's own choice runs for a control window, as many do, all alike."""
-        return self.kind == "control"
+        return self.kind == DecisionKind.control
 
     @property
     def is_of_job(self) -> bool:
         """Whether this concerns the whole job: its key is then only one of many."""
-        return self.kind in OF_JOB or (self.kind == "keep" and self.reason.startswith(_OF_JOB_ONCE))
+        return self.kind in OF_JOB
 
 
-OF_JOB: Final = ("pace", "regime", "variant", "takeover", "shadow", "control")
-_OF_JOB_ONCE: Final = ("training's own pace changed", "regime change: ")
-"""How the reasons of decisions about the whole job began, before such decisions had kinds of their own."""
+OF_JOB: Final = tuple(DecisionKind)[tuple(DecisionKind).index(DecisionKind.pace) :]
 
 
 class CandidateStatistics(msgspec.Struct, frozen=True):

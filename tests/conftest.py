@@ -14,7 +14,6 @@ import typer.main
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("ZEROTUNE_NCCL_HOST", "model")  # figures must not depend on whether a libnccl is installed
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     ["torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from zerotune.store.records import Candidate, Decision, DecisionKey
+from zerotune.store.records import Candidate, Decision, DecisionKey, DecisionKind
 
 
 def since_takeover(decisions: Sequence[Decision]) -> Sequence[Decision]:
@@ -13,7 +13,7 @@ def since_takeover(decisions: Sequence[Decision]) -> Sequence[Decision]:
     By that order, not by time: the clock may have been put back between two daemons. Decisions of one moment have one
     time.
     """
-    begin = max((at for at, one in enumerate(decisions) if one.kind == "takeover"), default=0)
+    begin = max((at for at, one in enumerate(decisions) if one.kind == DecisionKind.takeover), default=0)
     while begin and decisions[begin - 1].decided_at_s == decisions[begin].decided_at_s:
         begin -= 1
     return decisions[begin:]
@@ -32,8 +32,8 @@ def proven_decisions(decisions: Iterable[Decision]) -> dict[DecisionKey, Decisio
     found: dict[DecisionKey, Decision] = {}
     leads: dict[DecisionKey, Candidate] = {}
     for one in filter(_is_word, decisions):
-        is_proven = one.kind in ("promote", "prior")
-        if one.kind == "lead":
+        is_proven = one.kind in (DecisionKind.promote, DecisionKind.prior)
+        if one.kind == DecisionKind.provisional:
             leads[one.key] = one.candidate
         elif is_proven or one.candidate != leads.get(one.key):
             leads.pop(one.key, None)
@@ -60,8 +60,8 @@ def decisions_that_ran(decisions: Iterable[Decision], highest_epoch: int | None)
 
 def n_tried(decisions: Iterable[Decision], highest_epoch: int | None) -> int:
     """Decisions that began a trial which some step ran under; `highest_epoch` as in `decisions_that_ran`."""
-    return sum(one.kind == "explore" for one in decisions_that_ran(decisions, highest_epoch))
+    return sum(one.kind == DecisionKind.explore for one in decisions_that_ran(decisions, highest_epoch))
 
 
 def _is_word(decision: Decision) -> bool:
-    return decision.kind != "explore" and not decision.is_of_job
+    return decision.kind != DecisionKind.explore and not decision.is_of_job

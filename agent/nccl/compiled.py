@@ -43,9 +43,10 @@ class SharedLibrary:
     file: str
     sources: tuple[str, ...]
     flags: tuple[str, ...] = ()
-    """Beside those of plugin/compile_flags.txt."""
+    """Beside those of `compile_flags`."""
     headers: tuple[str, ...] = ("plugin/**/*.h",)
     root: Path = Path(__file__).parent
+    compile_flags: str = _FLAGS
 
     def path(self) -> Path | None:
         """The library built from exactly these sources; None = not built."""
@@ -95,7 +96,7 @@ class SharedLibrary:
         temporary = library.with_name(f".{library.name}.{uuid.uuid4().hex[:8]}")
         command = [
             *self.compiler(),
-            f"@{self.root / _FLAGS}",
+            f"@{self.root / self.compile_flags}",
             *self.flags,
             f'-DZT_SOURCE_HASH="{self._source_hash()}"',
             *("-shared", "-Wl,-z,nodelete", "-o", str(temporary)),
@@ -116,7 +117,7 @@ class SharedLibrary:
 
     def _source_hash(self) -> str:
         digest = hashlib.sha256(" ".join(self.flags).encode())
-        for file in self._files(*self.sources, *self.headers, _FLAGS):
+        for file in self._files(*self.sources, *self.headers, self.compile_flags):
             digest.update(file.relative_to(self.root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
         return digest.hexdigest()[:16]
 

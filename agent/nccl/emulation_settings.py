@@ -1,24 +1,17 @@
-"""What the environment says about the emulation, and who is NCCL in it; read by each rank, and by `launch` before."""
+"""What the environment says about the emulation; read by each rank, and by `launch` before."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from zerotune.agent.nccl import pinning
 from zerotune.agent.nccl.channel_limit import channel_limit
-from zerotune.agent.nccl.compiled import MOCK_CUDA
-from zerotune.agent.nccl.fabric import Fabric
 from zerotune.agent.nccl.fault_settings import read_faults
-from zerotune.agent.nccl.libnccl import Libnccl, find_libnccl
-from zerotune.agent.nccl.mock_cuda.layouts import layout_of
-from zerotune.agent.nccl.mock_cuda.mock import refuse_beside_a_driver
-from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.agent.nccl.release import release
-from zerotune.store.errors import PluginError, UserError
+from zerotune.store.errors import UserError
 from zerotune.store.records import Collective
 
 STEPS_AHEAD: Final = ("0", "1", "2", "3", "4")
@@ -99,74 +92,3 @@ def _positive(text: str) -> float | None:
     except ValueError:
         return None
     return number if 0 < number < math.inf else None
-
-
-HOST_VARIABLE: Final = "ZEROTUNE_NCCL_HOST"
-"""`library` or `model`; unset: the library where that is possible."""
-_SHOWS_LAUNCHES_SINCE: Final = (2, 22)
-_TAKES_NO_PATHS: Final = (2, 27, 3)
-
-
-class HostChoice(NamedTuple):
-    """Who decides: NCCL's own library wherever one is found that can stand for the fabric, else our model of NCCL."""
-
-    library: Path | None
-    """None: our model of NCCL."""
-    release: str
-    """Of the library, or that the model follows."""
-    obstacle: str
-    """Why not the library; empty where it is one."""
-
-    def __str__(self) -> str:
-        if self.library is None:
-            return f"settings are chosen by a model of NCCL {self.release}: {self.obstacle}"
-        return f"settings are chosen by NCCL {self.release} itself ({self.library})"
-
-
-def choose_host(environment: Mapping[str, str], fabric: Fabric) -> HostChoice:
-    """Choose, by the environment and what is installed.
-
-    Raises:
-        UserError: the environment asks for the library, which cannot be; or it asks for nonsense.
-    """
-    wanted = environment.get(HOST_VARIABLE, "")
-    if wanted not in ("", "library", "model"):
-        raise UserError(f"{HOST_VARIABLE}={wanted!r} is no host", "say library or model, or unset it")
-    modelled = ".".join(map(str, release(environment).version))
-    if wanted == "model":
-        return HostChoice(None, modelled, f"{HOST_VARIABLE}=model")
-    try:
-        path, version = _usable(environment, fabric)
-    except PluginError as error:
-        obstacle, remedy = str(error), "install a C compiler, or unset it"
-    except UserError as error:
-        obstacle, remedy = error.problem, error.remedy
-    else:
-        return HostChoice(path, version, "")
-    if wanted == "library":
-        raise UserError(f"{HOST_VARIABLE}=library is not possible: {obstacle}", remedy)
-    return HostChoice(None, modelled, obstacle)
-
-
-def _usable(environment: Mapping[str, str], fabric: Fabric) -> tuple[Path, str]:
-    """Library and its release; UserError says why there is none."""
-    if fabric.node is None:
-        raise UserError(f"fabric {fabric.name} names no machine", "add `machine` to its file")
-    if read_faults(environment.get("ZEROTUNE_FAULTS", "")).forced:
-        raise UserError("ZEROTUNE_FAULTS forces settings", "unset it")
-    path = find_libnccl()
-    if path is None:
-        raise UserError("there is no libnccl", "pip install zerotune[nccl]")
-    refuse_beside_a_driver()
-    MOCK_CUDA.build()
-    nccl = Libnccl(path)
-    functions(path)  # the mock needs them: a library that is stripped must be refused before ranks start
-    layout_of(nccl.version)
-    if nccl.version == _TAKES_NO_PATHS:
-        raise UserError(f"NCCL {nccl.version_text} takes no plugin by its path, so no network", "take another release")
-    if nccl.version < _SHOWS_LAUNCHES_SINCE:
-        raise UserError(f"NCCL {nccl.version_text} does not show what it launches", "take 2.22 or newer")
-    named = environment.get("ZEROTUNE_NCCL_VERSION")
-    if named and named != nccl.version_text:
-        raise UserError(f"ZEROTUNE_NCCL_VERSION={named}, and {path} is {nccl.version_text}", "unset it")
-    return path, nccl.version_text

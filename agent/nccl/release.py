@@ -10,9 +10,8 @@ from zerotune.store.errors import UserError
 DEFAULT: Final = "2.28.9"
 
 _TUNER_ABIS: Final = (((2, 30), 6), ((2, 28), 5), ((2, 24), 4), ((2, 22), 3), ((2, 21), 2))
-_PROFILER_ABIS: Final = (
-    ((2, 31), 7), ((2, 29), 6), ((2, 28), 5), ((2, 27), 4), ((2, 26), 3), ((2, 24), 2), ((2, 23), 1),
-)  # fmt: skip
+_PROFILER_ABIS: Final = (((2, 31), 7), ((2, 29), 6), ((2, 28), 5), ((2, 27), 4), ((2, 26), 3))
+"""Older ones tell no times of kernels."""
 
 
 class Release(NamedTuple):
@@ -21,6 +20,9 @@ class Release(NamedTuple):
     version: tuple[int, ...]
     is_rccl: bool = False
 
+    def __str__(self) -> str:
+        return ("RCCL " if self.is_rccl else "NCCL ") + ".".join(map(str, self.version))
+
     @property
     def tuner_abi(self) -> int:
         """Newest version of the tuner interface that it looks for."""
@@ -28,7 +30,7 @@ class Release(NamedTuple):
 
     @property
     def profiler_abi(self) -> int:
-        """Newest version of the profiler interface that it looks for; 0 = none."""
+        """Newest version of the profiler interface that it looks for; 0 = none that tells times of kernels."""
         return _newest(_PROFILER_ABIS, self.version)
 
     @property

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from benchmarks.rehearse.settings import FABRIC as REHEARSAL
 from zerotune.agent.machine import identity
 from zerotune.agent.nccl import library
-from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
 from zerotune.store.records import (
     BASELINE,
     Algorithm,

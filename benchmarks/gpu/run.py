@@ -32,9 +32,9 @@ from benchmarks.gpu.ranks import Machine, RanksFailed
 from benchmarks.gpu.results import Record
 from benchmarks.gpu.steps import Context, NotAsItMust, Step, forced, load, scratch_is_short, soak, sweep
 from benchmarks.gpu.training import kill_daemon, overhead, training, tuned
+from benchmarks.rehearse.settings import FABRIC as REHEARSAL
 from zerotune.agent.machine.identity import nccl_version
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
 from zerotune.store.errors import FabricError
 
 PROGRAMME = (

@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.gpu.ranks import Ranks
 from benchmarks.gpu.steps import Context, NotAsItMust
-from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
+from benchmarks.rehearse.settings import FABRIC as REHEARSAL
 from zerotune.tuner.client.background_daemon import start_in_background
 
 SCRIPTS = Path(__file__).parents[2] / "tests" / "frameworks" / "scripts"

@@ -133,7 +133,7 @@ class Job:
 
     def _start_job(self, node: int, port: int) -> subprocess.Popen[bytes]:
         case, environment = self.case, self.python.parent
-        rehearsal: list[str | Path] = [self.python, "-m", "zerotune.agent.nccl.rehearsal", case.fabric]
+        rehearsal: list[str | Path] = [self.python, "-m", "benchmarks.rehearse", case.fabric]
         rehearsal += ["--moves-mb", str(case.moves_mb), "--", self.python, "-m"]
         if case.module:
             return self._start([*rehearsal, case.module, *case.words], node, f"{node}.log")

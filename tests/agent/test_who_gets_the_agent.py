@@ -13,7 +13,7 @@ import pytest
 from benchmarks.lib.free_port import free_port
 from zerotune.agent.settings import AgentSettings, hand_on, take_over
 
-LAUNCHED = {"ZEROTUNE_LAUNCH": "1", "ZEROTUNE_FABRIC": "ethernet_boxes", "ZEROTUNE_NCCL_HOST": "model"}
+LAUNCHED = {"ZEROTUNE_LAUNCH": "1", "ZEROTUNE_FABRIC": "ethernet_boxes"}
 AT_START = "import zerotune.agent.bootstrap\n"
 """What the line in site-packages does."""
 SHOW = """

@@ -165,7 +165,7 @@ def test_a_lead_that_ended_is_told() -> None:
     decisions += _told(world, brain, 40)
     assert brain.keys[0].provisional is None
     told = [(one.key, one.kind, one.candidate) for one in decisions]
-    assert told[:2] == [(brain.keys[0].key, "lead", slower), (brain.keys[0].key, "keep", BASELINE)]
+    assert told[:2] == [(brain.keys[0].key, "provisional", slower), (brain.keys[0].key, "keep", BASELINE)]
 
 
 def test_what_memory_makes_a_new_size_run_is_told() -> None:

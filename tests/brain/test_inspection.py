@@ -70,7 +70,7 @@ def test_a_setting_of_earlier_jobs_is_seen_on_its_way_to_become_the_incumbent() 
         for _ in range(60):
             play(world, brain, 1)
             (view,) = brain.keys
-            role = {view.trial: "trial", view.provisional: "lead", view.incumbent: "incumbent"}.get(PAT)
+            role = {view.trial: "trial", view.provisional: "provisional", view.incumbent: "incumbent"}.get(PAT)
             if role is not None and role not in seen:
                 seen.append(role)
             assert view.provisional_is_proven == (kind == "proven") or view.provisional is None
@@ -79,7 +79,7 @@ def test_a_setting_of_earlier_jobs_is_seen_on_its_way_to_become_the_incumbent() 
         assert view.tried == (PAT,)
         assert brain.predicted(view.key)[PAT].n_calls > 0
         kinds.append(seen)
-    assert kinds == [["trial", "incumbent"], ["lead", "incumbent"], ["lead", "incumbent"]]
+    assert kinds == [["trial", "incumbent"], ["provisional", "incumbent"], ["provisional", "incumbent"]]
 
 
 def test_a_variant_on_trial_is_shown_with_the_plans_that_run_it() -> None:

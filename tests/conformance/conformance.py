@@ -1,6 +1,6 @@
-"""What torch's own tests say of the emulated backend, on both hosts, and the page that keeps it.
+"""What torch's own tests say of the emulated backend, and the page that keeps it.
 
-`python -m tests.conformance.conformance` runs them, some ten minutes on two cores, and renews the page.
+`python -m tests.conformance.conformance` runs them, some five minutes on two cores, and renews the page.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from typing import Final, NamedTuple
 
 import torch
 
-from benchmarks.lib.nccl import nccl_releases
-
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "reference" / "conformance.md"
 BEGIN, END = "<!-- made by tests/conformance/conformance.py -->", "<!-- end -->"
-HOSTS: Final = ("model", "library")
 
 
 class Way(NamedTuple):
@@ -67,13 +64,11 @@ class Verdict:
     why: str
 
 
-def run(host: str, folder: Path, names: Sequence[str] = ()) -> dict[str, Verdict]:
-    """Run torch's tests on one host.
+def run(folder: Path) -> dict[str, Verdict]:
+    """Run torch's tests.
 
     Args:
-        host: one of `HOSTS`.
         folder: is given the logs.
-        names: of tests; empty: all.
 
     Returns:
         Verdicts by the test's name.
@@ -81,6 +76,7 @@ def run(host: str, folder: Path, names: Sequence[str] = ()) -> dict[str, Verdict
     Raises:
         RuntimeError: a run ended early.
     """
+    names: list[str] = []  # all
     verdicts: dict[str, Verdict] = {}
     skipped: dict[str, str] = {}
     """Torch's reasons by test, one below the other."""
@@ -89,7 +85,7 @@ def run(host: str, folder: Path, names: Sequence[str] = ()) -> dict[str, Verdict
             names = [name for name, why in skipped.items() if way.skipped_for in why]
             if not names:
                 continue
-        for name, (outcome, why) in _outcomes(host, way, names, folder).items():
+        for name, (outcome, why) in _outcomes(way, names, folder).items():
             if outcome == "skipped":
                 skipped[name] = f"{skipped.get(name, '')}{why}\n"
                 verdicts[name] = Verdict(outcome, _reason(skipped[name]))
@@ -100,15 +96,13 @@ def run(host: str, folder: Path, names: Sequence[str] = ()) -> dict[str, Verdict
     return verdicts
 
 
-def _outcomes(host: str, way: Way, names: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
+def _outcomes(way: Way, names: Sequence[str], folder: Path) -> dict[str, tuple[str, str]]:
     environment = {
-        **os.environ, "ZEROTUNE_NCCL_HOST": host, "ZEROTUNE_COMPUTE": "none", "GLOO_SOCKET_IFNAME": "lo",
+        **os.environ, "ZEROTUNE_COMPUTE": "none", "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "BACKEND": way.asked, "WORLD_SIZE": str(way.n_ranks),
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "90",
     }  # fmt: skip
-    if host == "library":
-        environment["NCCL_LIBRARY"] = str(nccl_releases.library_of(nccl_releases.TESTED[-1]))
-    out, log = (folder / f"{host}-{way.asked}-{way.n_ranks}.{kind}" for kind in ("json", "log"))
+    out, log = (folder / f"{way.asked}-{way.n_ranks}.{kind}" for kind in ("json", "log"))
     command = [sys.executable, str(Path(__file__).with_name("c10d_suite.py")), str(out), *names]
     with log.open("w") as stream:
         ended = subprocess.run(command, env=environment, cwd=folder, stdout=stream, stderr=stream, check=False)
@@ -122,38 +116,30 @@ def _reason(why: str) -> str:
     return next((reason for pattern, reason in WHY if re.search(pattern, why)), "; ".join(why.splitlines()))
 
 
-def table(by_host: Mapping[str, Mapping[str, Verdict]]) -> str:
-    """The page's table: tests that ended alike on all hosts and for one reason share a row."""
+def table(verdicts: Mapping[str, Verdict]) -> str:
+    """The page's table: tests that ended alike and for one reason share a row."""
     rows = defaultdict(list)
-    for name in sorted(next(iter(by_host.values()))):
-        verdicts = [by_host[host][name] for host in HOSTS]
-        why = "; ".join(dict.fromkeys(verdict.why for verdict in verdicts if verdict.why))
-        rows[(*(verdict.outcome for verdict in verdicts), why)].append(name)
-    counts = [
-        f"{host}: {', '.join(f'{sum(v.outcome == o for v in by_host[host].values())} {o}' for o in OUTCOMES)}"
-        for host in HOSTS
-    ]
+    for name, verdict in sorted(verdicts.items()):
+        rows[verdict.outcome, verdict.why].append(name)
+    counts = ", ".join(f"{sum(each.outcome == o for each in verdicts.values())} {o}" for o in OUTCOMES)
     lines = [
-        f"torch {torch.__version__.partition('+')[0]}, NCCL {nccl_releases.TESTED[-1]}. {'; '.join(counts)}.", "",
-        "| model | library | why | n | tests |", "|---|---|---|---|---|",
+        f"torch {torch.__version__.partition('+')[0]}: {counts}.", "",
+        "| outcome | why | n | tests |", "|---|---|---|---|",
     ]  # fmt: skip
-    for (*outcomes, why), names in sorted(rows.items()):
+    for (outcome, why), names in sorted(rows.items()):
         tests = ", ".join(f"`{name.removeprefix('test_')}`" for name in names)
-        lines.append(f"| {' | '.join(outcomes)} | {why} | {len(names)} | {tests} |")
+        lines.append(f"| {outcome} | {why} | {len(names)} | {tests} |")
     return "\n".join(lines)
 
 
 OUTCOMES: Final = ("passed", "skipped", "failed")
 
 
-def kept() -> tuple[str, dict[str, dict[str, str]]]:
-    """The page's torch release, and its outcomes by host and test."""
+def kept() -> tuple[str, dict[str, str]]:
+    """The page's torch release, and its outcomes by test."""
     text = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
-    release = re.search(r"^torch ([\w.]+)", text.strip())
-    outcomes: dict[str, dict[str, str]] = {host: {} for host in HOSTS}
-    for row in _rows(text):
-        for host, outcome in zip(HOSTS, row, strict=False):
-            outcomes[host].update({f"test_{name}": outcome for name in re.findall(r"`(\w+)`", row[-1])})
+    release = re.search(r"^torch (\d[\d.]*\d)", text.strip())
+    outcomes = {f"test_{name}": row[0] for row in _rows(text) for name in re.findall(r"`(\w+)`", row[-1])}
     return release[1] if release else "", outcomes
 
 
@@ -167,18 +153,13 @@ def _rows(text: str) -> Iterator[list[str]]:
 def main() -> None:
     """Renew the page."""
     with tempfile.TemporaryDirectory() as folder:
-        first = run(HOSTS[0], Path(folder))
-        by_host = {HOSTS[0]: first}
-        for host in HOSTS[1:]:  # what is skipped does not depend on the host
-            names = [name for name, verdict in first.items() if verdict.outcome != "skipped"]
-            by_host[host] = {**first, **run(host, Path(folder), names)}
-    renew(by_host)
+        renew(run(Path(folder)))
 
 
-def renew(by_host: Mapping[str, Mapping[str, Verdict]]) -> None:
+def renew(verdicts: Mapping[str, Verdict]) -> None:
     """Write the page's table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(by_host)}\n{END}{rest.partition(END)[2]}")
+    PAGE.write_text(f"{before}{BEGIN}\n{table(verdicts)}\n{END}{rest.partition(END)[2]}")
 
 
 if __name__ == "__main__":

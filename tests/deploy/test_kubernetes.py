@@ -215,7 +215,7 @@ def train(pod: Pod, container: dict[str, Any], command: Sequence[str], **environ
     words[words.index("--") : words.index("--")] = ["--fabric", "ethernet_boxes"]
     words[words.index("train.py") :] = [TRAIN, "--steps", "60", "--layers", "2", "--width", "32"]
     as_kubeflow = {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "127.0.0.1"}
-    done = pod.run(container, words, ZEROTUNE_NCCL_HOST="model", **as_kubeflow, **environment)
+    done = pod.run(container, words, **as_kubeflow, **environment)
     assert done.returncode == 0, done.stdout
 
 

@@ -50,7 +50,6 @@ def test_rays_workers_are_one_tuned_job_that_ends_in_good_order(place: Path) -> 
     environment = os.environ | {
         "ZEROTUNE_RUNTIME_DIR": str(place),
         "ZEROTUNE_FABRIC": "ethernet_boxes",
-        "ZEROTUNE_NCCL_HOST": "model",
         "OMP_NUM_THREADS": "1",
         "RAY_TMPDIR": str(place),
         "RAY_USAGE_STATS_ENABLED": "0",

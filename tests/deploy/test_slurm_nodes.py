@@ -43,7 +43,6 @@ def cluster() -> Iterator[SlurmCluster]:
             made.environment |= {
                 "PATH": f"{Path(sys.executable).parent}:{made.environment['PATH']}",
                 "OMP_NUM_THREADS": "1",
-                "ZEROTUNE_NCCL_HOST": "model",
                 "LAUNCH_OPTIONS": "--fabric ethernet_boxes",
             }
             yield made

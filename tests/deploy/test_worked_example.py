@@ -46,7 +46,6 @@ def cluster() -> Iterator[SlurmCluster]:
                 "PATH": f"{Path(sys.executable).parent}:{made.environment['PATH']}",
                 "OMP_NUM_THREADS": "1",
                 "RENDEZVOUS": f"127.0.0.1:{free_ports(1)[0]}",  # the script's own port may be another's on this machine
-                "ZEROTUNE_NCCL_HOST": "model",
             }
             yield made
         assert made.left_on_nodes() == []

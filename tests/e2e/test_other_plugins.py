@@ -14,7 +14,6 @@ def test_a_job_beside_others_plugins(world):
     world.environment |= {
         "NCCL_TUNER_PLUGIN": str(other_tuner(world.folder / "tuner.so", 5)),
         "NCCL_PROFILER_PLUGIN": str(other_profiler(world.folder / "profiler.so", 5)),
-        "ZEROTUNE_NCCL_HOST": "model",
     }
     training = world.take_steps(1000)
 

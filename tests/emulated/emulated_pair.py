@@ -15,7 +15,7 @@ from zerotune.agent.nccl import library
 from zerotune.agent.nccl.emulated.host import communicator, grouping
 from zerotune.agent.nccl.emulated.host.calls import IssuedCall, Task
 from zerotune.agent.nccl.emulated.host.communicator import Communicator
-from zerotune.agent.nccl.emulated.host.model.plugin_host import plugin_host
+from zerotune.agent.nccl.emulated.host.plugin_host import plugin_host
 from zerotune.agent.nccl.emulated.settings import Emulation
 from zerotune.agent.nccl.emulated.torch_backend import tasks
 from zerotune.agent.nccl.emulated.torch_backend.reduction import AVERAGE, SUM, Operator

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import benchmarks.gpu.run as driver
-from zerotune.agent.nccl.rehearsal.settings import FABRIC as REHEARSAL
+from benchmarks.rehearse.settings import FABRIC as REHEARSAL
 
 OPTIONS = driver.LITTLE if REHEARSAL in os.environ else ("--minutes", "3")
 

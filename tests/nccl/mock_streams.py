@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 
-from zerotune.agent.nccl.compiled import MOCK_CUDA
+from benchmarks.rehearse.mock_gpu import MOCK_GPU
 
 KERNEL_MS, HOST_MS = 100.0, 25.0
 NON_BLOCKING, NOT_READY = 1, 600
-library = ctypes.CDLL(str(MOCK_CUDA.build()))
+library = ctypes.CDLL(str(MOCK_GPU.build()))
 library.mock_cuda_function.restype = ctypes.c_void_p
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _PRICE = ctypes.CFUNCTYPE(ctypes.c_double)

@@ -7,11 +7,12 @@ import sys
 
 import pytest
 
+from benchmarks.rehearse.environments import REPOSITORY
+from benchmarks.rehearse.mock_gpu import QUEUE
+from benchmarks.rehearse.prices import MESSAGES, Prices
+from benchmarks.rehearse.settings import AHEAD, FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
 from zerotune.agent.nccl.fabric import load
 from zerotune.agent.nccl.mock_cuda.device_functions import DeviceFunction
-from zerotune.agent.nccl.mock_cuda.mock import QUEUE
-from zerotune.agent.nccl.rehearsal.prices import MESSAGES, Prices
-from zerotune.agent.nccl.rehearsal.settings import AHEAD, FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Collective, CommunicatorClass, Protocol
 
@@ -67,5 +68,5 @@ def test_what_has_no_price_takes_no_time_and_is_said(capsys):
 
 
 def test_a_command_that_is_not_there_is_refused():
-    command = [sys.executable, "-m", "zerotune.agent.nccl.rehearsal", "h100_node", "--", "no-such-command"]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+    command = [sys.executable, "-m", "benchmarks.rehearse", "h100_node", "--", "no-such-command"]
+    assert subprocess.run(command, capture_output=True, check=False, cwd=REPOSITORY).returncode == 2

@@ -90,12 +90,12 @@ OTHER = Candidate(Algorithm.ring, Protocol.simple, 2)
 @pytest.mark.parametrize(
     ("words", "proven", "n_leads"),
     [
-        ([("lead", FAST)], [], 1),
-        ([("lead", FAST), ("keep", FAST)], [], 1),
-        ([("promote", OTHER), ("lead", FAST), ("rollback", FAST)], [OTHER], 1),
-        ([("promote", OTHER), ("lead", FAST), ("keep", OTHER)], [OTHER], 0),
-        ([("lead", FAST), ("promote", FAST), ("keep", FAST)], [FAST], 0),
-        ([("lead", FAST), ("keep", Candidate())], [], 0),
+        ([("provisional", FAST)], [], 1),
+        ([("provisional", FAST), ("keep", FAST)], [], 1),
+        ([("promote", OTHER), ("provisional", FAST), ("rollback", FAST)], [OTHER], 1),
+        ([("promote", OTHER), ("provisional", FAST), ("keep", OTHER)], [OTHER], 0),
+        ([("provisional", FAST), ("promote", FAST), ("keep", FAST)], [FAST], 0),
+        ([("provisional", FAST), ("keep", Candidate())], [], 0),
     ],
 )
 def test_what_only_leads_is_left_out_and_told(tmp_path: Path, words, proven, n_leads):

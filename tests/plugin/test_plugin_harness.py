@@ -42,7 +42,7 @@ def others(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("others")
     for version in range(2, 8):
         other_tuner(folder / f"libnccl-tuner-other{version}.so", version)
-    for version in range(1, 8):
+    for version in range(3, 8):
         other_profiler(folder / f"libnccl-profiler-other{version}.so", version)
     other_tuner(folder / "libnccl-tuner.so", 6, "-DAND_OLDER")
     return folder
@@ -77,7 +77,7 @@ def test_only_the_abi_is_exported():
     names = subprocess.run(
         ["nm", "-D", "--defined-only", str(LIBRARY.build())], capture_output=True, text=True, check=True
     ).stdout.split()[2::3]
-    expected = {f"ncclTunerPlugin_v{v}" for v in range(2, 8)} | {f"ncclProfiler_v{v}" for v in range(1, 8)}
+    expected = {f"ncclTunerPlugin_v{v}" for v in range(2, 8)} | {f"ncclProfiler_v{v}" for v in range(3, 8)}
     assert {name for name in names if not name.startswith("zerotune_")} == expected
 
 

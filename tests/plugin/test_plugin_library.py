@@ -35,7 +35,7 @@ NEWEST = Release((2, 99))
 def test_it_has_every_interface_that_a_release_looks_for() -> None:
     loaded = ctypes.CDLL(str(library.load().path))
     names = [f"ncclTunerPlugin_v{version}" for version in range(2, NEWEST.tuner_abi + 1)]
-    names += [f"ncclProfiler_v{version}" for version in range(1, NEWEST.profiler_abi + 1)]
+    names += [f"ncclProfiler_v{version}" for version in range(3, NEWEST.profiler_abi + 1)]
     assert [name for name in names if not hasattr(loaded, name)] == []
 
 

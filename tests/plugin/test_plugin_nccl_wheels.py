@@ -37,7 +37,7 @@ PROFILERS = {
     31: range(1, 8),
 }
 EXPORTED_TUNERS = set(range(2, 8))
-EXPORTED_PROFILERS = set(range(1, 8))
+EXPORTED_PROFILERS = set(range(3, 8))
 PROBE = """
 import ctypes, sys
 version = ctypes.c_int()
@@ -104,7 +104,7 @@ def test_nccl_looks_for_the_symbols_of_our_table(release):
     assert found["profilers"] == expected(PROFILERS, minor)
     assert EXPORTED_TUNERS & set(found["tuners"])
     assert "NCCL_TUNER_PLUGIN" in found["variables"]
-    if minor >= 23:
+    if minor >= 26:
         assert EXPORTED_PROFILERS & set(found["profilers"])
         assert "NCCL_PROFILER_PLUGIN" in found["variables"]
 
@@ -112,7 +112,7 @@ def test_nccl_looks_for_the_symbols_of_our_table(release):
 def test_the_names_in_descriptors_are_those_we_know(release):
     name, found = release
     minor = int(name.split(".")[1])
-    if minor >= 24:  # profiler v2 and newer give names
+    if minor >= 26:  # profilers that tell times give names
         missing = set(NAMES) - set(found["names"])
         assert not missing - ({"ncclFloat8e4m3", "ncclFloat8e5m2"} if minor == 24 else set())
 

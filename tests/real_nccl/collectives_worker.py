@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.rehearse.mock_gpu import MockGpu
 from zerotune.agent.nccl.libnccl import IN_PROGRESS, Libnccl, UniqueId, non_blocking_config
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.mock_cuda.mock import MockCuda
 from zerotune.agent.nccl.twin.machines import MACHINES
 
 FLOAT32, SUM, MAXIMUM = 7, 0, 2
@@ -22,7 +22,7 @@ COUNT = 1000
 rank, n_ranks, folder, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 topology = folder / f"topology{rank}.xml"
 topology.write_text(MACHINES["dgx_h100"].topology())
-mock = MockCuda(in_front=True)
+mock = MockGpu(in_front=True)
 mock.lend(read_machine(topology), "node")
 nccl = Libnccl(path)
 mock.attach(path, nccl.library, nccl.version)

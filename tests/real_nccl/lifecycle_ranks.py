@@ -18,6 +18,7 @@ from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from benchmarks.rehearse.mock_gpu import MockGpu
 from zerotune.agent.nccl.libnccl import IN_PROGRESS, Libnccl, NcclError, UniqueId, non_blocking_config
 from zerotune.agent.nccl.library import Plugin
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
@@ -28,6 +29,7 @@ MESSAGE_BYTES = 1 << 16
 COLLECTIVES = (Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce)
 N_USES = 4
 N_REPLAYS = 3
+KERNEL_US = 10.0
 
 
 class Rank:
@@ -37,7 +39,7 @@ class Rank:
         self.rank, self.n_ranks, self.ids = rank, options.n_ranks, ids
         ranks_per_node = options.n_ranks // options.n_nodes
         self.device = rank % ranks_per_node
-        self.mock = MockCuda()
+        self.mock = MockGpu() if options.scenario == "graphs" else MockCuda()
         self.mock.lend(read_machine(options.topology), f"node-{rank // ranks_per_node}")
         self.plugin = Plugin(options.plugin)
         os.environ.update(NCCL_TUNER_PLUGIN=options.plugin.name, NCCL_PROFILER_PLUGIN=options.plugin.name)
@@ -182,17 +184,18 @@ def non_blocking(rank: Rank, n: int) -> None:
 
 def abort(rank: Rank, n: int) -> None:
     """Given up while its kernels run."""
-    rank.mock.set_waiting(True)
+    rank.mock.set_duration_us(-1.0)
     for _ in range(n):
         (communicator,) = rank.new()
         rank.use([communicator])
         rank.nccl.abort(communicator)
-        rank.mock.take()
         rank.note()
 
 
 def graphs(rank: Rank, n: int) -> None:
     """Captured once, launched again and again."""
+    assert isinstance(rank.mock, MockGpu)
+    rank.mock.set_prices(lambda *_: KERNEL_US, noise=0.0, kernel_us=1.0, flops_per_ns=1.0)
     for _ in range(n):
         (communicator,) = rank.new()
         stream = rank.mock.begin_capture()

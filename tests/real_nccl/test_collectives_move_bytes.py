@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -23,6 +24,7 @@ def test_bytes_arrive(release, tmp_path):
         subprocess.Popen(
             [sys.executable, WORKER, str(rank), str(N_RANKS), str(tmp_path), str(library)],
             stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(WORKER.parents[2])},
             preexec_fn=no_core_dumps,
         )
         for rank in range(N_RANKS)

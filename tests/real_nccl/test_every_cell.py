@@ -123,8 +123,8 @@ def test_the_profiler_tells_what_ran_and_how_long(asked):
                 assert ran.timing_source == TimingSource.cpu_kernel
 
 
-def test_times_of_hosts_do_not_pass_for_kernels(asked):
+def test_nothing_is_timed_where_nccl_tells_no_times(asked):
     version, _, _, answers = asked
     if version >= (2, 26):  # then the test above holds their times
         pytest.skip("kernels tell their times")
-    assert {ran.timing_source for answer in answers for ran in answer.ran} <= {TimingSource.cpu_collective}
+    assert not [ran for answer in answers for ran in answer.ran]

@@ -66,7 +66,8 @@ def told(release, scenario: str, shape: tuple, plugin: Path, **environment: str)
         ]
         process = subprocess.Popen(
             [str(each) for each in command],
-            env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[2]), **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
         try:

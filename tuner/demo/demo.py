@@ -24,7 +24,7 @@ from rich.table import Table
 
 from zerotune.agent.launch import make_writable
 from zerotune.agent.nccl import fabric as fabrics
-from zerotune.agent.nccl.emulation_settings import choose_host
+from zerotune.agent.nccl.release import release
 from zerotune.store.errors import UserError
 from zerotune.store.foreign.own_python import python_with
 from zerotune.store.records import BASELINE, Candidate, Decision, size_class_range
@@ -40,7 +40,7 @@ from zerotune.tuner.offline.scratch import ScratchFolder
 from zerotune.tuner.offline.size_ranges import rounded_range
 
 FABRIC = "few_sms_node"
-"""NCCL's own choice loses there whoever decides, its library or our model of it."""
+"""NCCL's own choice loses there."""
 N_RANKS = 2
 N_STEPS = 500
 LEAST_FREE_BYTES = 1 << 16
@@ -87,7 +87,8 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
         UserError: `out` cannot be written, a run failed (the last line of its log is in the message), its ranks did
             not reach the daemon, or the two runs have different losses.
     """
-    host = choose_host(os.environ, fabrics.load(fabric))  # a wrong name is told before anything is written
+    fabrics.load(fabric)  # a wrong name is told before anything is written
+    modelled = release(os.environ)
     make_writable(out)
     for old in _OUTPUTS:
         (out / old).unlink(missing_ok=True)
@@ -96,7 +97,8 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     earlier = _explored_so_far(store_path)
     console.print(
         f"[bold]Emulated fabric [cyan]{fabric}[/][/]: real training, real collectives, and a virtual clock in place "
-        f"of a GPU cluster; {host}. These figures show the loop at work; they say nothing about a real network. "
+        f"of a GPU cluster; settings are chosen by a model of {modelled}. These figures show the loop at "
+        "work; they say nothing about a real network. "
         "Two runs follow; with 500 steps each they take one to four minutes.",
         soft_wrap=True,
     )

@@ -26,6 +26,7 @@ from zerotune.store.records import (
     LEAST_US,
     Collective,
     CommunicatorClass,
+    DecisionKind,
     Outcome,
     Phase,
     Plan,
@@ -215,7 +216,7 @@ class Brain(Inspection):
         if plans.takes_over:
             plans.takes_over = False
             words = "another daemon took over: what earlier measurements do not prove is decided anew"
-            self._note(Event(self._states[0], self._states[0].incumbent, "takeover", words))
+            self._note(Event(self._states[0], self._states[0].incumbent, DecisionKind.takeover, words))
         if self._costs.revision != self._offered_by:
             self._offered_by = self._costs.revision
             self._policy.withdraw_what_is_not_offered()
@@ -277,7 +278,8 @@ class Brain(Inspection):
         saved = self._side_by_side.saved()
         self._controls.begun(self._step, None if saved is None else saved.share, self._latency.steps)
         words = "NCCL's own choice runs for two steps, to compare what is in force with"
-        self._pending.append((Event(self._states[0], BASELINE, "control", words, self._step), self._plans.next + 1))
+        event = Event(self._states[0], BASELINE, DecisionKind.control, words, self._step)
+        self._pending.append((event, self._plans.next + 1))
         return True
 
     def _scheduled(self, gathers_after_step: bool, *, is_control: bool) -> PlanInForce:
@@ -336,12 +338,12 @@ class Brain(Inspection):
         self._policy.register(state)
         if self._costs.leaves_alone(Collective(state.key.collective)):
             state.incumbent_reason = "--numerics exact leaves what computes to NCCL"
-            self._note(Event(state, state.incumbent, "keep", state.incumbent_reason))
+            self._note(Event(state, state.incumbent, DecisionKind.keep, state.incumbent_reason))
         row = covering(self._unseen_sizes.rows, state.key)
         if row is not None and self.memory.is_short:
             if state.provisional is not None:
                 self._policy.drop(state, state.provisional, row.reason, ban=False)
-            self._policy.set_incumbent(Event(state, row.candidate, "prior", row.reason))
+            self._policy.set_incumbent(Event(state, row.candidate, DecisionKind.prior, row.reason))
         elif row is not None and state.provisional is None and not row.candidate.is_baseline:
             self._policy.begin_provisional(state, Promising(row.candidate, PROVEN_GAIN, row.reason, is_proven=True))
         self._urgent |= row is not None or state.provisional_is_proven
@@ -411,6 +413,6 @@ class Brain(Inspection):
         self._step_feedback.reset()
         if self._states:
             state = self._states[0]
-            self._note(Event(state, state.incumbent, "regime", reason))
+            self._note(Event(state, state.incumbent, DecisionKind.regime, reason))
         self._policy.reopen()
         self._urgent = True

@@ -22,6 +22,7 @@ from zerotune.store.records import (
     CommunicatorClass,
     Decision,
     DecisionKey,
+    DecisionKind,
     JobRecord,
     MissingEvidence,
     Phase,
@@ -337,10 +338,10 @@ def deciding(settled: Sequence[Decision]) -> Decision | None:
         (n for n, one in enumerate(reversed(settled)) if one.candidate != settled[-1].candidate), len(settled)
     )
     since = settled[-n_since:]
-    chosen = [one for one in since if one.kind in ("promote", "prior", "lead")]
+    chosen = [one for one in since if one.kind in (DecisionKind.promote, DecisionKind.prior, DecisionKind.provisional)]
     if chosen:
         return chosen[-1]
-    return since[0] if since[0].kind == "rollback" else since[-1]
+    return since[0] if since[0].kind == DecisionKind.rollback else since[-1]
 
 
 def when(decision: Decision) -> str:
@@ -360,9 +361,9 @@ def _explanation(
     current: Collection[Decision],
     highest_epoch: int | None,
 ) -> Explanation:
-    settled = [one for one in decisions if one.kind != "explore" and one in current]
+    settled = [one for one in decisions if one.kind != DecisionKind.explore and one in current]
     ran = decisions_that_ran(decisions, highest_epoch)
-    in_force = [one for one in ran if one.kind != "explore" and one in current]
+    in_force = [one for one in ran if one.kind != DecisionKind.explore and one in current]
     low, high = size_class_range(key.size_class)
     last = decisions[-1] if decisions else None
     model_id, alternatives = guesses or ("", [])
@@ -371,7 +372,7 @@ def _explanation(
     decision = deciding(settled)
     setting = str(in_force[-1].candidate if in_force else BASELINE)
     decided = str(settled[-1].candidate if settled else BASELINE)
-    is_on_trial = last is not None and last.kind == "explore" and last in current
+    is_on_trial = last is not None and last.kind == DecisionKind.explore and last in current
     is_guess = bool(alternatives) and all(one.get("is_guess", False) for one in alternatives)
     offered = {str(one["candidate"]) for one in alternatives}
     here, everywhere = (as_offered(known, offered, key) for known in (here, everywhere))
@@ -388,7 +389,7 @@ def _explanation(
         alternatives=alternatives,
         is_guess=is_guess,
         decided_at_s=None if last is None else last.decided_at_s,
-        n_explored=len({decision.candidate for decision in ran if decision.kind == "explore"}),
+        n_explored=len({decision.candidate for decision in ran if decision.kind == DecisionKind.explore}),
         spent_us=sum(float(one.get("spent_us", 0.0)) for one in alternatives),
         history=[f"{when(d)}: {d.kind} {d.candidate}: {d.reason}" for d in decisions],
         setting=setting,
@@ -405,7 +406,9 @@ def _runs_as(kind: str | None, *, is_on_trial: bool) -> Override:
     """The first of the list that applies, by the kind of decision that put the setting in force."""
     if is_on_trial:
         return Override.trial
-    return {"prior": Override.proven, "lead": Override.provisional}.get(kind or "", Override.incumbent)
+    if kind == DecisionKind.prior:
+        return Override.proven
+    return Override.provisional if kind == DecisionKind.provisional else Override.incumbent
 
 
 def _unweighed(
@@ -460,7 +463,7 @@ def _add_medians(
 
 def _date_notes(alternatives: Sequence[dict[str, Any]], decisions: Sequence[Decision], setting: str) -> None:
     """Add to each note when it was taken; drop old notes against the setting that is now in force."""
-    settled = [(at, one) for at, one in enumerate(decisions) if one.kind != "explore"]
+    settled = [(at, one) for at, one in enumerate(decisions) if one.kind != DecisionKind.explore]
     in_force_at = next((at for at, one in reversed(settled) if str(one.candidate) != setting), -1) + 1
     for one in alternatives:
         name, note = str(one["candidate"]), one.get("note") or ""

@@ -33,6 +33,7 @@ from zerotune.store.records import (
     Collective,
     CommunicatorClass,
     Decision,
+    DecisionKind,
     Outcome,
     Phase,
     Plan,
@@ -124,7 +125,7 @@ def learned_plan(store: Store, job_id: str | None = None) -> tuple[PlanFile, lis
             else "no step is recorded under a plan with what it decided"
         )
         longer = "train longer"
-        if any(one.kind == "shadow" for one in decisions):
+        if any(one.kind == DecisionKind.shadow for one in decisions):
             what, longer = "all was decided in shadow, and nothing carried out", "train without --shadow"
         raise UserError(f"job {found} leaves nothing to export: {what}", f"{longer}, or name another job with --job")
     plan = plan_of(ran)

@@ -8,6 +8,7 @@ from typing import Final
 
 from rich.text import Text
 
+from zerotune.store.records import DecisionKind
 from zerotune.tuner.watching.snapshot import JobView, Snapshot
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -109,7 +110,8 @@ def _decisions(job: JobView) -> Iterator[Text]:
     for one in job.decisions or ():
         at = "" if one.step is None else f"step {one.step:,} "
         line = Text(f"  {at}", "dim")
-        line.append(f"{one.kind} {one.setting} {one.where}".strip(), "red" if one.kind == "rollback" else "not dim")
+        is_bad = one.kind == DecisionKind.rollback
+        line.append(f"{one.kind} {one.setting} {one.where}".strip(), "red" if is_bad else "not dim")
         line.append(f"{': ' if one.kind else ''}{one.reason}", "dim")
         yield line
 

@@ -6,7 +6,6 @@ import logging
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -17,8 +16,9 @@ from zerotune.agent.nccl.emulated.device.compute import ComputeModel
 from zerotune.agent.nccl.emulated.device.memory import device
 from zerotune.agent.nccl.emulated.torch_backend import reduction
 from zerotune.agent.nccl.emulated.torch_backend.alias import answer_to_nccl
-from zerotune.agent.nccl.emulation_settings import EmulationSettings, choose_host
+from zerotune.agent.nccl.emulation_settings import EmulationSettings
 from zerotune.agent.nccl.fabric import Fabric
+from zerotune.agent.nccl.release import release
 
 DEFAULT_FABRIC: Final = "ethernet_boxes"
 
@@ -31,8 +31,6 @@ class Emulation:
 
     fabric: Fabric
     seed: int
-    library: Path | None = None
-    """The libnccl that decides; None: our model of it."""
 
 
 @lru_cache(maxsize=1)
@@ -59,7 +57,7 @@ def emulation() -> Emulation:
         ComputeModel(fabric.compute).install()
     else:  # whoever holds a future of a collective has waited for it by now
         register_optimizer_step_pre_hook(lambda *_: clock.current().settle())
-    return Emulation(fabric, said.seed, choose_host(os.environ, fabric).library)
+    return Emulation(fabric, said.seed)
 
 
 @lru_cache(maxsize=1)
@@ -70,4 +68,4 @@ def announce() -> None:
         "emulated NCCL: collectives run on fabric %s (%s); all times are those of a virtual clock, seed %d",
         settings.fabric.name, settings.fabric.title, settings.seed,
     )  # fmt: skip
-    _log.warning("emulated NCCL: %s", choose_host(os.environ, settings.fabric))
+    _log.warning("emulated NCCL: settings are chosen by a model of %s", release(os.environ))

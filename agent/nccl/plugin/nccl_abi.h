@@ -5,7 +5,7 @@
  * that NCCL supports) and checked against released libraries by tests/plugin.
  *
  *   tuner     v2 2.21 | v3 2.22-2.23 | v4 2.24-2.27 | v5 2.28-2.29 | v6 2.30-2.32 | v7 announced
- *   profiler  v1 2.23 | v2 2.24-2.25 | v3 2.26 | v4 2.27 | v5 2.28 | v6 2.29-2.30 | v7 2.31 and newer
+ *   profiler  v3 2.26 (v1 and v2 tell no times of kernels) | v4 2.27 | v5 2.28 | v6 2.29-2.30 | v7 2.31 and newer
  */
 #ifndef ZEROTUNE_NCCL_ABI_H
 #define ZEROTUNE_NCCL_ABI_H
@@ -130,43 +130,6 @@ typedef struct {
   const char *name;
   uint64_t comm_hash;
   uint64_t sequence;
-  uint8_t collective;
-  const void *send_buffer;
-  void *receive_buffer;
-  size_t count;
-  int root;
-  uint8_t datatype;
-  uint32_t reduction;
-  size_t traffic_bytes;
-  uint8_t n_max_channels;
-  uint8_t n_warps;
-  uint8_t algorithm;
-  uint8_t protocol;
-  int is_collnet;
-  int is_nvls;
-} nccl_coll_v1;
-
-typedef struct {
-  const char *name;
-  uint64_t comm_hash;
-  uint64_t sequence;
-  const char *collective;
-  const void *send_buffer;
-  void *receive_buffer;
-  size_t count;
-  int root;
-  const char *datatype;
-  size_t traffic_bytes;
-  uint8_t n_max_channels;
-  uint8_t n_warps;
-  const char *algorithm;
-  const char *protocol;
-} nccl_coll_v2;
-
-typedef struct {
-  const char *name;
-  uint64_t comm_hash;
-  uint64_t sequence;
   const char *collective;
   const void *send_buffer;
   void *receive_buffer;
@@ -249,25 +212,11 @@ typedef struct {
   uint64_t start_ns; /* GPU globaltimer; not there in v3 */
 } nccl_kernel_channel_v4;
 
-/* Heads: v1-v4 have an 8-bit type, v5 and newer a 64-bit one; parent, rank and union sit alike. */
+/* Heads: v3 and v4 have an 8-bit type, v5 and newer a 64-bit one; parent, rank and union sit alike. */
 #define NCCL_DESCRIPTOR_HEAD(type_t) \
   type_t type;                       \
   void *parent;                      \
   int rank
-
-typedef struct {
-  NCCL_DESCRIPTOR_HEAD(uint8_t);
-  union {
-    nccl_coll_v1 coll;
-  };
-} nccl_event_v1;
-
-typedef struct {
-  NCCL_DESCRIPTOR_HEAD(uint8_t);
-  union {
-    nccl_coll_v2 coll;
-  };
-} nccl_event_v2;
 
 typedef struct {
   NCCL_DESCRIPTOR_HEAD(uint8_t);
@@ -306,13 +255,13 @@ typedef union {
   size_t transferred_bytes;
 } nccl_event_state_args;
 
-_Static_assert(offsetof(nccl_event_v1, coll) == 24 && offsetof(nccl_event_v5, coll) == 24, "descriptor head");
-_Static_assert(sizeof(nccl_coll_v1) == 96 && sizeof(nccl_coll_v2) == 104 && sizeof(nccl_coll_v3) == 96, "coll");
+_Static_assert(offsetof(nccl_event_v3, coll) == 24 && offsetof(nccl_event_v5, coll) == 24, "descriptor head");
+_Static_assert(sizeof(nccl_coll_v3) == 96, "coll");
 _Static_assert(sizeof(nccl_coll_v4) == 80 && sizeof(nccl_coll_v5) == 88, "coll");
 _Static_assert(offsetof(nccl_coll_v4, n_channels) == 56 && offsetof(nccl_coll_v4, algorithm) == 64, "coll v4");
 _Static_assert(sizeof(nccl_coll_v7) == 112 && offsetof(nccl_coll_v7, is_symmetric) == 96, "coll v7");
 _Static_assert(offsetof(nccl_p2p_v4, count) == 24 && offsetof(nccl_p2p_v4, n_channels) == 36, "p2p");
-_Static_assert(sizeof(nccl_p2p_v5) == 48 && offsetof(nccl_event_v1, parent) == offsetof(nccl_event_v5, parent), "p2p");
+_Static_assert(sizeof(nccl_p2p_v5) == 48 && offsetof(nccl_event_v3, parent) == offsetof(nccl_event_v5, parent), "p2p");
 _Static_assert(sizeof(nccl_ce_coll_v6) == 88 && offsetof(nccl_ce_coll_v6, datatype) == 48, "copy engine");
 _Static_assert(sizeof(nccl_event_v7) == 136, "v7");
 _Static_assert(sizeof(nccl_kernel_channel_v4) == 16 && sizeof(nccl_coll_api_v5) == 48, "kernel channel");
@@ -323,16 +272,11 @@ _Static_assert(sizeof(nccl_kernel_channel_v4) == 16 && sizeof(nccl_coll_api_v5) 
   nccl_result (*record_event_state)(void *handle, int state, nccl_event_state_args *args);         \
   nccl_result (*finalize)(void *context)
 
-#define NCCL_PROFILER_NAMELESS(version)                                       \
-  typedef struct {                                                            \
-    const char *name;                                                         \
-    nccl_result (*init)(void **context, int *activation_mask);                \
-    NCCL_PROFILER_TAIL(version);                                              \
-  } nccl_profiler_##version
-
-NCCL_PROFILER_NAMELESS(v1);
-NCCL_PROFILER_NAMELESS(v2);
-NCCL_PROFILER_NAMELESS(v3);
+typedef struct {
+  const char *name;
+  nccl_result (*init)(void **context, int *activation_mask);
+  NCCL_PROFILER_TAIL(v3);
+} nccl_profiler_v3;
 
 typedef struct {
   const char *name;

@@ -33,6 +33,8 @@ CALLS = [
 ]
 Choose = Callable[[World, Call, tuple[Candidate, ...]], tuple[Candidate, float, float]]
 
+USED = ("promote", "provisional", "prior")
+
 
 def _key(call: Call) -> DecisionKey:
     return DecisionKey(PLACE, call.collective, call.phase, size_class(call.message_bytes))
@@ -107,7 +109,7 @@ def _absurd(world: World, call: Call, offered: tuple[Candidate, ...]) -> tuple[C
 def test_a_poisoned_book_costs_the_budget_at_most(poison: Choose, seed: int) -> None:
     _, brain, told = _playing(poison, seed=seed)
     assert brain.spent_percent <= 1.0
-    promoted = {(one.key, one.candidate) for one in brain.decisions() if one.kind in ("promote", "lead", "prior")}
+    promoted = {(one.key, one.candidate) for one in brain.decisions() if one.kind in USED}
     assert not promoted & set(told.items())
 
 
@@ -133,7 +135,7 @@ def test_fifty_times_slower_and_called_best(seed: int) -> None:
     tried = [one for one in decided if one.kind == "explore" and one.candidate == world.bad]
     assert tried, "the book is asked"
     assert brain.spent_percent <= 1.0
-    assert not any(one.candidate == world.bad for one in decided if one.kind in ("promote", "lead", "prior"))
+    assert not any(one.candidate == world.bad for one in decided if one.kind in USED)
 
 
 def test_what_this_node_measured_wins_over_a_book() -> None:

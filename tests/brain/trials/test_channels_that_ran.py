@@ -58,7 +58,7 @@ def test_candidates_without_the_baseline_are_weighed_too() -> None:
 
 
 def test_a_later_job_begins_with_it_under_the_name_that_is_on_offer() -> None:
-    for us, kind in ((60.0, "prior"), (98.0, "lead")):
+    for us, kind in ((60.0, "prior"), (98.0, "provisional")):
         knowledge = known((BASELINE, 100.0), (RAN, us))
         calls = [Call(KEY.collective, KEY.phase, MESSAGE_BYTES)]
         world = World("h100_ib_2", PLACE, calls)

@@ -14,7 +14,7 @@ from emulated_pair import MIB, Pair, issue, plugin_with
 
 from zerotune.agent.nccl import compiled, library
 from zerotune.agent.nccl.emulated import EmulatedNcclError
-from zerotune.agent.nccl.emulated.host.model import plugin_host
+from zerotune.agent.nccl.emulated.host import plugin_host
 from zerotune.agent.nccl.emulated.torch_backend import tasks
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
 from zerotune.store.errors import UserError

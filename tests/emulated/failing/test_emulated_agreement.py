@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,8 +23,6 @@ from zerotune.agent.nccl.emulated import (
     journal,
 )
 from zerotune.agent.nccl.emulated.device.memory import device
-from zerotune.agent.nccl.emulated.host.library import library_host, watchdog
-from zerotune.agent.nccl.emulated.transport.rendezvous import Header, Rendezvous
 from zerotune.store.errors import RankDisagreement
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 
@@ -36,7 +31,7 @@ _broken: list[Any] = []
 
 @pytest.fixture
 def world(world: World) -> Iterator[World]:
-    """Groups that broke are given up after each test: NCCL's threads of each poll for as long as it lives."""
+    """Groups that broke are given up after each test."""
     yield world
     world.run(_give_up)
 
@@ -88,7 +83,6 @@ def test_all_ranks_see_a_disagreement_within_a_second(world: World) -> None:
 
 def _forced_apart(rank: int, first: Candidate, second: Candidate) -> Any:
     """Plans that no agreement let through: even ranks run one setting, odd ranks another."""
-    watchdog.ALONE_S = 0.5
     group = dist.new_group()
     dist.all_reduce(torch.ones(1 << 20), group=group)
     plugin = library.load()
@@ -106,30 +100,9 @@ def _forced_apart(rank: int, first: Candidate, second: Candidate) -> Any:
 
 @pytest.mark.parametrize("cell", [(Algorithm.ring, Protocol.ll), (Algorithm.tree, Protocol.simple)])
 def test_ranks_that_plans_force_apart_are_caught(world: World, cell: tuple[Algorithm, Protocol]) -> None:
-    """By what they launch, and where NCCL would wait for ever inside the call, connecting what others do not."""
     first, second = Candidate(Algorithm.ring, Protocol.simple, 1), Candidate(*cell, 1)
     for name, _, _ in world.run(_forced_apart, first, second):
         assert name == SettingDisagreement.__name__
-
-
-@contextmanager
-def _stopped_too_late(*_: Any) -> Iterator[None]:
-    """As the watchdog, which stops a call while its kernel is launched."""
-    yield
-    raise CollectiveTimeout("stopped")
-
-
-def _goes_on_after_a_stop(rank: int) -> Any:
-    first, second = dist.new_group(), dist.new_group()
-    with patch.object(library_host, "watched", _stopped_too_late):
-        name, _, _ = _outcome(first, lambda: dist.all_reduce(torch.ones(8), group=first))
-    tensor = torch.ones(4)
-    dist.all_reduce(tensor, group=second)
-    return name, tensor.tolist()
-
-
-def test_what_a_stopped_call_launched_is_not_taken_for_the_next_calls(library_world: World) -> None:
-    assert library_world.run(_goes_on_after_a_stop) == [(CollectiveTimeout.__name__, [4.0] * 4)] * 4
 
 
 def _mismatch(rank: int, kind: str) -> Any:
@@ -240,25 +213,3 @@ def _fused(rank: int) -> list[int]:
 
 def test_grouped_calls_are_fused_as_nccl_does(world: World) -> None:
     assert world.run(_fused) == [[1, 2, 2]] * 4
-
-
-def test_a_communicator_is_given_up_only_when_the_library_has_returned() -> None:
-    """The real library reads it on its way out: given up earlier, it sometimes ends the process by a signal."""
-    announced = Rendezvous(dist.HashStore(), "meeting place", 0, 2, timedelta(seconds=1))
-    aborted, events = threading.Event(), []
-
-    def abort(returned: threading.Event) -> None:
-        aborted.set()
-        returned.wait(10)
-        events.append("given up")
-
-    def stay_until_aborted() -> None:
-        with watchdog.watched(announced, Header(message_bytes=4), 1, abort):
-            aborted.wait(10)
-            time.sleep(0.1)
-            events.append("returned")
-
-    with pytest.raises(CollectiveTimeout):
-        stay_until_aborted()
-    announced.close()
-    assert events == ["returned", "given up"]

@@ -27,15 +27,15 @@ def _by_name(rank: int, folder: str) -> tuple[list[str], float, str]:
 
 
 def test_scripts_hear_nccl_on_request_and_torch_the_truth(tmp_path: Path) -> None:
-    world = World(2, tmp_path, ZEROTUNE_COMPUTE="none", ZEROTUNE_NCCL_HOST="model", ZEROTUNE_BACKEND_NAME="nccl")
+    world = World(2, tmp_path, ZEROTUNE_COMPUTE="none", ZEROTUNE_BACKEND_NAME="nccl")
     try:
         assert world.run(_by_name, str(tmp_path)) == [(["nccl"] * 4, 2.0, "emulated_nccl")] * 2
     finally:
         world.close()
 
 
-def test_by_default_the_name_is_its_own(model_world: World) -> None:
-    assert model_world.run(_name) == ["emulated_nccl"] * 4
+def test_by_default_the_name_is_its_own(world: World) -> None:
+    assert world.run(_name) == ["emulated_nccl"] * 4
 
 
 def _name(rank: int) -> str:

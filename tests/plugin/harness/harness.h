@@ -37,8 +37,6 @@ typedef struct {
   const nccl_tuner_v5 *tuner_v5;
   const nccl_tuner_v6 *tuner_v6;
   const nccl_tuner_v6 *tuner_v7; /* of the same layout */
-  const nccl_profiler_v1 *profiler_v1;
-  const nccl_profiler_v2 *profiler_v2;
   const nccl_profiler_v3 *profiler_v3;
   const nccl_profiler_v4 *profiler_v4;
   const nccl_profiler_v5 *profiler_v5;

@@ -32,8 +32,6 @@ static void open_plugin(const char *path) {
   the.tuner_v5 = symbol("ncclTunerPlugin_v5");
   the.tuner_v6 = symbol("ncclTunerPlugin_v6");
   the.tuner_v7 = symbol("ncclTunerPlugin_v7");
-  the.profiler_v1 = symbol("ncclProfiler_v1");
-  the.profiler_v2 = symbol("ncclProfiler_v2");
   the.profiler_v3 = symbol("ncclProfiler_v3");
   the.profiler_v4 = symbol("ncclProfiler_v4");
   the.profiler_v5 = symbol("ncclProfiler_v5");

@@ -47,8 +47,6 @@ profiled profiler_init(int version, uint64_t comm_id, int n_ranks, int n_nodes, 
   profiled made = {.version = version, .comm_id = comm_id, .rank = rank};
   int result = -1;
   switch (version) {
-  case 1: result = the.profiler_v1->init(&made.context, &event_mask); break;
-  case 2: result = the.profiler_v2->init(&made.context, &event_mask); break;
   case 3: result = the.profiler_v3->init(&made.context, &event_mask); break;
   case 4:
     result = the.profiler_v4->init(&made.context, &event_mask, "dp", comm_id, n_nodes, n_ranks, rank, NULL);
@@ -68,8 +66,6 @@ profiled profiler_init(int version, uint64_t comm_id, int n_ranks, int n_nodes, 
 
 #define EACH_VERSION(statement) \
   switch (profiler.version) {   \
-  case 1: statement(1); break;  \
-  case 2: statement(2); break;  \
   case 3: statement(3); break;  \
   case 4: statement(4); break;  \
   case 5: statement(5); break;  \
@@ -168,43 +164,19 @@ void *start_event(profiled profiler, nccl_event_v5 *event) {
   return handle;
 }
 
-#define FILL_NAMED(event, coll_)                                                                  \
-  event->coll.comm_hash = profiler.comm_id;                                                       \
-  event->coll.sequence = coll_->sequence;                                                         \
-  event->coll.collective = collectives[coll_->collective];                                        \
-  event->coll.count = coll_->count;                                                               \
-  event->coll.datatype = coll_->collective == NCCL_ALL_GATHER ? "ncclInt8" : "ncclBfloat16";      \
-  event->coll.n_max_channels = (uint8_t)coll_->n_channels;                                        \
-  event->coll.algorithm = algorithms[coll_->algorithm];                                           \
-  event->coll.protocol = protocols[coll_->protocol]
-
 void *start_coll(profiled profiler, void *group, const launched *coll) {
   switch (profiler.version) {
-  case 1: {
-    DESCRIPTOR(1);
-    event->parent = group;
-    event->coll.comm_hash = profiler.comm_id;
-    event->coll.sequence = coll->sequence;
-    event->coll.collective = (uint8_t)coll->collective;
-    event->coll.count = coll->count;
-    event->coll.datatype = coll->collective == NCCL_ALL_GATHER ? 0 : 9;
-    event->coll.n_max_channels = (uint8_t)coll->n_channels;
-    event->coll.algorithm = (uint8_t)coll->algorithm;
-    event->coll.protocol = (uint8_t)coll->protocol;
-    START(1, NCCL_PROFILE_COLL);
-    return handle;
-  }
-  case 2: {
-    DESCRIPTOR(2);
-    event->parent = group;
-    FILL_NAMED(event, coll);
-    START(2, NCCL_PROFILE_COLL);
-    return handle;
-  }
   case 3: {
     DESCRIPTOR(3);
     event->parent = group;
-    FILL_NAMED(event, coll);
+    event->coll.comm_hash = profiler.comm_id;
+    event->coll.sequence = coll->sequence;
+    event->coll.collective = collectives[coll->collective];
+    event->coll.count = coll->count;
+    event->coll.datatype = coll->collective == NCCL_ALL_GATHER ? "ncclInt8" : "ncclBfloat16";
+    event->coll.n_max_channels = (uint8_t)coll->n_channels;
+    event->coll.algorithm = algorithms[coll->algorithm];
+    event->coll.protocol = protocols[coll->protocol];
     START(3, NCCL_PROFILE_COLL);
     return handle;
   }
@@ -266,7 +238,6 @@ void run_collective(profiled profiler, const launched *coll, int n_run, uint64_t
   void *group = start_group(profiler), *handle = start_coll(profiler, group, coll);
   stop_event(profiler, handle);
   stop_event(profiler, group);
-  if (profiler.version < 3) return;
   if (profiler.version >= 7 && start_ns != 0) { /* no kernel starts before its call */
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -31,9 +31,9 @@ static size_t n_records(void) {
 
 static void each_gets_what_it_asked_for(int version, int others_version) {
   const int api = version >= 5 && others_version >= 5 ? COLL_API : 0;
-  const int kernels = version >= 3 ? 4 : 0;
+  const int kernels = 4;
   profiled profiler = begin(version, others_version, COLL);
-  tuned tuner = tuner_init(version < 3 ? 4 : 5, 0xC0FFEE, 16, 2);
+  tuned tuner = tuner_init(5, 0xC0FFEE, 16, 2);
   CHECK_EQUAL(event_mask, COLL | (version < 7 ? 0 : KERNEL_CHANNEL));
   CHECK(strcmp(the.next_profiler(), "other") == 0);
   run_collective(profiler, &gather, kernels, 1000, 2000); /* ours asks for nothing */
@@ -45,7 +45,7 @@ static void each_gets_what_it_asked_for(int version, int others_version) {
   CHECK_EQUAL(count_of(others_version, "n_stops"), count_of(others_version, "n_starts"));
 
   the.set_observing(1); /* both */
-  CHECK_EQUAL(event_mask & (COLL | KERNEL_CHANNEL), version >= 3 ? COLL | KERNEL_CHANNEL : COLL);
+  CHECK_EQUAL(event_mask & (COLL | KERNEL_CHANNEL), COLL | KERNEL_CHANNEL);
   run_collective(profiler, &gather, kernels, 1000, 2000);
   CHECK_EQUAL(told(others_version, COLL), 2);
   CHECK_EQUAL(told(others_version, KERNEL_CHANNEL), 0);
@@ -77,7 +77,7 @@ static void each_gets_what_it_asked_for(int version, int others_version) {
 static void its_faults_are_counted_and_its_init_may_fail(int version) {
   profiled profiler = begin(version, version, COLL | KERNEL_CHANNEL);
   *of_profiler(version, "fails") = 1;
-  run_collective(profiler, &gather, version >= 3 ? 2 : 0, 1000, 2000);
+  run_collective(profiler, &gather, 2, 1000, 2000);
   const uint64_t n_faults = counted().n_next_profiler_faults;
   CHECK_EQUAL(n_faults, count_of(version, "n_starts"));
   CHECK_EQUAL(count_of(version, "n_stops"), 0); /* what did not start is not stopped */
@@ -163,7 +163,7 @@ static void threads_beside_it(void) {
 }
 
 void test_next_profiler(void) {
-  for (int version = 1; version <= 7; version++) {
+  for (int version = 3; version <= 7; version++) {
     each_gets_what_it_asked_for(version, version);
     if (version >= 5)
       for (int older = 4; older < version; older++) each_gets_what_it_asked_for(version, older);

@@ -27,7 +27,7 @@ static void times_what_ran(int version) {
   adopt(&row, 1, 11, 0);
   CHECK_EQUAL(event_mask, (version < 7 ? 0 : 64) | beside.mask); /* NCCL counts wrongly what is not asked for */
   the.set_observing(1);
-  CHECK_EQUAL(event_mask, (version < 3 ? 2 : version < 6 ? 66 : 66 + 4096) | beside.mask);
+  CHECK_EQUAL(event_mask, (version < 6 ? 66 : 66 + 4096) | beside.mask);
   the.set_phase(17);
   the.set_step(3);
   the.set_memory_pressure(0.25f);
@@ -41,14 +41,12 @@ static void times_what_ran(int version) {
   stop_event(profiler, coll);
   stop_event(profiler, group);
   zt_record record;
-  if (version >= 3) {
-    CHECK_EQUAL(drained(&record, 1), 0);
-    void *channels[4];
-    static const uint64_t starts[] = {5000, 4000, 6000, 4500}, stops[] = {9000, 9500, 9750, 9100};
-    for (int i = 0; i < 4; i++) channels[i] = start_kernel_channel(profiler, coll, i, starts[i]);
-    for (int i = 3; i >= 0; i--) stop_kernel_channel(profiler, channels[i], stops[i]);
-    stop_event(profiler, channels[0]); /* once more: nothing happens */
-  }
+  CHECK_EQUAL(drained(&record, 1), 0);
+  void *channels[4];
+  static const uint64_t starts[] = {5000, 4000, 6000, 4500}, stops[] = {9000, 9500, 9750, 9100};
+  for (int i = 0; i < 4; i++) channels[i] = start_kernel_channel(profiler, coll, i, starts[i]);
+  for (int i = 3; i >= 0; i--) stop_kernel_channel(profiler, channels[i], stops[i]);
+  stop_event(profiler, channels[0]); /* once more: nothing happens */
   one_record(&record);
   CHECK_EQUAL(record.comm_id, 0xC0FFEE);
   CHECK_EQUAL(record.message_bytes, 16000);
@@ -66,14 +64,14 @@ static void times_what_ran(int version) {
   CHECK_EQUAL(record.flags, ZT_FLAG_MATCHED | ZT_FLAG_TIMED);
   CHECK_EQUAL(record.step, 3);
   CHECK(record.memory_pressure == 0.25f);
-  CHECK_EQUAL(record.timing_source, version >= 4 ? 1 : version == 3 ? 2 : 3);
+  CHECK_EQUAL(record.timing_source, version >= 4 ? 1 : 2);
   CHECK(record.duration_us >= 0 && record.start_ns > 0);
   if (version >= 4) {
     CHECK_EQUAL(record.start_ns, 4000);
     CHECK(record.duration_us == 5.75f);
   }
   CHECK_EQUAL(counted().n_timed, 1);
-  CHECK_EQUAL(the.channels_seen(16, 2), version >= 3 ? 4 : 0);
+  CHECK_EQUAL(the.channels_seen(16, 2), 4);
   question later = ordinary_question(NCCL_ALL_GATHER, 16000); /* by now the tuner knows who it is, too */
   the.set_recording(1);
   tuner_ask(tuner, &later);
@@ -225,7 +223,7 @@ static void ignores_what_it_does_not_follow(int version) {
 }
 
 void test_profiler(void) {
-  for (int version = 1; version <= 7; version++) {
+  for (int version = 3; version <= 7; version++) {
     the.reset();
     times_what_ran(version);
     the.reset();

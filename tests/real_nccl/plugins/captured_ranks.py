@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from two_ranks import COUNT, TwoRanks
 
+from benchmarks.rehearse.mock_gpu import MockGpu
 from zerotune.agent.nccl.libnccl import BFLOAT16
 from zerotune.store.records import Collective
 from zerotune.store.wire import FLAG_TIMED
@@ -27,8 +28,9 @@ N_CALLS, KERNEL_US, HOST_US = 5, 50.0, 10_000.0
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    ranks = TwoRanks(Path(sys.argv[1]), Path(sys.argv[2]))
-    mock, nccl, pointer = ranks.mock, ranks.nccl, ctypes.c_void_p
+    mock = MockGpu()
+    ranks = TwoRanks(Path(sys.argv[1]), Path(sys.argv[2]), mock=mock)
+    nccl, pointer = ranks.nccl, ctypes.c_void_p
     ranks.call(Collective.all_gather)  # connects
     mock.set_prices(lambda *_: KERNEL_US, noise=0.0, kernel_us=1.0, flops_per_ns=1.0, host_us=HOST_US)
     library = ctypes.CDLL(str(mock.path))
@@ -68,7 +70,7 @@ def main() -> None:
         ranks.plugin.drain()
         for _ in range(N_CALLS):  # NCCL connects its profiler with the first that is observed
             ranks.call(Collective.all_gather)
-        time.sleep(0.1)
+        time.sleep(1.0)
         return int(np.count_nonzero(ranks.plugin.drain()["flags"] & FLAG_TIMED))
 
     n_before = n_timed()

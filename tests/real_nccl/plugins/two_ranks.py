@@ -22,10 +22,18 @@ PATIENCE_S = 5.0
 class TwoRanks:
     """Both ranks on one node with our plugin in both places, and a communicator of theirs."""
 
-    def __init__(self, libnccl: Path, folder: Path, kernel_us: float = 25.0, *, counts_unwatched: bool = False) -> None:
+    def __init__(
+        self,
+        libnccl: Path,
+        folder: Path,
+        kernel_us: float = 25.0,
+        *,
+        counts_unwatched: bool = False,
+        mock: MockCuda | None = None,
+    ) -> None:
         topology = folder / "topology.xml"
         topology.write_text(MACHINES["dgx_h100"].topology())
-        self.mock = MockCuda()
+        self.mock = mock or MockCuda()
         self.mock.lend(read_machine(topology), "node")
         self.plugin = library.load()
         name = self.plugin.path.name

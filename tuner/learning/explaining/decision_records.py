@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision
+from zerotune.store.records import BASELINE, OF_JOB, Candidate, Decision, DecisionKind
 from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.choice import Event
 from zerotune.tuner.learning.policy.keys import CandidateTable, KeyState
@@ -78,7 +78,7 @@ def decision(
         if evidence.n_calls[slot]
     }
     now_us = measured.get(state.usual, _NOT_MEASURED).us
-    predicted_gain = why_tried(now_us, own[0], own[1]) if event.kind == "explore" else ""
+    predicted_gain = why_tried(now_us, own[0], own[1]) if event.kind == DecisionKind.explore else ""
     is_of_job = event.kind in OF_JOB
     alternatives = [] if is_of_job else _alternatives(field, predicted, measured, state, is_guess=is_guess)
     return Decision(
@@ -87,7 +87,7 @@ def decision(
         key=state.key,
         candidate=candidate,
         epoch=epoch,
-        kind=event.kind,
+        kind=event.kind.value,
         reason=event.reason + predicted_gain,
         predicted_us=own[0],
         predicted_low_us=own[1],

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from zerotune.store.records import BASELINE, Decision, Plan
+from zerotune.store.records import BASELINE, Decision, DecisionKind, Plan
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.learning.explaining.words import Z_90
 from zerotune.tuner.learning.policy.choice import Event
@@ -42,7 +42,7 @@ class ShadowBrain(Brain):
         super().propose()
         if self._states and self._step >= self._next_summary_step:
             self._next_summary_step = 2 * self._step
-            self._note(Event(self._states[0], BASELINE, "shadow", _in_words(self.predicted_gain())))
+            self._note(Event(self._states[0], BASELINE, DecisionKind.shadow, _in_words(self.predicted_gain())))
         return None
 
     def decisions(self) -> list[Decision]:

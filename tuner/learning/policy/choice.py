@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate
+from zerotune.store.records import BASELINE, SIZE_CLASSES_PER_OCTAVE, Candidate, DecisionKind
 from zerotune.tuner.learning.explaining.words import comparison, saved
 from zerotune.tuner.learning.knowledge import Promising
 from zerotune.tuner.learning.policy.acquisition import (
@@ -25,7 +25,7 @@ from zerotune.tuner.learning.policy.acquisition import (
     TrialVerdict,
     judge,
 )
-from zerotune.tuner.learning.policy.keys import NO_PREDICTION, KeyState, Turn
+from zerotune.tuner.learning.policy.keys import NO_PREDICTION, KeyState, WindowOwner
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
 from zerotune.tuner.learning.policy.overrides import Setting, Window, usual, what_runs
@@ -43,11 +43,11 @@ NOT_OFFERED: Final = "NCCL does not offer it here"
 
 
 class Event(NamedTuple):
-    """One decision to be explained: kind as in `Decision.kind`."""
+    """One decision to be explained."""
 
     state: KeyState
     candidate: Candidate
-    kind: str
+    kind: DecisionKind
     reason: str
     step: int | None = None
     """The step that showed it, where that is not the newest."""
@@ -143,7 +143,7 @@ class Policy:
         alternating = {*self.trials, *self.provisionals}
         for index in alternating:
             provisionals_rest = None if now.provisionals_rest_at is None else index in now.provisionals_rest_at
-            self.states[index].take_turn(provisionals_rest=provisionals_rest)
+            self.states[index].begin_window(provisionals_rest=provisionals_rest)
         alternating.update(now.forced)
         touched, self._touched = self._touched | alternating, alternating
         looks = self.budget.reserved if now.needs_looks else ()
@@ -162,14 +162,14 @@ class Policy:
         candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
         state.trial_order.setdefault(candidate, len(state.trial_order) + 1)
         state.retired.pop(candidate, None)
-        state.trial, state.trial_reason, state.turn = candidate, option.reason, Turn.incumbent
+        state.trial, state.trial_reason, state.window_owner = candidate, option.reason, WindowOwner.incumbent
         state.predicted_gain = option.predicted_gain
         state.trial_until_units = TRIAL_STEPS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)
         self.trials[state.index] = state
         if not self.evidence.has_measured(state.index, candidate):
             self.budget.reserve(state.index, option.risk_us, option.once_us)
-        self._report(Event(state, candidate, "explore", option.reason))
+        self._report(Event(state, candidate, DecisionKind.explore, option.reason))
 
     def end_trial(self, state: KeyState) -> None:
         """The incumbent runs alone again."""
@@ -190,14 +190,14 @@ class Policy:
         self.memory.promise(candidate, state.key.communicator)
         self.provisionals[state.index] = state
         words = reason if is_proven else f"{reason}; it runs in most steps until that is known"
-        self._report(Event(state, candidate, "prior" if is_proven else "lead", words))
+        self._report(Event(state, candidate, DecisionKind.prior if is_proven else DecisionKind.provisional, words))
 
     def end_provisional(self, state: KeyState, why: str = "") -> None:
         """The incumbent runs again where nothing is on trial; "": another decision says why."""
         provisional, state.provisional = state.provisional, None
         self.provisionals.pop(state.index, None)
         if why:
-            self._report(Event(state, state.incumbent, "keep", f"{provisional}: {why}: it runs no longer"))
+            self._report(Event(state, state.incumbent, DecisionKind.keep, f"{provisional}: {why}: it runs no longer"))
 
     def set_incumbent(self, event: Event) -> None:
         """From the next window on the event's candidate runs at its key when nothing is on trial."""
@@ -230,7 +230,7 @@ class Policy:
             self.end_trial(state)
         if candidate == state.provisional:
             self.end_provisional(state)
-        words, kind = f"{candidate}: {reason}", "rollback" if ban else "keep"
+        words, kind = f"{candidate}: {reason}", DecisionKind.rollback if ban else DecisionKind.keep
         if candidate == state.incumbent:
             self.set_incumbent(Event(state, before, kind, words))
         else:
@@ -257,7 +257,7 @@ class Policy:
             if not provisionals:
                 self.end_trial(state)
             reason = f"{measured} (at least {saved(max(gain - half, 0.0))}, all looks counted)"
-            self.set_incumbent(Event(state, candidate, "promote", reason))
+            self.set_incumbent(Event(state, candidate, DecisionKind.promote, reason))
         elif verdict is TrialVerdict.not_better and provisionals:
             self.end_provisional(state, f"{measured} by now")
         elif verdict is TrialVerdict.not_better:

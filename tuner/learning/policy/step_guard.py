@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from zerotune.store.records import StepRecord
+from zerotune.store.records import DecisionKind, StepRecord
 from zerotune.tuner.learning.explaining.words import pace, slower_steps
 from zerotune.tuner.learning.policy.accounting import CONFIRMED, TrialAccounting
 from zerotune.tuner.learning.policy.change_detection import MIN_SHIFT
@@ -387,7 +387,7 @@ class StepFeedback:
         if shift is not None and states:  # steps of before are no yardstick any more
             self.variants.reset()
             self._recent = deque([*self._recent][-ENOUGH:], HORIZON_STEPS)
-            self._report(Event(states[0], states[0].incumbent, "pace", pace(shift), step.step))
+            self._report(Event(states[0], states[0].incumbent, DecisionKind.pace, pace(shift), step.step))
         return forced != guard.forced
 
     def _explored(self, in_force: PlanInForce) -> dict[int, int]:

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from zerotune.store.records import Candidate
+from zerotune.store.records import Candidate, DecisionKind
 from zerotune.tuner.learning.explaining.words import saved, variant_ended
 from zerotune.tuner.learning.policy.acquisition import TRIAL_STEPS
 from zerotune.tuner.learning.policy.choice import NEVER_STEP, Event, Policy
@@ -255,7 +255,7 @@ class Variants:
     def _tell(self, variant: Variant, words: str, step: int) -> None:
         state = self._policy.states[min(variant.changes)]
         words = f"another plan on trial, {variant.name}: {words}"
-        self._report(Event(state, state.incumbent, "variant", words, step))
+        self._report(Event(state, state.incumbent, DecisionKind.variant, words, step))
 
     def _adopt(self, variant: Variant, gain: float) -> None:
         """Steps were faster with the variant: its settings become the incumbents."""
@@ -264,7 +264,7 @@ class Variants:
             state = self._policy.states[index]
             state.max_channels = state.channels_of(candidate)
             state.banned[state.incumbent] = f"given up: {reason}"
-            kind = "rollback" if candidate.is_baseline else "promote"
+            kind = DecisionKind.rollback if candidate.is_baseline else DecisionKind.promote
             self._policy.set_incumbent(Event(state, candidate, kind, reason))
             # It was judged by more than its own duration: only a new regime reopens the question, but where nothing was
             # tried yet, what the cap leaves is.

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotune.store.counted import counted
-from zerotune.store.records import Decision, JobRecord, StepRecord
+from zerotune.store.records import Decision, DecisionKind, JobRecord, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.store.step_times import LEAST_BLOCKS, MedianChange, SideBySide, change
 from zerotune.tuner.offline.jobs.summary import RunSummary, SummaryStep
@@ -138,7 +138,7 @@ def without_plan(steps: Sequence[StepRecord]) -> str:
 
 def is_of_pace(decision: Decision) -> bool:
     """Whether it reports a change of training's pace or of the network."""
-    return decision.is_of_job and decision.kind in ("pace", "regime", "keep")
+    return decision.is_of_job and decision.kind in (DecisionKind.pace, DecisionKind.regime, DecisionKind.keep)
 
 
 def settled_of(steps: Sequence[Any]) -> list[Any]:

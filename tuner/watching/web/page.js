@@ -282,7 +282,7 @@ function decisions(job, list) {
   job.decisions = list;
   job.parts.decisions.replaceChildren(el("ol", { class: "decisions" }, ...list.map((one) => {
     const when = one.step === null || one.step === undefined ? "" : `step ${count(one.step)} · epoch ${one.epoch}`;
-    const known = ["explore", "promote", "keep", "rollback", "prior", "lead"].includes(one.kind) ? one.kind : "";
+    const known = ["explore", "promote", "keep", "rollback", "prior", "provisional"].includes(one.kind) ? one.kind : "";
     return el("li", { class: before && !before.has(key(one)) ? "new" : "" },
       el("span", { class: `kind ${known}`, text: one.kind }), el("strong", { text: one.setting }),
       el("span", { class: "muted", text: one.where ? ` for ${one.where} · ${when}` : ` ${when}` }), el("br"), one.reason);

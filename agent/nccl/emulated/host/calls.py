@@ -11,7 +11,7 @@ import torch
 
 from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM, Operator
 from zerotune.agent.nccl.emulated.transport.rendezvous import Rendezvous
-from zerotune.store.records import BASELINE, Candidate, Collective
+from zerotune.store.records import Candidate, Collective
 
 TUNED: Final = frozenset(
     {Collective.broadcast, Collective.reduce, Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce}
@@ -70,20 +70,6 @@ class FusedTasks:
         return sum(task.message_bytes for task in self.tasks)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What NCCL settled for fused tasks."""
-
-    candidate: Candidate
-    wants_events: bool = False
-    """Whether the profiler asked for collectives then."""
-    kernels: tuple[tuple[int, int], ...] = ()
-    """Launches of the mock GPU that wait for their end, each with the number of a work within it."""
-
-
-NO_DECISION: Final = Decision(BASELINE)
-
-
 class Completing(Protocol):
     """What a call needs from the communicator that issued it."""
 
@@ -105,7 +91,7 @@ class IssuedCall:
     fused: FusedTasks
     message_bytes: int
     own_arrival_us: float
-    decision: Decision = NO_DECISION
+    candidate: Candidate
     duration_us: float = 0.0
     """Alone on the links, with noise; alike on all ranks."""
     n_channels: int = 0
@@ -114,11 +100,6 @@ class IssuedCall:
     """The profiler's handles of events that wait for the kernel."""
     end_us: float | None = None
     error: BaseException | None = None
-
-    @property
-    def candidate(self) -> Candidate:
-        """The setting that it runs with."""
-        return self.decision.candidate
 
     @property
     def rendezvous(self) -> Rendezvous:

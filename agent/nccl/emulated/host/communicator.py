@@ -12,9 +12,8 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -24,12 +23,11 @@ from zerotune.agent.nccl.emulated import faults
 from zerotune.agent.nccl.emulated.device import clock
 from zerotune.agent.nccl.emulated.device.memory import CommunicatorMemory
 from zerotune.agent.nccl.emulated.errors import CallMismatch, EmulatedNcclError, SettingDisagreement
-from zerotune.agent.nccl.emulated.host.calls import NO_DECISION, NO_SETTING, Decision, FusedTasks, IssuedCall, Path
+from zerotune.agent.nccl.emulated.host.calls import NO_SETTING, TUNED, FusedTasks, IssuedCall, Path
+from zerotune.agent.nccl.emulated.host.chooser import Chooser
 from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
-from zerotune.agent.nccl.emulated.host.library.library_host import LibraryHost
-from zerotune.agent.nccl.emulated.host.library.process import library_process
-from zerotune.agent.nccl.emulated.host.model.model_host import ModelHost
-from zerotune.agent.nccl.emulated.host.nccl_host import NcclHost
+from zerotune.agent.nccl.emulated.host.events import ProfilerEvents
+from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup, CommunicatorPlugins, plugin_host
 from zerotune.agent.nccl.emulated.host.registered_buffers import RegisteredBuffers
 from zerotune.agent.nccl.emulated.journal import JournalCall, journal
 from zerotune.agent.nccl.emulated.settings import Emulation
@@ -41,7 +39,8 @@ class Communicator:
     """See the module. Blocks in the constructor until the first rank has made the meeting place.
 
     Raises:
-        FabricError, EmulatedNcclError: it cannot be made.
+        FabricError, UserError: it does not fit on the fabric, or NCCL_ALGO and the like make no sense.
+        EmulatedNcclError: it cannot be made, or a plugin refused it.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Communicator:
         fabric = emulation.fabric
         self.rank, self.n_ranks = rank, len(ranks)
         self._global_rank = ranks[rank]
-        self._timeout, self.timeout_us = timeout, int(timeout.total_seconds() * 1e6)
+        self.timeout_us = int(timeout.total_seconds() * 1e6)
         self._emulation = emulation
         self._fabric = fabric
         self._shape = fabric.communicator(ranks)
@@ -59,11 +58,14 @@ class Communicator:
         label = f"{name}/{incarnation}/{','.join(map(str, ranks))}"
         self.comm_id = int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest(), "little") or 1
         self.rendezvous = Rendezvous(store, f"emulated_nccl/{incarnation}", rank, self.n_ranks, timeout)
-        self.host = self._new_host(store, f"libnccl/{incarnation}", name)
+        self._plugins = CommunicatorPlugins(self.comm_id, rank, self.n_ranks, self._shape.n_nodes, name)
+        self._events = ProfilerEvents(self._plugins, self.comm_id, rank)
+        self.release: Final = plugin_host().release
         self._n_channels = channel_limit(os.environ, fabric.max_channels(self._shape))
+        self._chooser = Chooser(fabric, self._shape, self._plugins, self._n_channels) if self.n_ranks > 1 else None
         self._memory = CommunicatorMemory(fabric, self._shape, self._n_channels)
         self._header = Header()
-        self.registered_buffers = RegisteredBuffers(self.host.release, self._shape, windows=self.host.has_windows)
+        self.registered_buffers = RegisteredBuffers(self.release, self._shape)
         self._pending: deque[IssuedCall] = deque()
         self._issuing, self._completing = threading.RLock(), threading.RLock()
         self._stream_end_us = 0.0
@@ -71,22 +73,10 @@ class Communicator:
         self._n_issued = 0
         self._truths: dict[tuple[Collective, int, Candidate], float] = {}
         self._failure: BaseException | None = None
-        if self.n_ranks > 1 and not self.host.release.connects_at_first_use:
+        if self.n_ranks > 1 and not self.release.connects_at_first_use:
             for algorithm in (Algorithm.ring, Algorithm.tree):
                 self._memory.connect(algorithm, self._n_channels)
         _communicators.append(self)
-
-    def _new_host(self, store: dist.Store, key: str, name: str) -> NcclHost:
-        if self._emulation.library is None:
-            return ModelHost(self._fabric, self._shape, self.rank, self.comm_id, name)
-        process = library_process(self._emulation.library, self._fabric, self._global_rank)
-        announced = Rendezvous(store, f"{key}/announced", self.rank, self.n_ranks, self._timeout)
-        try:
-            return LibraryHost(process, store, key, announced, self.timeout_us)
-        except EmulatedNcclError:  # whoever comes later must not wait for this rank
-            announced.close()
-            self.rendezvous.close()
-            raise
 
     def issue(self, fused_groups: Sequence[FusedTasks], n_tasks: int = 1) -> list[IssuedCall]:
         """Publish one group of collectives; does not wait for other ranks.
@@ -104,27 +94,29 @@ class Communicator:
         with self._issuing:
             self._refuse_after_failure()
             arrival_us = clock.current().arrival_us()
+            are_wanted = self._chooser is not None and self._plugins.wants_events
             try:
-                decisions = self.decide(fused_groups, n_tasks, captured=False)
+                candidates = self.decide(fused_groups, n_tasks, captured=False)
             except (EmulatedNcclError, RuntimeError) as failure:
-                disagree = isinstance(failure, (CallMismatch, SettingDisagreement))  # which the others find out, too
-                self._publish(self._new_call(fused_groups[0], arrival_us, NO_DECISION), failed=not disagree)
+                self._publish(self._new_call(fused_groups[0], arrival_us, BASELINE), failed=True)
                 self._failure = failure
                 raise
             calls = [
-                self._issue(fused, arrival_us, decision)
-                for fused, decision in zip(fused_groups, decisions, strict=True)
+                self._issue(fused, arrival_us, candidate)
+                for fused, candidate in zip(fused_groups, candidates, strict=True)
             ]
-            self.host.enqueued(calls)
+            self._events.enqueued(calls, are_wanted=are_wanted)
             clock.current().skip_cpu()
             return calls
 
-    def replay(self, decided: Sequence[tuple[FusedTasks, Candidate]], captured: Any | None) -> list[IssuedCall]:
+    def replay(
+        self, decided: Sequence[tuple[FusedTasks, Candidate]], captured: CapturedGroup | None
+    ) -> list[IssuedCall]:
         """Publish one group of a captured graph, with the settings that it was given then.
 
         Args:
             decided: tasks by decision, and their settings.
-            captured: what the host's `begin_capture` made of them; None: the profiler does not hear of it.
+            captured: what `begin_capture` made of them; None: the profiler does not hear of it.
 
         Returns:
             The calls on their way, one for each entry.
@@ -135,9 +127,9 @@ class Communicator:
         with self._issuing:
             self._refuse_after_failure()
             arrival_us = clock.current().arrival_us()
-            calls = [self._issue(fused, arrival_us, Decision(candidate)) for fused, candidate in decided]
+            calls = [self._issue(fused, arrival_us, candidate) for fused, candidate in decided]
             if captured is not None:
-                self.host.enqueued(calls, captured)
+                self._events.enqueued(calls, captured, are_wanted=False)
             clock.current().skip_cpu()
             return calls
 
@@ -145,22 +137,22 @@ class Communicator:
         if self._failure is not None:
             raise EmulatedNcclError(f"this communicator has failed: {self._failure}") from self._failure
 
-    def _issue(self, fused: FusedTasks, arrival_us: float, decision: Decision) -> IssuedCall:
-        call = self._new_call(fused, arrival_us, decision)
+    def _issue(self, fused: FusedTasks, arrival_us: float, candidate: Candidate) -> IssuedCall:
+        call = self._new_call(fused, arrival_us, candidate)
         self._publish(call, failed=False)
         self._pending.append(call)
         return call
 
-    def _new_call(self, fused: FusedTasks, arrival_us: float, decision: Decision) -> IssuedCall:
+    def _new_call(self, fused: FusedTasks, arrival_us: float, candidate: Candidate) -> IssuedCall:
         index = self._n_issued
         self._n_issued += 1
         skew_us = self._fabric.noise.skew_us(self._emulation.seed, self.comm_id, index, self.rank)
-        call = IssuedCall(self, index, fused, fused.message_bytes, arrival_us + skew_us, decision)
+        call = IssuedCall(self, index, fused, fused.message_bytes, arrival_us + skew_us, candidate)
         call.n_channels = self._n_channels if fused.path is Path.symmetric else call.candidate.n_channels
         call.duration_us = self._duration_us(call)
         return call
 
-    def decide(self, fused_groups: Sequence[FusedTasks], n_tasks: int, *, captured: bool) -> list[Decision]:
+    def decide(self, fused_groups: Sequence[FusedTasks], n_tasks: int, *, captured: bool) -> list[Candidate]:
         """The settings that a group's tasks get now; their algorithms are connected.
 
         Args:
@@ -169,20 +161,37 @@ class Communicator:
             captured: they become part of a CUDA graph; the plugin is told.
 
         Returns:
-            One decision for each; the baseline where NCCL has no choice.
+            One setting for each; the baseline where NCCL has no choice.
 
         Raises:
             EmulatedNcclError: the plugin failed a call, or the device has no memory left.
         """
-        decisions = []
-        for decision in self.host.decide(fused_groups, n_tasks, captured=captured):
-            if decision.candidate is not BASELINE:
-                forced = faults.forced(decision.candidate, self._global_rank)
-                faults.check(forced)
-                self._memory.connect(forced.algorithm, forced.n_channels)
-                decision = replace(decision, candidate=forced)
-            decisions.append(decision)
-        return decisions
+        candidates = []
+        for candidate in [self._choose(fused, n_tasks, captured) for fused in fused_groups]:
+            if candidate is not BASELINE:
+                candidate = faults.forced(candidate, self._global_rank)
+                faults.check(candidate)
+                self._memory.connect(candidate.algorithm, candidate.n_channels)
+            candidates.append(candidate)
+        return candidates
+
+    def _choose(self, fused: FusedTasks, n_tasks: int, captured: bool) -> Candidate:
+        if self._chooser is None or fused.message_bytes == 0:
+            return BASELINE
+        if fused.collective not in TUNED:
+            if fused.collective is Collective.all_to_all:
+                self._chooser.mention_all_to_all(fused.message_bytes)
+            return BASELINE
+        asked = fused.collective, fused.message_bytes, fused.op.is_scaled, -(-n_tasks // self._n_channels), captured
+        if fused.path is Path.kernel:
+            return self._chooser.choose(*asked)
+        if fused.path is Path.symmetric:
+            self._chooser.mention_symmetric(*asked)
+        return BASELINE
+
+    def begin_capture(self, decided: Sequence[tuple[FusedTasks, Candidate]]) -> CapturedGroup | None:
+        """A graph captures one group; None when the profiler does not want it, now and at replays."""
+        return self._events.begin_capture(decided)
 
     def _duration_us(self, call: IssuedCall) -> float:
         candidate, collective = call.candidate, call.fused.collective
@@ -275,8 +284,7 @@ class Communicator:
                 if task.finish is not None:
                     task.finish(call, piece)
             self.rendezvous.consume(call.index)
-            began_us = max(call.own_arrival_us, previous_end_us)
-            self.host.ran(call, began_us, end_us)
+            self._events.ran(call, max(call.own_arrival_us, previous_end_us), end_us)
             self._record(call, start_us, end_us)
             call.end_us = end_us
         except BaseException as error:
@@ -312,11 +320,11 @@ class Communicator:
                 JournalCall(self.comm_id, call.index, collective, call.message_bytes, call.candidate, start_us, end_us)
             )
 
-    def close(self, *, aborted: bool = False) -> None:
-        """Destroy the communicator; `aborted`: without waiting for what is under way."""
+    def close(self) -> None:
+        """Destroy the communicator, without waiting for what is under way."""
         if self in _communicators:
             _communicators.remove(self)
-            self.host.close(failed=aborted or self._failure is not None)
+            self._plugins.finalize()
             self._memory.release()
             self.rendezvous.abort()
             with self._issuing, self._completing:  # whoever waits is woken by the abort

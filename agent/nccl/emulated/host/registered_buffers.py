@@ -22,8 +22,8 @@ _NO_KERNELS: Final = frozenset({"2", "zero"})
 class RegisteredBuffers:
     """One communicator's registered buffers; ncclCommWindowRegister is collective, and so are these calls."""
 
-    def __init__(self, release: Release, communicator: CommunicatorClass, *, windows: bool) -> None:
-        self._release, self._windows = release, windows
+    def __init__(self, release: Release, communicator: CommunicatorClass) -> None:
+        self._release = release
         self._reachable = communicator.n_nodes == 1  # symmetric kernels load and store: one NVLink domain
         self._tensors: dict[int, torch.Tensor] = {}
         """By address; kept alive here, so that no other tensor gets the memory of a window."""
@@ -32,10 +32,10 @@ class RegisteredBuffers:
         """From now on collectives between registered buffers are symmetric.
 
         Raises:
-            EmulatedNcclError: this release, or host, has no windows.
+            EmulatedNcclError: this release has no windows.
         """
-        if not self._windows:
-            raise EmulatedNcclError("windows need ZEROTUNE_NCCL_HOST=model and ZEROTUNE_NCCL_VERSION 2.27 or newer")
+        if not self._release.has_symmetric_kernels:
+            raise EmulatedNcclError("windows need ZEROTUNE_NCCL_VERSION 2.27 or newer")
         self._tensors[tensor.data_ptr()] = tensor
 
     def deregister(self, tensor: torch.Tensor) -> None:

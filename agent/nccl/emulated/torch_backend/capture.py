@@ -102,9 +102,8 @@ class Graph:
         Raises:
             EmulatedNcclError: as `Communicator.decide`.
         """
-        decisions = communicator.decide(fused_groups, n_tasks, captured=True)
-        decided = [(fused, each.candidate) for fused, each in zip(fused_groups, decisions, strict=True)]
-        self._nodes.append(_Group(communicator, decided, communicator.host.begin_capture(decided)))
+        decided = list(zip(fused_groups, communicator.decide(fused_groups, n_tasks, captured=True), strict=True))
+        self._nodes.append(_Group(communicator, decided, communicator.begin_capture(decided)))
         self._n_groups += 1
         return CapturedWork(self, self._n_groups - 1, outputs)
 

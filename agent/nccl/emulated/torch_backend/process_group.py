@@ -102,16 +102,16 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._communicator is not None:
             self._communicator.timeout_us = int(timeout.total_seconds() * 1e6)
 
-    def shutdown(self, *, aborted: bool = False) -> None:
-        """Destroy the communicator; `aborted`: without waiting for what is under way."""
+    def shutdown(self) -> None:
+        """Destroy the communicator, without waiting for what is under way."""
         self._closed = True
         if self._communicator is not None:
             communicator, self._communicator = self._communicator, None
-            communicator.close(aborted=aborted)
+            communicator.close()
 
     def abort(self) -> None:
         """Abort the communicator."""
-        self.shutdown(aborted=True)
+        self.shutdown()
 
     def shrink(self, excluded: Sequence[int], *, aborted: bool) -> EmulatedProcessGroup:
         """A group of the other ranks, as `ncclCommShrink` makes it; each of them must call it.

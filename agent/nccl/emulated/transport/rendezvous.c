@@ -238,8 +238,6 @@ int rv_is_ready(const rv *self, uint64_t index) {
   return rv_laggard(self, 0, index + 1, 0) == self->shared->n_ranks;
 }
 
-uint64_t rv_n_consumed(const rv *self, uint32_t rank) { return rv_load(&self->shared->ranks[rank].n_consumed); }
-
 static uint64_t rv_min_consumed(const rv *self) {
   uint64_t least = UINT64_MAX;
   for (uint32_t rank = 0; rank < self->shared->n_ranks; rank++) {

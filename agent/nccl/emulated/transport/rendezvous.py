@@ -91,7 +91,6 @@ class _Library:
         self.wait = function(blocking, "rv_wait", ctypes.c_int, pointer, u64, i64)
         self.wait_consumed = function(blocking, "rv_wait_consumed", ctypes.c_int, pointer, u64, i64)
         self.is_ready = function(quick, "rv_is_ready", ctypes.c_int, pointer, u64)
-        self.n_consumed = function(quick, "rv_n_consumed", u64, pointer, u32)
         self.join = function(quick, "rv_join", None, pointer, u64, pointer)
         self.peek = function(quick, "rv_peek", ctypes.POINTER(Header), pointer, u64, u32)
         self.piece = function(quick, "rv_piece", pointer, pointer, u64, u32, u32, pointer)
@@ -203,10 +202,6 @@ class Rendezvous:
     def is_ready(self, index: int) -> bool:
         """Whether every rank has published call `index`."""
         return bool(self._library.is_ready(self.handle, index))
-
-    def n_consumed(self, rank: int) -> int:
-        """Calls that a rank needs no more."""
-        return int(self._library.n_consumed(self.handle, rank))
 
     def join(self, index: int) -> Joined:
         """All ranks' headers compared; valid until the next `join`."""

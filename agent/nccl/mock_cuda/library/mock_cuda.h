@@ -1,7 +1,7 @@
 /* A machine with GPUs for an unmodified libnccl, on one without: what Python calls, and what the files share.
  *
- * Device memory is shared host memory, and a kernel "runs" when its time is reckoned and told to NCCL's profiler
- * counters. Collectives move their bytes where ranks know each other (nccl/ranks.c); nothing else is computed.
+ * Device memory is shared host memory. A kernel is over when it is launched: its time is told to NCCL's profiler
+ * counters, and nothing is computed.
  */
 #ifndef ZEROTUNE_MOCK_CUDA_H
 #define ZEROTUNE_MOCK_CUDA_H
@@ -83,31 +83,12 @@ MOCK_API int mock_cuda_patch(const char *const *names, void *const *addresses, c
 MOCK_API int mock_cuda_take_calls(const void *within);
 MOCK_API void *mock_cuda_function(const char *name); /* of the CUDA runtime, by name; NULL = the mock has none */
 MOCK_API int mock_cuda_malloc(void **pointer, size_t n_bytes);
-MOCK_API void mock_cuda_set_duration_us(double duration_us); /* kernels end at once, and say that they took so long */
+MOCK_API void mock_cuda_set_duration_us(double duration_us); /* kernels end at once, and say so; below 0: never */
 MOCK_API void mock_cuda_set_timer_step_ns(uint64_t step_ns); /* the GPU's timer ticks; 1 = every nanosecond */
 MOCK_API void mock_cuda_set_away_ms(double away_ms); /* how long NCCL's threads are descheduled when they find nothing */
-MOCK_API void mock_cuda_set_queue(uint32_t n_kernels); /* that a stream takes before its host waits; at most 1024 */
 MOCK_API void mock_cuda_set_recording(int on); /* works into the ring that mock_cuda_drain empties; a full one drops */
 MOCK_API size_t mock_cuda_drain(mock_work *out, size_t max_works);
 MOCK_API uint64_t mock_cuda_n_freed_uses(void); /* by kernels and copies that ran when their memory was freed */
-/* Kernels wait until mock_cuda_finish ends them; their works are for the thread that launched them to take. */
-MOCK_API void mock_cuda_set_waiting(int on);
-MOCK_API size_t mock_cuda_take(mock_work *out, size_t max_works); /* forgets what does not fit */
-/* Times for each work of a launch, at least one; 0, or -1 = no such launch waits, or it has more works. */
-MOCK_API int mock_cuda_finish(uint64_t launch, const uint64_t *start_ns, const uint64_t *end_ns, size_t n_works);
-
-/* Microseconds of a collective; `function_id` UINT32_MAX: of messages between ranks. */
-typedef double (*mock_price)(int n_ranks, int n_nodes, uint32_t function_id, int n_channels, uint64_t count,
-                             uint64_t element_bytes);
-/* Kernels run in their streams from now on: collectives for their price, each disturbed by this standard deviation, others
- * for `kernel_us`, and products of matrices for their arithmetic. The GPU waits `host_us` for a function of the host, and for
- * as long as that runs. */
-MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns,
-                                   double host_us);
-MOCK_API void mock_cuda_set_nccl(void *handle); /* whose API this library stands in front of, from dlopen() */
-/* What a call takes from one rank stays away where it is larger: for hosts too slow to copy it. */
-MOCK_API void mock_cuda_set_most_bytes(uint64_t n_bytes);
-MOCK_API void mock_cuda_set_node(int node);     /* which node of the cluster this process is on */
 
 /* ---- between the files ---- */
 
@@ -124,18 +105,12 @@ extern mock_layout mock_the_layout;
 int mock_current_device(void);
 uint64_t mock_allocated_bytes(int device);
 int mock_memory_file(const char *name); /* -1 = none */
-extern uint64_t mock_kernel_ns; /* duration of a kernel that is no collective */
-extern uint64_t mock_host_ns;   /* until a function of the host begins, and its end is known */
-extern double mock_flops_per_ns;
+extern char mock_contexts[MOCK_MAX_DEVICES];
+uint64_t mock_now_ns(void);
 cu_uuid mock_uuid(int device);
 void *mock_runtime_function(const char *name, bool of_nccl); /* NULL = the mock has none of this name */
-void *mock_kernel_function(const char *name);
-void *mock_copy_function(const char *name);
 void *mock_stream_function(const char *name);
-void *mock_event_function(const char *name);
-void *mock_graph_function(const char *name);
-void *mock_blas_function(const char *name);
-void *mock_driver_function(const char *name, bool of_nccl);
+void *mock_driver_function(const char *name);
 cuda_error mock_allocate(void **pointer, size_t n_bytes, bool is_ordered); /* by streams, for its end */
 cuda_error mock_allocate_host(void **pointer, size_t n_bytes);
 cuda_error mock_free(void *pointer, uint64_t freed_ns); /* when the GPU comes to it */
@@ -145,7 +120,6 @@ bool mock_is_ordered(const void *pointer);
 bool mock_use(const char *by, const void *pointer, size_t n_bytes, uint64_t issued_ns, uint64_t until_ns);
 bool mock_is_device_memory(const void *pointer); /* or was until it was freed */
 void mock_clear(void *at, size_t n_bytes);
-cuda_error mock_set_words(void *at, uint32_t word, size_t n_words, void *stream);
 bool mock_find(const void *pointer, void **base, size_t *n_bytes);
 bool mock_locate(const void *pointer, int *file, uint64_t *offset);
 void mock_describe_pointer(cuda_pointer_attributes *attributes, const void *pointer);
@@ -156,6 +130,12 @@ void *mock_memory_function(const char *name); /* cuMem and cuMulticast */
 cuda_error mock_on_launch(void **parameters, void **extra, void *stream);
 void mock_let_proxies_run(const char *communicator, uint64_t channel_mask);
 void mock_forget_proxies(const void *base, size_t n_bytes); /* memory that is about to go */
-void mock_forget_kernels(const void *base, size_t n_bytes);
+
+/* ---- what a rehearsal adds (benchmarks/rehearse/mock); NULL where it is not linked ---- */
+
+#define MOCK_ADDED __attribute__((weak))
+MOCK_ADDED void *mock_rehearsed_function(const char *name, bool of_nccl); /* before those of this library */
+MOCK_ADDED void *mock_blas_function(const char *name);
+MOCK_ADDED bool mock_is_priced(void);
 
 #endif

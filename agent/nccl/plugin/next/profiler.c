@@ -17,7 +17,7 @@
 typedef struct {
   int abi;
   const char *name;
-  const nccl_profiler_v1 *v1; /* to v3 */
+  const nccl_profiler_v3 *v3;
   const nccl_profiler_v4 *v4;
   const nccl_profiler_v5 *v5; /* and newer */
   nccl_result (*start_event)(void *context, void **handle, void *event);
@@ -42,7 +42,7 @@ bool zt_has_next_profiler(void) { return atomic_load_explicit(&next, memory_orde
 /* ---- finding it ---- */
 
 static next_profiler described(int abi, const void *table) {
-  next_profiler its = {.abi = abi, .name = ((const nccl_profiler_v1 *)table)->name};
+  next_profiler its = {.abi = abi, .name = ((const nccl_profiler_v3 *)table)->name};
 #define TAKE(member)                                                     \
   do {                                                                   \
     its.member = table;                                                  \
@@ -51,8 +51,8 @@ static next_profiler described(int abi, const void *table) {
     its.record_event_state = its.member->record_event_state;             \
     its.finalize = its.member->finalize;                                 \
   } while (0)
-  if (abi <= 3)
-    TAKE(v1);
+  if (abi == 3)
+    TAKE(v3);
   else if (abi == 4)
     TAKE(v4);
   else
@@ -60,13 +60,13 @@ static next_profiler described(int abi, const void *table) {
   return its;
 }
 
-/* From v5 on events are told alike but for what was added; v4's differ in their heads, older ones altogether. */
+/* From v5 on events are told alike but for what was added; v4's differ in their heads, v3's altogether. */
 static bool can_be_told(int abi, int newest_abi) { return abi == newest_abi || (abi >= 4 && newest_abi >= 5); }
 
 static void find(int newest_abi) {
   has_looked = true;
   void *library = zt_open_next("ZEROTUNE_NEXT_PROFILER", "profiler");
-  for (int abi = newest_abi; library != NULL && abi >= 1; abi--) {
+  for (int abi = newest_abi; library != NULL && abi >= 3; abi--) {
     char symbol[32];
     (void)snprintf(symbol, sizeof symbol, "ncclProfiler_v%d", abi);
     const void *table = dlsym(library, symbol);
@@ -109,7 +109,7 @@ static zt_both *take(zt_communicator *communicator) {
 static int known_events(int abi) { return abi <= 4 ? 0xFF : abi == 5 ? 0xFFF : abi == 6 ? 0x7FFF : -1; }
 
 static nccl_result init(const next_profiler *its, void **context, int *mask, const zt_profiler_start *start) {
-  if (its->abi <= 3) return its->v1->init(context, mask);
+  if (its->abi == 3) return its->v3->init(context, mask);
   if (its->abi == 4)
     return its->v4->init(context, mask, start->comm_name, start->comm_id, start->n_nodes, start->n_ranks, start->rank,
                          start->log);
@@ -217,7 +217,7 @@ void *zt_next_profiler_begin(int abi, const zt_both *both, void *handed, void *e
   const int *mask = both == NULL ? NULL : both->mask;
   const uint32_t asked = mask == NULL ? 0 : (uint32_t)__atomic_load_n(mask, __ATOMIC_RELAXED);
   if (both != NULL && !(asked_by(type) & asked)) return NULL;
-  void **parent = (void **)((char *)event + offsetof(nccl_event_v1, parent));
+  void **parent = (void **)((char *)event + offsetof(nccl_event_v3, parent));
   void *const given = *parent, *context = both != NULL ? both->context : handed;
   *parent = zt_pair_of_handle(given).theirs;
   /* up to v4 NCCL tells of no collective whose group has no handle */

@@ -1,6 +1,6 @@
-/* The profiler plugin: seven ABI versions over one body.
+/* The profiler plugin: ABI versions 3 to 7 over one body; older ones tell no times of kernels.
  *
- * Only collectives, (v3 and newer) their kernel channels and (v6 and newer) those of copy engines are asked for. NCCL
+ * Only collectives, their kernel channels and (v6 and newer) those of copy engines are asked for. NCCL
  * tells of sends, too, where it tells of kernel channels. NCCL 2.27 and older start a
  * collective's event only under a group event whose handle is not NULL, so every event that is not
  * followed still gets a handle, one that leads nowhere.
@@ -22,7 +22,7 @@
 /* handles of what is not followed */
 #define UNTRACKED ((zt_handle)0xFFFF)
 #define CAPTURED ((zt_handle)0xFFFE) /* an API call under CUDA-graph capture: v5 and newer tell */
-#define GROUP_MARK 0xFFFDu           /* below a running number: v1-v3 tell groups apart by it */
+#define GROUP_MARK 0xFFFDu           /* below a running number: groups are told apart by it */
 #define CALL_MARK 0xFFFCu            /* below the microsecond of an API call: v7 */
 
 /* ---- one collective, whatever the version ---- */
@@ -33,7 +33,6 @@ typedef struct {
   uint8_t collective, datatype, algorithm, protocol;
   uint32_t n_channels;
   uint32_t rank;
-  bool has_kernel_events;
   bool channels_are_certain;
   uint64_t group;
   bool tells_capture; /* v5 and newer: then `flags` has ZT_FLAG_CAPTURED where it is one */
@@ -68,7 +67,6 @@ static enum zt_passage passage_of(const seen *coll, bool has_decision) {
 
 /* NCCL does not say how many CollNet uses, nor multi-node NVLS, which runs as it: it says 0. Symmetric kernels have none. */
 static uint32_t channels_to_expect(const seen *coll) {
-  if (!coll->has_kernel_events) return 0;
   const bool is_untold = coll->n_channels == 0 && coll->algorithm < NCCL_MAX_ALGORITHMS && !coll->is_symmetric;
   return is_untold ? NCCL_MAX_CHANNELS : coll->n_channels;
 }
@@ -157,42 +155,6 @@ static void learn_id(zt_communicator *communicator, uint64_t comm_hash) {
   atomic_store_explicit(&communicator->comm_id, comm_hash, memory_order_relaxed);
 }
 
-static nccl_result start_v1(void *context, void **handle, nccl_event_v1 *event) {
-  zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
-  if (context != NULL && event->type == NCCL_PROFILE_COLL) {
-    const nccl_coll_v1 *coll = &event->coll;
-    learn_id(context, coll->comm_hash);
-    made = begin(context, &(seen){.sequence = coll->sequence,
-                                  .count = coll->count,
-                                  .collective = coll->collective,
-                                  .datatype = coll->datatype,
-                                  .algorithm = coll->algorithm,
-                                  .protocol = coll->protocol,
-                                  .n_channels = coll->n_max_channels,
-                                  .rank = (uint32_t)event->rank});
-  }
-  *handle = pointer(made);
-  return NCCL_SUCCESS;
-}
-
-static nccl_result start_v2(void *context, void **handle, nccl_event_v2 *event) {
-  zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
-  if (context != NULL && event->type == NCCL_PROFILE_COLL) {
-    const nccl_coll_v2 *coll = &event->coll;
-    learn_id(context, coll->comm_hash);
-    made = begin(context, &(seen){.sequence = coll->sequence,
-                                  .count = coll->count,
-                                  .collective = zt_collective_named(coll->collective),
-                                  .datatype = zt_datatype_named(coll->datatype),
-                                  .algorithm = zt_algorithm_named(coll->algorithm),
-                                  .protocol = zt_protocol_named(coll->protocol),
-                                  .n_channels = coll->n_max_channels,
-                                  .rank = (uint32_t)event->rank});
-  }
-  *handle = pointer(made);
-  return NCCL_SUCCESS;
-}
-
 static nccl_result start_v3(void *context, void **handle, nccl_event_v3 *event) {
   zt_handle made = event->type == NCCL_PROFILE_GROUP ? next_group() : UNTRACKED;
   if (context != NULL && event->type == NCCL_PROFILE_COLL) {
@@ -206,7 +168,6 @@ static nccl_result start_v3(void *context, void **handle, nccl_event_v3 *event) 
                                   .protocol = zt_protocol_named(coll->protocol),
                                   .n_channels = coll->n_max_channels,
                                   .rank = (uint32_t)event->rank,
-                                  .has_kernel_events = true,
                                   .group = handle_in(event->parent)});
   } else if (context != NULL && event->type == NCCL_PROFILE_KERNEL_CHANNEL) {
     made = begin_channel(event->parent, event->kernel_channel, false, 0);
@@ -231,7 +192,6 @@ static zt_handle begin_v4(zt_communicator *communicator, const nccl_coll_v4 *col
                                      .protocol = zt_protocol_named(coll->protocol),
                                      .n_channels = coll->n_channels,
                                      .rank = (uint32_t)rank,
-                                     .has_kernel_events = true,
                                      .channels_are_certain = true,
                                      .group = group,
                                      .tells_capture = abi >= 5,
@@ -335,7 +295,7 @@ static void *parent_for_ours(int abi, uint64_t type, void *given) {
 }
 
 static zt_handle start_ours(int abi, zt_both *both, void *event, uint64_t type, start_function start) {
-  void **parent = (void **)((char *)event + offsetof(nccl_event_v1, parent));
+  void **parent = (void **)((char *)event + offsetof(nccl_event_v3, parent));
   void *const given = *parent;
   void *made = NULL;
   *parent = parent_for_ours(abi, type, given);
@@ -368,8 +328,6 @@ static nccl_result start_both(int abi, void *handed, void **handle, void *event,
   }
 
 #define start_v6 start_v5
-START(1)
-START(2)
 START(3)
 START(4)
 START(5)
@@ -417,7 +375,7 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   communicator->mask = start->mask;
   if (start->abi >= 4) zt_shifts_watch(communicator);
   /* After one call that was not asked for, each channel's times would be those of some earlier call. */
-  zt_mask_add(start->mask, NCCL_PROFILE_COLL | (start->abi >= 3 ? NCCL_PROFILE_KERNEL_CHANNEL : 0) |
+  zt_mask_add(start->mask, NCCL_PROFILE_COLL | NCCL_PROFILE_KERNEL_CHANNEL |
                                (start->abi >= 6 ? NCCL_PROFILE_CE_COLL : 0),
               start->abi >= NCCL_COUNTS_WHAT_IS_ASKED_FOR ? NCCL_PROFILE_KERNEL_CHANNEL : 0);
   *context = zt_next_profiler_init(communicator, start);
@@ -429,14 +387,9 @@ static nccl_result attach(const zt_profiler_start *start, uint32_t rank, void **
   return NCCL_SUCCESS;
 }
 
-#define INIT_NAMELESS(version)                                                                               \
-  static nccl_result init_v##version(void **context, int *mask) {                                            \
-    return attach(&(zt_profiler_start){.abi = version, .mask = mask}, ZT_RANK_UNKNOWN, context);             \
-  }
-
-INIT_NAMELESS(1)
-INIT_NAMELESS(2)
-INIT_NAMELESS(3)
+static nccl_result init_v3(void **context, int *mask) {
+  return attach(&(zt_profiler_start){.abi = 3, .mask = mask}, ZT_RANK_UNKNOWN, context);
+}
 
 #define START_OF(version) \
   &(zt_profiler_start) { version, mask, comm_id, comm_name, n_nodes, n_ranks, rank, log }
@@ -466,8 +419,6 @@ static nccl_result finalize(void *context) {
   return NCCL_SUCCESS;
 }
 
-EXPORT const nccl_profiler_v1 ncclProfiler_v1 = {"zerotune", init_v1, told_v1, stop, record_for_other, finalize};
-EXPORT const nccl_profiler_v2 ncclProfiler_v2 = {"zerotune", init_v2, told_v2, stop, record_for_other, finalize};
 EXPORT const nccl_profiler_v3 ncclProfiler_v3 = {"zerotune", init_v3, told_v3, stop, record_for_other, finalize};
 EXPORT const nccl_profiler_v4 ncclProfiler_v4 = {"zerotune", init_v4, told_v4, stop, record_stop, finalize};
 EXPORT const nccl_profiler_v5 ncclProfiler_v5 = {"zerotune", init_v5, told_v5, stop, record_stop, finalize};

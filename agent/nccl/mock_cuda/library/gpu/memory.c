@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "memory.h"
-#include "streams.h"
 
 #define ARENA_BYTES (UINT64_C(1) << 42) /* address space, not memory */
 #define GRANULARITY 4096u
@@ -151,7 +150,6 @@ cuda_error mock_allocate(void **pointer, size_t n_bytes, bool is_ordered) {
 /* Memory that is about to go; called without our lock, since those who launch hold theirs when they ask us. */
 static void forget(const void *base, size_t n_bytes) {
   mock_forget_proxies(base, n_bytes);
-  mock_forget_kernels(base, n_bytes);
 }
 
 static void tell(const char *by, const void *pointer) {

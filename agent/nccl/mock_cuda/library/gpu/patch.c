@@ -58,7 +58,7 @@ static int protect(const void *at, size_t n_bytes, int protection) {
 
 /* "cudaMalloc_ptsz" does what "cudaMalloc" does: streams of their own per thread mean nothing here. */
 static void *function_for(const char *name, int kind) {
-  if (kind == MOCK_BLAS) return mock_blas_function(name);
+  if (kind == MOCK_BLAS) return mock_blas_function != NULL ? mock_blas_function(name) : NULL;
   char base[128];
   const size_t length = strlen(name);
   if (length >= sizeof base) return NULL;

@@ -1,9 +1,9 @@
-/* cudart as NCCL and torch call it. */
+/* cudart as NCCL calls it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "streams.h"
+#include "../mock_cuda.h"
 
 #define UNUSED __attribute__((unused))
 
@@ -19,41 +19,11 @@ static cuda_error cudaMallocFromPoolAsync(void **pointer, size_t n_bytes, UNUSED
   return cudaMallocAsync(pointer, n_bytes, stream);
 }
 
-/* Waits for all that runs, unless streams order the memory: then who frees it has waited. */
-static cuda_error cudaFree(void *pointer) {
-  if (pointer != NULL && !mock_is_ordered(pointer)) mock_wait_for_stream(NULL, true, true);
-  return mock_free(pointer, mock_now_ns());
-}
-
-typedef struct {
-  operation base;
-  void *pointer;
-} free_operation;
-
-static bool run_free(operation *self, uint64_t *ready_ns) {
-  mock_free(((free_operation *)self)->pointer, *ready_ns);
-  return true;
-}
-
-static const operation_kind FREE = {run_free, NULL, NULL, NULL, false};
-
-/* In the stream's turn. What a graph frees whenever it is launched stays. */
-static cuda_error cudaFreeAsync(void *pointer, void *stream) {
-  void *base;
-  size_t n_bytes;
-  if (pointer == NULL || mock_is_capturing(stream)) return CUDA_SUCCESS;
-  if (!mock_find(pointer, &base, &n_bytes) || base != pointer) return CUDA_ERROR_INVALID_VALUE;
-  free_operation *const made = malloc(sizeof *made);
-  if (made == NULL) return CUDA_ERROR_OUT_OF_MEMORY;
-  *made = (free_operation){.base.kind = &FREE, .pointer = pointer};
-  return mock_enqueue(stream, &made->base);
-}
+static cuda_error cudaFree(void *pointer) { return mock_free(pointer, mock_now_ns()); }
 
 static cuda_error cudaHostAlloc(void **pointer, size_t n_bytes, UNUSED unsigned flags) {
   return mock_allocate_host(pointer, n_bytes);
 }
-
-static cuda_error cudaFreeHost(void *pointer) { return mock_free(pointer, mock_now_ns()); }
 
 static cuda_error cudaHostGetDevicePointer(void **device, void *host, UNUSED unsigned flags) {
   *device = host;
@@ -103,10 +73,6 @@ static cuda_error cudaSetDevice(int device) {
   if (device_at(device) == NULL) return CUDA_ERROR_INVALID_DEVICE;
   mock_cuda_set_device(device);
   return CUDA_SUCCESS;
-}
-
-static int bus_of(int device) {
-  return (int)strtol(mock_the_machine.devices[device].bus_id + strlen("0000:"), NULL, 16);
 }
 
 static cuda_error cudaDeviceGetByPCIBusId(int *device, const char *bus_id) {
@@ -185,6 +151,10 @@ static cuda_error cudaDeviceGetAttribute(int *value, int attribute, int device) 
   return CUDA_SUCCESS;
 }
 
+static int bus_of(int device) {
+  return (int)strtol(mock_the_machine.devices[device].bus_id + strlen("0000:"), NULL, 16);
+}
+
 /* cudaDeviceProp, by CUDA 12's name of the function and by CUDA 13's. */
 static cuda_error give_properties(char *properties, int device, bool since_13) {
   const mock_device *found = device_at(device);
@@ -255,29 +225,6 @@ static const char *cudaGetErrorString(UNUSED cuda_error error) { return "an erro
 
 static const char *cudaGetErrorName(UNUSED cuda_error error) { return "mockCudaError"; }
 
-/* ---- memory pools ---- */
-
-static cuda_error make_token(void **token) {
-  *token = calloc(1, 16);
-  return *token != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-static cuda_error drop_token(void *token) {
-  free(token);
-  return CUDA_SUCCESS;
-}
-
-static cuda_error cudaDeviceGetDefaultMemPool(void **pool, UNUSED int device) {
-  static char the_pool;
-  *pool = &the_pool;
-  return CUDA_SUCCESS;
-}
-
-static cuda_error cudaMemPoolGetAttribute(UNUSED void *pool, UNUSED int attribute, uint64_t *value) {
-  *value = 0;
-  return CUDA_SUCCESS;
-}
-
 /* ---- kernels ---- */
 
 static cuda_error cudaFuncGetAttributes(cuda_function_attributes *attributes, UNUSED const void *function) {
@@ -294,40 +241,22 @@ static cuda_error cudaGetFuncBySymbol(void **function, void *symbol) {
   return CUDA_SUCCESS;
 }
 
-static cuda_error cudaOccupancyMaxActiveBlocks(int *n_blocks, UNUSED const void *function, UNUSED int block_size,
-                                               UNUSED size_t shared_bytes, UNUSED unsigned flags) {
-  *n_blocks = 8;
-  return CUDA_SUCCESS;
-}
-
-static cuda_error cudaLaunchKernel(const void *function, cuda_dim3 grid, UNUSED cuda_dim3 block,
-                                   void **parameters, UNUSED size_t shared_bytes, void *stream) {
-  mock_uses uses = {0};
-  const cuda_error error = mock_compute(function, grid, parameters, stream, &uses);
-  return error != CUDA_SUCCESS ? error : mock_enqueue_kernel(stream, mock_kernel_ns, &uses);
-}
-
-static cuda_error cudaLaunchKernelExC(const cuda_launch_config *config, UNUSED const void *function,
-                                      UNUSED void **parameters) {
-  return mock_enqueue_kernel(config->stream, mock_kernel_ns, NULL);
+static cuda_error cudaLaunchKernelExC(const cuda_launch_config *config, UNUSED const void *function, void **parameters) {
+  return mock_on_launch(parameters, NULL, config->stream);
 }
 
 /* ---- the driver behind it ---- */
 
-static cuda_error find_driver(const char *name, bool of_nccl, void **function, int *result) {
-  *function = mock_driver_function(name, of_nccl);
+static cuda_error cudaGetDriverEntryPoint(const char *name, void **function, UNUSED unsigned long long flags,
+                                          int *result) {
+  *function = mock_driver_function(name);
   if (result != NULL) *result = *function != NULL ? 0 : 1; /* success, symbol not found */
   return CUDA_SUCCESS;
 }
 
-static cuda_error cudaGetDriverEntryPoint(const char *name, void **function, UNUSED unsigned long long flags,
-                                          int *result) {
-  return find_driver(name, false, function, result);
-}
-
 static cuda_error cudaGetDriverEntryPointByVersion(const char *name, void **function, UNUSED unsigned version,
-                                                   UNUSED unsigned long long flags, int *result) {
-  return find_driver(name, false, function, result);
+                                                   unsigned long long flags, int *result) {
+  return cudaGetDriverEntryPoint(name, function, flags, result);
 }
 
 static cuda_error succeed(void) { return CUDA_SUCCESS; }
@@ -338,9 +267,9 @@ static const mock_function functions[] = {
     MOCK_FUNCTION(cudaMallocAsync),
     MOCK_FUNCTION(cudaMallocFromPoolAsync),
     MOCK_FUNCTION(cudaFree),
-    MOCK_FUNCTION(cudaFreeAsync),
     MOCK_FUNCTION(cudaHostAlloc),
-    MOCK_FUNCTION(cudaFreeHost),
+    {"cudaFreeHost", (void *)cudaFree},
+    {"cudaFreeAsync", (void *)cudaFree}, /* its stream is behind nothing */
     SUCCEEDS(cudaHostRegister),
     SUCCEEDS(cudaHostUnregister),
     MOCK_FUNCTION(cudaHostGetDevicePointer),
@@ -349,13 +278,9 @@ static const mock_function functions[] = {
     MOCK_FUNCTION(cudaIpcOpenMemHandle),
     MOCK_FUNCTION(cudaIpcCloseMemHandle),
     MOCK_FUNCTION(cudaPointerGetAttributes),
-    {"cudaMemPoolCreate", (void *)make_token},
-    {"cudaMemPoolDestroy", (void *)drop_token},
     SUCCEEDS(cudaMemPoolSetAttribute),
     SUCCEEDS(cudaMemPoolSetAccess),
     SUCCEEDS(cudaMemPoolTrimTo),
-    MOCK_FUNCTION(cudaMemPoolGetAttribute),
-    MOCK_FUNCTION(cudaDeviceGetDefaultMemPool),
     MOCK_FUNCTION(cudaGetDeviceCount),
     MOCK_FUNCTION(cudaGetDevice),
     MOCK_FUNCTION(cudaSetDevice),
@@ -366,11 +291,7 @@ static const mock_function functions[] = {
     MOCK_FUNCTION(cudaGetDeviceProperties),
     MOCK_FUNCTION(cudaDeviceCanAccessPeer),
     SUCCEEDS(cudaDeviceEnablePeerAccess),
-    SUCCEEDS(cudaProfilerStart),
-    SUCCEEDS(cudaProfilerStop),
-    SUCCEEDS(cudaFuncSetCacheConfig),
     SUCCEEDS(cudaSetDeviceFlags),
-    SUCCEEDS(cudaInitDevice),
     SUCCEEDS(cudaDeviceSetLimit),
     {"cudaDriverGetVersion", (void *)give_version},
     {"cudaRuntimeGetVersion", (void *)give_version},
@@ -381,49 +302,16 @@ static const mock_function functions[] = {
     MOCK_FUNCTION(cudaFuncGetAttributes),
     SUCCEEDS(cudaFuncSetAttribute),
     MOCK_FUNCTION(cudaGetFuncBySymbol),
-    {"cudaOccupancyMaxActiveBlocksPerMultiprocessor", (void *)cudaOccupancyMaxActiveBlocks},
-    {"cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags", (void *)cudaOccupancyMaxActiveBlocks},
-    MOCK_FUNCTION(cudaLaunchKernel),
+    SUCCEEDS(cudaLaunchKernel), /* no collective: it scales the numbers of a single rank */
     MOCK_FUNCTION(cudaLaunchKernelExC),
     MOCK_FUNCTION(cudaGetDriverEntryPoint),
     MOCK_FUNCTION(cudaGetDriverEntryPointByVersion),
 };
 
-/* ---- of the copy that NCCL links: its kernels are collectives, but for one that scales the numbers of a single rank ---- */
-
-static cuda_error launch_of_nccl(UNUSED const void *function, UNUSED cuda_dim3 grid, UNUSED cuda_dim3 block,
-                                 UNUSED void **parameters, UNUSED size_t shared_bytes, void *stream) {
-  return mock_enqueue_kernel(stream, mock_kernel_ns, NULL);
-}
-
-static cuda_error configured_launch_of_nccl(const cuda_launch_config *config, UNUSED const void *function,
-                                            void **parameters) {
-  return mock_on_launch(parameters, NULL, config->stream);
-}
-
-static cuda_error driver_of_nccl(const char *name, void **function, UNUSED unsigned long long flags, int *result) {
-  return find_driver(name, true, function, result);
-}
-
-static cuda_error versioned_driver_of_nccl(const char *name, void **function, UNUSED unsigned version,
-                                           UNUSED unsigned long long flags, int *result) {
-  return find_driver(name, true, function, result);
-}
-
-static const mock_function functions_of_nccl[] = {
-    {"cudaLaunchKernel", (void *)launch_of_nccl},
-    {"cudaLaunchKernelExC", (void *)configured_launch_of_nccl},
-    {"cudaGetDriverEntryPoint", (void *)driver_of_nccl},
-    {"cudaGetDriverEntryPointByVersion", (void *)versioned_driver_of_nccl},
-};
-
 void *mock_runtime_function(const char *name, bool of_nccl) {
-  void *(*const others[])(const char *) = {mock_copy_function, mock_stream_function, mock_event_function, mock_graph_function,
-                                           mock_kernel_function};
-  void *found = of_nccl ? MOCK_FIND(functions_of_nccl, name) : NULL;
+  void *found = mock_rehearsed_function != NULL ? mock_rehearsed_function(name, of_nccl) : NULL;
   if (found == NULL) found = MOCK_FIND(functions, name);
-  for (size_t i = 0; found == NULL && i < sizeof others / sizeof *others; i++) found = others[i](name);
-  return found;
+  return found != NULL ? found : mock_stream_function(name);
 }
 
 void *mock_cuda_function(const char *name) { return mock_runtime_function(name, false); }

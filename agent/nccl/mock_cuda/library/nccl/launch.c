@@ -7,15 +7,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "launch.h"
 
-#include "../gpu/streams.h"
-
 #define RING_WORKS 65536u
 #define OWN_WORKS 4096u /* of one group */
-#define NO_WORK UINT32_MAX
 #define PROFILER_SLOTS 64u
 #define MAX_CHANNELS 64
 
@@ -30,31 +26,14 @@ enum { COLLECTIVE_WATCHED = 3, COLLECTIVE_WATCHED_BIT = 0x80, P2P_WATCHED = 46, 
 /* ncclDevWorkP2p and ncclDevWorkBcast; what ncclDevWorkCollReg has behind a collective's work */
 enum { OTHER_WORK_BYTES = 48, REGISTERED_BYTES = 192 };
 
-/* One work on one channel: the unit in which NCCL's profiler counts. */
-typedef struct {
-  uint8_t channel;
-  uint32_t work; /* number within the launch, NO_WORK for what is no collective */
-} step;
-
-struct kernel {
-  uint64_t launch;
-  char *communicator;
-  bool captured; /* by a graph */
-  uint32_t n_works, n_steps, room;
-  step *steps; /* of each channel in the order in which it runs them */
-  kernel *next;
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static mock_work ring[RING_WORKS];
 static uint64_t n_written, n_read, n_launches;
-static bool recording, waiting;
+static bool recording;
 static double duration_us = 10.0;
 static _Atomic uint64_t timer_step_ns = 1;
-static kernel *kernels; /* that wait for their end, the newest first */
-/* Works that this thread launched, while kernels wait. */
+/* Works of this thread's latest launch. */
 static _Thread_local mock_work own[OWN_WORKS];
-static _Thread_local size_t n_own;
 
 void mock_cuda_set_duration_us(double us) {
   pthread_mutex_lock(&lock);
@@ -70,24 +49,11 @@ void mock_cuda_set_recording(int on) {
   pthread_mutex_unlock(&lock);
 }
 
-void mock_cuda_set_waiting(int on) {
-  pthread_mutex_lock(&lock);
-  waiting = on != 0;
-  pthread_mutex_unlock(&lock);
-}
-
 size_t mock_cuda_drain(mock_work *out, size_t max_works) {
   pthread_mutex_lock(&lock);
   size_t n = 0;
   while (n < max_works && n_read < n_written) out[n++] = ring[n_read++ % RING_WORKS];
   pthread_mutex_unlock(&lock);
-  return n;
-}
-
-size_t mock_cuda_take(mock_work *out, size_t max_works) {
-  const size_t n = n_own < max_works ? n_own : max_works;
-  memcpy(out, own, n * sizeof *out);
-  n_own = 0;
   return n;
 }
 
@@ -121,13 +87,9 @@ static batch batch_at(const char *args, uint32_t index) {
 
 /* ---- what was launched ---- */
 
-static void record(const mock_work *work, bool captured) {
-  if (waiting || captured || mock_is_priced()) {
-    if (n_own < OWN_WORKS) own[n_own++] = *work;
-    return;
-  }
-  if (!recording || n_written - n_read == RING_WORKS) return;
-  ring[n_written++ % RING_WORKS] = *work;
+static void record(const mock_work *work) {
+  own[work->number] = *work;
+  if (recording && n_written - n_read < RING_WORKS) ring[n_written++ % RING_WORKS] = *work;
 }
 
 static void add_step(kernel *launch, uint32_t channel, uint32_t work) {
@@ -200,7 +162,7 @@ static void read_batch(const char *args, const batch *one, uint32_t channel, ker
         work->count = count_of(at, n_channels);
         work->function_id = one->function_id;
         work->number = number;
-        record(work, launch->captured);
+        record(work);
       }
       if (number != NO_WORK) known->latest = number;
     }
@@ -209,12 +171,6 @@ static void read_batch(const char *args, const batch *one, uint32_t channel, ker
 }
 
 /* ---- times ---- */
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* Time before counter: the reader takes a slot for valid once its counter fits. */
 static void tell(char *counters, uint32_t channel, uint64_t number, uint64_t time_ns) {
@@ -245,64 +201,17 @@ static void finish(const kernel *launch, const uint64_t *start_ns, const uint64_
   }
 }
 
-int mock_cuda_finish(uint64_t launch, const uint64_t *start_ns, const uint64_t *end_ns, size_t n_works) {
-  pthread_mutex_lock(&lock);
-  kernel **at = &kernels;
-  while (*at != NULL && (*at)->launch != launch) at = &(*at)->next;
-  kernel *const found = *at;
-  const bool fits = found != NULL && n_works >= (found->n_works == 0 ? 1 : found->n_works);
-  if (fits) {
-    finish(found, start_ns, end_ns);
-    *at = found->next;
-    free(found->steps);
-    free(found);
-  }
-  pthread_mutex_unlock(&lock);
-  return fits ? 0 : -1;
-}
-
-/* The end of a communicator whose kernels still wait: nobody may write to its counters any more. */
-void mock_forget_kernels(const void *base, size_t n_bytes) {
-  pthread_mutex_lock(&lock);
-  for (kernel **at = &kernels; *at != NULL;) {
-    kernel *const one = *at;
-    if (one->communicator < (const char *)base || one->communicator >= (const char *)base + n_bytes) {
-      at = &one->next;
-      continue;
-    }
-    *at = one->next;
-    free(one->steps);
-    free(one);
-  }
-  pthread_mutex_unlock(&lock);
-}
-
-uint32_t mock_kernel_works(const kernel *one) { return one->n_works; }
-
 void mock_kernel_ran(const kernel *one, const uint64_t *start_ns, const uint64_t *end_ns) {
   pthread_mutex_lock(&lock);
   finish(one, start_ns, end_ns);
   pthread_mutex_unlock(&lock);
 }
 
-kernel *mock_kernel_copy(const kernel *one) {
-  kernel *const made = malloc(sizeof *made);
-  step *const steps = malloc((one->n_steps + 1) * sizeof *steps);
-  if (made == NULL || steps == NULL) return NULL;
-  *made = *one;
-  made->steps = memcpy(steps, one->steps, one->n_steps * sizeof *steps);
-  return made;
-}
-
-void mock_kernel_free(kernel *one) {
-  free(one->steps);
-  free(one);
-}
-
 /* An end that nobody else tells. */
 static void finish_now(const kernel *launch) {
   uint64_t start_ns[OWN_WORKS], end_ns[OWN_WORKS];
-  const uint64_t now = now_ns(), end = now + (uint64_t)(duration_us * 1000.0);
+  if (duration_us < 0) return;
+  const uint64_t now = mock_now_ns(), end = now + (uint64_t)(duration_us * 1000.0);
   for (uint32_t i = 0; i == 0 || i < launch->n_works; i++) start_ns[i] = now, end_ns[i] = end;
   finish(launch, start_ns, end_ns);
 }
@@ -331,104 +240,22 @@ static void read_launch(const char *args, kernel *launch, mock_work *work) {
   }
 }
 
-/* Its works are what this thread has recorded since the last. */
-static cuda_error enqueue_priced(void *stream, const kernel *read) {
-  kernel *const launched = malloc(sizeof *launched);
-  const size_t n_works = n_own;
-  n_own = 0;
-  if (launched == NULL || n_works != read->n_works) return CUDA_ERROR_OUT_OF_MEMORY;
-  *launched = *read;
-  return mock_enqueue_launch(stream, launched, own, launched->communicator);
-}
-
-/* It waits for its end, or is over at once; with the lock held. */
-static void begin(kernel *launch) {
-  kernel *const kept = waiting && launch->n_works != 0 ? malloc(sizeof *kept) : NULL;
-  if (kept != NULL) {
-    launch->next = kernels;
-    *kept = *launch;
-    kernels = kept;
-  } else {
-    finish_now(launch);
-    free(launch->steps);
-  }
-}
-
-/* ---- of a graph: begins whenever the graph is launched ---- */
-
-typedef struct {
-  operation base;
-  uint64_t channel_mask;
-  kernel *launch;
-  mock_work works[];
-} captured_launch;
-
-static captured_launch *new_captured(const kernel *of, const mock_work *works, uint64_t channel_mask);
-
-static bool run_captured(operation *self, uint64_t *ready_ns) {
-  (void)ready_ns;
-  const captured_launch *const captured = (captured_launch *)self;
-  kernel *const launch = mock_kernel_copy(captured->launch);
-  if (launch == NULL) return true;
-  pthread_mutex_lock(&lock);
-  launch->launch = ++n_launches;
-  for (uint32_t i = 0; i < launch->n_works; i++) {
-    mock_work work = captured->works[i];
-    work.launch = launch->launch;
-    record(&work, false);
-  }
-  mock_let_proxies_run(launch->communicator, captured->channel_mask);
-  begin(launch);
-  pthread_mutex_unlock(&lock);
-  free(launch);
-  return true;
-}
-
-static void drop_captured(operation *self) { mock_kernel_free(((captured_launch *)self)->launch); }
-
-static operation *copy_captured(const operation *self) {
-  const captured_launch *const captured = (const captured_launch *)self;
-  captured_launch *const made = new_captured(captured->launch, captured->works, captured->channel_mask);
-  return made != NULL ? &made->base : NULL;
-}
-
-static const operation_kind CAPTURED = {run_captured, drop_captured, copy_captured, NULL, false};
-
-static captured_launch *new_captured(const kernel *of, const mock_work *works, uint64_t channel_mask) {
-  captured_launch *const made = malloc(sizeof *made + of->n_works * sizeof *works);
-  if (made == NULL) return NULL;
-  *made = (captured_launch){.base.kind = &CAPTURED, .channel_mask = channel_mask, .launch = mock_kernel_copy(of)};
-  if (made->launch == NULL) {
-    free(made);
-    return NULL;
-  }
-  memcpy(made->works, works, of->n_works * sizeof *works);
-  return made;
-}
-
 cuda_error mock_on_launch(void **parameters, void **extra, void *stream) {
   const char *const args = arguments_of(parameters, extra);
   if (args == NULL || !mock_the_layout.batches) return CUDA_SUCCESS; /* 2.21's cannot be read, nor can it have several nodes */
-  const bool captured = mock_is_capturing(stream);
+  const bool is_priced = mock_is_priced != NULL && mock_is_priced();
   pthread_mutex_lock(&lock);
-  kernel launch = {.launch = ++n_launches, .communicator = pointer_at(args, 0), .captured = captured};
-  mock_work work = {.launch = launch.launch,
+  kernel launch = {.communicator = pointer_at(args, 0)};
+  mock_work work = {.launch = ++n_launches,
                     .communicator = (uint64_t)(uintptr_t)launch.communicator,
                     .stream = (uint64_t)(uintptr_t)stream,
                     .device = (uint32_t)mock_current_device()};
-  const size_t n_before = n_own;
   read_launch(args, &launch, &work);
-  const uint64_t channel_mask = u64_at(args, ARGS_MASK);
-  if (captured && !mock_is_priced()) {
-    const bool all_known = n_own - n_before == launch.n_works;
-    captured_launch *const made = all_known ? new_captured(&launch, own + n_before, channel_mask) : NULL;
-    if (!waiting) n_own = n_before; /* nobody takes them */
+  mock_let_proxies_run(launch.communicator, u64_at(args, ARGS_MASK));
+  if (!is_priced) {
+    finish_now(&launch);
     free(launch.steps);
-    pthread_mutex_unlock(&lock);
-    return mock_enqueue(stream, made != NULL ? &made->base : NULL);
   }
-  mock_let_proxies_run(launch.communicator, channel_mask);
-  if (!mock_is_priced()) begin(&launch);
   pthread_mutex_unlock(&lock);
-  return mock_is_priced() ? enqueue_priced(stream, &launch) : CUDA_SUCCESS;
+  return is_priced ? mock_enqueue_launch(stream, &launch, own) : CUDA_SUCCESS;
 }

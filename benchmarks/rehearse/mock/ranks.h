@@ -2,7 +2,7 @@
 #ifndef ZEROTUNE_MOCK_RANKS_H
 #define ZEROTUNE_MOCK_RANKS_H
 
-#include "../mock_cuda.h"
+#include "mock_cuda.h"
 
 enum { CALL_ALL_GATHER, CALL_REDUCE_SCATTER, CALL_ALL_REDUCE, CALL_BROADCAST, CALL_REDUCE, CALL_SEND, CALL_RECEIVE };
 

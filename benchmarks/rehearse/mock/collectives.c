@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../gpu/streams.h"
-#include "launch.h"
+#include "nccl/launch.h"
+
 #include "ranks.h"
+#include "streams.h"
 
 #define N_PRICES 4096u /* different collectives that a process launches, by far */
 #define NO_FUNCTION UINT32_MAX /* messages between two ranks */
@@ -15,7 +16,7 @@ typedef struct {
   communicator *of; /* NULL = not known: only its time passes */
   call *calls;
   size_t n_calls;
-  kernel *launched; /* NULL = there was none */
+  kernel launched; /* without steps: there was none */
   uint64_t *durations_ns;
   uint32_t n_works;
   uint64_t setting, start_ns;
@@ -111,7 +112,7 @@ static bool run(operation *self, uint64_t *ready_ns) {
   for (size_t i = 0; i < one->n_calls && !gone; i++)
     mock_use_buffers(one->of, &one->calls[i], self->issued_ns, *ready_ns);
   /* An aborted communicator's memory may have gone. */
-  if (one->launched != NULL && !gone) mock_kernel_ran(one->launched, start_ns, end_ns);
+  if (one->launched.steps != NULL && !gone) mock_kernel_ran(&one->launched, start_ns, end_ns);
   return true;
 }
 
@@ -124,7 +125,7 @@ static void drop(operation *self) {
   collective_operation *const one = (collective_operation *)self;
   for (size_t i = 0; i < one->n_calls; i++) free(one->calls[i].result);
   if (one->of != NULL) mock_let_go(one->of);
-  if (one->launched != NULL) mock_kernel_free(one->launched);
+  free(one->launched.steps);
   free(one->calls);
   free(one->durations_ns);
 }
@@ -144,7 +145,8 @@ static operation *copy(const operation *self) {
   if (made == NULL) return NULL;
   made->calls = copy_of(from->calls, from->n_calls * sizeof *from->calls);
   made->durations_ns = copy_of(from->durations_ns, from->n_works * sizeof *from->durations_ns);
-  made->launched = from->launched != NULL ? mock_kernel_copy(from->launched) : NULL;
+  if (from->launched.steps != NULL)
+    made->launched.steps = copy_of(from->launched.steps, from->launched.room * sizeof *from->launched.steps);
   if (made->of != NULL) mock_hold(made->of);
   return &made->base;
 }
@@ -180,9 +182,10 @@ static uint64_t message_bytes(const call *calls, size_t n_calls) {
   return n_bytes;
 }
 
-cuda_error mock_enqueue_launch(void *stream, kernel *launched, const mock_work *works, const char *device) {
-  collective_operation made = {.launched = launched};
-  const uint32_t n_collectives = mock_kernel_works(launched);
+cuda_error mock_enqueue_launch(void *stream, const kernel *launched, const mock_work *works) {
+  const char *const device = launched->communicator;
+  collective_operation made = {.launched = *launched};
+  const uint32_t n_collectives = launched->n_works;
   made.n_works = n_collectives > 0 ? n_collectives : 1;
   made.calls = mock_take_calls(device, &made.of, &made.n_calls);
   made.durations_ns = calloc(made.n_works, sizeof *made.durations_ns);

@@ -1,10 +1,10 @@
-/* The caller's side of NCCL's plugin ABI: calls tuners v2-v6 and profilers v1-v7 as each NCCL release does. */
+/* The caller's side of NCCL's plugin ABI: calls tuners v2-v6 and profilers v3-v7 as each NCCL release does. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../../plugin/nccl_abi.h"
+#include "../../plugin/nccl_abi.h"
 
 #define HOST_ASKED_FOR_WHAT_IS_NOT_THERE (-2)
 #define HOST_MAX_CHANNELS 128 /* RCCL's; NCCL has 64 */
@@ -134,9 +134,7 @@ int host_tuner_finalize(const void *tuner, int version, void *context) {
 int host_profiler_init(const void *profiler, int version, void **context, int *mask, const char *name,
                        uint64_t comm_id, int n_nodes, int n_ranks, int rank) {
   switch (version) {
-    case 1:
-    case 2:
-    case 3: return ((const nccl_profiler_v1 *)profiler)->init(context, mask); /* alike in v1, v2 and v3 */
+    case 3: return ((const nccl_profiler_v3 *)profiler)->init(context, mask);
     case 4:
       return ((const nccl_profiler_v4 *)profiler)->init(context, mask, name, comm_id, n_nodes, n_ranks, rank, host_log);
     case 5:
@@ -149,8 +147,6 @@ int host_profiler_init(const void *profiler, int version, void **context, int *m
 
 #define HOST_TAIL(version, call)                                  \
   switch (version) {                                              \
-    case 1: return ((const nccl_profiler_v1 *)profiler)->call;    \
-    case 2: return ((const nccl_profiler_v2 *)profiler)->call;    \
     case 3: return ((const nccl_profiler_v3 *)profiler)->call;    \
     case 4: return ((const nccl_profiler_v4 *)profiler)->call;    \
     case 5: return ((const nccl_profiler_v5 *)profiler)->call;    \
@@ -169,8 +165,6 @@ static int host_record(const void *profiler, int version, void *handle, int stat
 
 static int host_start(const void *profiler, int version, void *context, void **handle, void *event) {
   switch (version) {
-    case 1: return ((const nccl_profiler_v1 *)profiler)->start_event(context, handle, event);
-    case 2: return ((const nccl_profiler_v2 *)profiler)->start_event(context, handle, event);
     case 3: return ((const nccl_profiler_v3 *)profiler)->start_event(context, handle, event);
     case 4: return ((const nccl_profiler_v4 *)profiler)->start_event(context, handle, event);
     case 5: return ((const nccl_profiler_v5 *)profiler)->start_event(context, handle, event);
@@ -187,22 +181,6 @@ static int host_start_coll(const void *profiler, int version, void *context, voi
       .root = coll->root, .datatype = coll->datatype, .n_channels = coll->n_channels, .n_warps = coll->n_warps,
       .algorithm = coll->algorithm, .protocol = coll->protocol};
   switch (version) {
-    case 1: {
-      nccl_event_v1 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
-      event.coll = (nccl_coll_v1){.name = "", .comm_hash = coll->comm_id, .sequence = coll->sequence,
-          .collective = coll->function, .count = coll->count, .root = coll->root, .datatype = coll->datatype_code,
-          .traffic_bytes = coll->traffic_bytes, .n_max_channels = coll->n_channels, .n_warps = coll->n_warps,
-          .algorithm = coll->algorithm_code, .protocol = coll->protocol_code};
-      return host_start(profiler, version, context, handle, &event);
-    }
-    case 2: {
-      nccl_event_v2 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
-      event.coll = (nccl_coll_v2){.name = "", .comm_hash = coll->comm_id, .sequence = coll->sequence,
-          .collective = coll->collective, .count = coll->count, .root = coll->root, .datatype = coll->datatype,
-          .traffic_bytes = coll->traffic_bytes, .n_max_channels = coll->n_channels, .n_warps = coll->n_warps,
-          .algorithm = coll->algorithm, .protocol = coll->protocol};
-      return host_start(profiler, version, context, handle, &event);
-    }
     case 3: {
       nccl_event_v3 event = {.type = NCCL_PROFILE_COLL, .parent = parent, .rank = coll->rank};
       event.coll = (nccl_coll_v3){.name = "", .comm_hash = coll->comm_id, .sequence = coll->sequence,
@@ -231,7 +209,7 @@ static int host_start_coll(const void *profiler, int version, void *context, voi
 static void *host_start_group(const void *profiler, int version, void *context) {
   void *handle = NULL;
   if (version <= 4) {
-    nccl_event_v4 event = {.type = NCCL_PROFILE_GROUP}; /* the head is alike in v1 to v4 */
+    nccl_event_v4 event = {.type = NCCL_PROFILE_GROUP}; /* the head is alike in v3 and v4 */
     host_start(profiler, version, context, &handle, &event);
   } else {
     nccl_event_v5 event = {.type = NCCL_PROFILE_GROUP};

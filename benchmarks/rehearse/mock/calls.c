@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "ranks.h"
+#include "streams.h"
 
 #if defined(__x86_64__) && defined(__GLIBC__)
 /* Newer glibc has both names; a wheel is for 2.17 and newer. */

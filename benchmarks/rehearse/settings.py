@@ -1,4 +1,4 @@
-"""What a rehearsal is told by the environment: `python -m zerotune.agent.nccl.rehearsal` writes, each rank reads it."""
+"""What a rehearsal is told by the environment: `python -m benchmarks.rehearse` writes, each rank reads it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from zerotune.agent.nccl.compiled import MOCK_CUDA
+from benchmarks.rehearse.mock_gpu import MOCK_GPU, QUEUE
 from zerotune.agent.nccl.fabric import Fabric, load
-from zerotune.agent.nccl.mock_cuda.mock import QUEUE
 from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 from zerotune.store.foreign.ways import make_own_folder
@@ -92,7 +91,7 @@ def environment_of(rehearsal: Rehearsal, environment: Mapping[str, str], cache: 
     topology = folder / "topology.xml"
     with atomic_write(topology) as partial:
         partial.write_text(rehearsal.fabric.node.topology, encoding="utf-8")
-    mock = MOCK_CUDA.build().resolve()
+    mock = MOCK_GPU.build().resolve()
     for name in ("libcuda.so.1", "libcuda.so"):  # torch opens the driver by the first, Triton links to the second
         driver = folder / name
         if not driver.is_symlink() or driver.resolve() != mock:

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../gpu/streams.h"
+#include "streams.h"
 
 #define N_CALLS 256u   /* that a rank may be ahead of the slowest */
 #define N_MESSAGES 32u /* that a sender may be ahead of one receiver */

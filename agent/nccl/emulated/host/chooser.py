@@ -11,7 +11,7 @@ import numpy as np
 
 from zerotune.agent.nccl import catalog, cost_model, pinning
 from zerotune.agent.nccl.emulated.errors import EmulatedNcclError
-from zerotune.agent.nccl.emulated.host.model.plugin_host import CommunicatorPlugins, plugin_host
+from zerotune.agent.nccl.emulated.host.plugin_host import CommunicatorPlugins, plugin_host
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol
 

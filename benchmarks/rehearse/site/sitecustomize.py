@@ -9,13 +9,18 @@ import os
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+_REPOSITORY = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 
 
 class _BeforeTorch(importlib.abc.MetaPathFinder):
     # Untyped: the types' imports would be paid by every Python process.
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name == "torch":  # stays on the path: who is removed while it is searched hides the next
-            from zerotune.agent.nccl.rehearsal.start import start
+            sys.path.append(_REPOSITORY)
+            try:
+                from benchmarks.rehearse.start import start
+            finally:
+                sys.path.remove(_REPOSITORY)
 
             start()
         return None

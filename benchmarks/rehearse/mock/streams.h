@@ -6,7 +6,39 @@
 #ifndef ZEROTUNE_MOCK_STREAMS_H
 #define ZEROTUNE_MOCK_STREAMS_H
 
-#include "../mock_cuda.h"
+#include "mock_cuda.h"
+
+/* ---- what Python sets ---- */
+
+MOCK_API void mock_cuda_set_queue(uint32_t n_kernels); /* that a stream takes before its host waits; at most 1024 */
+/* Microseconds of a collective; `function_id` UINT32_MAX: of messages between ranks. */
+typedef double (*mock_price)(int n_ranks, int n_nodes, uint32_t function_id, int n_channels, uint64_t count,
+                             uint64_t element_bytes);
+/* Kernels run in their streams from now on: collectives for their price, each disturbed by this standard deviation, others
+ * for `kernel_us`, and products of matrices for their arithmetic. The GPU waits `host_us` for a function of the host, and for
+ * as long as that runs. */
+MOCK_API void mock_cuda_set_prices(mock_price price, double relative_noise, double kernel_us, double flops_per_ns,
+                                   double host_us);
+MOCK_API void mock_cuda_set_nccl(void *handle); /* whose API this library stands in front of, from dlopen() */
+/* What a call takes from one rank stays away where it is larger: for hosts too slow to copy it. */
+MOCK_API void mock_cuda_set_most_bytes(uint64_t n_bytes);
+MOCK_API void mock_cuda_set_node(int node);     /* which node of the cluster this process is on */
+
+/* ---- between the files ---- */
+
+extern uint64_t mock_kernel_ns; /* duration of a kernel that is no collective */
+extern uint64_t mock_host_ns;   /* until a function of the host begins, and its end is known */
+extern double mock_flops_per_ns;
+
+/* Functions by their names; NULL = the mock has none. */
+void *mock_kernel_function(const char *name);
+void *mock_copy_function(const char *name);
+void *mock_timed_stream_function(const char *name);
+void *mock_event_function(const char *name);
+void *mock_graph_function(const char *name);
+void *mock_torch_driver_function(const char *name);
+cuda_error mock_write_word(void *stream, uint64_t at, uint32_t word, unsigned flags); /* as cuStreamWriteValue32 */
+cuda_error mock_set_words(void *at, uint32_t word, size_t n_words, void *stream);
 
 /* The moment at which an event is reached, shared by the event, its record and those who wait for it. */
 typedef struct {
@@ -53,7 +85,6 @@ void mock_keep_within_queue(void *stream_handle);
 /* Until all that is in the stream (NULL and `all`: in every stream) is carried out, and, with `ended`, over. */
 void mock_wait_for_stream(void *stream_handle, bool all, bool ended);
 bool mock_is_capturing(void *stream_handle);
-uint64_t mock_now_ns(void);
 void mock_sleep_until(uint64_t time_ns);
 void mock_sleep_a_moment(void); /* between looks of a thread of the program that waits */
 cuda_error mock_state(bool carried_out, uint64_t end_ns); /* whether it is over now */

@@ -7,7 +7,7 @@ from typing import Final
 
 from zerotune.agent.nccl.emulated.host.calls import NO_SETTING, TUNED, FusedTasks, IssuedCall, Path, Task
 from zerotune.agent.nccl.emulated.host.datatypes import BYTES, DATATYPES
-from zerotune.agent.nccl.emulated.host.model.plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
+from zerotune.agent.nccl.emulated.host.plugin_host import CapturedGroup, CollectiveEvent, CommunicatorPlugins
 from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
 
 _COLLECTIVES: Final = {
@@ -39,12 +39,9 @@ class ProfilerEvents:
         self._event = self._new_event()
         self._sequences = dict.fromkeys(_COLLECTIVES, 0)
 
-    @property
-    def are_wanted(self) -> bool:
-        """Whether the profiler asks for collectives just now."""
-        return self._plugins.wants_events
-
-    def enqueued(self, calls: Sequence[IssuedCall], captured: CapturedGroup | None = None) -> None:
+    def enqueued(
+        self, calls: Sequence[IssuedCall], captured: CapturedGroup | None = None, *, are_wanted: bool
+    ) -> None:
         """One group was issued; called once for all its calls.
 
         Calls are numbered whether the profiler wants them or not. For those of a replayed graph that was decided
@@ -52,7 +49,7 @@ class ProfilerEvents:
         """
         kernels = [call for call in calls if call.fused.collective in TUNED and call.fused.path is not Path.copy_engine]
         tasks = [(call, task) for call in kernels if call.message_bytes for task in call.fused.tasks]
-        if not tasks or not (kernels[0].decision.wants_events or captured is not None):
+        if not tasks or not (are_wanted or captured is not None):
             for call, _ in tasks:
                 self._sequences[call.fused.collective] += 1
             return
@@ -74,7 +71,7 @@ class ProfilerEvents:
         tasks = [
             (fused, task, candidate) for fused, candidate in kernels if fused.message_bytes for task in fused.tasks
         ]
-        if not tasks or not self.are_wanted:
+        if not tasks or not self._plugins.wants_events:
             return None
         events = []
         for fused, task, candidate in tasks:

@@ -11,20 +11,21 @@ import zlib
 from pathlib import Path
 from typing import Final
 
+from benchmarks.rehearse.mock_gpu import HOST_US, MockGpu
+from benchmarks.rehearse.prices import Prices
+from benchmarks.rehearse.settings import Rehearsal
 from zerotune.agent.nccl.libnccl import LIBRARY, LIBRARY_VARIABLE, Libnccl
 from zerotune.agent.nccl.mock_cuda.device_functions import device_functions
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
-from zerotune.agent.nccl.mock_cuda.mock import HOST_US, MockCuda, Patched
+from zerotune.agent.nccl.mock_cuda.mock import Patched
 from zerotune.agent.nccl.mock_cuda.timing_source import records_say_emulated
-from zerotune.agent.nccl.rehearsal.prices import Prices
-from zerotune.agent.nccl.rehearsal.settings import Rehearsal
 from zerotune.store.errors import UserError
 
 _BLAS: Final = ("libcublasLt.so.*", "libcublas.so.*")
 _HOST: Final = "rehearsal-"
 FREED_MEMORY_WAS_USED: Final = 3
 """Exit code of a process whose kernels used memory that was freed, whatever else it would have said."""
-_started: list[MockCuda] = []
+_started: list[MockGpu] = []
 
 
 def start() -> None:
@@ -39,7 +40,7 @@ def start() -> None:
     rehearsal = Rehearsal.from_environment(os.environ)
     fabric = rehearsal.fabric
     runtime = _library("libcudart.so.*")
-    mock = MockCuda(in_front=True)
+    mock = MockGpu(in_front=True)
     machine = read_machine(Path(os.environ["NCCL_TOPO_FILE"])).seen_with(os.environ.get("CUDA_VISIBLE_DEVICES"))
     # torchrun's node, unless the program says which hosts its ranks are to be, and how they reach each other
     host = os.environ.get("NCCL_HOSTID", "")
@@ -84,7 +85,7 @@ def start() -> None:
         )
 
 
-def _fail_if_freed_memory_was_used(mock: MockCuda) -> None:
+def _fail_if_freed_memory_was_used(mock: MockGpu) -> None:
     if n_uses := mock.n_freed_uses():
         text = f"zerotune: {n_uses} kernels and copies of this rehearsal used memory that was freed: it failed"
         print(text, file=sys.stderr)

@@ -104,7 +104,7 @@ class PluginHost:
         self.calls = _Host()
         self.tuner = _load("NCCL_TUNER_PLUGIN", "ncclTunerPlugin", "libnccl-tuner", self.release.tuner_abi, 2)
         self.profiler = _load(
-            "NCCL_PROFILER_PLUGIN", "ncclProfiler", self.release.profiler_prefix, self.release.profiler_abi, 1
+            "NCCL_PROFILER_PLUGIN", "ncclProfiler", self.release.profiler_prefix, self.release.profiler_abi, 3
         )
         if self.profiler is not None and hasattr(self.profiler.library, _SAY_WHOSE_CLOCK):
             # Our own plugin: its records must never pass for measurements on a GPU.

@@ -1,7 +1,7 @@
 """Run a command whose Python processes find GPUs that are not there.
 
-    python -m zerotune.agent.nccl.rehearsal h100_node -- torchrun --nproc-per-node 2 train.py
-    python -m zerotune.agent.nccl.rehearsal h100_node --slower 50 -- zerotune launch -- torchrun ...
+    python -m benchmarks.rehearse h100_node -- torchrun --nproc-per-node 2 train.py
+    python -m benchmarks.rehearse h100_node --slower 50 -- zerotune launch -- torchrun ...
 
 Kernels compute nothing, so no value is worth anything, and neither is any time: they follow the fabric's file.
 NCCL_LIBRARY names a libnccl.so.2 of another release than torch's.
@@ -14,9 +14,10 @@ import os
 import shutil
 import sys
 
+from benchmarks.rehearse.mock_gpu import QUEUE
+from benchmarks.rehearse.settings import AHEAD, FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
 from zerotune.agent.nccl.compiled import cache_folder
-from zerotune.agent.nccl.mock_cuda.mock import QUEUE, refuse_beside_a_driver
-from zerotune.agent.nccl.rehearsal.settings import AHEAD, FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
+from zerotune.agent.nccl.mock_cuda.mock import refuse_beside_a_driver
 from zerotune.store.errors import PluginError, UserError
 
 
@@ -25,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="python -m zerotune.agent.nccl.rehearsal FABRIC [--slower FACTOR] [--moves-mb MB] [--ahead KERNELS] "
+        usage="python -m benchmarks.rehearse FABRIC [--slower FACTOR] [--moves-mb MB] [--ahead KERNELS] "
         "-- COMMAND...",
     )
     parser.add_argument("fabric", help="by name or file; it must name a machine")
