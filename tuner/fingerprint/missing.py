@@ -37,12 +37,7 @@ def missing_evidence(counts: Mapping[tuple[int, int], int], *, repeats: bool = T
 
 
 def missing_after(n_steps: int, missing: MissingEvidence) -> MissingEvidence:
-    """What is missing of a job.
-
-    Args:
-        n_steps: that it has done.
-        missing: what its collectives lack so far.
-    """
+    """What is missing of a job after `n_steps`, whose collectives lack `missing` so far."""
     return MissingEvidence.too_early if missing and n_steps < EARLY_STEPS else missing
 
 

@@ -7,6 +7,7 @@ the end of the sequence. A call belongs to the step if most rounds have it.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -140,7 +141,10 @@ def align(codes: Ints, step: Ints) -> Alignment:
     n_seen, n_kept = np.zeros(n, np.int64), np.zeros(n, np.int64)
     inserted: Counter[tuple[int, int, int]] = Counter()
     at = n_odd = n_breaks = n_back = 0
+    rounds = np.resize(back, len(past))
     while at < len(past):
+        n_whole = _n_same(past[at:], rounds) // n
+        n_seen, n_kept, at = n_seen + n_whole, n_kept + n_whole, at + n_whole * n
         edits, passed, n_back = _edits(past[at : at + n + int(ODD_SHARE * n) + ODD_CALLS], back)
         n_seen[:n_back] += 1
         n_kept[:n_back] += 1
@@ -152,7 +156,8 @@ def align(codes: Ints, step: Ints) -> Alignment:
             else:
                 n_kept[in_back] -= 1
         at, n_odd = at + passed, n_odd + len(edits)
-        n_breaks += int(np.count_nonzero(np.diff([one + other for one, other, _ in edits], prepend=-2) > 1))
+        places = [-2, *(in_past + in_back for in_past, in_back, _ in edits)]
+        n_breaks += sum(place - before > 1 for before, place in pairwise(places))
         if n_back < n or 2 * passed < n:
             break
     return Alignment(at, n_odd, n_breaks, n_back, n_seen, n_kept, inserted)
@@ -167,7 +172,6 @@ def _edits(one: Ints, other: Ints) -> tuple[list[tuple[int, int, bool]], int, in
     reached: dict[int, int] = {1: 0}
     """By diagonal, how far `one` is passed with so many calls skipped."""
     history: list[dict[int, int]] = []
-    best = 0
     for n_skipped in range(int(ODD_SHARE * len(one)) + ODD_CALLS + 1):
         now: dict[int, int] = {}
         for diagonal in range(-n_skipped, n_skipped + 1, 2):

@@ -43,6 +43,8 @@ BREAKS_TO_ALIGN: Final = 3
 CALLS_TO_ALIGN: Final = 48
 ALIGN_GROWTH: Final = 1 / 3
 """Least calls between two alignments, and least share of the history."""
+MAX_UNCHECKED: Final = 12
+"""Most steps between two votes on an aligned step that holds."""
 MUCH_LONGER: Final = 2.0
 """Aligned rounds must explain this many times the calls that repeat one by one."""
 WHOLE_CALLS: Final = 512
@@ -223,7 +225,9 @@ class StepCutter:
         self.period, self._step, self._is_aligned = len(step), np.tile(step, 2), True
         self.n_alike = self._n_foreign = 0
         self._aligned_at, self._foreign = self._total, set() if is_news else self._foreign
-        self._align_at = self._total + max(CALLS_TO_ALIGN, min(2 * len(step), MAX_CALLS // 2))
+        longest = min(MAX_UNCHECKED * len(step), MAX_CALLS // 2)
+        self._align_pause = max(CALLS_TO_ALIGN, min(2 * (len(step) if is_news else self._align_pause), longest))
+        self._align_at = self._total + self._align_pause
         return is_news
 
     def _follow(self, codes: Ints) -> bool:
