@@ -61,7 +61,7 @@ NO_PREDICTION: Final = (0.0, math.inf)
 
 
 class WindowOwner(Enum):
-    """Whose turn it is at a key in a window."""
+    """What a window of a key belongs to."""
 
     trial = "trial"
     provisional = "provisional"
@@ -94,7 +94,7 @@ class KeyState:
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
         self.window_owner = WindowOwner.incumbent
-        """Whose turn the last window was, were it only for its first steps."""
+        """Of the last window, were it only for its first steps."""
         self.n_provisional_windows = 0
         """Windows without a trial since the provisional setting began."""
         self.trial_order: dict[Candidate, int] = {}
@@ -137,7 +137,8 @@ class KeyState:
             # Not all keys rest in the same window.
             now, every = (0, 2) if is_verified else (self.index, INCUMBENT_EVERY)
             provisionals_rest = (self.n_provisional_windows + now) % every == 0
-        self.window_owner = WindowOwner.incumbent if self.provisional is None or provisionals_rest else WindowOwner.provisional
+        runs_incumbent = self.provisional is None or provisionals_rest
+        self.window_owner = WindowOwner.incumbent if runs_incumbent else WindowOwner.provisional
 
     def channels_of(self, candidate: Candidate) -> int:
         """What a setting runs with here, as far as that is known; else 0."""

@@ -72,7 +72,7 @@ class Window(NamedTuple):
 
 
 def what_runs(state: KeyState, window: Window) -> Setting:
-    """The first of `Override` that applies at a key whose turn was taken; control windows are whole plans."""
+    """The first of `Override` that applies at a key whose window has begun; control windows are whole plans."""
     forced = window.forced.get(state.index)
     if forced is not None:
         return forced
