@@ -65,7 +65,7 @@ class Engine:
         self.group, self.replicate_group = hybrid_groups(world, settings.n_ranks_per_shard)
         beside = [] if model_parallel_group is None else [model_parallel_group]
         self.disjoint_groups = [self.group, *beside]  # over these, one after another, every element is met once
-        self.collectives = collectives.for_group(self.group, settings.gather_by_broadcasts)
+        self.collectives = collectives.for_group(self.group)
         self.flights = Flights(settings.n_buckets_in_flight)
         self._positions = {id(p): position for position, p in enumerate(model.parameters())}
         if settings.stage < 3:

@@ -17,9 +17,10 @@ from zero_models import TINY, gpt_batch, make_gpt
 from zero_world import World, group_of
 
 from zerotune import zero_runtime
-from zerotune.zero_runtime import analysis, collectives, phases
+from benchmarks.runtime import allocations
+from zerotune.tuner.advice import zero_formulas
+from zerotune.zero_runtime import collectives, phases
 from zerotune.zero_runtime.examples.gpt import GPT
-from zerotune.zero_runtime.layout import fragmentation
 from zerotune.zero_runtime.optimizer.sharded import SLICE_NUMEL
 from zerotune.zero_runtime.stages.lifecycle import Lifecycle, State
 
@@ -38,8 +39,8 @@ class Recorder:
         phases.set_listener(self._hear)
         self._original = collectives.for_group
 
-        def for_group(group: dist.ProcessGroup, gather_by_broadcasts: bool = False) -> collectives.Collectives:
-            real = self._original(group, gather_by_broadcasts)
+        def for_group(group: dist.ProcessGroup) -> collectives.Collectives:
+            real = self._original(group)
 
             def gather(whole: Tensor, shard: Tensor, group: dist.ProcessGroup) -> collectives.Work:
                 self.events.append((self._phase, "all_gather", whole.numel()))
@@ -104,7 +105,7 @@ def test_stages_1_and_2_move_2_psi(world: World, stage: int) -> None:
             ("gradient_scatter", "reduce_scatter"),
             ("post_step_gather", "all_gather"),
         }
-        assert sum(n for _, _, n in events) == analysis.step_traffic(psi, stage).total_elements + 2 * padding
+        assert sum(n for _, _, n in events) == zero_formulas.step_traffic(psi, stage).total_elements + 2 * padding
 
 
 def waited_before_layers(stage: int) -> tuple[list[int], int]:
@@ -136,7 +137,7 @@ def test_stage_3_gathers_2n_minus_1_layers_and_moves_3_psi_less_what_it_keeps(wo
     n_layers = TINY.n_layers
     for events, psi, padding in world.run(2, record_steps, {"stage": 3}):
         gathers = [n for _, kind, n in events if kind == "all_gather"]
-        assert len(gathers) == 1 + analysis.step_traffic(psi, 3, n_layers).n_gathers  # the root's, and 2n − 1
+        assert len(gathers) == 1 + zero_formulas.step_traffic(psi, 3, n_layers).n_gathers  # the root's, and 2n − 1
         root, layer = gathers[0], gathers[1]
         assert root + n_layers * layer == psi + padding
         assert sum(n for _, _, n in events) == 3 * (psi + padding) - root - layer
@@ -148,35 +149,6 @@ def test_the_variant_with_all_reduce_and_a_gather(world: World) -> None:
             ("all_reduce", psi + padding),
             ("all_gather", psi + padding),
         ]
-
-
-def gathered_by(broadcasts: bool, stage: int, n_ranks: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Elements of each gather of a step; root and elements of each broadcast."""
-    model, sent, plain = make_gpt(), [], dist.broadcast
-
-    def noted(part: Tensor, *args: Any, group_src: int = 0, **more: Any) -> Any:
-        sent.append((group_src, part.numel()))
-        return plain(part, *args, group_src=group_src, **more)
-
-    with Recorder() as recorder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "broadcast", noted)
-        settings = {"stage": stage, "gather_by_broadcasts": broadcasts, "bucket_bytes": 4096}
-        engine = zero_runtime.shard(model, group=group_of(n_ranks), **settings)
-        optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
-        recorder.events.clear()
-        sent.clear()
-        model(*gpt_batch(dist.get_rank(), 0)).backward()
-        optimizer.step()
-        engine.synchronize()
-    return [n for _, kind, n in recorder.events if kind == "all_gather"], sent
-
-
-@pytest.mark.parametrize(("stage", "n_ranks"), [(1, 2), (3, 2), (3, 4)])
-def test_each_owner_broadcasts_its_part_of_what_an_all_gather_moves(world: World, stage: int, n_ranks: int) -> None:
-    alone, by_owners = (world.run(n_ranks, gathered_by, way, stage, n_ranks) for way in (False, True))
-    for (gathers, none), (same, broadcasts) in zip(alone, by_owners, strict=True):
-        assert (gathers, none) == (same, [])
-        assert broadcasts == [(owner, n // n_ranks) for n in gathers for owner in range(n_ranks)]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
@@ -259,7 +231,7 @@ def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_model_states_take_what_the_formula_says(world: World, stage: int, precision: str) -> None:
     for found, psi, padding in world.run(4, state_bytes, {"stage": stage, "precision": precision}):
-        states = analysis.model_states(psi + padding, stage, 4, precision=precision)
+        states = zero_formulas.model_states(psi + padding, stage, 4, precision=precision)
         expected = states.total_bytes
         if stage == 3 and precision == "bf16":  # the master copy is rounded where it is gathered
             expected -= states.parameters_bytes
@@ -281,7 +253,7 @@ def step_growth_bytes(stage: int, passes: int) -> tuple[int, int, int]:
         torch.empty(mark_bytes, dtype=torch.uint8)
         optimizer.step()
 
-    events = [event.n_bytes for event in fragmentation.record(run)]
+    events = [event.n_bytes for event in allocations.record(run)]
     in_step = events[events.index(-mark_bytes) + 1 :]
     chunks = [chunk.shard_numel for flat in engine.flats for chunk in flat.layout.chunks]
     return max(itertools.accumulate(in_step)), sum(chunks), max(chunks)
@@ -342,7 +314,7 @@ def sent(stage: int, n_in_flight: int) -> tuple[int, int]:
         return Counted(real.reduce_scatter(shard, whole, group))
 
     original = collectives.for_group
-    collectives.for_group = lambda *_: dataclasses.replace(real, reduce_scatter=scatter)
+    collectives.for_group = lambda _: dataclasses.replace(real, reduce_scatter=scatter)
     try:
         model = make_gpt()
         zero_runtime.shard(model, group=group, bucket_bytes=2048, **settings)
