@@ -31,14 +31,13 @@ from zerotune.zero_runtime.layout.groups import hybrid_groups
 from zerotune.zero_runtime.optimizer.clipping import counted, global_norm
 from zerotune.zero_runtime.optimizer.foreign import is_marked, mark
 from zerotune.zero_runtime.optimizer.sharded import ShardedGradients, build_optimizer
-from zerotune.zero_runtime.rank_errors import RankErrors
+from zerotune.zero_runtime.parameter_check import ParameterCheck
 from zerotune.zero_runtime.settings import Settings
 from zerotune.zero_runtime.stages.backward import BackwardPass
 from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights, ReduceSettings, Schedule
-from zerotune.zero_runtime.stages.lifecycle import State
 from zerotune.zero_runtime.stages.partitioned import PartitionedParameters
 from zerotune.zero_runtime.stages.replicated import ReplicatedParameters
-from zerotune.zero_runtime.stages.unit import Unit
+from zerotune.zero_runtime.stages.unit import State, Unit
 from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
 
 _FEWEST_BUCKETS = 6
@@ -76,19 +75,20 @@ class Engine:
         self.flats: list[Flat] = [flat for unit in self.units for flat in unit.flats]
         self.gradients: list[FlatGradients] = [g for unit in self.units for g in unit.gradients]
         self._adopt_values()
-        names = [managed.name for flat in self.flats for managed in flat.managed]
-        rank_errors = RankErrors(names, [world, *beside], self.flats[0].device)
         self._parameters: PartitionedParameters | ReplicatedParameters
         if settings.stage == 3:
             self._parameters = PartitionedParameters(
-                model, self.units, settings.prefetch, settings.reshard_after_forward, world, rank_errors
+                model, self.units, settings.prefetch, settings.reshard_after_forward, world
             )
         else:
             self._parameters = ReplicatedParameters(
-                model, self.units[0], layers, settings.overlap_post_step_gather, rank_errors
+                model, self.units[0], layers, settings.overlap_post_step_gather
             )
-        self._backward = BackwardPass(self.units, self.flights, self._parameters, rank_errors)
+        self._backward = BackwardPass(self.units, self.flights, self._parameters)
         self._parameters.backward = self._backward
+        self._check: ParameterCheck | None = None
+        if settings.debug:
+            self._check = ParameterCheck(model, self.flats, [world, *beside], self._backward)
         self.sharded = ShardedGradients(self.gradients, self.flights, self.collectives, settings.find_unused_parameters)
         self._optimizer: torch.optim.Optimizer | None = None
         self._autotuner: Autotuner | None = None
@@ -154,7 +154,7 @@ class Engine:
             flats.append(flat)
             if trainable:
                 gradients.append(FlatGradients(flat, self.collectives, self.flights, self._reduce_settings(compute)))
-        at_rest = State.PARTITIONED if settings.stage == 3 else State.MATERIALISED
+        at_rest = State.SHARDED if settings.stage == 3 else State.WHOLE
         return Unit(name, module, flats, gradients, Schedule(gradients, self._positions), at_rest)
 
     def _reduce_settings(self, compute: torch.dtype) -> ReduceSettings:
@@ -254,9 +254,6 @@ class Engine:
         else:
             for unit in self.units:
                 unit.free()
-                if unit.gradients:
-                    unit.life.to(State.UPDATED)
-                    unit.life.to(State.PARTITIONED)
 
     @property
     def step_settings(self) -> StepSettings | None:
@@ -290,8 +287,6 @@ class Engine:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops every gradient, reduced or not."""
         self.sharded.clear()
-        for unit in self.units:
-            unit.forget_gradients()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -350,7 +345,8 @@ class Engine:
                 values = {m.name: m.parameter.detach().clone() for f in self.flats for m in f.managed}
                 for flat in self.flats:
                     assign_pieces(flat, values)
-                    flat.accept_writes()
+                if self._check is not None:
+                    self._check.accept_writes()
             if self.settings.stage == 3:
                 for unit in self.units:
                     unit.free()

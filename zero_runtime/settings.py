@@ -38,6 +38,8 @@ class Settings:
             buckets are made of smaller messages that go out together, and no bit of the training changes.
         n_ranks_per_shard: hybrid sharding: shard within so many neighbouring ranks, e.g. one node's, and
             replicate across; None shards over all.
+        debug: before each forward that trains, look for parameters that were changed outside the runtime, and raise
+            on every rank; it costs a small all-reduce that is waited for.
         broadcast_initial_values: start from rank 0's parameters and buffers.
     """
 
@@ -53,6 +55,7 @@ class Settings:
     find_unused_parameters: bool = False
     autotune: bool = False
     n_ranks_per_shard: int | None = None
+    debug: bool = False
     broadcast_initial_values: bool = True
 
     def __post_init__(self) -> None:

@@ -16,8 +16,8 @@ from benchmarks.advice.zero_paper_model import (
     problem,
     step,
 )
-from zerotune.tuner.advice import zero_formulas
 from zerotune.tuner.advice.search import batch_that_fits
+from zerotune.tuner.advice.zero_formulas import STAGE_NAMES, model_states, step_traffic
 from zerotune.tuner.offline import overlap_report
 
 RUNS: Final = paper_runs()
@@ -134,19 +134,19 @@ def memory() -> Iterator[Stated]:
     yield Stated("the same with P_a, MP 16", "section 6.1", 2.0, checkpoints / 16, "GB", "follows from the 33")
     yield Stated("fused fp32 buffer, 3B", "section 6.2", 12.0, 4 * 3.0, "GB")
     for stage, theirs in ((0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)):
-        ours = zero_formulas.model_states(7.5e9, stage, 64).total_bytes / _GB
-        yield Stated(f"7.5B on 64 ranks, {zero_formulas.STAGE_NAMES[stage]}", "Figure 1 and an article", theirs, ours, "GB")
+        ours = model_states(7.5e9, stage, 64).total_bytes / _GB
+        yield Stated(f"7.5B on 64 ranks, {STAGE_NAMES[stage]}", "Figure 1 and an article", theirs, ours, "GB")
     for stage, theirs in ((0, 112.0), (1, 63.0), (2, 38.5), (3, 14.0)):
-        ours = zero_formulas.model_states(7e9, stage, 8, precision="fp32").total_bytes / _GB
-        yield Stated(f"7B on 8 ranks, fp32, {zero_formulas.STAGE_NAMES[stage]}", "an article", theirs, ours, "GB")
+        ours = model_states(7e9, stage, 8, precision="fp32").total_bytes / _GB
+        yield Stated(f"7B on 8 ranks, fp32, {STAGE_NAMES[stage]}", "an article", theirs, ours, "GB")
 
 
 def traffic() -> Iterator[Stated]:
     """Elements per parameter and step, and up to how many ranks a layer's gather hides."""
     for stage, theirs in ((0, 2.0), (1, 2.0), (2, 2.0), (3, 3.0)):
-        ours = zero_formulas.step_traffic(1.0, stage).total_elements
+        ours = step_traffic(1.0, stage).total_elements
         yield Stated(
-            f"sent per parameter, {zero_formulas.STAGE_NAMES[stage]}", "section 7, articles", theirs, ours, "elements"
+            f"sent per parameter, {STAGE_NAMES[stage]}", "section 7, articles", theirs, ours, "elements"
         )
     found = overlap_report.overlaps("h100_ib_16", 50e6, 4096, 64)
     first = next(row.n_ranks for row in found.rows if not row.is_hidden)

@@ -35,6 +35,7 @@ from typing import Any
 from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, options_of, report
+from benchmarks.runtime import allocations
 from benchmarks.runtime.contenders import LOADS, Load, build
 from zerotune.tuner.advice import zero_formulas
 
@@ -166,7 +167,7 @@ def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) 
         p.grad = torch.zeros_like(p)
     batch = load.draw()
     n_parameters = sum(p.numel() for p in model.parameters())
-    out.put((peak_bytes(record(lambda: load.loss(model, batch).backward())), n_parameters))
+    out.put((allocations.peak_bytes(allocations.record(lambda: load.loss(model, batch).backward())), n_parameters))
 
 
 def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:

@@ -16,13 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from zero_models import TINY, gpt_batch, make_gpt
 from zero_world import World, group_of
 
-from zerotune import zero_runtime
 from benchmarks.runtime import allocations
+from zerotune import zero_runtime
 from zerotune.tuner.advice import zero_formulas
 from zerotune.zero_runtime import collectives, phases
 from zerotune.zero_runtime.examples.gpt import GPT
 from zerotune.zero_runtime.optimizer.sharded import SLICE_NUMEL
-from zerotune.zero_runtime.stages.lifecycle import Lifecycle, State
 
 Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
 
@@ -337,46 +336,6 @@ def test_temporary_buffers_do_not_grow_with_the_model(world: World, stage: int) 
     """Two under way with what they receive, and those that one layer's largest parameter is being written to."""
     for n_layers in (6, 24):
         assert max(world.run(2, peak_temporary_bytes, n_layers, stage)) <= (5 + 2 + 2 * 0.5) * 2048
-
-
-def life(stage: int) -> list[str]:
-    """The states of the last layer, or of all parameters, over two passes, of which one is reduced, and a step."""
-    engine = zero_runtime.shard(make_gpt(), group=group_of(2), stage=stage)
-    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
-    states: list[str] = []
-    watched = engine.units[-1].life
-
-    class Watched(Lifecycle):
-        __slots__ = ()
-
-        def to(self, state: State) -> None:
-            super().to(state)
-            if self.name == watched.name:
-                states.append(state.value)
-
-    for unit in engine.units:
-        unit.life.__class__ = Watched
-    with engine.no_sync():
-        engine.model(*gpt_batch(0, 0)).backward()
-    with torch.no_grad():
-        engine.model(*gpt_batch(0, 1))
-    engine.model(*gpt_batch(0, 1)).backward()
-    optimizer.step()
-    engine.synchronize()
-    return states
-
-
-def test_every_stage_goes_through_the_whole_life_cycle(world: World) -> None:
-    use = ["in_use", "gradient_available"]
-    whole = ["gathering", "materialised"]
-    replicated = [*use, "in_use", "gradient_available", "reducing", "updated", *whole]
-    partitioned = [
-        *[*whole, *use],
-        *[*whole, "in_use", "partitioned"],  # the forward without gradients
-        *[*whole, *use, "reducing", "updated", "partitioned"],
-    ]
-    for stage, expected in ((1, replicated), (2, replicated), (3, partitioned)):
-        assert world.run(2, life, stage) == [expected] * 2
 
 
 def peak_whole_bytes(prefetch: int) -> tuple[int, int]:

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.advice import zero_formulas
 from zerotune.tuner.advice.models.meta_module import is_config, shape_of_config
 from zerotune.tuner.advice.models.model_shape import in_words
-from zerotune.tuner.advice import zero_formulas
 
 PRECISIONS = tuple(zero_formulas.PARAMETER_BYTES)
 OPTIMIZERS = tuple(zero_formulas.OPTIMIZER_STATES)
@@ -121,7 +121,8 @@ def render_model(needs: ModelNeeds, console: Console) -> None:
         table.add_row(
             f"{one.stage} {one.name}",
             *(f"{amount / zero_formulas.GB:,.2f} GB" for amount in amounts),
-            f"{one.sent_bytes_per_step / zero_formulas.GB:,.2f} GB ({one.sent_elements_per_parameter:.0f} per parameter)",
+            f"{one.sent_bytes_per_step / zero_formulas.GB:,.2f} GB "
+            f"({one.sent_elements_per_parameter:.0f} per parameter)",
         )
     console.print(table)
 
@@ -151,11 +152,11 @@ def paper_tables() -> dict[str, list[dict[str, Any]]]:
 
 def render_paper_tables(console: Console) -> None:
     """Tables 1 and 2 (theoretical columns) of the ZeRO paper."""
-    stages = (1, 2, 3)
-    columns = [f"{name} {zero_formulas.STAGE_NAMES[stage]}" for name, _ in zero_formulas.TABLE_1_MODELS for stage in stages]
+    cases = [(name, stage) for name, _ in zero_formulas.TABLE_1_MODELS for stage in (1, 2, 3)]
+    columns = [f"{name} {zero_formulas.STAGE_NAMES[stage]}" for name, stage in cases]
     first = Table("ranks", *columns, title="ZeRO paper, table 1: GB per rank")
     for n_ranks, cells in zero_formulas.table_1():
-        first.add_row(str(n_ranks), *(cells[name, stage] for name, _ in zero_formulas.TABLE_1_MODELS for stage in stages))
+        first.add_row(str(n_ranks), *(cells[case] for case in cases))
     console.print(first)
     second = Table(
         "model parallel", "GPUs", *zero_formulas.STAGE_NAMES.values(),

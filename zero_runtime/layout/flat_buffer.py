@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.collectives import Collectives, Work
 from zerotune.zero_runtime.layout.flat_layout import Layout, plan_layout
-from zerotune.zero_runtime.layout.parked import park, unpark
+from zerotune.zero_runtime.layout.sharded_placeholder import make_placeholder, make_plain
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Flat:
         value = float("nan") if compute_dtype.is_floating_point or compute_dtype.is_complex else 0
         nothing = torch.full((), value, dtype=compute_dtype, device=self.device)
         self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
-        self._shown: Sequence[Tensor] = ()
+        self.shown: Sequence[Tensor] = ()  # what each parameter's data is now
         self._is_kept = False
         self._works: dict[int, tuple[Work, range]] = {}  # by chunk, with all that it gathers
         self.has_master = compute_dtype != self.master_dtype
@@ -144,24 +144,14 @@ class Flat:
         if self.partitioned:
             self.whole.untyped_storage().resize_(0)
         self._point(self._placeholders if self.partitioned else self._views)
-        self.accept_writes()
-
-    def accept_writes(self) -> None:
-        """Takes the parameters' present values as ours: a later write in place counts as a change from outside."""
-        self._versions = [version for _, version in self._look()]
-
-    def _look(self) -> list[tuple[int, int]]:
-        """(address, version) of each parameter."""
-        with torch._C.DisableTorchFunctionSubclass():  # a parked parameter answers sooner so
-            return [(parameter.data_ptr(), parameter._version) for parameter in self.parameters]
 
     def _point(self, values: Sequence[Tensor]) -> None:
-        self._shown = values
+        self.shown = values
         for managed, value in zip(self.managed, values, strict=True):
-            unpark(managed.parameter)
+            make_plain(managed.parameter)
             managed.parameter.data = value
             if values is self._placeholders:
-                park(managed.parameter, managed.name)
+                make_placeholder(managed.parameter, managed.name)
 
     def start_gather(self, phase: str) -> None:
         """Begins to fill the whole buffer from every rank's slices."""
@@ -219,25 +209,3 @@ class Flat:
     def _round_master(self) -> None:
         if self.has_master and self.slices:
             torch._foreach_copy_(self.slices, self.masters)
-
-    def mend(self) -> tuple[str, str] | None:
-        """(parameter, how it was changed without us), after putting our own tensors back; None if unchanged."""
-        for managed, value, before, (address, version) in zip(
-            self.managed, self._shown, self._versions, self._look(), strict=True
-        ):
-            parameter = managed.parameter
-            found = ""
-            for module, attribute in managed.holders:
-                if module._parameters.get(attribute) is not parameter:
-                    found = "was replaced by another tensor"
-            if address != value.data_ptr():
-                found = found or "was given new storage"
-            if version != before:
-                found = found or "was written in place"
-            if found:
-                for module, attribute in managed.holders:
-                    module._parameters[attribute] = parameter
-                self._point(self._shown)
-                self.accept_writes()
-                return managed.name, found
-        return None

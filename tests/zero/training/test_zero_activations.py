@@ -103,7 +103,7 @@ def tamper_2x2() -> str:
     pair, across = hybrid_groups(world, 2)
     torch.manual_seed(7)
     model = ParallelGPT(TINY, pair)
-    zero_runtime.shard(model, group=across, model_parallel_group=pair, stage=3)
+    zero_runtime.shard(model, group=across, model_parallel_group=pair, stage=3, debug=True)
     if dist.get_rank() == 3:
         model.norm.weight.data = torch.ones(TINY.width)
     try:
