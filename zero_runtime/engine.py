@@ -34,7 +34,7 @@ from zerotune.zero_runtime.optimizer.sharded import ShardedGradients, build_opti
 from zerotune.zero_runtime.parameter_check import ParameterCheck
 from zerotune.zero_runtime.settings import Settings
 from zerotune.zero_runtime.stages.backward import BackwardPass
-from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights, ReduceSettings, Schedule
+from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReductions, ReduceSettings, Schedule
 from zerotune.zero_runtime.stages.partitioned import PartitionedParameters
 from zerotune.zero_runtime.stages.replicated import ReplicatedParameters
 from zerotune.zero_runtime.stages.unit import State, Unit
@@ -65,7 +65,7 @@ class Engine:
         beside = [] if model_parallel_group is None else [model_parallel_group]
         self.disjoint_groups = [self.group, *beside]  # over these, one after another, every element is met once
         self.collectives = collectives.for_group(self.group)
-        self.flights = Flights(settings.n_buckets_in_flight)
+        self.pending = PendingReductions(settings.n_buckets_in_flight)
         self._positions = {id(p): position for position, p in enumerate(model.parameters())}
         if settings.stage < 3:
             everything = [managed for _, _, part in parts for managed in part]
@@ -84,12 +84,12 @@ class Engine:
             self._parameters = ReplicatedParameters(
                 model, self.units[0], layers, settings.overlap_post_step_gather
             )
-        self._backward = BackwardPass(self.units, self.flights, self._parameters)
+        self._backward = BackwardPass(self.units, self.pending, self._parameters)
         self._parameters.backward = self._backward
         self._check: ParameterCheck | None = None
         if settings.debug:
             self._check = ParameterCheck(model, self.flats, [world, *beside], self._backward)
-        self.sharded = ShardedGradients(self.gradients, self.flights, self.collectives, settings.find_unused_parameters)
+        self.sharded = ShardedGradients(self.gradients, self.pending, self.collectives, settings.find_unused_parameters)
         self._optimizer: torch.optim.Optimizer | None = None
         self._autotuner: Autotuner | None = None
         if settings.autotune:
@@ -150,10 +150,10 @@ class Engine:
                 cap = min(cap, max(_LEAST_BUCKET_BYTES, n_bytes // _FEWEST_BUCKETS))
             chunk_cap = chunk_cap_bytes(cap) if settings.autotune else cap
             flat = Flat(part, self.group, self.collectives, compute, settings.stage == 3, chunk_cap)
-            flat.bundle(cap)
+            flat.coalesce(cap)
             flats.append(flat)
             if trainable:
-                gradients.append(FlatGradients(flat, self.collectives, self.flights, self._reduce_settings(compute)))
+                gradients.append(FlatGradients(flat, self.collectives, self.pending, self._reduce_settings(compute)))
         at_rest = State.SHARDED if settings.stage == 3 else State.WHOLE
         return Unit(name, module, flats, gradients, Schedule(gradients, self._positions), at_rest)
 

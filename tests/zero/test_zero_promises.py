@@ -215,7 +215,7 @@ def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
             model(*gpt_batch(0, n)).backward()
             if n == 0:
                 optimizer.step()
-        engine.flights.land_all()
+        engine.pending.complete_all()
         found = tensor_bytes()
         for _ in range(5):  # a thread of gloo's holds what it sent for a moment after it is done
             time.sleep(0.02)
@@ -248,7 +248,7 @@ def step_growth_bytes(stage: int, passes: int) -> tuple[int, int, int]:
     def run() -> None:
         for n in range(passes):
             model(*gpt_batch(0, n)).backward()
-        engine.flights.land_all()
+        engine.pending.complete_all()
         torch.empty(mark_bytes, dtype=torch.uint8)
         optimizer.step()
 
@@ -276,8 +276,8 @@ def peak_temporary_bytes(n_layers: int, stage: int) -> int:
     def look(_: Tensor) -> None:
         nonlocal peak
         buckets = [bucket for gradients in engine.gradients for bucket in gradients.buckets if bucket is not None]
-        for flight in engine.flights.queue:
-            for one in flight.sums:
+        for reduction in engine.pending.queue:
+            for one in reduction.sums:
                 buckets += [one.source] if one.first else [one.source, one.reduced]
         alive = {bucket.data_ptr(): bucket.untyped_storage().nbytes() for bucket in buckets}
         peak = max(peak, sum(alive.values()))

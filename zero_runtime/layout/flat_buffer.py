@@ -71,7 +71,7 @@ class Flat:
             dist.get_world_size(group),
             max_chunk_bytes // compute_dtype.itemsize,
         )
-        self.bundle(max_chunk_bytes)
+        self.coalesce(max_chunk_bytes)
         self._first: frozenset[int] = frozenset()
         layout = self.layout
         self.whole = torch.empty(layout.numel, dtype=compute_dtype, device=self.device)
@@ -106,11 +106,11 @@ class Flat:
         """Of the whole parameters, padding included."""
         return self.layout.numel * self.compute_dtype.itemsize
 
-    def bundle(self, bucket_bytes: int) -> None:
+    def coalesce(self, bucket_bytes: int) -> None:
         """Sends neighbouring chunks together, as many as make up at most `bucket_bytes`, and one at least."""
         indices = range(len(self.layout.chunks))
         n_together = max(1, bucket_bytes // max(1, self.chunk_bytes))
-        self.bundles = [indices[start : start + n_together] for start in range(0, len(indices), n_together)]
+        self.coalesced_groups = [indices[start : start + n_together] for start in range(0, len(indices), n_together)]
 
     def gather_first(self, chunks: Sequence[int]) -> None:
         """From now on these chunks are gathered ahead of the others: everything waits for them."""
@@ -161,20 +161,21 @@ class Flat:
         if self.partitioned:
             self._round_master()
         chunks = self.layout.chunks
-        for bundle in sorted(self.bundles, key=self._first.isdisjoint):  # those with one of the first come first
+        # Those with one of the first chunks come first.
+        for coalesced in sorted(self.coalesced_groups, key=self._first.isdisjoint):
             phases.announce(phase)
-            pairs = [(self.whole[chunks[i].start : chunks[i].end], self.slices[i]) for i in bundle]
+            pairs = [(self.whole[chunks[i].start : chunks[i].end], self.slices[i]) for i in coalesced]
             work = self._collectives.together(self._collectives.all_gather, pairs, self.group)
-            self._works.update(dict.fromkeys(bundle, (work, bundle)))
+            self._works.update(dict.fromkeys(coalesced, (work, coalesced)))
 
     def finish_gather(self, chunks: Sequence[int] | None = None) -> None:
         """Waits until the given chunks are whole; in stage 3 the parameters then show their values."""
         if self._works:
             for index in tuple(self._works) if chunks is None else chunks:
                 if index in self._works:
-                    work, bundle = self._works[index]
+                    work, coalesced = self._works[index]
                     work.wait()
-                    for gathered in bundle:  # gloo's work must be waited for once only
+                    for gathered in coalesced:  # gloo's work must be waited for once only
                         self._works.pop(gathered, None)
         if self.partitioned:
             self._point(self._views)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zerotune.zero_runtime.errors import LifecycleError
-from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights
+from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReductions
 from zerotune.zero_runtime.stages.unit import Unit
 
 
@@ -38,15 +38,15 @@ class BackwardPass:
 
     Args:
         units: in the model's order.
-        flights: shared by all units, so that the number of buckets under way is bounded for the model.
+        pending: shared by all units, so that the number of buckets under way is bounded for the model.
     """
 
-    def __init__(self, units: Sequence[Unit], flights: Flights, parameters: Parameters) -> None:
+    def __init__(self, units: Sequence[Unit], pending: PendingReductions, parameters: Parameters) -> None:
         self.sync = True
         self.active = False
         self.n_steps = 0
         self._units = units
-        self._flights = flights
+        self._pending = pending
         self._parameters = parameters
         self._missing = {id(unit): 0 for unit in units}
         for unit in units:
@@ -70,7 +70,7 @@ class BackwardPass:
         if self.active:
             return
         self.active = True
-        self._flights.land_all()  # last pass's buckets may be written again
+        self._pending.complete_all()  # last pass's buckets may be written again
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self._parameters.begin_backward()
 
