@@ -38,7 +38,7 @@ from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReducti
 from zerotune.zero_runtime.stages.partitioned import PartitionedParameters
 from zerotune.zero_runtime.stages.replicated import ReplicatedParameters
 from zerotune.zero_runtime.stages.unit import State, Unit
-from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
+from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict
 
 _FEWEST_BUCKETS = 6
 _LEAST_BUCKET_BYTES = 1 << 20
@@ -90,7 +90,8 @@ class Engine:
         if settings.debug:
             self._check = ParameterCheck(model, self.flats, [world, *beside], self._backward)
         self.sharded = ShardedGradients(self.gradients, self.pending, self.collectives, settings.find_unused_parameters)
-        self._optimizer: torch.optim.Optimizer | None = None
+        self.current_optimizer: torch.optim.Optimizer | None = None
+        """The one that `optimizer` made."""
         self._autotuner: Autotuner | None = None
         if settings.autotune:
             partitioned = self._parameters if isinstance(self._parameters, PartitionedParameters) else None
@@ -213,7 +214,7 @@ class Engine:
             SettingsError: `cls` is no optimizer or needs whole tensors, the groups are not a partition, or one exists
                 already.
         """
-        if self._optimizer is not None:
+        if self.current_optimizer is not None:
             raise SettingsError("this model has an optimizer already; use param groups instead of a second one")
         optimizer = build_optimizer(
             cls, self.sharded, self.gradients, groups, self.settings.find_unused_parameters, defaults
@@ -221,7 +222,7 @@ class Engine:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         setattr(optimizer, "zero_grad", self.zero_grad)  # noqa: B010  (an instance attribute, on purpose)
-        self._optimizer = optimizer
+        self.current_optimizer = optimizer
         return optimizer
 
     def _before_step(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -350,15 +351,6 @@ class Engine:
             if self.settings.stage == 3:
                 for unit in self.units:
                     unit.free()
-
-    @property
-    def current_optimizer(self) -> torch.optim.Optimizer | None:
-        """The one that `optimizer` made."""
-        return self._optimizer
-
-    def unsharded_values(self) -> dict[str, Tensor]:
-        """Persistent buffers and, in stages 1 and 2, frozen parameters: whole on every rank."""
-        return unsharded_values(self)
 
     @torch.no_grad()
     def after_load(self) -> None:

@@ -116,11 +116,6 @@ class Flat:
         """From now on these chunks are gathered ahead of the others: everything waits for them."""
         self._first = frozenset(chunks)
 
-    @property
-    def name(self) -> str:
-        """First parameter's name, for messages."""
-        return self.managed[0].name
-
     @torch.no_grad()
     def adopt(self, broadcast_group: dist.ProcessGroup | None) -> None:
         """Takes over the model's values, those of rank 0 where a group is given, chunk by chunk."""
