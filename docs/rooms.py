@@ -89,7 +89,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         "which ZeRO configuration on which cluster, before anything runs",
         CONTRACTS | {"agent/nccl"},
     ),
-    "tuner/fingerprint": ("recognises training from its collectives", RECORDED),
+    "tuner/fingerprint": ("recognises training from its collectives", CONTRACTS),
     "tuner/learning": (
         "decides: policy, regimes, knowledge",
         RECORDED | {"agent/nccl", "tuner/modeling", "tuner/fingerprint"},

@@ -17,7 +17,7 @@ from benchmarks.advice.zero_paper_model import (
     step,
 )
 from zerotune.tuner.advice.search import batch_that_fits
-from zerotune.tuner.advice.zero_formulas import STAGE_NAMES, model_states, step_traffic
+from zerotune.tuner.advice.zero_formulas import STAGE_NAMES, model_states, sent_elements
 from zerotune.tuner.offline import overlap_report
 
 RUNS: Final = paper_runs()
@@ -144,7 +144,7 @@ def memory() -> Iterator[Stated]:
 def traffic() -> Iterator[Stated]:
     """Elements per parameter and step, and up to how many ranks a layer's gather hides."""
     for stage, theirs in ((0, 2.0), (1, 2.0), (2, 2.0), (3, 3.0)):
-        ours = step_traffic(1.0, stage).total_elements
+        ours = sent_elements(1.0, stage)
         yield Stated(
             f"sent per parameter, {STAGE_NAMES[stage]}", "section 7, articles", theirs, ours, "elements"
         )

@@ -35,15 +35,15 @@ AIMS = {
     "files_over_400_lines": 12,
 }
 REACHED = {
-    "tuner_lines": 51_798,
+    "tuner_lines": 49_859,
     "agent_lines": 27_318,
     "agent_wheel_lines": 27_283,
     "store_lines": 7_455,
     "zero_runtime_lines": 4_499,
-    "tests_lines": 53_506,
-    "benchmarks_lines": 21_170,
-    "constants": 1_155,
-    "files_over_400_lines": 32,
+    "tests_lines": 53_212,
+    "benchmarks_lines": 22_885,
+    "constants": 1_095,
+    "files_over_400_lines": 31,
 }
 """What it is by now: a test lets it shrink only."""
 

@@ -61,7 +61,7 @@ from zerotune.tuner.all_users.user_process import UserProcess, outputs_of
 from zerotune.tuner.client.status import fetch_status
 from zerotune.tuner.fleet.building import STATE_SUFFIX, build
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key
-from zerotune.tuner.learning.knowledge_pool import KnowledgePool
+from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
 from zerotune.tuner.service.endpoint import make_keys
 
 LONGEST_S: Final = 25.0

@@ -22,7 +22,7 @@ from zerotune.store.records import (
     Protocol,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.knowledge_pool import MAX_FILE_BYTES, VERSION, KnowledgePool, Shared, checked
+from zerotune.tuner.modeling.knowledge_pool import MAX_FILE_BYTES, VERSION, KnowledgePool, Shared, checked
 
 ME, ALICE, BOB = 1000, 1001, 1002
 KEY, OTHER_KEY = (

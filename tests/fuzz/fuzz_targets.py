@@ -34,8 +34,8 @@ from zerotune.tuner.fleet.objects import NotOurs
 from zerotune.tuner.fleet.objects import unpack as unpack_object
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 from zerotune.tuner.modeling.correction.baked import Baked
+from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
 from zerotune.tuner.offline.export import read_nvidia_csv
 from zerotune.tuner.offline.jobs.summary import read_summary
 from zerotune.tuner.offline.replay.plans import plan_rows

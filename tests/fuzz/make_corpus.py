@@ -47,8 +47,8 @@ from zerotune.tuner.fingerprint.encoding.arrays import to_bytes
 from zerotune.tuner.fingerprint.encoding.features import FEATURES_VERSION
 from zerotune.tuner.fleet.book import Cell, Contributor, FabricLine, Head, Skipped, sealed
 from zerotune.tuner.fleet.objects import Fabric, pack
-from zerotune.tuner.learning.knowledge_pool import Shared
 from zerotune.tuner.modeling.correction.baked import Baked
+from zerotune.tuner.modeling.knowledge_pool import Shared
 
 HERE: Final = Path(__file__).parent
 CORPUS: Final = HERE / "corpus"

@@ -157,39 +157,19 @@ def table_2(memory_gb: float = 32.0, n_ranks: int = 64) -> list[tuple[int, int, 
     return [(mp, mp * n_ranks, tuple(round(size * mp, 1) for size in single)) for mp in TABLE_2_MODEL_PARALLEL]
 
 
-@dataclass(frozen=True)
-class CommunicationVolume:
-    """What one rank's model sends and receives per step, in elements of the flat buffers (paper, section 7)."""
-
-    gather_elements: float
-    scatter_elements: float
-    n_gathers: int
-
-    @property
-    def total_elements(self) -> float:
-        """2Ψ for stages 0 to 2, 3Ψ for stage 3."""
-        return self.gather_elements + self.scatter_elements
-
-
-def step_traffic(n_parameters: float, stage: int, n_layers: int = 1) -> CommunicationVolume:
-    """Collective payload per step (paper, section 7): an all-reduce counts as its reduce-scatter and its all-gather.
-
-    Stage 3 gathers every layer forward and every layer but the last again backward: 2·layers − 1 gathers.
-    The 3Ψ of the paper counts the last layer twice as well.
+def sent_elements(n_parameters: float, stage: int) -> float:
+    """What one rank sends per step, in elements (paper, section 7): 2Ψ, and 3Ψ in stage 3, which gathers twice.
 
     Args:
         n_parameters: Ψ, of one rank's model.
         stage: 0 to 3.
-        n_layers: layers that stage 3 gathers one by one.
 
     Returns:
-        Elements, whatever their precision, and the number of gathers.
+        Elements, whatever their precision; an all-reduce counts as its reduce-scatter and its all-gather.
 
     Raises:
         ValueError: a stage other than 0 to 3.
     """
     if stage not in STAGE_NAMES:
         raise ValueError(f"stage is {stage!r}; it must be 0, 1, 2 or 3")
-    if stage == 3:
-        return CommunicationVolume(2 * n_parameters, n_parameters, 2 * n_layers - 1)
-    return CommunicationVolume(n_parameters, n_parameters, 1)
+    return (3 if stage == 3 else 2) * n_parameters

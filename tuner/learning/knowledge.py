@@ -18,7 +18,7 @@ from zerotune.tuner.modeling.statistics import statistics as statistics_of
 
 if TYPE_CHECKING:
     from zerotune.store.sqlite.database import CandidateStatistics, Store
-    from zerotune.tuner.learning.knowledge_pool import KnowledgePool
+    from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
 
 RERUN_STD: Final = 0.04
 """How far (log) a setting's mean moves between two runs on one fabric; between two phases, twice as far."""

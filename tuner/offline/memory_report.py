@@ -93,7 +93,7 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
 
 def _stage_needs(stage: int, n_parameters: float, n_ranks: int, precision: str, optimizer: str) -> StageNeeds:
     states = zero_formulas.model_states(n_parameters, stage, n_ranks, precision=precision, optimizer=optimizer)
-    n_elements = zero_formulas.step_traffic(n_parameters, stage).total_elements
+    n_elements = zero_formulas.sent_elements(n_parameters, stage)
     return StageNeeds(
         stage,
         zero_formulas.STAGE_NAMES[stage],

@@ -395,7 +395,7 @@ def _brains(clock: Callable[[], float], settings: BrainSettings | None) -> Brain
 
 def _loader(pool_folder: Path | None, shelf: Shelf | None) -> Loader:
     from zerotune.tuner.learning.knowledge import Knowledge
-    from zerotune.tuner.learning.knowledge_pool import KnowledgePool
+    from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
 
     pool = None if pool_folder is None else KnowledgePool(pool_folder)
 

@@ -20,8 +20,8 @@ from zerotune.store.records import (
     Protocol,
 )
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.learning.knowledge_pool import KnowledgePool
 from zerotune.tuner.modeling.features import CostPrior
+from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
 
 
 def pieces_of_settings(folder: Path) -> bool:

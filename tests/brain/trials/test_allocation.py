@@ -34,7 +34,7 @@ def _key(index: int = 0, *, trial: bool = False, provisional: bool = False, is_p
 def _ran(state: KeyState, *, is_overspent: bool = False, provisionals_rest: bool | None = None) -> list[Candidate]:
     found = []
     for _ in range(N_WINDOWS):
-        state.take_turn(provisionals_rest=provisionals_rest)
+        state.begin_window(provisionals_rest=provisionals_rest)
         found.append(what_runs(state, Window(is_overspent=is_overspent)).candidate)
     return found
 
@@ -73,11 +73,11 @@ def test_what_earlier_jobs_proved_is_verified_at_once() -> None:
 @pytest.mark.parametrize("forced", [Setting(LEAD, Override.experiment), Setting(BASELINE, Override.pause)])
 def test_an_experiment_goes_before_a_trial_and_a_trial_before_a_lead(forced: Setting) -> None:
     state = _key(trial=True, provisional=True)
-    state.take_turn()
+    state.begin_window()
     assert what_runs(state, Window()) == (TRIAL, Override.trial)
     assert what_runs(state, Window(unmeasured={0})) == (TRIAL, Override.first_look)
     assert what_runs(state, Window({0: forced})) == forced
-    state.take_turn()
+    state.begin_window()
     assert what_runs(state, Window()) == (LEAD, Override.provisional)
     state.provisional_is_proven = True
     assert what_runs(state, Window(is_overspent=True)) == (LEAD, Override.proven)

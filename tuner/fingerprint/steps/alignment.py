@@ -34,7 +34,9 @@ MAX_POSITIONS: Final = 24
 N_SAMPLES: Final = 48
 DRIFT: Final = 3
 MIN_SHARE: Final = 0.7
-"""A distance is tried if MIN_SHARE of N_SAMPLES calls come again at it, DRIFT calls more or less."""
+GOOD_SHARE: Final = 0.92
+"""A distance is tried if MIN_SHARE of N_SAMPLES calls come again at it, DRIFT calls more or less; first, if GOOD_SHARE
+do."""
 MAX_LAGS: Final = 32
 MAX_VOTES: Final = 3
 """Distances tried for one end; rounds of voting for each."""
@@ -275,8 +277,7 @@ def _lags(codes: Ints) -> list[int]:
     positions = np.linspace(n - n // MIN_ROUNDS + DRIFT, n - 1 - DRIFT, N_SAMPLES).astype(np.int64)
     before = pairs[positions[None, :, None] - lags[:, None, None] + np.arange(-DRIFT, DRIFT + 1)[None, None, :]]
     shares = (before == pairs[positions][None, :, None]).any(axis=2).mean(axis=1)
-    chosen: list[int] = lags[shares >= MIN_SHARE].tolist()
-    return chosen
+    return [*lags[shares >= GOOD_SHARE].tolist(), *lags[(shares >= MIN_SHARE) & (shares < GOOD_SHARE)].tolist()]
 
 
 def paired(codes: Ints) -> Ints:

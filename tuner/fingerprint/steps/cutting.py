@@ -35,6 +35,7 @@ SHARE_LEFT: Final = 0.75
 FOREIGN_CALLS: Final = 16
 FOREIGN_SHARE: Final = 0.75
 """A step is over when FOREIGN_CALLS calls, and this share of those since it was doubted, are not its own."""
+MAX_FOREIGN: Final = 64
 OWN_PER_FOREIGN: Final = 3
 """Calls of an aligned step that make up for one that it does not have."""
 BREAKS_TO_ALIGN: Final = 3
@@ -121,6 +122,8 @@ class StepCutter:
         """Calls since the step was put in question; 0 = it is not."""
         self._n_foreign = 0
         """Calls since then that the step does not have."""
+        self._foreign: set[int] = set()
+        """Calls that came once since, and that an aligned step does not have."""
         self._n_breaks = 0
         """Times that the step was disturbed since rounds were aligned last."""
         self._quiet_after = 0
@@ -219,20 +222,23 @@ class StepCutter:
         is_news = len(step) != self.period or not _contains(self._step, step)
         self.period, self._step, self._is_aligned = len(step), np.tile(step, 2), True
         self.n_alike = self._n_foreign = 0
-        self._aligned_at = self._total
+        self._aligned_at, self._foreign = self._total, set() if is_news else self._foreign
         self._align_at = self._total + max(CALLS_TO_ALIGN, min(2 * len(step), MAX_CALLS // 2))
         return is_news
 
     def _follow(self, codes: Ints) -> bool:
         """Go on with an aligned step; True when it turns out to be another."""
-        n_own = int(np.count_nonzero(np.isin(codes, self._step)))
+        foreign = codes[~np.isin(codes, self._step)].tolist()
+        comes_again = len({*foreign} - self._foreign) < len(foreign)  # then it belongs to another step
+        self._foreign = {*foreign, *(self._foreign if len(self._foreign) < MAX_FOREIGN else ())}
+        n_own = len(codes) - len(foreign)
         self._n_foreign = max(0, self._n_foreign + len(codes) - n_own - OWN_PER_FOREIGN * n_own)
         self._n_disturbed += len(codes)
         if self._is_due or self._total - self._searched_at >= self._pause():
             found = self._find()
             if found.period and self._is_whole(found):
                 return self._take(found.period)
-        if not self.is_over:
+        if not (self.is_over or comes_again):
             if self._total < self._align_at:
                 return False
             again = voted_again(self._step[: self.period], self.codes, self._total - self._aligned_at)

@@ -25,7 +25,7 @@ from zerotune.tuner.learning.policy.acquisition import (
     TrialVerdict,
     judge,
 )
-from zerotune.tuner.learning.policy.keys import NO_PREDICTION, KeyState, Turn
+from zerotune.tuner.learning.policy.keys import NO_PREDICTION, KeyState, WindowOwner
 from zerotune.tuner.learning.policy.memory import MemoryGate
 from zerotune.tuner.learning.policy.observations import AT_ONCE, CallEvidence
 from zerotune.tuner.learning.policy.overrides import Setting, Window, usual, what_runs
@@ -143,7 +143,7 @@ class Policy:
         alternating = {*self.trials, *self.provisionals}
         for index in alternating:
             provisionals_rest = None if now.provisionals_rest_at is None else index in now.provisionals_rest_at
-            self.states[index].take_turn(provisionals_rest=provisionals_rest)
+            self.states[index].begin_window(provisionals_rest=provisionals_rest)
         alternating.update(now.forced)
         touched, self._touched = self._touched | alternating, alternating
         looks = self.budget.reserved if now.needs_looks else ()
@@ -162,7 +162,7 @@ class Policy:
         candidate, slot = option.candidate, self.evidence.find(state.index, option.candidate)
         state.trial_order.setdefault(candidate, len(state.trial_order) + 1)
         state.retired.pop(candidate, None)
-        state.trial, state.trial_reason, state.turn = candidate, option.reason, Turn.incumbent
+        state.trial, state.trial_reason, state.window_owner = candidate, option.reason, WindowOwner.incumbent
         state.predicted_gain = option.predicted_gain
         state.trial_until_units = TRIAL_STEPS + (self.evidence.units(slot) if slot is not None else 0.0)
         self.memory.promise(candidate, state.key.communicator)

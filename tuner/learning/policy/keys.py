@@ -60,8 +60,8 @@ NO_PREDICTION: Final = (0.0, math.inf)
 """Nothing is known of a provisional setting but what this job measures."""
 
 
-class Turn(Enum):
-    """Whose turn it is at a key in a window."""
+class WindowOwner(Enum):
+    """What a window of a key belongs to."""
 
     trial = "trial"
     provisional = "provisional"
@@ -93,8 +93,8 @@ class KeyState:
         """By how much (log) the trial should be faster than `usual`, and the standard deviation of that."""
         self.trial_until_units = 0.0
         """Units of evidence on the trial at which it is called a tie."""
-        self.turn = Turn.incumbent
-        """Whose turn the last window was, were it only for its first steps."""
+        self.window_owner = WindowOwner.incumbent
+        """Of the last window, were it only for its first steps."""
         self.n_provisional_windows = 0
         """Windows without a trial since the provisional setting began."""
         self.trial_order: dict[Candidate, int] = {}
@@ -121,15 +121,15 @@ class KeyState:
         """Whether it is on trial, provisional or the incumbent."""
         return candidate in (self.trial, self.provisional, self.incumbent)
 
-    def take_turn(self, *, provisionals_rest: bool | None = None) -> None:
+    def begin_window(self, *, provisionals_rest: bool | None = None) -> None:
         """A trial has every other window, and the first one; a provisional setting has nearly all others.
 
         What earlier jobs proved takes turns with the incumbent at first, as a trial does: it is verified. While steps
         are compared, these rest, or else run in all windows (`provisionals_rest` is False), as what alternates would
         scatter the steps.
         """
-        if self.trial is not None and self.turn is not Turn.trial:
-            self.turn = Turn.trial
+        if self.trial is not None and self.window_owner is not WindowOwner.trial:
+            self.window_owner = WindowOwner.trial
             return
         if self.provisional is not None and provisionals_rest is None:
             self.n_provisional_windows += 1
@@ -137,7 +137,8 @@ class KeyState:
             # Not all keys rest in the same window.
             now, every = (0, 2) if is_verified else (self.index, INCUMBENT_EVERY)
             provisionals_rest = (self.n_provisional_windows + now) % every == 0
-        self.turn = Turn.incumbent if self.provisional is None or provisionals_rest else Turn.provisional
+        runs_incumbent = self.provisional is None or provisionals_rest
+        self.window_owner = WindowOwner.incumbent if runs_incumbent else WindowOwner.provisional
 
     def channels_of(self, candidate: Candidate) -> int:
         """What a setting runs with here, as far as that is known; else 0."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zerotune.store.records import BASELINE, Candidate
-from zerotune.tuner.learning.policy.keys import KeyState, Turn
+from zerotune.tuner.learning.policy.keys import KeyState, WindowOwner
 
 
 class Override(IntEnum):
@@ -72,14 +72,14 @@ class Window(NamedTuple):
 
 
 def what_runs(state: KeyState, window: Window) -> Setting:
-    """The first of `Override` that applies at a key whose turn was taken; control windows are whole plans."""
+    """The first of `Override` that applies at a key whose window has begun; control windows are whole plans."""
     forced = window.forced.get(state.index)
     if forced is not None:
         return forced
-    if state.turn is Turn.trial and state.trial is not None and not window.is_overspent:
+    if state.window_owner is WindowOwner.trial and state.trial is not None and not window.is_overspent:
         is_new = state.index in window.unmeasured
         return Setting(state.trial, Override.first_look if is_new else Override.trial)
-    if state.turn is Turn.provisional and (state.provisional_is_proven or not window.is_overspent):
+    if state.window_owner is WindowOwner.provisional and (state.provisional_is_proven or not window.is_overspent):
         return usual(state)
     return Setting(state.incumbent, Override.incumbent)
 
