@@ -70,8 +70,8 @@ class Engine:
         if settings.stage < 3:
             everything = [managed for _, _, part in parts for managed in part]
             everything.sort(key=lambda managed: self._positions[id(managed.parameter)])
-            parts = [("(all)", model, everything)]
-        self.units = [self._unit(*part) for part in parts]
+            parts = [("", model, everything)]
+        self.units = [self._unit(module, managed) for _, module, managed in parts]
         self.flats: list[Flat] = [flat for unit in self.units for flat in unit.flats]
         self.gradients: list[FlatGradients] = [g for unit in self.units for g in unit.gradients]
         self._adopt_values()
@@ -128,7 +128,7 @@ class Engine:
                 lines.append(f"{name} {managed.name} {tuple(p.shape)} {p.dtype} {p.requires_grad}")
         agree_on_model("\n".join(lines), self.world, parts[0][2][0].parameter.device)
 
-    def _unit(self, name: str, module: nn.Module, managed: Sequence[Managed]) -> Unit:
+    def _unit(self, module: nn.Module, managed: Sequence[Managed]) -> Unit:
         settings = self.settings
 
         def kind(m: Managed) -> tuple[str, bool]:
@@ -156,7 +156,7 @@ class Engine:
             if trainable:
                 gradients.append(FlatGradients(flat, self.collectives, self.pending, self._reduce_settings(compute)))
         at_rest = State.SHARDED if settings.stage == 3 else State.WHOLE
-        return Unit(name, module, flats, gradients, Schedule(gradients, self._positions), at_rest)
+        return Unit(module, flats, gradients, Schedule(gradients, self._positions), at_rest)
 
     def _reduce_settings(self, compute: torch.dtype) -> ReduceSettings:
         dtype = self.settings.reduce_dtype(compute)

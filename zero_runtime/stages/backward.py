@@ -30,7 +30,7 @@ class Parameters(Protocol):
         """The pass is over: what this rank did not use is still to be gathered and freed."""
 
     def end_backward(self) -> None:
-        """Gradients are sent."""
+        """Gradients are sent; nothing needs whole parameters any more."""
 
 
 class BackwardPass:

@@ -240,10 +240,9 @@ class PartitionedParameters:
 
     def end_backward(self) -> None:
         """Frees what is left: the root, and layers with frozen or unused parameters."""
-        has_changed = self._changes.close()
         self._inputs_due.clear()
         self.free_all()
-        if self.backward.sync and (has_changed or not self._order.is_learned):
+        if self.backward.sync and (self._changes.close() or not self._order.is_learned):
             self._order.agree(self._world)
             self._changes.seen_here = False
 

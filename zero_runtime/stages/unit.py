@@ -32,14 +32,12 @@ class Unit:
 
     def __init__(
         self,
-        name: str,
         module: nn.Module,
         flats: Sequence[Flat],
         gradients: Sequence[FlatGradients],
         schedule: Schedule,
         at_rest: State,
     ) -> None:
-        self.name = f"layer {name or '(root)'}"
         self.module = module
         self.flats = tuple(flats)
         self.gradients = tuple(gradients)
