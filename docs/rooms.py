@@ -71,7 +71,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
         {"zero_runtime base", "zero_runtime/stages"},
     ),
     "zero_runtime": (
-        "`shard`, checkpoints, presets",
+        "`shard`, checkpoints",
         {
             "zero_runtime base",
             "zero_runtime/autotune",
@@ -87,7 +87,7 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
     "tuner/modeling": ("what settings cost before they are tried", RECORDED | {"agent/nccl"}),
     "tuner/advice": (
         "which ZeRO configuration on which cluster, before anything runs",
-        CONTRACTS | {"agent/nccl", "zero_runtime base"},
+        CONTRACTS | {"agent/nccl"},
     ),
     "tuner/fingerprint": ("recognises training from its collectives", CONTRACTS),
     "tuner/learning": (
@@ -146,7 +146,6 @@ ALLOWED: Final[dict[str, tuple[str, set[str]]]] = {
 }
 """Room: its purpose, and the rooms it may import."""
 EXCEPTIONS: Final = {
-    "tuner/offline/memory_report.py": {"zero_runtime base"},  # the runtime's analysis, as a table
     # Runs inside a training process of its own making, like a user's script.
     "tuner/offline/sweep/worker.py": {"agent", "agent base", "agent/machine", "agent/nccl/emulated"},
 }

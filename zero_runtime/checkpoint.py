@@ -41,6 +41,7 @@ from zerotune.zero_runtime.checks import json_dict, whole_number
 from zerotune.zero_runtime.errors import CheckpointError, SettingsError
 from zerotune.zero_runtime.layout.rectangles import boxes
 from zerotune.zero_runtime.sharded_model import ShardedModel
+from zerotune.zero_runtime.state import unsharded_values
 
 MANIFEST = "zero.json"
 _MISTAKE_BYTES = 1024  # of what ranks tell one another went wrong; a path has a few hundred
@@ -180,7 +181,7 @@ def _model_shares(engine: ShardedModel) -> dict[str, Share]:
                 if 0 <= at < chunk.shard_numel:
                     slot = layout.slots[piece.slot]
                     shares[f"model.{slot.name}"].add(piece.slot_offset, master[at : at + piece.numel])
-    for name, value in engine.unsharded_values().items():
+    for name, value in unsharded_values(engine).items():
         share = Share(tuple(value.shape), value.dtype)
         share.add(0, value.detach().reshape(-1))
         shares[f"model.{name}"] = share

@@ -169,22 +169,6 @@ class _DirectGather:
             work.wait()
 
 
-class _OwnersBroadcasts:
-    """An all-gather as articles draw it: each rank in turn broadcasts the part that it owns."""
-
-    def __init__(self, whole: Tensor, shard: Tensor, group: dist.ProcessGroup) -> None:
-        parts = torch.split(whole, shard.numel())
-        own = parts[group.rank()]
-        if own.data_ptr() != shard.data_ptr():
-            own.copy_(shard)
-        self._works = [dist.broadcast(part, group=group, async_op=True, group_src=i) for i, part in enumerate(parts)]
-
-    def wait(self) -> None:
-        for work in self._works:
-            if work is not None:
-                work.wait()
-
-
 class _Several:
     """Collectives that were issued one after another."""
 
@@ -225,8 +209,7 @@ PLAIN = Collectives(_plain_all_gather, _plain_reduce_scatter, _plain_all_reduce,
 EXCHANGED = Collectives(_DirectGather, _exchange, _plain_all_reduce, bucket_bytes=8 * 2**20)
 
 
-def for_group(group: dist.ProcessGroup, gather_by_broadcasts: bool = False) -> Collectives:
-    """The collectives that suit `group`'s backend; on request parameters are gathered by their owners' broadcasts."""
+def for_group(group: dist.ProcessGroup) -> Collectives:
+    """The collectives that suit `group`'s backend."""
     backend = dist.get_backend(group)
-    chosen = EXCHANGED if backend == "gloo" else replace(PLAIN, coalesces="nccl" in backend)
-    return replace(chosen, all_gather=_OwnersBroadcasts) if gather_by_broadcasts else chosen
+    return EXCHANGED if backend == "gloo" else replace(PLAIN, coalesces="nccl" in backend)

@@ -31,15 +31,14 @@ from zerotune.zero_runtime.layout.groups import hybrid_groups
 from zerotune.zero_runtime.optimizer.clipping import counted, global_norm
 from zerotune.zero_runtime.optimizer.foreign import is_marked, mark
 from zerotune.zero_runtime.optimizer.sharded import ShardedGradients, build_optimizer
-from zerotune.zero_runtime.rank_errors import RankErrors
+from zerotune.zero_runtime.parameter_check import ParameterCheck
 from zerotune.zero_runtime.settings import Settings
 from zerotune.zero_runtime.stages.backward import BackwardPass
-from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights, ReduceSettings, Schedule
-from zerotune.zero_runtime.stages.lifecycle import State
+from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReductions, ReduceSettings, Schedule
 from zerotune.zero_runtime.stages.partitioned import PartitionedParameters
 from zerotune.zero_runtime.stages.replicated import ReplicatedParameters
-from zerotune.zero_runtime.stages.unit import Unit
-from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict, unsharded_values
+from zerotune.zero_runtime.stages.unit import State, Unit
+from zerotune.zero_runtime.state import assign_pieces, full_state_dict, load_full_state_dict
 
 _FEWEST_BUCKETS = 6
 _LEAST_BUCKET_BYTES = 1 << 20
@@ -65,32 +64,34 @@ class Engine:
         self.group, self.replicate_group = hybrid_groups(world, settings.n_ranks_per_shard)
         beside = [] if model_parallel_group is None else [model_parallel_group]
         self.disjoint_groups = [self.group, *beside]  # over these, one after another, every element is met once
-        self.collectives = collectives.for_group(self.group, settings.gather_by_broadcasts)
-        self.flights = Flights(settings.n_buckets_in_flight)
+        self.collectives = collectives.for_group(self.group)
+        self.pending = PendingReductions(settings.n_buckets_in_flight)
         self._positions = {id(p): position for position, p in enumerate(model.parameters())}
         if settings.stage < 3:
             everything = [managed for _, _, part in parts for managed in part]
             everything.sort(key=lambda managed: self._positions[id(managed.parameter)])
-            parts = [("(all)", model, everything)]
-        self.units = [self._unit(*part) for part in parts]
+            parts = [("", model, everything)]
+        self.units = [self._unit(module, managed) for _, module, managed in parts]
         self.flats: list[Flat] = [flat for unit in self.units for flat in unit.flats]
         self.gradients: list[FlatGradients] = [g for unit in self.units for g in unit.gradients]
         self._adopt_values()
-        names = [managed.name for flat in self.flats for managed in flat.managed]
-        rank_errors = RankErrors(names, [world, *beside], self.flats[0].device)
         self._parameters: PartitionedParameters | ReplicatedParameters
         if settings.stage == 3:
             self._parameters = PartitionedParameters(
-                model, self.units, settings.prefetch, settings.reshard_after_forward, world, rank_errors
+                model, self.units, settings.prefetch, settings.reshard_after_forward, world
             )
         else:
             self._parameters = ReplicatedParameters(
-                model, self.units[0], layers, settings.overlap_post_step_gather, rank_errors
+                model, self.units[0], layers, settings.overlap_post_step_gather
             )
-        self._backward = BackwardPass(self.units, self.flights, self._parameters, rank_errors)
+        self._backward = BackwardPass(self.units, self.pending, self._parameters)
         self._parameters.backward = self._backward
-        self.sharded = ShardedGradients(self.gradients, self.flights, self.collectives, settings.find_unused_parameters)
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._check: ParameterCheck | None = None
+        if settings.debug:
+            self._check = ParameterCheck(model, self.flats, [world, *beside], self._backward)
+        self.sharded = ShardedGradients(self.gradients, self.pending, self.collectives, settings.find_unused_parameters)
+        self.current_optimizer: torch.optim.Optimizer | None = None
+        """The one that `optimizer` made."""
         self._autotuner: Autotuner | None = None
         if settings.autotune:
             partitioned = self._parameters if isinstance(self._parameters, PartitionedParameters) else None
@@ -127,7 +128,7 @@ class Engine:
                 lines.append(f"{name} {managed.name} {tuple(p.shape)} {p.dtype} {p.requires_grad}")
         agree_on_model("\n".join(lines), self.world, parts[0][2][0].parameter.device)
 
-    def _unit(self, name: str, module: nn.Module, managed: Sequence[Managed]) -> Unit:
+    def _unit(self, module: nn.Module, managed: Sequence[Managed]) -> Unit:
         settings = self.settings
 
         def kind(m: Managed) -> tuple[str, bool]:
@@ -150,12 +151,12 @@ class Engine:
                 cap = min(cap, max(_LEAST_BUCKET_BYTES, n_bytes // _FEWEST_BUCKETS))
             chunk_cap = chunk_cap_bytes(cap) if settings.autotune else cap
             flat = Flat(part, self.group, self.collectives, compute, settings.stage == 3, chunk_cap)
-            flat.bundle(cap)
+            flat.coalesce(cap)
             flats.append(flat)
             if trainable:
-                gradients.append(FlatGradients(flat, self.collectives, self.flights, self._reduce_settings(compute)))
-        at_rest = State.PARTITIONED if settings.stage == 3 else State.MATERIALISED
-        return Unit(name, module, flats, gradients, Schedule(gradients, self._positions), at_rest)
+                gradients.append(FlatGradients(flat, self.collectives, self.pending, self._reduce_settings(compute)))
+        at_rest = State.SHARDED if settings.stage == 3 else State.WHOLE
+        return Unit(module, flats, gradients, Schedule(gradients, self._positions), at_rest)
 
     def _reduce_settings(self, compute: torch.dtype) -> ReduceSettings:
         dtype = self.settings.reduce_dtype(compute)
@@ -213,7 +214,7 @@ class Engine:
             SettingsError: `cls` is no optimizer or needs whole tensors, the groups are not a partition, or one exists
                 already.
         """
-        if self._optimizer is not None:
+        if self.current_optimizer is not None:
             raise SettingsError("this model has an optimizer already; use param groups instead of a second one")
         optimizer = build_optimizer(
             cls, self.sharded, self.gradients, groups, self.settings.find_unused_parameters, defaults
@@ -221,7 +222,7 @@ class Engine:
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         setattr(optimizer, "zero_grad", self.zero_grad)  # noqa: B010  (an instance attribute, on purpose)
-        self._optimizer = optimizer
+        self.current_optimizer = optimizer
         return optimizer
 
     def _before_step(self, _: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -254,9 +255,6 @@ class Engine:
         else:
             for unit in self.units:
                 unit.free()
-                if unit.gradients:
-                    unit.life.to(State.UPDATED)
-                    unit.life.to(State.PARTITIONED)
 
     @property
     def step_settings(self) -> StepSettings | None:
@@ -290,8 +288,6 @@ class Engine:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops every gradient, reduced or not."""
         self.sharded.clear()
-        for unit in self.units:
-            unit.forget_gradients()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -350,19 +346,11 @@ class Engine:
                 values = {m.name: m.parameter.detach().clone() for f in self.flats for m in f.managed}
                 for flat in self.flats:
                     assign_pieces(flat, values)
-                    flat.accept_writes()
+                if self._check is not None:
+                    self._check.accept_writes()
             if self.settings.stage == 3:
                 for unit in self.units:
                     unit.free()
-
-    @property
-    def current_optimizer(self) -> torch.optim.Optimizer | None:
-        """The one that `optimizer` made."""
-        return self._optimizer
-
-    def unsharded_values(self) -> dict[str, Tensor]:
-        """Persistent buffers and, in stages 1 and 2, frozen parameters: whole on every rank."""
-        return unsharded_values(self)
 
     @torch.no_grad()
     def after_load(self) -> None:

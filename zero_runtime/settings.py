@@ -32,14 +32,14 @@ class Settings:
             False keeps it, for fewer gathers and more memory.
         overlap_post_step_gather: stages 1 and 2 gather updated parameters while the next forward begins.
         all_reduce_gradients: stage 1 as articles draw it: all-reduce, then use one's own slice.
-        gather_by_broadcasts: gather parameters as articles draw it: each owner broadcasts its partition, for as many
-            calls as ranks and the same bytes.
         find_unused_parameters: agree, by one small all-reduce per step, on parameters without a gradient on
             any rank, which the optimizer then skips as it does in one process; otherwise they get zeros.
         autotune: try other buckets and prefetch depths between steps, all ranks alike, and keep what shortens steps;
             buckets are made of smaller messages that go out together, and no bit of the training changes.
         n_ranks_per_shard: hybrid sharding: shard within so many neighbouring ranks, e.g. one node's, and
             replicate across; None shards over all.
+        debug: before each forward that trains, look for parameters that were changed outside the runtime, and raise
+            on every rank; it costs a small all-reduce that is waited for.
         broadcast_initial_values: start from rank 0's parameters and buffers.
     """
 
@@ -52,10 +52,10 @@ class Settings:
     reshard_after_forward: bool = True
     overlap_post_step_gather: bool = True
     all_reduce_gradients: bool = False
-    gather_by_broadcasts: bool = False
     find_unused_parameters: bool = False
     autotune: bool = False
     n_ranks_per_shard: int | None = None
+    debug: bool = False
     broadcast_initial_values: bool = True
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from zerotune.zero_runtime.collectives import Collectives
 from zerotune.zero_runtime.layout.flat_buffer import Flat
@@ -21,13 +21,8 @@ class ShardedModel(Protocol):
     flats: list[Flat]
     sharded: ShardedGradients
     collectives: Collectives
-
-    @property
-    def current_optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer on the shards; None = none was made yet."""
-
-    def unsharded_values(self) -> dict[str, Tensor]:
-        """What no flat buffer holds, by its name in the state dict."""
+    current_optimizer: torch.optim.Optimizer | None
+    """The optimizer on the shards; None = none was made yet."""
 
     def synchronize(self) -> None:
         """Wait until every parameter is up to date."""

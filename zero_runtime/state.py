@@ -61,7 +61,7 @@ def _entries(engine: ShardedModel) -> dict[str, Tensor]:
 
 
 def unsharded_values(engine: ShardedModel) -> dict[str, Tensor]:
-    """Entries of the state dict that no flat buffer holds, tied ones under their first name."""
+    """Persistent buffers and, in stages 1 and 2, frozen parameters: whole on every rank, tied ones under one name."""
     known = {id(p) for flat in engine.flats for p in flat.parameters}
     found = {}
     for name, tensor in _entries(engine).items():

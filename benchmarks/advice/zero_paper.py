@@ -18,8 +18,8 @@ from benchmarks.advice import zero_paper_figures as figures
 from benchmarks.advice.zero_paper_figures import Stated
 from benchmarks.advice.zero_paper_model import CONSTANTS, DGX2, PaperRun, configuration, memory_gb, problem, step
 from benchmarks.lib.reporting import Result, options_of, report
+from zerotune.tuner.advice import zero_formulas
 from zerotune.tuner.advice.search import batch_that_fits
-from zerotune.zero_runtime import analysis
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "design" / "zero-paper.md"
 PRINTED_TABLE_1: Final = {
@@ -96,10 +96,10 @@ def _sizes() -> Iterator[str]:
 def _wrong_cells() -> int:
     found = sum(
         cell != printed
-        for n_ranks, cells in analysis.table_1()
+        for n_ranks, cells in zero_formulas.table_1()
         for cell, printed in zip(cells.values(), PRINTED_TABLE_1[n_ranks], strict=True)
     )
-    for split, _, sizes in analysis.table_2():
+    for split, _, sizes in zero_formulas.table_2():
         found += sum(abs(ours / theirs - 1) > 0.03 for ours, theirs in zip(sizes, PRINTED_TABLE_2[split], strict=True))
     return found
 

@@ -17,8 +17,8 @@ from benchmarks.advice.zero_paper_model import (
     step,
 )
 from zerotune.tuner.advice.search import batch_that_fits
+from zerotune.tuner.advice.zero_formulas import STAGE_NAMES, model_states, sent_elements
 from zerotune.tuner.offline import overlap_report
-from zerotune.zero_runtime import analysis
 
 RUNS: Final = paper_runs()
 PLOT: Final = "read from the plot"
@@ -126,28 +126,27 @@ def throughputs() -> Iterator[Stated]:
 
 def memory() -> Iterator[Stated]:
     """GB that the paper states outside its tables."""
-    gpt2 = analysis.TransformerShape(48, 1600, 1024, 32)
-    large = analysis.TransformerShape(125, 8192, 1024, 32)
-    checkpoints = analysis.checkpoint_bytes(large) / _GB
-    yield Stated("activations, 1.5B, batch 32", "section 3.2", 60.0, analysis.activation_bytes(gpt2) / _GB, "GB")
+    activations = 12 * 48 * 2 * 32 * 1024 * 1600 / _GB  # footnote 3: about 12 inputs of each of 48 blocks, 2 bytes each
+    checkpoints = 125 * 2 * 32 * 1024 * 8192 / _GB  # one input of each of 125 blocks
+    yield Stated("activations, 1.5B, batch 32", "section 3.2", 60.0, activations, "GB")
     yield Stated("checkpoints, 100B, batch 32", "section 3.2", 60.0, checkpoints, "GB", '"around 60"')
     yield Stated("checkpoints, 100B, batch 32", "section 6.1", 33.0, checkpoints, "GB", "contradicts section 3.2")
     yield Stated("the same with P_a, MP 16", "section 6.1", 2.0, checkpoints / 16, "GB", "follows from the 33")
     yield Stated("fused fp32 buffer, 3B", "section 6.2", 12.0, 4 * 3.0, "GB")
     for stage, theirs in ((0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)):
-        ours = analysis.model_states(7.5e9, stage, 64).total_bytes / _GB
-        yield Stated(f"7.5B on 64 ranks, {analysis.STAGE_NAMES[stage]}", "Figure 1 and an article", theirs, ours, "GB")
+        ours = model_states(7.5e9, stage, 64).total_bytes / _GB
+        yield Stated(f"7.5B on 64 ranks, {STAGE_NAMES[stage]}", "Figure 1 and an article", theirs, ours, "GB")
     for stage, theirs in ((0, 112.0), (1, 63.0), (2, 38.5), (3, 14.0)):
-        ours = analysis.model_states(7e9, stage, 8, precision="fp32").total_bytes / _GB
-        yield Stated(f"7B on 8 ranks, fp32, {analysis.STAGE_NAMES[stage]}", "an article", theirs, ours, "GB")
+        ours = model_states(7e9, stage, 8, precision="fp32").total_bytes / _GB
+        yield Stated(f"7B on 8 ranks, fp32, {STAGE_NAMES[stage]}", "an article", theirs, ours, "GB")
 
 
 def traffic() -> Iterator[Stated]:
     """Elements per parameter and step, and up to how many ranks a layer's gather hides."""
     for stage, theirs in ((0, 2.0), (1, 2.0), (2, 2.0), (3, 3.0)):
-        ours = analysis.step_traffic(1.0, stage).total_elements
+        ours = sent_elements(1.0, stage)
         yield Stated(
-            f"sent per parameter, {analysis.STAGE_NAMES[stage]}", "section 7, articles", theirs, ours, "elements"
+            f"sent per parameter, {STAGE_NAMES[stage]}", "section 7, articles", theirs, ours, "elements"
         )
     found = overlap_report.overlaps("h100_ib_16", 50e6, 4096, 64)
     first = next(row.n_ranks for row in found.rows if not row.is_hidden)

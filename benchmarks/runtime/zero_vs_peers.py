@@ -35,8 +35,9 @@ from typing import Any
 from benchmarks.lib.argument_types import a_file_to_write
 from benchmarks.lib.free_port import free_port
 from benchmarks.lib.reporting import Result, options_of, report
+from benchmarks.runtime import allocations
 from benchmarks.runtime.contenders import LOADS, Load, build
-from zerotune.zero_runtime import analysis
+from zerotune.tuner.advice import zero_formulas
 
 OURS = ("ours-1", "ours-2", "ours-3")
 PEERS = ("fsdp2", "fsdp2-r", "zero-redundancy", "ddp")
@@ -159,8 +160,6 @@ def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) 
     """Most bytes alive in a forward and backward of plain torch beside parameters and gradients."""
     import torch
 
-    from zerotune.zero_runtime.layout.fragmentation import record, replay
-
     torch.set_num_threads(1)
     load = LOADS[cell.load]
     model = plain_model(load, cell.precision)
@@ -168,7 +167,7 @@ def weigh_activations(rank: int, n_ranks: int, port: int, cell: Cell, out: Any) 
         p.grad = torch.zeros_like(p)
     batch = load.draw()
     n_parameters = sum(p.numel() for p in model.parameters())
-    out.put((replay(record(lambda: load.loss(model, batch).backward())).peak, n_parameters))
+    out.put((allocations.peak_bytes(allocations.record(lambda: load.loss(model, batch).backward())), n_parameters))
 
 
 def python_share(rank: int, n_ranks: int, port: int, load: Load, seconds: float, out: Any) -> None:
@@ -279,7 +278,7 @@ def run_cell(cell: Cell) -> list[Result]:
     activations, n_parameters = spawn(weigh_activations, 1, cell)
     for label, ours, peer in pairs[:2]:
         own, other = (weigh_all(name, cell) for name in (ours, peer))
-        states = analysis.model_states(n_parameters, int(ours[-1]), cell.n_ranks, precision=cell.precision)
+        states = zero_formulas.model_states(n_parameters, int(ours[-1]), cell.n_ranks, precision=cell.precision)
         theory = states.total_bytes + activations
         peers_mb, theory_mb = f"{peer}: {other / 1e6:.0f} MB", f"theory: {theory / 1e6:.0f} MB"
         ratio = own / other

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from zero_models import TINY, gpt_batch, make_gpt
 from zero_world import World, group_of
 
+from benchmarks.runtime import allocations
 from zerotune import zero_runtime
-from zerotune.zero_runtime import analysis, collectives, phases
+from zerotune.tuner.advice import zero_formulas
+from zerotune.zero_runtime import collectives, phases
 from zerotune.zero_runtime.examples.gpt import GPT
-from zerotune.zero_runtime.layout import fragmentation
 from zerotune.zero_runtime.optimizer.sharded import SLICE_NUMEL
-from zerotune.zero_runtime.stages.lifecycle import Lifecycle, State
 
 Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
 
@@ -38,8 +38,8 @@ class Recorder:
         phases.set_listener(self._hear)
         self._original = collectives.for_group
 
-        def for_group(group: dist.ProcessGroup, gather_by_broadcasts: bool = False) -> collectives.Collectives:
-            real = self._original(group, gather_by_broadcasts)
+        def for_group(group: dist.ProcessGroup) -> collectives.Collectives:
+            real = self._original(group)
 
             def gather(whole: Tensor, shard: Tensor, group: dist.ProcessGroup) -> collectives.Work:
                 self.events.append((self._phase, "all_gather", whole.numel()))
@@ -104,7 +104,7 @@ def test_stages_1_and_2_move_2_psi(world: World, stage: int) -> None:
             ("gradient_scatter", "reduce_scatter"),
             ("post_step_gather", "all_gather"),
         }
-        assert sum(n for _, _, n in events) == analysis.step_traffic(psi, stage).total_elements + 2 * padding
+        assert sum(n for _, _, n in events) == zero_formulas.sent_elements(psi, stage) + 2 * padding
 
 
 def waited_before_layers(stage: int) -> tuple[list[int], int]:
@@ -136,7 +136,7 @@ def test_stage_3_gathers_2n_minus_1_layers_and_moves_3_psi_less_what_it_keeps(wo
     n_layers = TINY.n_layers
     for events, psi, padding in world.run(2, record_steps, {"stage": 3}):
         gathers = [n for _, kind, n in events if kind == "all_gather"]
-        assert len(gathers) == 1 + analysis.step_traffic(psi, 3, n_layers).n_gathers  # the root's, and 2n − 1
+        assert len(gathers) == 2 * n_layers  # the root's, and 2n − 1
         root, layer = gathers[0], gathers[1]
         assert root + n_layers * layer == psi + padding
         assert sum(n for _, _, n in events) == 3 * (psi + padding) - root - layer
@@ -148,35 +148,6 @@ def test_the_variant_with_all_reduce_and_a_gather(world: World) -> None:
             ("all_reduce", psi + padding),
             ("all_gather", psi + padding),
         ]
-
-
-def gathered_by(broadcasts: bool, stage: int, n_ranks: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Elements of each gather of a step; root and elements of each broadcast."""
-    model, sent, plain = make_gpt(), [], dist.broadcast
-
-    def noted(part: Tensor, *args: Any, group_src: int = 0, **more: Any) -> Any:
-        sent.append((group_src, part.numel()))
-        return plain(part, *args, group_src=group_src, **more)
-
-    with Recorder() as recorder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "broadcast", noted)
-        settings = {"stage": stage, "gather_by_broadcasts": broadcasts, "bucket_bytes": 4096}
-        engine = zero_runtime.shard(model, group=group_of(n_ranks), **settings)
-        optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
-        recorder.events.clear()
-        sent.clear()
-        model(*gpt_batch(dist.get_rank(), 0)).backward()
-        optimizer.step()
-        engine.synchronize()
-    return [n for _, kind, n in recorder.events if kind == "all_gather"], sent
-
-
-@pytest.mark.parametrize(("stage", "n_ranks"), [(1, 2), (3, 2), (3, 4)])
-def test_each_owner_broadcasts_its_part_of_what_an_all_gather_moves(world: World, stage: int, n_ranks: int) -> None:
-    alone, by_owners = (world.run(n_ranks, gathered_by, way, stage, n_ranks) for way in (False, True))
-    for (gathers, none), (same, broadcasts) in zip(alone, by_owners, strict=True):
-        assert (gathers, none) == (same, [])
-        assert broadcasts == [(owner, n // n_ranks) for n in gathers for owner in range(n_ranks)]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
@@ -244,7 +215,7 @@ def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
             model(*gpt_batch(0, n)).backward()
             if n == 0:
                 optimizer.step()
-        engine.flights.land_all()
+        engine.pending.complete_all()
         found = tensor_bytes()
         for _ in range(5):  # a thread of gloo's holds what it sent for a moment after it is done
             time.sleep(0.02)
@@ -259,7 +230,7 @@ def state_bytes(settings: dict[str, Any]) -> tuple[int, int, int]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_model_states_take_what_the_formula_says(world: World, stage: int, precision: str) -> None:
     for found, psi, padding in world.run(4, state_bytes, {"stage": stage, "precision": precision}):
-        states = analysis.model_states(psi + padding, stage, 4, precision=precision)
+        states = zero_formulas.model_states(psi + padding, stage, 4, precision=precision)
         expected = states.total_bytes
         if stage == 3 and precision == "bf16":  # the master copy is rounded where it is gathered
             expected -= states.parameters_bytes
@@ -277,11 +248,11 @@ def step_growth_bytes(stage: int, passes: int) -> tuple[int, int, int]:
     def run() -> None:
         for n in range(passes):
             model(*gpt_batch(0, n)).backward()
-        engine.flights.land_all()
+        engine.pending.complete_all()
         torch.empty(mark_bytes, dtype=torch.uint8)
         optimizer.step()
 
-    events = [event.n_bytes for event in fragmentation.record(run)]
+    events = [event.n_bytes for event in allocations.record(run)]
     in_step = events[events.index(-mark_bytes) + 1 :]
     chunks = [chunk.shard_numel for flat in engine.flats for chunk in flat.layout.chunks]
     return max(itertools.accumulate(in_step)), sum(chunks), max(chunks)
@@ -305,8 +276,8 @@ def peak_temporary_bytes(n_layers: int, stage: int) -> int:
     def look(_: Tensor) -> None:
         nonlocal peak
         buckets = [bucket for gradients in engine.gradients for bucket in gradients.buckets if bucket is not None]
-        for flight in engine.flights.queue:
-            for one in flight.sums:
+        for reduction in engine.pending.queue:
+            for one in reduction.sums:
                 buckets += [one.source] if one.first else [one.source, one.reduced]
         alive = {bucket.data_ptr(): bucket.untyped_storage().nbytes() for bucket in buckets}
         peak = max(peak, sum(alive.values()))
@@ -342,7 +313,7 @@ def sent(stage: int, n_in_flight: int) -> tuple[int, int]:
         return Counted(real.reduce_scatter(shard, whole, group))
 
     original = collectives.for_group
-    collectives.for_group = lambda *_: dataclasses.replace(real, reduce_scatter=scatter)
+    collectives.for_group = lambda _: dataclasses.replace(real, reduce_scatter=scatter)
     try:
         model = make_gpt()
         zero_runtime.shard(model, group=group, bucket_bytes=2048, **settings)
@@ -365,46 +336,6 @@ def test_temporary_buffers_do_not_grow_with_the_model(world: World, stage: int) 
     """Two under way with what they receive, and those that one layer's largest parameter is being written to."""
     for n_layers in (6, 24):
         assert max(world.run(2, peak_temporary_bytes, n_layers, stage)) <= (5 + 2 + 2 * 0.5) * 2048
-
-
-def life(stage: int) -> list[str]:
-    """The states of the last layer, or of all parameters, over two passes, of which one is reduced, and a step."""
-    engine = zero_runtime.shard(make_gpt(), group=group_of(2), stage=stage)
-    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
-    states: list[str] = []
-    watched = engine.units[-1].life
-
-    class Watched(Lifecycle):
-        __slots__ = ()
-
-        def to(self, state: State) -> None:
-            super().to(state)
-            if self.name == watched.name:
-                states.append(state.value)
-
-    for unit in engine.units:
-        unit.life.__class__ = Watched
-    with engine.no_sync():
-        engine.model(*gpt_batch(0, 0)).backward()
-    with torch.no_grad():
-        engine.model(*gpt_batch(0, 1))
-    engine.model(*gpt_batch(0, 1)).backward()
-    optimizer.step()
-    engine.synchronize()
-    return states
-
-
-def test_every_stage_goes_through_the_whole_life_cycle(world: World) -> None:
-    use = ["in_use", "gradient_available"]
-    whole = ["gathering", "materialised"]
-    replicated = [*use, "in_use", "gradient_available", "reducing", "updated", *whole]
-    partitioned = [
-        *[*whole, *use],
-        *[*whole, "in_use", "partitioned"],  # the forward without gradients
-        *[*whole, *use, "reducing", "updated", "partitioned"],
-    ]
-    for stage, expected in ((1, replicated), (2, replicated), (3, partitioned)):
-        assert world.run(2, life, stage) == [expected] * 2
 
 
 def peak_whole_bytes(prefetch: int) -> tuple[int, int]:

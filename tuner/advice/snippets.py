@@ -8,7 +8,7 @@ from typing import Any, Final
 from zerotune.store.errors import UserError
 from zerotune.tuner.advice.configuration import ZeroConfiguration
 from zerotune.tuner.advice.models.model_shape import ModelShape
-from zerotune.zero_runtime.analysis import PARAMETER_BYTES
+from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES
 
 FRAMEWORKS: Final = ("fsdp2", "deepspeed", "zero_runtime")
 _DTYPES: Final = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}

@@ -1,4 +1,4 @@
-"""`zerotune memory`: the memory and communication analysis of zerotune.zero_runtime.analysis, as tables."""
+"""`zerotune memory`: the memory and communication analysis of zerotune.tuner.advice.zero_formulas, as tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.advice import zero_formulas
 from zerotune.tuner.advice.models.meta_module import is_config, shape_of_config
 from zerotune.tuner.advice.models.model_shape import in_words
-from zerotune.zero_runtime import analysis
 
-PRECISIONS = tuple(analysis.PARAMETER_BYTES)
-OPTIMIZERS = tuple(analysis.OPTIMIZER_STATES)
+PRECISIONS = tuple(zero_formulas.PARAMETER_BYTES)
+OPTIMIZERS = tuple(zero_formulas.OPTIMIZER_STATES)
 MAX_PARAMETERS = 1e18
 SUFFIXES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -82,9 +82,9 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
     """
     n_parameters = shape_of_config(Path(model)).n_parameters if is_config(model) else parse_parameters(model)
     try:
-        multiplier = analysis.optimizer_multiplier(optimizer, precision)
+        multiplier = zero_formulas.optimizer_multiplier(optimizer, precision)
         stages = tuple(
-            _stage_needs(stage, n_parameters, n_ranks, precision, optimizer) for stage in analysis.STAGE_NAMES
+            _stage_needs(stage, n_parameters, n_ranks, precision, optimizer) for stage in zero_formulas.STAGE_NAMES
         )
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -92,16 +92,16 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
 
 
 def _stage_needs(stage: int, n_parameters: float, n_ranks: int, precision: str, optimizer: str) -> StageNeeds:
-    states = analysis.model_states(n_parameters, stage, n_ranks, precision=precision, optimizer=optimizer)
-    n_elements = analysis.step_traffic(n_parameters, stage).total_elements
+    states = zero_formulas.model_states(n_parameters, stage, n_ranks, precision=precision, optimizer=optimizer)
+    n_elements = zero_formulas.sent_elements(n_parameters, stage)
     return StageNeeds(
         stage,
-        analysis.STAGE_NAMES[stage],
+        zero_formulas.STAGE_NAMES[stage],
         states.parameters_bytes,
         states.gradients_bytes,
         states.optimizer_bytes,
         states.total_bytes,
-        n_elements * analysis.PARAMETER_BYTES[precision],
+        n_elements * zero_formulas.PARAMETER_BYTES[precision],
         n_elements / n_parameters,
     )
 
@@ -120,19 +120,20 @@ def render_model(needs: ModelNeeds, console: Console) -> None:
         amounts = (one.parameters_bytes, one.gradients_bytes, one.optimizer_bytes, one.total_bytes)
         table.add_row(
             f"{one.stage} {one.name}",
-            *(f"{amount / analysis.GB:,.2f} GB" for amount in amounts),
-            f"{one.sent_bytes_per_step / analysis.GB:,.2f} GB ({one.sent_elements_per_parameter:.0f} per parameter)",
+            *(f"{amount / zero_formulas.GB:,.2f} GB" for amount in amounts),
+            f"{one.sent_bytes_per_step / zero_formulas.GB:,.2f} GB "
+            f"({one.sent_elements_per_parameter:.0f} per parameter)",
         )
     console.print(table)
 
 
 def paper_tables() -> dict[str, list[dict[str, Any]]]:
     """Tables 1 and 2 of the paper for scripts: GB per rank as printed, and billions of parameters."""
-    names = analysis.STAGE_NAMES
+    names = zero_formulas.STAGE_NAMES
     return {
         "gb_per_rank": [
             {"n_ranks": n_ranks, "model": model, "stage": stage, "name": names[stage], "gb": float(cell)}
-            for n_ranks, cells in analysis.table_1()
+            for n_ranks, cells in zero_formulas.table_1()
             for (model, stage), cell in cells.items()
         ],
         "largest_model_in_32_gb": [
@@ -143,7 +144,7 @@ def paper_tables() -> dict[str, list[dict[str, Any]]]:
                 "name": names[stage],
                 "n_billions": billions,
             }
-            for n_split, n_gpus, sizes in analysis.table_2()
+            for n_split, n_gpus, sizes in zero_formulas.table_2()
             for stage, billions in zip(names, sizes, strict=True)
         ],
     }
@@ -151,16 +152,16 @@ def paper_tables() -> dict[str, list[dict[str, Any]]]:
 
 def render_paper_tables(console: Console) -> None:
     """Tables 1 and 2 (theoretical columns) of the ZeRO paper."""
-    stages = (1, 2, 3)
-    columns = [f"{name} {analysis.STAGE_NAMES[stage]}" for name, _ in analysis.TABLE_1_MODELS for stage in stages]
+    cases = [(name, stage) for name, _ in zero_formulas.TABLE_1_MODELS for stage in (1, 2, 3)]
+    columns = [f"{name} {zero_formulas.STAGE_NAMES[stage]}" for name, stage in cases]
     first = Table("ranks", *columns, title="ZeRO paper, table 1: GB per rank")
-    for n_ranks, cells in analysis.table_1():
-        first.add_row(str(n_ranks), *(cells[name, stage] for name, _ in analysis.TABLE_1_MODELS for stage in stages))
+    for n_ranks, cells in zero_formulas.table_1():
+        first.add_row(str(n_ranks), *(cells[case] for case in cases))
     console.print(first)
     second = Table(
-        "model parallel", "GPUs", *analysis.STAGE_NAMES.values(),
+        "model parallel", "GPUs", *zero_formulas.STAGE_NAMES.values(),
         title="ZeRO paper, table 2: largest model, billions of parameters, 32 GB per GPU",
     )  # fmt: skip
-    for n_model_parallel, n_gpus, sizes in analysis.table_2():
+    for n_model_parallel, n_gpus, sizes in zero_formulas.table_2():
         second.add_row(str(n_model_parallel), str(n_gpus), *(f"{billions:g}" for billions in sizes))
     console.print(second)

@@ -38,7 +38,7 @@ class Autotuner:
         flats = [flat for unit in units for flat in unit.flats]
         self._device = flats[0].device
         lengths = [sum(flat.whole_bytes for flat in unit.flats) for unit in units]
-        begin_bytes = max(len(flat.bundles[0]) * flat.chunk_bytes for flat in flats)
+        begin_bytes = max(len(flat.coalesced_groups[0]) * flat.chunk_bytes for flat in flats)
         buckets = ladder(max(flat.chunk_bytes for flat in flats), max(flat.whole_bytes for flat in flats), begin_bytes)
         deepest = max(settings.prefetch, min(DEEPEST, len(units) - 1))
         depths = range(deepest + 1) if partitioned else (settings.prefetch,)
@@ -75,7 +75,7 @@ class Autotuner:
     def _adopt(self, settings: StepSettings) -> None:
         for unit in self._units:
             for flat in unit.flats:
-                flat.bundle(settings.bucket_bytes)
+                flat.coalesce(settings.bucket_bytes)
             unit.schedule.rebuild()
         if self._partitioned is not None:
             self._partitioned.prefetch = settings.prefetch

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.collectives import Collectives, Work
 from zerotune.zero_runtime.layout.flat_layout import Layout, plan_layout
-from zerotune.zero_runtime.layout.parked import park, unpark
+from zerotune.zero_runtime.layout.sharded_placeholder import make_placeholder, make_plain
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Flat:
             dist.get_world_size(group),
             max_chunk_bytes // compute_dtype.itemsize,
         )
-        self.bundle(max_chunk_bytes)
+        self.coalesce(max_chunk_bytes)
         self._first: frozenset[int] = frozenset()
         layout = self.layout
         self.whole = torch.empty(layout.numel, dtype=compute_dtype, device=self.device)
@@ -81,7 +81,7 @@ class Flat:
         value = float("nan") if compute_dtype.is_floating_point or compute_dtype.is_complex else 0
         nothing = torch.full((), value, dtype=compute_dtype, device=self.device)
         self._placeholders = [nothing.expand(s.shape) for s in layout.slots]
-        self._shown: Sequence[Tensor] = ()
+        self.shown: Sequence[Tensor] = ()  # what each parameter's data is now
         self._is_kept = False
         self._works: dict[int, tuple[Work, range]] = {}  # by chunk, with all that it gathers
         self.has_master = compute_dtype != self.master_dtype
@@ -106,20 +106,15 @@ class Flat:
         """Of the whole parameters, padding included."""
         return self.layout.numel * self.compute_dtype.itemsize
 
-    def bundle(self, bucket_bytes: int) -> None:
+    def coalesce(self, bucket_bytes: int) -> None:
         """Sends neighbouring chunks together, as many as make up at most `bucket_bytes`, and one at least."""
         indices = range(len(self.layout.chunks))
         n_together = max(1, bucket_bytes // max(1, self.chunk_bytes))
-        self.bundles = [indices[start : start + n_together] for start in range(0, len(indices), n_together)]
+        self.coalesced_groups = [indices[start : start + n_together] for start in range(0, len(indices), n_together)]
 
     def gather_first(self, chunks: Sequence[int]) -> None:
         """From now on these chunks are gathered ahead of the others: everything waits for them."""
         self._first = frozenset(chunks)
-
-    @property
-    def name(self) -> str:
-        """First parameter's name, for messages."""
-        return self.managed[0].name
 
     @torch.no_grad()
     def adopt(self, broadcast_group: dist.ProcessGroup | None) -> None:
@@ -144,24 +139,14 @@ class Flat:
         if self.partitioned:
             self.whole.untyped_storage().resize_(0)
         self._point(self._placeholders if self.partitioned else self._views)
-        self.accept_writes()
-
-    def accept_writes(self) -> None:
-        """Takes the parameters' present values as ours: a later write in place counts as a change from outside."""
-        self._versions = [version for _, version in self._look()]
-
-    def _look(self) -> list[tuple[int, int]]:
-        """(address, version) of each parameter."""
-        with torch._C.DisableTorchFunctionSubclass():  # a parked parameter answers sooner so
-            return [(parameter.data_ptr(), parameter._version) for parameter in self.parameters]
 
     def _point(self, values: Sequence[Tensor]) -> None:
-        self._shown = values
+        self.shown = values
         for managed, value in zip(self.managed, values, strict=True):
-            unpark(managed.parameter)
+            make_plain(managed.parameter)
             managed.parameter.data = value
             if values is self._placeholders:
-                park(managed.parameter, managed.name)
+                make_placeholder(managed.parameter, managed.name)
 
     def start_gather(self, phase: str) -> None:
         """Begins to fill the whole buffer from every rank's slices."""
@@ -171,20 +156,21 @@ class Flat:
         if self.partitioned:
             self._round_master()
         chunks = self.layout.chunks
-        for bundle in sorted(self.bundles, key=self._first.isdisjoint):  # those with one of the first come first
+        # Those with one of the first chunks come first.
+        for coalesced in sorted(self.coalesced_groups, key=self._first.isdisjoint):
             phases.announce(phase)
-            pairs = [(self.whole[chunks[i].start : chunks[i].end], self.slices[i]) for i in bundle]
+            pairs = [(self.whole[chunks[i].start : chunks[i].end], self.slices[i]) for i in coalesced]
             work = self._collectives.together(self._collectives.all_gather, pairs, self.group)
-            self._works.update(dict.fromkeys(bundle, (work, bundle)))
+            self._works.update(dict.fromkeys(coalesced, (work, coalesced)))
 
     def finish_gather(self, chunks: Sequence[int] | None = None) -> None:
         """Waits until the given chunks are whole; in stage 3 the parameters then show their values."""
         if self._works:
             for index in tuple(self._works) if chunks is None else chunks:
                 if index in self._works:
-                    work, bundle = self._works[index]
+                    work, coalesced = self._works[index]
                     work.wait()
-                    for gathered in bundle:  # gloo's work must be waited for once only
+                    for gathered in coalesced:  # gloo's work must be waited for once only
                         self._works.pop(gathered, None)
         if self.partitioned:
             self._point(self._views)
@@ -219,25 +205,3 @@ class Flat:
     def _round_master(self) -> None:
         if self.has_master and self.slices:
             torch._foreach_copy_(self.slices, self.masters)
-
-    def mend(self) -> tuple[str, str] | None:
-        """(parameter, how it was changed without us), after putting our own tensors back; None if unchanged."""
-        for managed, value, before, (address, version) in zip(
-            self.managed, self._shown, self._versions, self._look(), strict=True
-        ):
-            parameter = managed.parameter
-            found = ""
-            for module, attribute in managed.holders:
-                if module._parameters.get(attribute) is not parameter:
-                    found = "was replaced by another tensor"
-            if address != value.data_ptr():
-                found = found or "was given new storage"
-            if version != before:
-                found = found or "was written in place"
-            if found:
-                for module, attribute in managed.holders:
-                    module._parameters[attribute] = parameter
-                self._point(self._shown)
-                self.accept_writes()
-                return managed.name, found
-        return None

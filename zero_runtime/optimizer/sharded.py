@@ -1,6 +1,6 @@
 """torch's own optimizers on flat shards: a genuine `torch.optim` object whose parameters are this rank's slices.
 
-Hooks of the optimizer do the rest: before a step the reductions land and become `.grad`, after it the
+Hooks of the optimizer do the rest: before a step the reductions complete and become `.grad`, after it the
 gradients are gone and the updated slices are published. So schedulers, param groups, `fused=True` and the
 optimizer's own state dict work as they do in one process.
 """
@@ -20,7 +20,7 @@ from zerotune.zero_runtime.collectives import Collectives
 from zerotune.zero_runtime.errors import SettingsError
 from zerotune.zero_runtime.layout.flat_buffer import Flat
 from zerotune.zero_runtime.layout.flat_layout import Piece
-from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights
+from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReductions
 
 # Their update of one element depends on others of the same tensor, which a shard does not have.
 NOT_ELEMENTWISE = {"LBFGS", "Adafactor", "Muon", "SparseAdam"}
@@ -100,19 +100,19 @@ class ShardedGradients:
     def __init__(
         self,
         gradients: Sequence[FlatGradients],
-        flights: Flights,
+        pending: PendingReductions,
         collectives: Collectives,
         find_unused: bool,
     ) -> None:
         self._gradients = tuple(gradients)
-        self._flights = flights
+        self._pending = pending
         self._collectives = collectives
         self._find_unused = find_unused
         self.slices: list[ShardSlice] = []
 
     def finish(self) -> list[Tensor]:
         """Waits for all reductions and returns the gradients, in the master copy's dtype."""
-        self._flights.land_all()
+        self._pending.complete_all()
         changed = [gradients for gradients in self._gradients if gradients.changed]
         if changed:
             unused = self._unused() if self._find_unused else set()
@@ -153,7 +153,7 @@ class ShardedGradients:
 
     def clear(self) -> None:
         """Drops every gradient."""
-        self._flights.land_all()
+        self._pending.complete_all()
         for shard_slice in self.slices:
             shard_slice.parameter.grad = None
         for gradients in self._gradients:

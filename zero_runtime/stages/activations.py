@@ -16,7 +16,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from zerotune.zero_runtime import collectives, phases
-from zerotune.zero_runtime.layout.contiguous_buffers import Arena
 
 
 class PartitionedActivations:
@@ -25,13 +24,11 @@ class PartitionedActivations:
     Args:
         group: the model-parallel ranks, whose inputs of a block are equal.
         offload: keep the share in CPU memory (P_a+cpu).
-        arena: keep the shares in this contiguous buffer (M_D); the caller resets it after backward.
     """
 
-    def __init__(self, group: dist.ProcessGroup, offload: bool = False, arena: Arena | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup, offload: bool = False) -> None:
         self._group = group
         self._offload = offload
-        self._arena = arena
         self._collectives = collectives.for_group(group)
         self._rank = dist.get_rank(group)
         self._n_ranks = dist.get_world_size(group)
@@ -55,8 +52,6 @@ class PartitionedActivations:
         self.kept_bytes += share * value.element_size()
         if self._offload:
             part = part.to("cpu", non_blocking=True)
-        if self._arena is not None:
-            part = self._arena.keep(part)
         return part, value.shape, value.device
 
     def _restore(self, packed: tuple[Tensor, torch.Size, torch.device] | Tensor) -> Tensor:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from zerotune.zero_runtime.errors import LifecycleError
-from zerotune.zero_runtime.rank_errors import RankErrors
-from zerotune.zero_runtime.stages.gradients import FlatGradients, Flights
+from zerotune.zero_runtime.stages.gradients import FlatGradients, PendingReductions
 from zerotune.zero_runtime.stages.unit import Unit
 
 
@@ -30,8 +29,8 @@ class Parameters(Protocol):
     def finish_units(self) -> None:
         """The pass is over: what this rank did not use is still to be gathered and freed."""
 
-    def end_backward(self, learn: bool) -> None:
-        """Gradients are sent; with `learn`, a rank has used layers in a new order."""
+    def end_backward(self) -> None:
+        """Gradients are sent; nothing needs whole parameters any more."""
 
 
 class BackwardPass:
@@ -39,19 +38,16 @@ class BackwardPass:
 
     Args:
         units: in the model's order.
-        flights: shared by all units, so that the number of buckets under way is bounded for the model.
+        pending: shared by all units, so that the number of buckets under way is bounded for the model.
     """
 
-    def __init__(
-        self, units: Sequence[Unit], flights: Flights, parameters: Parameters, rank_errors: RankErrors
-    ) -> None:
+    def __init__(self, units: Sequence[Unit], pending: PendingReductions, parameters: Parameters) -> None:
         self.sync = True
         self.active = False
         self.n_steps = 0
         self._units = units
-        self._flights = flights
+        self._pending = pending
         self._parameters = parameters
-        self._rank_errors = rank_errors
         self._missing = {id(unit): 0 for unit in units}
         for unit in units:
             for gradients in unit.gradients:
@@ -74,10 +70,8 @@ class BackwardPass:
         if self.active:
             return
         self.active = True
-        self._flights.land_all()  # last pass's buckets may be written again
+        self._pending.complete_all()  # last pass's buckets may be written again
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
-        if self.sync:
-            self._rank_errors.open()
         self._parameters.begin_backward()
 
     def is_under_way(self) -> bool:
@@ -117,18 +111,12 @@ class BackwardPass:
         return receive
 
     def _end(self) -> None:
-        learn = False
         try:
             self._parameters.finish_units()
             if self.sync:
                 for unit in reversed(self._units):
                     unit.schedule.flush()
-                learn = self._rank_errors.close()
         finally:
             self.active = False
             self._reset()
-            self._parameters.end_backward(learn)
-            if self.sync:
-                for unit in self._units:
-                    if unit.gradients:
-                        unit.send_gradients()
+            self._parameters.end_backward()

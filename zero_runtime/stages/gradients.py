@@ -35,7 +35,7 @@ class Sum:
 
 
 @dataclass
-class InFlight:
+class PendingReduction:
     """A reduction under way, of chunks that were sent together."""
 
     work: Work
@@ -44,33 +44,33 @@ class InFlight:
     replicated: bool = False
 
 
-class Flights:
+class PendingReductions:
     """Reductions under way, at most `limit` at a time, finished in the order they were issued."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self.queue: deque[InFlight] = deque()
+        self.queue: deque[PendingReduction] = deque()
 
     def make_room(self) -> None:
         """Finishes the oldest until one more may be under way."""
         while len(self.queue) >= self._limit:
-            self.land_one()
+            self.complete_oldest()
 
-    def push(self, flight: InFlight) -> None:
+    def push(self, reduction: PendingReduction) -> None:
         """Adds one, first finishing the oldest when too many are under way."""
         self.make_room()
-        self.queue.append(flight)
+        self.queue.append(reduction)
 
-    def land_one(self) -> None:
+    def complete_oldest(self) -> None:
         """Waits for the oldest and adds it to its shard."""
-        flight = self.queue.popleft()
-        flight.work.wait()
-        flight.flat.land(flight)
+        reduction = self.queue.popleft()
+        reduction.work.wait()
+        reduction.flat.complete(reduction)
 
-    def land_all(self) -> None:
+    def complete_all(self) -> None:
         """Waits for all."""
         while self.queue:
-            self.land_one()
+            self.complete_oldest()
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,13 @@ class ReduceSettings:
 class FlatGradients:
     """The gradients of one trainable flat buffer."""
 
-    def __init__(self, flat: Flat, collectives: Collectives, flights: Flights, settings: ReduceSettings) -> None:
+    def __init__(
+        self, flat: Flat, collectives: Collectives, pending: PendingReductions, settings: ReduceSettings
+    ) -> None:
         self.flat = flat
         self.layout = flat.layout
         self._collectives = collectives
-        self._flights = flights
+        self._pending = pending
         self._settings = settings
         self._scale = 1.0 / (self.layout.n_ranks * settings.n_replicas)
         slots, chunks = self.layout.slots, self.layout.chunks
@@ -170,18 +172,18 @@ class FlatGradients:
             if final:
                 self._missing[chunk] -= 1
 
-    def is_complete(self, bundle: Sequence[int]) -> bool:
+    def is_complete(self, coalesced: Sequence[int]) -> bool:
         """Whether every parameter with elements in the chunks has delivered."""
-        return all(self._missing[chunk] <= 0 for chunk in bundle)
+        return all(self._missing[chunk] <= 0 for chunk in coalesced)
 
-    def is_pending(self, bundle: Sequence[int]) -> bool:
+    def is_pending(self, coalesced: Sequence[int]) -> bool:
         """Whether the chunks have gradients that were not sent yet."""
-        return any(self._arrived[chunk] for chunk in bundle)
+        return any(self._arrived[chunk] for chunk in coalesced)
 
-    def launch(self, bundle: Sequence[int]) -> None:
+    def launch(self, coalesced: Sequence[int]) -> None:
         """Sends one bucket; parameters that delivered nothing count as zero."""
-        self._flights.make_room()  # before more memory is taken
-        sums = tuple(map(self._prepared, bundle))
+        self._pending.make_room()  # before more memory is taken
+        sums = tuple(map(self._prepared, coalesced))
         self.changed = True
         phases.announce(phases.GRADIENT_SCATTER)
         collectives, group = self._collectives, self.flat.group
@@ -190,8 +192,8 @@ class FlatGradients:
         else:
             pairs = [(one.reduced, one.source) for one in sums]
             work = collectives.together(collectives.reduce_scatter, pairs, group)
-        self._flights.push(InFlight(work, self, sums))
-        for chunk in bundle:
+        self._pending.push(PendingReduction(work, self, sums))
+        for chunk in coalesced:
             self.buckets[chunk] = None
             self._arrived[chunk].clear()
             self._missing[chunk] = len(self.slots_of[chunk])
@@ -220,23 +222,23 @@ class FlatGradients:
                 bucket[low - plan.start : high - plan.start].zero_()
 
     @torch.no_grad()
-    def land(self, flight: InFlight) -> None:
+    def complete(self, reduction: PendingReduction) -> None:
         """Adds finished sums to the shard; across replicas, first starts their all-reduce."""
         settings, collectives = self._settings, self._collectives
-        if settings.all_reduce and not flight.replicated:
-            for one in flight.sums:
+        if settings.all_reduce and not reduction.replicated:
+            for one in reduction.sums:
                 own = self.flat.rank * one.reduced.numel()
                 summed = one.source[own : own + one.reduced.numel()]
                 if summed.data_ptr() != one.reduced.data_ptr():
                     one.reduced.copy_(summed)
-        if settings.replicate_group is not None and not flight.replicated:
+        if settings.replicate_group is not None and not reduction.replicated:
             phases.announce(phases.GRADIENT_SCATTER)
-            summed_here = [(one.reduced,) for one in flight.sums]
+            summed_here = [(one.reduced,) for one in reduction.sums]
             work = collectives.together(collectives.all_reduce, summed_here, settings.replicate_group)
-            self._flights.push(InFlight(work, self, flight.sums, replicated=True))
+            self._pending.push(PendingReduction(work, self, reduction.sums, replicated=True))
             return
         scale = 1.0 if settings.prescale else self._scale
-        for one in flight.sums:
+        for one in reduction.sums:
             if not one.first:
                 self._sum(one.chunk).add_(one.reduced, alpha=scale)
             elif scale != 1.0:
@@ -261,7 +263,7 @@ class FlatGradients:
 
     def _move_sums_apart(self) -> None:
         """New gradients are about to be written where the sums of an earlier pass lie."""
-        self._flights.land_all()
+        self._pending.complete_all()
         self._is_apart = True
         for chunk, values in enumerate(self._sums):
             if values is not None:
@@ -350,16 +352,16 @@ class Schedule:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Takes the bundles as they are now for buckets; one with a chunk that was late is late."""
+        """Takes the coalesced groups of chunks as they are now for buckets; one with a chunk that was late is late."""
         order = []
         for g in self._gradients:
-            for bundle in g.flat.bundles:
-                filled = tuple(chunk for chunk in bundle if g.slots_of[chunk])
+            for coalesced in g.flat.coalesced_groups:
+                filled = tuple(chunk for chunk in coalesced if g.slots_of[chunk])
                 if filled:
                     order.append((self._positions[id(g.flat.parameters[g.slots_of[filled[-1]][-1]])], g, filled))
-        self._order = [(g, bundle) for _, g, bundle in sorted(order, key=lambda item: -item[0])]
+        self._order = [(g, coalesced) for _, g, coalesced in sorted(order, key=lambda item: -item[0])]
         self._next = 0
-        self._late = [any((g, chunk) in self._late_chunks for chunk in bundle) for g, bundle in self._order]
+        self._late = [any((g, chunk) in self._late_chunks for chunk in coalesced) for g, coalesced in self._order]
         self._came_late = list(self._late)
 
     @property
@@ -371,35 +373,35 @@ class Schedule:
     def late(self, flags: Sequence[bool]) -> None:
         self._late = list(flags)
         self._late_chunks = {
-            (g, chunk) for (g, bundle), flag in zip(self._order, flags, strict=True) if flag for chunk in bundle
+            (g, chunk) for (g, coalesced), flag in zip(self._order, flags, strict=True) if flag for chunk in coalesced
         }
 
     def advance(self) -> None:
         """Sends what is complete and next."""
         while self._next < len(self._order):
-            gradients, bundle = self._order[self._next]
+            gradients, coalesced = self._order[self._next]
             if not self._late[self._next]:
-                if not gradients.is_complete(bundle):
+                if not gradients.is_complete(coalesced):
                     return
-                gradients.launch(bundle)
+                gradients.launch(coalesced)
             self._next += 1
 
     def flush_timely(self) -> None:
         """The next unit is reached: sends what is not late, complete or not."""
-        for index, (gradients, bundle) in enumerate(self._order):
+        for index, (gradients, coalesced) in enumerate(self._order):
             if self._late[index]:
-                self._came_late[index] = not gradients.is_complete(bundle)
+                self._came_late[index] = not gradients.is_complete(coalesced)
             elif index >= self._next:
-                gradients.launch(bundle)
+                gradients.launch(coalesced)
         self._next = len(self._order)
 
     def flush(self) -> None:
         """The end of backward: sends the rest, late buckets, and what came for a bucket sent before."""
-        for index, (gradients, bundle) in enumerate(self._order):
+        for index, (gradients, coalesced) in enumerate(self._order):
             if self._late[index] or index >= self._next:
-                gradients.launch(bundle)
+                gradients.launch(coalesced)
             else:
-                self._came_late[index] = gradients.is_pending(bundle)
+                self._came_late[index] = gradients.is_pending(coalesced)
                 if self._came_late[index]:
-                    gradients.launch(bundle)
+                    gradients.launch(coalesced)
         self._next = 0

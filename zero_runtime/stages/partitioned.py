@@ -23,11 +23,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from zerotune.zero_runtime import phases
-from zerotune.zero_runtime.errors import LifecycleError
-from zerotune.zero_runtime.rank_errors import RankErrors
 from zerotune.zero_runtime.stages.backward import BackwardPass
-from zerotune.zero_runtime.stages.lifecycle import State
 from zerotune.zero_runtime.stages.order import Order
+from zerotune.zero_runtime.stages.order_changes import OrderChanges
 from zerotune.zero_runtime.stages.unit import Unit
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
@@ -76,7 +74,6 @@ class PartitionedParameters:
         prefetch: int,
         reshard_after_forward: bool,
         world: dist.ProcessGroup,
-        rank_errors: RankErrors,
     ) -> None:
         self._root = root
         self._units = tuple(units)
@@ -84,7 +81,7 @@ class PartitionedParameters:
         """May change between steps, on all ranks alike."""
         self._reshard = reshard_after_forward
         self._world = world
-        self._rank_errors = rank_errors
+        self._changes = OrderChanges(world, units[0].flats[0].device)
         self._order = Order(units, units[0].module is root)
         self._backward_order: list[Unit] = []
         self._position = 0  # in the order of the present pass
@@ -108,31 +105,12 @@ class PartitionedParameters:
 
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         module.register_forward_hook(after)
-        inside = {m for flat in unit.flats for managed in flat.managed for m, _ in managed.holders}
-        for holder in inside - {module}:
-            holder.register_forward_pre_hook(self._guard(unit), prepend=True)
-
-    @staticmethod
-    def _guard(unit: Unit) -> Callable[[nn.Module, Any], None]:
-        def check(module: nn.Module, _: Any) -> None:
-            if not unit.is_whole:
-                raise LifecycleError(
-                    f"the forward of a {type(module).__name__} ran while its parameters, part of {unit.life.name}, "
-                    f"are {unit.life.state.value}; call the sharded model itself, or a layer named as a unit"
-                )
-
-        return check
 
     # forward
 
     def _begin_forward(self, *_: Any) -> None:
         if self.backward.is_under_way():
             return
-        for unit in self._units:
-            if not unit.is_whole and unit.life.state is not State.GATHERING:
-                for flat in unit.flats:
-                    if found := flat.mend():
-                        self._rank_errors.report(*found)
         self._order.begin_forward()
         self._position = 0
 
@@ -151,11 +129,10 @@ class PartitionedParameters:
             self._position = position + 1
         elif not unit.is_whole:
             unit.ensure_whole(phases.FORWARD_GATHER)
-            self._rank_errors.order_changed = True
+            self._changes.seen_here = True
         self._use(unit, args, kwargs)
 
     def _use(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        unit.use()
         if unit.has_frozen and torch.is_grad_enabled():
             self._await_inputs(unit, [*differentiable(args), *differentiable(kwargs)])
 
@@ -213,6 +190,8 @@ class PartitionedParameters:
 
     def begin_backward(self) -> None:
         """A pass begins: no unit has been reached."""
+        if self.backward.sync:
+            self._changes.open()
         self._backward_order = self._order.backward
         self._position = 0
 
@@ -232,9 +211,8 @@ class PartitionedParameters:
                     break
         elif not unit.is_whole:
             unit.ensure_whole(phases.BACKWARD_GATHER)
-            self._rank_errors.order_changed |= unit not in self._backward_order
+            self._changes.seen_here |= unit not in self._backward_order
         self._order.see_backward(unit)
-        unit.use()
 
     def _reach_next(self) -> None:
         """What every rank does when the next unit's backward begins, or would begin if it is skipped."""
@@ -248,10 +226,7 @@ class PartitionedParameters:
     def on_unit_done(self, unit: Unit) -> None:
         """Frees a unit as soon as nothing in this backward pass needs it."""
         if self.backward.is_done(unit) and self._inputs_due.get(id(unit), 0) <= 0 and unit.is_whole:
-            if unit.gradients:
-                unit.have_gradients()
-            else:
-                unit.free()
+            unit.free()
 
     def finish_units(self) -> None:
         """Gathers the units that were not reached, as other ranks do."""
@@ -263,13 +238,13 @@ class PartitionedParameters:
         if self._position and self.backward.sync:
             self._backward_order[self._position - 1].schedule.flush_timely()
 
-    def end_backward(self, learn: bool) -> None:
+    def end_backward(self) -> None:
         """Frees what is left: the root, and layers with frozen or unused parameters."""
         self._inputs_due.clear()
         self.free_all()
-        if self.backward.sync and (learn or not self._order.is_learned):
+        if self.backward.sync and (self._changes.close() or not self._order.is_learned):
             self._order.agree(self._world)
-            self._rank_errors.order_changed = False
+            self._changes.seen_here = False
 
     def free_all(self) -> None:
         """Leaves only shards."""

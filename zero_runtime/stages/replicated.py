@@ -15,11 +15,9 @@ from torch import nn
 
 from zerotune.zero_runtime import phases
 from zerotune.zero_runtime.layout.flat_buffer import Flat
-from zerotune.zero_runtime.rank_errors import RankErrors
 from zerotune.zero_runtime.stages.backward import BackwardPass
-from zerotune.zero_runtime.stages.lifecycle import State
 from zerotune.zero_runtime.stages.partitioned import differentiable
-from zerotune.zero_runtime.stages.unit import Unit
+from zerotune.zero_runtime.stages.unit import State, Unit
 
 
 class ReplicatedParameters:
@@ -31,12 +29,9 @@ class ReplicatedParameters:
         overlap: False waits for everything within the step.
     """
 
-    def __init__(
-        self, root: nn.Module, unit: Unit, layers: Sequence[nn.Module], overlap: bool, rank_errors: RankErrors
-    ) -> None:
+    def __init__(self, root: nn.Module, unit: Unit, layers: Sequence[nn.Module], overlap: bool) -> None:
         self._unit = unit
         self._overlap = overlap
-        self._rank_errors = rank_errors
         self.backward: BackwardPass
         slot_of = {id(p): (flat, i) for flat in unit.flats for i, p in enumerate(flat.parameters)}
         inside = {id(p) for layer in layers for p in layer.parameters()}
@@ -62,10 +57,10 @@ class ReplicatedParameters:
         return [(flat, sorted(indices)) for flat, indices in chunks.values()]
 
     def _hold(self, module: nn.Module, needs: list[tuple[Flat, list[int]]]) -> None:
-        life = self._unit.life
+        unit = self._unit
 
         def before(*_: Any) -> None:
-            if life.state is State.GATHERING:
+            if unit.state is State.GATHERING:
                 for flat, chunks in needs:
                     flat.finish_gather(chunks)
 
@@ -74,9 +69,6 @@ class ReplicatedParameters:
     def _begin_forward(self, *_: Any) -> None:
         if self.backward.is_under_way():
             return
-        for flat in self._unit.flats:
-            if found := flat.mend():
-                self._rank_errors.report(*found)
         for flat, chunks in self._root_needs:
             flat.finish_gather(chunks)
 
@@ -86,7 +78,6 @@ class ReplicatedParameters:
         self.finish()
         if not torch.is_grad_enabled():
             return
-        self._unit.use()
         n_steps = self.backward.n_steps
 
         def before_backward(_: Any) -> None:
@@ -102,23 +93,17 @@ class ReplicatedParameters:
 
     def on_unit_done(self, unit: Unit) -> None:
         """All gradients are in buckets; parameters stay as they are."""
-        unit.have_gradients()
 
     def finish_units(self) -> None:
         """Nothing to gather: parameters are whole."""
 
-    def end_backward(self, learn: bool) -> None:
+    def end_backward(self) -> None:
         """Nothing to free, and no order to learn."""
 
     def after_step(self) -> None:
         """Begins to share the updated slices."""
-        unit = self._unit
         self.finish()
-        unit.free()
-        unit.life.to(State.UPDATED)
-        unit.life.to(State.GATHERING)
-        for flat in unit.flats:
-            flat.start_gather(phases.POST_STEP_GATHER)
+        self._unit.gather_anew(phases.POST_STEP_GATHER)
         if not self._overlap:
             self.finish()
 

@@ -65,16 +65,6 @@ def test_stage_1_with_all_reduce(world: World) -> None:
     compare(world, "gpt", 2, stage=1, all_reduce_gradients=True)
 
 
-@pytest.mark.parametrize(
-    ("stage", "n_ranks", "precision"), [(1, 2, None), (2, 4, "bf16"), (3, 3, None), (3, 2, "bf16")]
-)
-def test_gathering_by_the_owners_broadcasts_changes_no_bit(
-    world: World, stage: int, n_ranks: int, precision: str | None
-) -> None:
-    settings = {"stage": stage, "precision": precision, "bucket_bytes": 4096}
-    compare(world, "gpt", n_ranks, gather_by_broadcasts=True, **settings)
-
-
 @pytest.mark.parametrize(("prefetch", "reshard"), [(0, True), (2, False), (9, True)])
 def test_prefetch_and_reshard_change_no_bit(world: World, prefetch: int, reshard: bool) -> None:
     compare(world, "gpt", 2, stage=3, prefetch=prefetch, reshard_after_forward=reshard)

@@ -7,7 +7,7 @@ import msgspec
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import Constants
 from zerotune.tuner.advice.models.model_shape import ModelShape
-from zerotune.zero_runtime.analysis import PARAMETER_BYTES, model_states
+from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES, model_states
 
 
 class MemoryParts(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from zerotune.tuner.advice.prediction.compute import BlockTime, block_forward, l
 from zerotune.tuner.advice.prediction.timeline import BlockSteps, Span, Timeline, micro_batch, reduce
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.ranges import Range
-from zerotune.zero_runtime.analysis import PARAMETER_BYTES
+from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES
 
 _PLAYED: Final = 3
 

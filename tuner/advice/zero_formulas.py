@@ -1,7 +1,7 @@
 """How much memory and communication each stage of ZeRO needs: the paper's formulas, as functions.
 
 Ψ = parameters, N_d = ranks that share the model, K = bytes of optimizer state per parameter. Sources: Rajbhandari
-et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 3, 5, 7 and 8.
+et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", sections 3, 5 and 7.
 Figures in GB mean 10⁹ bytes, as there.
 """
 
@@ -157,144 +157,19 @@ def table_2(memory_gb: float = 32.0, n_ranks: int = 64) -> list[tuple[int, int, 
     return [(mp, mp * n_ranks, tuple(round(size * mp, 1) for size in single)) for mp in TABLE_2_MODEL_PARALLEL]
 
 
-@dataclass(frozen=True)
-class CommunicationVolume:
-    """What one rank's model sends and receives per step, in elements of the flat buffers (paper, section 7)."""
-
-    gather_elements: float
-    scatter_elements: float
-    n_gathers: int
-
-    @property
-    def total_elements(self) -> float:
-        """2Ψ for stages 0 to 2, 3Ψ for stage 3."""
-        return self.gather_elements + self.scatter_elements
-
-
-def step_traffic(n_parameters: float, stage: int, n_layers: int = 1) -> CommunicationVolume:
-    """Collective payload per step (paper, section 7): an all-reduce counts as its reduce-scatter and its all-gather.
-
-    Stage 3 gathers every layer forward and every layer but the last again backward: 2·layers − 1 gathers.
-    The 3Ψ of the paper counts the last layer twice as well.
+def sent_elements(n_parameters: float, stage: int) -> float:
+    """What one rank sends per step, in elements (paper, section 7): 2Ψ, and 3Ψ in stage 3, which gathers twice.
 
     Args:
         n_parameters: Ψ, of one rank's model.
         stage: 0 to 3.
-        n_layers: layers that stage 3 gathers one by one.
 
     Returns:
-        Elements, whatever their precision, and the number of gathers.
+        Elements, whatever their precision; an all-reduce counts as its reduce-scatter and its all-gather.
 
     Raises:
         ValueError: a stage other than 0 to 3.
     """
     if stage not in STAGE_NAMES:
         raise ValueError(f"stage is {stage!r}; it must be 0, 1, 2 or 3")
-    if stage == 3:
-        return CommunicationVolume(2 * n_parameters, n_parameters, 2 * n_layers - 1)
-    return CommunicationVolume(n_parameters, n_parameters, 1)
-
-
-@dataclass(frozen=True)
-class TransformerShape:
-    """What activations depend on; batch is per data-parallel rank."""
-
-    n_layers: int
-    width: int
-    n_context: int
-    batch: int
-
-    @property
-    def block_elements(self) -> int:
-        """Elements of one block's input."""
-        return self.batch * self.n_context * self.width
-
-
-def activation_bytes(shape: TransformerShape, bytes_per_element: int = 2) -> int:
-    """Without checkpointing: about 12 inputs per block (paper, footnote 3)."""
-    return 12 * shape.n_layers * shape.block_elements * bytes_per_element
-
-
-def checkpoint_bytes(shape: TransformerShape, n_model_parallel: int = 1, bytes_per_element: int = 2) -> float:
-    """Activation checkpoints of one rank, one per block (paper, section 6.1).
-
-    Args:
-        shape: of the model and its batch.
-        n_model_parallel: ranks among which P_a divides each checkpoint; 1: without P_a.
-        bytes_per_element: of activations.
-
-    Returns:
-        Bytes on one rank.
-    """
-    return shape.n_layers * shape.block_elements * bytes_per_element / n_model_parallel
-
-
-@dataclass(frozen=True)
-class Links:
-    """Bandwidths seen by one rank: among model-parallel ranks, among data-parallel ranks, to CPU memory."""
-
-    model_parallel_gbs: float
-    data_parallel_gbs: float
-    cpu_gbs: float
-
-
-@dataclass(frozen=True)
-class ActivationAdvice:
-    """Which activation partitioning pays, and seconds per sample of communication that say so."""
-
-    choice: str  # "none", "P_a" or "P_a+cpu"
-    seconds_per_sample: dict[str, float]
-    batch: dict[str, int]
-
-
-def advise_activation_partitioning(
-    shape: TransformerShape,
-    n_parameters: float,
-    stage: int,
-    n_model_parallel: int,
-    links: Links,
-    free_bytes: float,
-    bytes_per_element: int = 2,
-) -> ActivationAdvice:
-    """The paper's "turned on only when it is beneficial" (section 8), for blocks of Megatron's kind.
-
-    P_a adds one all-gather per block, a twelfth of what model parallelism sends anyway, and divides
-    checkpoints by the MP degree; so more samples fit into `free_bytes`, and data-parallel traffic, fixed per
-    step, is spread over them. P_a+cpu holds one block's share instead of all, and moves every share out and
-    back. The choice is the one with the least communication time per sample; one that fits no sample is
-    infinitely slow, and a tie goes to the simpler.
-
-    Args:
-        shape: of the model; its batch is not used, since it is what follows.
-        n_parameters: Ψ, of the whole model.
-        stage: 0 to 3.
-        n_model_parallel: ranks that split the model.
-        links: bandwidths that one rank sees.
-        free_bytes: memory of one rank that is left for checkpoints.
-        bytes_per_element: of activations, parameters and gradients.
-
-    Returns:
-        The choice, and for each of the three: seconds per sample, and samples that fit.
-
-    Raises:
-        ValueError: a stage other than 0 to 3.
-    """
-    sample = shape.n_context * shape.width * bytes_per_element  # one block's input
-    shard = sample / n_model_parallel
-    held = {"none": shape.n_layers * sample, "P_a": shape.n_layers * shard, "P_a+cpu": sample}
-    step_bytes = step_traffic(n_parameters / n_model_parallel, stage).total_elements * bytes_per_element
-    blocks = 12 * shape.n_layers * sample
-    extra = shape.n_layers * sample
-    parallel_s = {
-        "none": blocks / links.model_parallel_gbs,
-        "P_a": (blocks + extra) / links.model_parallel_gbs,
-        "P_a+cpu": (blocks + extra) / links.model_parallel_gbs + 2 * shape.n_layers * shard / links.cpu_gbs,
-    }
-    batch = {name: int(free_bytes // need) for name, need in held.items()}
-    seconds = {
-        name: (step_bytes / (links.data_parallel_gbs * batch[name]) + parallel_s[name]) / GB
-        if batch[name]
-        else float("inf")
-        for name in held
-    }
-    return ActivationAdvice(min(seconds, key=seconds.__getitem__), seconds, batch)
+    return (3 if stage == 3 else 2) * n_parameters

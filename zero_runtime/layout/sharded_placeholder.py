@@ -10,8 +10,10 @@ from torch.utils._pytree import tree_leaves
 
 from zerotune.zero_runtime.errors import LifecycleError
 
+NAME = "_zero_runtime_name"
 
-class ParkedParameter(nn.Parameter):
+
+class ShardedPlaceholder(nn.Parameter):
     """The class of a parameter that is not whole: it tells its shape, its gradient and the like, and no value.
 
     To change an object's class takes less than 0.1 us, and a whole parameter is a plain one, also for torch.compile.
@@ -34,29 +36,26 @@ class ParkedParameter(nn.Parameter):
         found = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         if getattr(func, "__self__", None) is Tensor.grad:
             return found
-        parked = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is cls]
+        placeholders = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is cls]
         values = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor | float)]
-        if parked and any(value is not parked[0] for value in values):
-            name = vars(parked[0])[NAME]
+        if placeholders and any(value is not placeholders[0] for value in values):
+            name = vars(placeholders[0])[NAME]
             raise LifecycleError(
                 f"parameter {name} is read outside the forward of its layer, while this rank holds its shard only; "
-                "name layers without that one by zero_runtime.shard(layers=...), or read it inside "
-                "engine.full_parameters()"
+                "call the sharded model itself, name layers without that parameter by zero_runtime.shard(layers=...), "
+                "or read it inside engine.full_parameters()"
             )
         return found
 
 
-NAME = "_zero_runtime_name"
-
-
-def park(parameter: nn.Parameter, name: str) -> None:
+def make_placeholder(parameter: nn.Parameter, name: str) -> None:
     """Its values are gone; a class of the user's own stays as it is."""
     if type(parameter) is nn.Parameter:
         vars(parameter)[NAME] = name
-        parameter.__class__ = ParkedParameter
+        parameter.__class__ = ShardedPlaceholder
 
 
-def unpark(parameter: nn.Parameter) -> None:
+def make_plain(parameter: nn.Parameter) -> None:
     """Its values come back."""
-    if type(parameter) is ParkedParameter:
+    if type(parameter) is ShardedPlaceholder:
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]  # the class it was made with

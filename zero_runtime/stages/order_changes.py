@@ -1,0 +1,70 @@
+"""One number per synchronised backward pass of stage 3: whether a rank has used layers in a new order.
+
+The maximum over ranks starts when the pass begins and is read when it ends, so it costs next to nothing. On a device
+that runs asynchronously, reading the number would make the program wait. There it is copied to the host without
+waiting, and read some passes later, on all ranks alike. So the host waits only if it is that far ahead.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from zerotune.zero_runtime import collectives, phases
+
+N_BEHIND: Final = 4
+"""Passes after which a number is read: as many steps as hosts run ahead of a device that is not waited for."""
+
+
+class OrderChanges:
+    """Tells all ranks of `group` that one of them has used layers in a new order.
+
+    Args:
+        group: ranks that share the data.
+        device: of the model.
+        runs_behind: the device works on after a call has returned; None: all but the CPU do.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, *, runs_behind: bool | None = None) -> None:
+        self._runs_behind = device.type != "cpu" if runs_behind is None else runs_behind
+        self._copied = torch.zeros(N_BEHIND, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copies_done = [] if device.type == "cpu" else [torch.Event(device) for _ in range(N_BEHIND)]
+        self._n_passes = 0
+        self._group = group
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._work: collectives.Work | None = None
+        self.seen_here = False
+        """This rank has used layers in a new order, since the ranks last agreed on one."""
+
+    def open(self) -> None:
+        """Starts the maximum; every rank calls this at the same place of its step."""
+        self._number.fill_(int(self.seen_here))
+        phases.announce(phases.OTHER)
+        self._work = collectives.maximum(self._number, self._group)
+
+    def close(self) -> bool:
+        """Reads the result: whether a rank has used layers in a new order."""
+        if self._work is None:
+            return False
+        self._work.wait()
+        self._work = None
+        return self._earlier_answer() if self._runs_behind else bool(self._number.item())
+
+    def _earlier_answer(self) -> bool:
+        """The number of N_BEHIND passes ago; begins to copy this one's, which the device may not have reached."""
+        place = self._n_passes % N_BEHIND
+        self._n_passes += 1
+        done = self._copies_done[place] if self._copies_done else None
+        if done is not None:
+            done.synchronize()
+        if self._copied[place].item():  # the passes since then reported it again, since no rank had read it
+            for pending in self._copies_done:
+                pending.synchronize()
+            self._copied.zero_()
+            return True
+        self._copied[place].copy_(self._number[0], non_blocking=True)
+        if done is not None:
+            done.record()
+        return False
