@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
 
-from zerotune.agent.nccl import fabric
-from zerotune.store.errors import UserError
-from zerotune.tuner.offline import overlap_report
 from zerotune.zero_runtime import analysis
 
 TABLE_1 = """
@@ -57,12 +53,6 @@ def test_multiplier(optimizer: str, precision: str, k: int) -> None:
     assert analysis.optimizer_multiplier(optimizer, precision) == k
 
 
-def test_gradients_accumulated_in_fp32_cost_two_more_bytes_each() -> None:
-    plain = analysis.model_states(1e9, 1, 8)
-    exact = analysis.model_states(1e9, 1, 8, gradient_precision="fp32")
-    assert exact.total_bytes - plain.total_bytes == 2e9
-
-
 def test_a_trillion_parameters_on_1024_ranks_take_16_gb() -> None:
     assert analysis.model_states(1e12, 3, 1024).total_bytes == pytest.approx(15.625e9)
 
@@ -99,28 +89,6 @@ def test_partitioning_pays_only_where_data_parallel_traffic_is_the_bottleneck() 
 def test_offloading_pays_only_when_almost_nothing_fits() -> None:
     assert advise(data_parallel_gbs=1, free_gb=0.2) == "P_a+cpu"
     assert advise(data_parallel_gbs=10, free_gb=8, cpu_gbs=0.05) == "P_a"
-
-
-def test_a_ring_over_thousands_is_not_hidden_and_groups_mend_it() -> None:
-    """By NCCL's cost model on the shipped fabric: its latency per hop sets in between 256 and 512 ranks here."""
-    machine = fabric.load("h100_ib_16")
-    compute_us = machine.compute.matmul_us(2 * 50e6 * 4096)
-    costs = {n: overlap_report.gather(machine, n, 100e6).cost_us for n in overlap_report.RANKS}
-    assert [n for n, cost in costs.items() if cost > compute_us] == [512, 1024, 2048, 4096, 8192]
-    assert costs[64] < 0.5 * compute_us
-    # latency: from 512 on every doubling adds as much again, and bandwidth hardly matters any more
-    assert costs[2048] - costs[1024] == pytest.approx(2 * (costs[1024] - costs[512]), rel=0.01)
-
-
-def test_the_overlap_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    overlap_report.render(overlap_report.overlaps("h100_ib_2", 1e6, 8, 64), Console(width=200))
-    assert " 64" in capsys.readouterr().out
-    with pytest.raises(UserError, match="0 tokens"):
-        overlap_report.overlaps("h100_ib_2", 1e6, 0, 64)
-    with pytest.raises(UserError, match="h100_node"):
-        overlap_report.overlaps("h100_node", 1e6, 8, 64)
-    with pytest.raises(UserError, match=r"24.* 64"):
-        overlap_report.overlaps("h100_ib_2", 1e6, 8, 24)
 
 
 def test_nonsense_is_refused() -> None:
