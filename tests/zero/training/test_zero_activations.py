@@ -17,7 +17,6 @@ from zerotune.zero_runtime.examples import contiguous_buffers
 from zerotune.zero_runtime.examples.tensor_parallel_gpt import ParallelGPT
 from zerotune.zero_runtime.layout.contiguous_buffers import Arena
 from zerotune.zero_runtime.layout.groups import hybrid_groups
-from zerotune.zero_runtime.presets import preset
 from zerotune.zero_runtime.stages.activations import PartitionedActivations
 
 Result = dict[str, Any]
@@ -144,17 +143,6 @@ def test_tensor_parallel_under_zero_trains_like_one_process(world: World) -> Non
             assert abs(loss - expected[n][rank // 2]) < 4 * 2.0**-24 * 4 * TINY.width * TINY.n_layers
 
 
-def test_an_arena_that_is_full_says_so() -> None:
-    arena = Arena(256)
-    kept = [arena.keep(torch.full((16,), float(i))) for i in range(6)]
-    assert arena.n_outside == 2
-    assert arena.peak_bytes == 256
-    assert [t[0].item() for t in kept] == [0, 1, 2, 3, 4, 5]
-    assert kept[1].data_ptr() - kept[0].data_ptr() == 64
-    arena.reset()
-    assert arena.keep(torch.zeros(3)).data_ptr() == kept[0].data_ptr()
-
-
 def heap_lost(contiguous: bool) -> int:
     return contiguous_buffers.heap_of_step(contiguous, group_of(1)).lost
 
@@ -163,21 +151,3 @@ def test_contiguous_buffers_lose_less_memory_in_holes(world: World) -> None:
     """Of a recorded step."""
     without, with_buffers = world.run(1, heap_lost, False)[0], world.run(1, heap_lost, True)[0]
     assert with_buffers < 0.8 * without
-
-
-def test_presets_are_the_rows_of_table_3() -> None:
-    rows = {
-        n: (p.stage, p.partition_activations, p.offload_activations)
-        for n in ("C1", "C2", "C3", "C4", "C5")
-        for p in (preset(n),)
-    }
-    assert rows == {
-        "C1": (1, False, False),
-        "C2": (1, True, False),
-        "C3": (2, False, False),
-        "C4": (2, True, False),
-        "C5": (2, True, True),
-    }
-    assert preset("C4").settings().stage == 2
-    with pytest.raises(zero_runtime.SettingsError, match="preset is 'C6'"):
-        preset("C6")
