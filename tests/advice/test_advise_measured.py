@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import numpy as np
 import pytest
 
-from zerotune.store.errors import TraceError, UserError
+from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, CommunicatorClass, Source, StepRecord
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
@@ -25,9 +23,6 @@ PROBLEM = Problem(
 )
 RAN = ZeroConfiguration(stage=3, micro_batch=2)
 SLOWER = 1.7
-
-
-DATA = Path(__file__).parents[1] / "data"
 
 
 def record(path, *, collectives=True, steps=True, facts=None, slower=SLOWER, pressure=0.5):
@@ -86,28 +81,6 @@ def test_a_store_without_jobs_and_a_job_without_steps_are_refused(tmp_path):
     for name, job, ran in (("empty.db", None, None), ("s.db", "other", None), ("s.db", None, RAN)):
         with pytest.raises(UserError):
             measured(PROBLEM, tmp_path / name, job, ran)
-
-
-def test_a_trace_tells_collectives_whatever_setting_ran():
-    one_node = msgspec.structs.replace(PROBLEM, cluster=cluster("dgx_a100", 1, DEFAULT))
-    found = measured(one_node, DATA / "kineto", None, None).problem.measured
-    assert found.network_factor > 1
-    assert found.network_spread > 0
-    for job, ran in (("job", None), (None, RAN)):
-        with pytest.raises(UserError):
-            measured(one_node, DATA / "kineto", job, ran)
-    few_ranks = msgspec.structs.replace(PROBLEM, cluster=cluster("dgx_a100", 64, DEFAULT))
-    with pytest.raises(UserError):
-        measured(few_ranks, DATA / "kineto", None, None)
-    with pytest.raises(TraceError):
-        measured(one_node, Path(__file__), None, None)
-
-
-def test_what_ran_is_read():
-    ran = parse_ran("stage=2,batch=4, recompute=full,accumulation=3,model-parallel=2,bucket-mb=8,prefetch=0")
-    assert ran == ZeroConfiguration(
-        stage=2, micro_batch=4, recompute="full", accumulation=3, n_model_parallel=2, bucket_bytes=8 << 20, prefetch=0
-    )
 
 
 @pytest.mark.parametrize("text", ["stage=3,model-parallel=3", "stage=3,model-parallel=64", "stage=3,hybrid=5"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from zerotune.store.errors import UserError
@@ -14,7 +13,7 @@ from zerotune.tuner.advice.constants import DEFAULT
 from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.models.model_shape import from_parameters
 from zerotune.tuner.advice.prediction.step import step_parts
-from zerotune.tuner.advice.problem import Measured, Problem
+from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import memory_of
 from zerotune.tuner.offline.advise.watch import watch
 from zerotune.tuner.offline.jobs.listing import list_jobs
@@ -42,29 +41,6 @@ def test_what_is_left_on_the_table_is_named_and_fits():
         assert one.gain.low < one.gain.expected < one.gain.high
         assert one.gain.expected >= 0.01
         assert memory_of(PROBLEM, one.configuration).total_bytes > 0
-
-
-@pytest.mark.parametrize("measured", [Measured(1.0, 1.0), Measured(1.0, None), Measured(None, 1.0)])
-def test_what_was_measured_narrows_a_range_and_never_to_nothing(measured):
-    known = {one.change: one.gain for one in alternatives(msgspec.structs.replace(PROBLEM, measured=measured), RUNS)}
-    for one in alternatives(PROBLEM, RUNS):
-        gain = known[one.change]
-        assert gain.low < gain.expected < gain.high
-        assert gain.high - gain.low <= one.gain.high - one.gain.low
-    one_gpu = cluster("p4d", 1, DEFAULT, gpus_per_node=1)
-    alone = msgspec.structs.replace(PROBLEM, shape=from_parameters(1e8), cluster=one_gpu)
-    for one in alternatives(alone, ZeroConfiguration(stage=0, micro_batch=1, recompute="full")):
-        assert one.gain.low < one.gain.expected < one.gain.high
-
-
-def test_the_best_configuration_is_left_alone():
-    running = RUNS
-    for _ in range(10):
-        found = alternatives(PROBLEM, running)
-        if not found:
-            break
-        running = found[0].configuration
-    assert changes(PROBLEM, running) == set()
 
 
 def test_news_come_when_something_changed_and_end_with_the_job(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.models.huggingface import READERS, from_config, read_config
+from zerotune.tuner.advice.models.huggingface import from_config, read_config
 from zerotune.tuner.advice.models.meta_module import inspect, shape_of, shape_of_config
 from zerotune.tuner.advice.models.model_shape import from_dimensions, from_parameters
 from zerotune.tuner.offline.advise.document import model_shape
@@ -48,41 +48,11 @@ CONFIGS = {
 PUBLISHED = json.loads((Path(__file__).parents[2] / "benchmarks" / "field" / "published_models.json").read_text())
 
 
-class Expert(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(64, 256, bias=False), torch.nn.Linear(256, 64, bias=False)
-
-
-class Mixture(torch.nn.Module):
-    """Its first block has no experts."""
-
-    def __init__(self, **said: int) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(1000, 64)
-        self.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(4))
-        for index, block in enumerate(self.layers):
-            block.attention = torch.nn.MultiheadAttention(64, 4, bias=False)
-            block.experts = torch.nn.ModuleList(Expert() for _ in range(8))
-            for name, value in said.items():
-                setattr(block, name, value)
-            if index == 0:
-                block.ffn, block.experts = Expert(), None
-
-
 class Blocks(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(1000, 64)
         self.layers = torch.nn.ModuleList(torch.nn.TransformerEncoderLayer(64, 4, 256) for _ in range(6))
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_configurations_have_their_models_size(kind, tmp_path):
-    fields, published = CONFIGS[kind]
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": kind, **fields}))
-    assert read_config(path).n_parameters == pytest.approx(published, rel=0.01)
 
 
 @pytest.mark.parametrize("case", PUBLISHED, ids=[case["name"] for case in PUBLISHED])
@@ -142,33 +112,6 @@ def test_a_token_meets_as_many_parameters_as_published(name: str, more: dict[str
     assert active == pytest.approx(n_active, rel=0.13)  # outer ones are counted by some
 
 
-# Counted by transformers 5.24's classes.
-SMALL_BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}
-SMALL_ELECTRA = {"hidden_size": 256, "num_hidden_layers": 12, "num_attention_heads": 4}
-VIT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
-ENCODERS = [
-    ("bert", "BertModel", SMALL_BERT, 4385920),
-    ("bert", "BertForMaskedLM", SMALL_BERT | {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-                                              "intermediate_size": 3072}, 109514298),
-    ("bert", "BertForPreTraining", SMALL_BERT, 4433468),
-    ("roberta", "RobertaModel", SMALL_BERT, 6913024),
-    ("electra", "ElectraForPreTraining", SMALL_ELECTRA, 13549057),
-    ("electra", "ElectraModel", SMALL_ELECTRA, 13483008),
-    ("electra", "ElectraForMaskedLM", SMALL_ELECTRA, 13546682),
-    ("vit", "ViTForImageClassification", VIT | {"id2label": {str(at): "x" for at in range(1000)}}, 86567656),
-    ("vit", "ViTForImageClassification", VIT, 85800194),
-    ("vit", "ViTModel", VIT, 86389248),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "task", "fields", "n_parameters"), ENCODERS)
-def test_encoders_have_the_parameters_of_their_task(
-    kind: str, task: str, fields: dict[str, object], n_parameters: int
-) -> None:
-    shape = from_config({"model_type": kind, "architectures": [task], **fields}, "c")
-    assert shape.n_parameters == n_parameters
-
-
 @pytest.mark.parametrize(("before", "more"), [("", {"time_step_limit": [0.0, float("inf")]}), ("\ufeff", {})])
 def test_what_pythons_json_and_editors_write_is_read(before: str, more: dict[str, object], tmp_path: Path) -> None:
     path = tmp_path / "config.json"
@@ -211,14 +154,6 @@ def test_what_is_unknown_names_what_would_describe_it(tmp_path):
         from_config({"model_type": "of_tomorrow"}, "c")
 
 
-def test_a_token_meets_some_experts_and_the_shared_one(tmp_path):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "qwen2_moe", **CONFIGS["qwen2_moe"][0]}))
-    shape = read_config(path)
-    active = shape.n_layers * shape.active_block_parameters + shape.outer_parameters
-    assert active == pytest.approx(2.7e9, rel=0.03)  # as the model's name says
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{", "{}", '{"model_type": 3}', '{"model_type": "rwkv"}', '{"model_type": "llama"}',
@@ -235,14 +170,6 @@ def test_other_files_are_refused(text, tmp_path):
     path.write_text(text)
     with pytest.raises(UserError):
         read_config(path)
-
-
-def test_every_architecture_can_be_read_without_a_crash(tmp_path):
-    path = tmp_path / "config.json"
-    for kind in READERS:
-        path.write_text(json.dumps({"model_type": kind}))
-        with pytest.raises(UserError):
-            read_config(path)
 
 
 @pytest.mark.parametrize("parameters", [1.2e8, 1.5e9, 7e9, 175e9, 1e12])
@@ -280,18 +207,6 @@ def test_a_module_is_counted_on_the_meta_device():
     assert shape.n_parameters == sum(parameter.numel() for parameter in model.parameters())
     with pytest.raises(ValueError, match="blocks"):
         inspect(torch.nn.Linear(2, 2, device="meta"))
-
-
-@pytest.mark.parametrize(("said", "n_active"), [({"top_k": 2}, 2), ({}, 8)])
-def test_a_modules_experts_are_found(said, n_active):
-    with torch.device("meta"):
-        model = Mixture(**said)
-    shape = inspect(model)
-    assert (shape.n_experts, shape.n_active_experts, shape.vocabulary) == (8, n_active, 1000)
-    assert ("n_active_experts" in shape.assumed) == (not said)
-    in_attention, in_expert = 4 * 64 * 64, 2 * 64 * 256
-    active = 4 * in_attention + (1 + 3 * n_active) * in_expert
-    assert shape.n_layers * shape.active_block_parameters == pytest.approx(active, rel=0.01)
 
 
 def test_a_modules_path_runs_in_a_process_of_its_own(tmp_path, monkeypatch):

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rich.console import Console
 
-from zerotune.agent.nccl import fabric
-from zerotune.store.errors import UserError
 from zerotune.tuner.advice import zero_formulas
-from zerotune.tuner.offline import overlap_report
 
 TABLE_1 = """
 1 120 120 120 2048 2048 2048 16000 16000 16000
@@ -57,40 +53,12 @@ def test_multiplier(optimizer: str, precision: str, k: int) -> None:
     assert zero_formulas.optimizer_multiplier(optimizer, precision) == k
 
 
-def test_gradients_accumulated_in_fp32_cost_two_more_bytes_each() -> None:
-    plain = zero_formulas.model_states(1e9, 1, 8)
-    exact = zero_formulas.model_states(1e9, 1, 8, gradient_precision="fp32")
-    assert exact.total_bytes - plain.total_bytes == 2e9
-
-
 def test_a_trillion_parameters_on_1024_ranks_take_16_gb() -> None:
     assert zero_formulas.model_states(1e12, 3, 1024).total_bytes == pytest.approx(15.625e9)
 
 
 def test_traffic() -> None:
     assert [zero_formulas.sent_elements(100, s) for s in (0, 1, 2, 3)] == [200, 200, 200, 300]
-
-
-def test_a_ring_over_thousands_is_not_hidden_and_groups_mend_it() -> None:
-    """By NCCL's cost model on the shipped fabric: its latency per hop sets in between 256 and 512 ranks here."""
-    machine = fabric.load("h100_ib_16")
-    compute_us = machine.compute.matmul_us(2 * 50e6 * 4096)
-    costs = {n: overlap_report.gather(machine, n, 100e6).cost_us for n in overlap_report.RANKS}
-    assert [n for n, cost in costs.items() if cost > compute_us] == [512, 1024, 2048, 4096, 8192]
-    assert costs[64] < 0.5 * compute_us
-    # latency: from 512 on every doubling adds as much again, and bandwidth hardly matters any more
-    assert costs[2048] - costs[1024] == pytest.approx(2 * (costs[1024] - costs[512]), rel=0.01)
-
-
-def test_the_overlap_table_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    overlap_report.render(overlap_report.overlaps("h100_ib_2", 1e6, 8, 64), Console(width=200))
-    assert " 64" in capsys.readouterr().out
-    with pytest.raises(UserError, match="0 tokens"):
-        overlap_report.overlaps("h100_ib_2", 1e6, 0, 64)
-    with pytest.raises(UserError, match="h100_node"):
-        overlap_report.overlaps("h100_node", 1e6, 8, 64)
-    with pytest.raises(UserError, match=r"24.* 64"):
-        overlap_report.overlaps("h100_ib_2", 1e6, 8, 24)
 
 
 def test_nonsense_is_refused() -> None:

@@ -8,10 +8,10 @@ import pytest
 from benchmarks.lib.data.data_sets import sweep_block
 from benchmarks.lib.data.generated_grids import generated_grids
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, CommunicatorClass, Protocol
+from zerotune.store.records import Algorithm, Candidate, Collective, Protocol
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import TrainingSet, build
-from zerotune.tuner.modeling.features import CostPrior, Floats
+from zerotune.tuner.modeling.features import CostPrior
 
 MACHINE = fabric.load("h100_ib_16")
 FACTS = MACHINE.describe()
@@ -35,38 +35,6 @@ def test_intervals_hold_beyond_the_measured_sizes(end: str) -> None:
     assert np.mean(found) > 0.8
 
 
-def test_one_bad_recording_of_eight_does_not_bend_the_rest() -> None:
-    """Two settings of nearly straight cost, one size of one of them recorded 35 % too slow."""
-    log2_bytes = np.tile(np.arange(20.0, 28.0), 2)
-    truth = np.repeat([0.4, 0.7], 8)
-    recorded = truth + np.where(np.arange(16) == 5, 0.3, 0.0) + np.random.default_rng(2).normal(0, 0.02, 16)
-    points = _two_settings(log2_bytes, recorded)
-    for at in (1, 2, 7, 10, 13):
-        mean, _ = Kriging().fit(points.take(np.arange(16) != at)).predict(points)
-        assert abs(mean[at] - truth[at]) < 0.12
-
-
-def _two_settings(log2_bytes: Floats, residual: Floats) -> TrainingSet:
-    ones = np.ones(16, dtype=np.int64)
-    protocol = np.repeat([int(Protocol.ll), int(Protocol.simple)], 8)
-    noise = np.full(16, 0.02)
-    kind, ring = int(Collective.reduce_scatter) * ones, int(Algorithm.ring) * ones
-    return TrainingSet(
-        2 * ones,
-        2 * ones,
-        kind,
-        ring,
-        protocol,
-        64 * ones,
-        log2_bytes,
-        residual,
-        noise,
-        ones,
-        np.zeros(16),
-        np.zeros(16),
-    )
-
-
 def test_another_fabric_of_the_same_name_describes_nothing() -> None:
     """A user's `./h100_ib_16.toml` reaches the daemon by its name, under which another file lies."""
     place, size = MACHINE.communicator(range(16)), 1 << 20
@@ -76,10 +44,3 @@ def test_another_fabric_of_the_same_name_describes_nothing() -> None:
     )
     assert np.array_equal(named, unknown)
     assert not np.array_equal(named, usual)
-
-
-def test_a_communicator_that_the_described_machine_cannot_have_is_tuned_all_the_same() -> None:
-    """NCCL counts a node whose rings go through network adapters as several."""
-    costs, place = CostPrior(fabric.load("h100_node").describe()), CommunicatorClass(4, 2)
-    assert len(costs.candidates(place, Collective.all_gather)) > 1
-    assert np.isfinite(costs.log_cost(place, Collective.all_gather, [BASELINE], 1 << 20)).all()

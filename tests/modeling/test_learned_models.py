@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from zerotune.agent.nccl import cost_model, fabric
-from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, DecisionKey, Phase, size_class
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, size_class
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling import trainer
-from zerotune.tuner.modeling.correction.baked import MOST_CHANNELS, UNKNOWN_STD, Baked
+from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.modeling.correction.kriging import Kriging
-from zerotune.tuner.modeling.correction.training_set import build, candidate_at
+from zerotune.tuner.modeling.correction.training_set import build
 from zerotune.tuner.modeling.features import CostPrior
 
 PLACE = CommunicatorClass(16, 16)
@@ -68,26 +67,6 @@ def test_the_model_is_nearer_than_the_cost_at_sizes_left_out(swept: tuple[np.nda
     assert 0.0 < error < 0.5 * float(np.median(np.abs(points.residual)))
 
 
-def test_arrays_say_what_the_model_says_at_every_count_that_can_be_asked_for(
-    swept: tuple[np.ndarray, CostPrior],
-) -> None:
-    points = build(*swept)
-    whole = Kriging().fit(points)
-    baked = trainer.bake(whole, points, swept[1])
-    most = swept[1].max_channels(PLACE)
-    assert most < MOST_CHANNELS
-    middle = points.take((points.size_class == size_class(1 << 20)) & (points.collective == int(Collective.all_gather)))
-    mean, std = whole.predict(middle)
-    for at, (algorithm, protocol, count) in enumerate(
-        zip(middle.algorithm.tolist(), middle.protocol.tolist(), middle.n_channels.tolist(), strict=True)
-    ):
-        asked = candidate_at(algorithm, protocol, count)
-        assert asked is not None
-        shift, spread = baked.predict(PLACE, Collective.all_gather, (asked,), np.array([size_class(1 << 20)]))
-        assert shift[0, 0] == pytest.approx(mean[at], abs=0.05)
-        assert spread[0, 0] == pytest.approx(std[at], abs=0.03)
-
-
 def test_a_model_survives_its_bytes_and_refuses_damaged_ones(swept: tuple[np.ndarray, CostPrior]) -> None:
     record = trainer.fit(swept[0], "f", fabric.load("ethernet_boxes").describe())
     assert record is not None
@@ -111,31 +90,6 @@ def test_a_model_survives_its_bytes_and_refuses_damaged_ones(swept: tuple[np.nda
             Baked.from_bytes(bytes(damaged))
         except ValueError:
             continue
-
-
-def test_an_unknown_collective_or_cell_gets_no_shift_and_the_widest_spread(
-    swept: tuple[np.ndarray, CostPrior],
-) -> None:
-    record = trainer.fit(swept[0], "f", fabric.load("ethernet_boxes").describe())
-    assert record is not None
-    baked = Baked.from_bytes(record.blob)
-    shift, spread = baked.predict(PLACE, Collective.all_to_all, (BASELINE,), np.array([80]))
-    assert (shift[0, 0], spread[0, 0]) == (0.0, UNKNOWN_STD)
-
-
-def test_knowledge_predicts_many_keys_as_it_predicts_one(swept: tuple[np.ndarray, CostPrior]) -> None:
-    record = trainer.fit(swept[0], "f", fabric.load("ethernet_boxes").describe())
-    assert record is not None
-    known = Knowledge((), Baked.from_bytes(record.blob), "m")
-    options = swept[1].candidates(PLACE, Collective.all_gather)
-    keys = [DecisionKey(PLACE, Collective.all_gather, Phase.other, index) for index in range(60, 90, 7)]
-    sizes = np.array([2.0 ** (key.size_class / 4) for key in keys])
-    classes = np.array([key.size_class for key in keys])
-    means, stds = known.guess(PLACE, Collective.all_gather, options, sizes, classes, swept[1])
-    for key, nbytes, mean, std in zip(keys, sizes, means, stds, strict=True):
-        own_mean, own_std = known.prior(key, nbytes, options, swept[1])
-        np.testing.assert_allclose(own_mean, mean)
-        np.testing.assert_allclose(own_std, std)
 
 
 def _cell() -> tuple:

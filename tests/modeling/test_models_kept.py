@@ -55,16 +55,6 @@ def states(store: Store) -> dict[str, str]:
     return {line.model_id: line.state for line in kept_models.listed(store)}
 
 
-def test_the_newest_is_used_and_some_earlier_ones_are_kept(path: Path) -> None:
-    with Store.open(path, read_only=True) as store:
-        assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000008"
-        found = states(store)
-    assert found["kriging-00000008"] == "in use"
-    assert [name for name, state in found.items() if state == "earlier"] == [
-        f"kriging-0000000{number}" for number in (7, 6, 5, 4, 3)
-    ]
-
-
 def test_pin_outlives_the_next_fit_until_it_is_released(path: Path) -> None:
     with Store.open(path) as store:
         assert kept_models.pin(store, "kriging-00000005", None).state == "pinned"
@@ -75,13 +65,6 @@ def test_pin_outlives_the_next_fit_until_it_is_released(path: Path) -> None:
         assert states(store)["kriging-00000009"].startswith("newest")
         assert kept_models.release(store, None) == [FABRIC]
         assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000009"
-
-
-def test_rollback_goes_one_back_each_time(path: Path) -> None:
-    with Store.open(path) as store:
-        assert kept_models.roll_back(store, None).model_id == "kriging-00000007"
-        assert kept_models.roll_back(store, FABRIC).model_id == "kriging-00000006"
-        assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000006"
 
 
 def test_what_cannot_be_used_is_not_pinned(path: Path) -> None:
@@ -111,13 +94,3 @@ def test_a_damaged_model_is_set_aside_and_learning_goes_on(path: Path, name: str
         trainer.keep(store, _model(21))
         store.flush()
         assert trainer.load_correction(store, FABRIC)[1] == "kriging-00000015"
-
-
-def test_a_comparison_tells_which_model_is_nearer(path: Path) -> None:
-    with Store.open(path) as store:
-        trainer.keep(store, _model(30, shift=3.0))
-        store.flush()
-        by_id = {one.model_id: one for one in kept_models.compared(store)}
-    near, far = by_id["kriging-00000008"], by_id["kriging-0000001e"]
-    assert near.n_points == 3
-    assert abs(near.median_error_percent - far.median_error_percent) > 50

@@ -11,16 +11,11 @@ from benchmarks.lib.data import generated_csvs
 from benchmarks.lib.data.data_sets import DataSet, of_folder, sweep_block
 from benchmarks.modeling.prediction_first_step import as_a_job_begins
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Protocol, size_class
-from zerotune.tuner.learning.knowledge import LEVEL_STD, Knowledge
-from zerotune.tuner.learning.policy.keys import COMMON_DOUBT, CandidateTables
-from zerotune.tuner.modeling import trainer
+from zerotune.tuner.learning.policy.keys import COMMON_DOUBT
 from zerotune.tuner.modeling.correction.baked import UNKNOWN_STD
 from zerotune.tuner.modeling.correction.kriging import Kriging
 from zerotune.tuner.modeling.correction.training_set import build
 from zerotune.tuner.modeling.features import CostPrior
-
-RING = Candidate(Algorithm.ring, Protocol.simple, 8)
 
 
 @pytest.fixture
@@ -42,34 +37,6 @@ def test_intervals_hold_where_the_cost_jumps_and_the_machine_does_not(n_nodes: i
     test = points.take(held)
     mean, std = Kriging().fit(points.take(~held)).predict(test)
     assert np.mean(np.abs(test.residual - mean) <= 1.645 * np.hypot(std, test.noise)) > 0.8
-
-
-@pytest.fixture
-def two_and_eight_nodes(tmp_path: Path, few_settings: None) -> tuple[DataSet, Knowledge]:
-    """A machine without any jump on 1, 2, 4 and 8 nodes, and what its sweep on 2 and 8 tells the daemon."""
-    generated_csvs.write(tmp_path / "smooth.csv", 321, 0.02, (1, 2, 4, 8))
-    (data,) = of_folder(tmp_path)
-    points = build(sweep_block(data.problems), CostPrior({}))
-    known = points.take(np.isin(points.n_nodes, (2, 8)))
-    return data, Knowledge((), trainer.bake(Kriging().fit(known), known, CostPrior({})))
-
-
-def _doubt(knowledge: Knowledge, n_nodes: int, *, carries_over: bool = True) -> float:
-    place, nbytes = CommunicatorClass(8 * n_nodes, n_nodes), np.array([float(1 << 24)])
-    asked = place, Collective.all_gather, (RING,), nbytes, np.array([size_class(1 << 24)]), CostPrior({})
-    return float(knowledge.guess(*asked, carries_over=carries_over)[1][0, 0])
-
-
-def test_what_all_guesses_may_be_off_together_keeps_no_trial_away(
-    two_and_eight_nodes: tuple[DataSet, Knowledge],
-) -> None:
-    """What runs on one node tells of it at once; taken for each setting's own, it would make every trial too risky."""
-    _, knowledge = two_and_eight_nodes
-    book = CandidateTables(CostPrior({}))
-    book.knowledge = knowledge
-    assert book.family((CommunicatorClass(8, 1), Collective.all_gather)).doubt_in_common > 0.5
-    assert book.family((CommunicatorClass(32, 4), Collective.all_gather)).doubt_in_common == LEVEL_STD
-    assert _doubt(knowledge, 1, carries_over=False) < 0.5 * _doubt(knowledge, 1)
 
 
 @pytest.mark.usefixtures("few_settings")

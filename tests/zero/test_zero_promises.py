@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import itertools
 import time
 from typing import Any
 
@@ -16,12 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from zero_models import TINY, gpt_batch, make_gpt
 from zero_world import World, group_of
 
-from benchmarks.runtime import allocations
 from zerotune import zero_runtime
 from zerotune.tuner.advice import zero_formulas
 from zerotune.zero_runtime import collectives, phases
 from zerotune.zero_runtime.examples.gpt import GPT
-from zerotune.zero_runtime.optimizer.sharded import SLICE_NUMEL
 
 Event = tuple[str, str, int]  # phase, kind, elements of the whole buffer
 
@@ -236,33 +233,6 @@ def test_model_states_take_what_the_formula_says(world: World, stage: int, preci
             expected -= states.parameters_bytes
         slack = 64 * TINY.n_layers + 256  # Adam's step counters, NaN placeholders
         assert abs(found - expected) <= slack, (found, expected)
-
-
-def step_growth_bytes(stage: int, passes: int) -> tuple[int, int, int]:
-    """By how much an optimizer step of bf16 training needs more than was there; elements of this rank, of a bucket."""
-    model = GPT(dataclasses.replace(TINY, n_layers=12, width=128))
-    engine = zero_runtime.shard(model, group=group_of(2), stage=stage, precision="bf16")
-    optimizer = engine.optimizer(torch.optim.SGD, lr=0.1)
-    mark_bytes = 1_234_567
-
-    def run() -> None:
-        for n in range(passes):
-            model(*gpt_batch(0, n)).backward()
-        engine.pending.complete_all()
-        torch.empty(mark_bytes, dtype=torch.uint8)
-        optimizer.step()
-
-    events = [event.n_bytes for event in allocations.record(run)]
-    in_step = events[events.index(-mark_bytes) + 1 :]
-    chunks = [chunk.shard_numel for flat in engine.flats for chunk in flat.layout.chunks]
-    return max(itertools.accumulate(in_step)), sum(chunks), max(chunks)
-
-
-@pytest.mark.parametrize(("stage", "passes"), [(1, 2), (2, 1), (2, 2), (3, 1)])
-def test_a_step_holds_one_buckets_gradients_in_both_precisions(world: World, stage: int, passes: int) -> None:
-    """fp32 ones come, 16-bit ones go, bucket by bucket."""
-    for grown, psi, bucket in world.run(2, step_growth_bytes, stage, passes):
-        assert (4 - 2) * psi <= grown <= (4 - 2) * psi + 2 * bucket + 2 * SLICE_NUMEL < 3 * psi
 
 
 def peak_temporary_bytes(n_layers: int, stage: int) -> int:

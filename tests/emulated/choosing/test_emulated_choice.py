@@ -9,15 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from emulated_pair import MIB, Pair, issue, plugin_with
 
 from zerotune.agent.nccl import compiled, library
-from zerotune.agent.nccl.emulated import EmulatedNcclError
-from zerotune.agent.nccl.emulated.host import plugin_host
-from zerotune.agent.nccl.emulated.torch_backend import tasks
-from zerotune.agent.nccl.emulated.torch_backend.reduction import SUM
-from zerotune.store.errors import UserError
 from zerotune.store.passages import OtherPlugin
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, Plan, PlanRow, Protocol
 from zerotune.store.wire import FLAG_MATCHED
@@ -30,24 +24,6 @@ TREE = Candidate(Algorithm.tree, Protocol.ll, 3)
 def _both_plugins() -> dict[str, str]:
     path = str(compiled.PLUGIN.build())
     return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path}
-
-
-def test_the_environment_restricts_the_choice(pair: Pair) -> None:
-    assert issue(pair(NCCL_ALGO="Tree", NCCL_PROTO="LL"), Collective.all_reduce, MIB).candidate == Candidate(
-        Algorithm.tree, Protocol.ll, 8
-    )
-    assert issue(pair(NCCL_PROTO="^Simple"), Collective.all_gather, 64 * MIB).candidate.protocol is Protocol.ll
-    with pytest.raises(EmulatedNcclError, match="NCCL_ALGO and NCCL_PROTO leave none"):
-        issue(pair(NCCL_ALGO="Tree"), Collective.all_gather, MIB)
-    old = pair(NCCL_ALGO="Tree", ZEROTUNE_NCCL_VERSION="2.22.3")
-    assert issue(old, Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring
-    by_function = "ring;allreduce:tree"
-    assert issue(pair(NCCL_ALGO=by_function), Collective.all_reduce, MIB).candidate.algorithm is Algorithm.tree
-    assert issue(pair(NCCL_ALGO=by_function), Collective.all_gather, MIB).candidate.algorithm is Algorithm.ring
-    with pytest.raises(UserError, match="unknown algorithm"):
-        pair(NCCL_ALGO="Star")
-    with pytest.raises(UserError, match="no NCCL release"):
-        pair(ZEROTUNE_NCCL_VERSION="1.0")
 
 
 PLUGIN = """
@@ -80,34 +56,6 @@ def _plugin(folder: Path, ask: str = "", result: int = 0, init: int = 0) -> str:
     return str(binary)
 
 
-def test_a_refusing_plugin_fails_the_collective_or_the_communicator(pair: Pair, tmp_path: Path) -> None:
-    ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, "*n = 0", result=3))
-    with pytest.raises(EmulatedNcclError, match=r"\(error 3\)"):
-        issue(ranks, Collective.all_reduce, MIB)
-    (tmp_path / "other").mkdir()
-    with pytest.raises(EmulatedNcclError, match=r"\(error 2\)"):
-        pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path / "other", "*n = 0", init=2))
-
-
-@pytest.mark.parametrize(
-    ("ask", "expected"),
-    [
-        ("*n = 100", Candidate(Algorithm.ring, Protocol.simple, 8)),  # clamped to what the communicator has
-        ("table[0] = table[2] = 0", Candidate(Algorithm.tree, Protocol.ll, 8)),  # first on ties
-        ("*n = 2; table[5] = 0; table[2] = -5", Candidate(Algorithm.ring, Protocol.simple, 2)),
-        (
-            "for (int i = 0; i < 21; i++) table[i] = 4e9f; table[5] = 1e9f",
-            Candidate(Algorithm.ring, Protocol.simple, 8),
-        ),
-    ],
-)
-def test_the_cheapest_cell_wins_and_channels_are_clamped(
-    pair: Pair, tmp_path: Path, ask: str, expected: Candidate
-) -> None:
-    ranks = pair(NCCL_TUNER_PLUGIN=_plugin(tmp_path, ask))
-    assert issue(ranks, Collective.all_reduce, 16 * MIB).candidate == expected
-
-
 def test_another_tuner_beside_ours_decides_until_a_plan_does(pair: Pair, tmp_path: Path) -> None:
     ours, other = str(compiled.PLUGIN.build()), _plugin(tmp_path, "*n = 2; table[2] = 0")
     plugin = library.load()
@@ -135,38 +83,6 @@ def test_another_tuner_beside_ours_decides_until_a_plan_does(pair: Pair, tmp_pat
             rank.close()
     finally:
         plugin.reset()
-
-
-def test_plugins_are_found_by_nccls_rules(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = _plugin(tmp_path, "*n = 2")
-    for name in ("none", "", "/nowhere/libx.so", "unheard-of"):
-        assert issue(pair(NCCL_TUNER_PLUGIN=name), Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
-    assert [record.levelname for record in caplog.records].count("WARNING") == 2
-    # Older than v5: this plugin has nothing for it.
-    old = pair(NCCL_TUNER_PLUGIN=path, ZEROTUNE_NCCL_VERSION="2.27.3")
-    assert issue(old, Collective.all_reduce, 16 * MIB).candidate.n_channels == 8
-    made = plugin_host.plugin_host()
-    ranks = pair(NCCL_TUNER_PLUGIN=path)
-    loaded = plugin_host.plugin_host()
-    assert loaded is not made
-    assert loaded.tuner is not None
-    assert loaded.tuner.abi == 5
-    counts = loaded.tuner.library
-    before = counts.probe_made(), counts.probe_unmade()
-    assert before[0] >= 2
-    for rank in ranks:
-        rank.close()
-        rank.close()
-    assert counts.probe_unmade() == before[1] + 2
-
-
-def test_shapes_that_do_not_fit_are_refused_before_anything_is_sent() -> None:
-    with pytest.raises(ValueError, match="not 2 times"):
-        tasks.all_gather(torch.empty(3), torch.empty(2), 2)
-    with pytest.raises(ValueError, match="not 2 times"):
-        tasks.reduce_scatter(torch.empty(3), torch.empty(7), SUM, 0, 2)
 
 
 @pytest.mark.parametrize("version", ["2.21.5", "2.30.7", "rccl-2.27.7"])
@@ -201,13 +117,3 @@ def test_rccl_is_tuned_within_ring_and_tree(pair: Pair, version: str, abi: int) 
         assert len(plugin.drain()) == 0
         issue(ranks, Collective.all_to_all, MIB)
         assert plugin.counters().n_calls == after.n_calls
-
-
-def test_the_user_limits_a_communicators_channels(pair: Pair) -> None:
-    assert issue(pair(), Collective.all_reduce, 8 * MIB).candidate.n_channels == 8
-    assert issue(pair(NCCL_MAX_CTAS="3"), Collective.all_reduce, 8 * MIB).candidate.n_channels == 3
-    with plugin_with({Collective.all_reduce: Candidate(Algorithm.ring, Protocol.simple, 8)}, SHAPE):
-        ranks = pair(NCCL_MAX_CTAS="3", **_both_plugins())
-        assert issue(ranks, Collective.all_reduce, 8 * MIB).candidate.n_channels == 3
-    with pytest.raises(UserError, match="NCCL_MAX_CTAS='many'"):
-        pair(NCCL_MAX_CTAS="many")
