@@ -105,7 +105,7 @@ def fake_nccl(folder: Path, version: int, body: str = "*v = VERSION; return 0;")
         (22809, Status.ok, "2.28.9"),
         (23007, Status.ok, "tuner v6, profiler v6"),
         (22703, Status.ok, "tuner v4, profiler v4"),
-        (22502, Status.warning, "tuner v4, profiler v2"),
+        (22502, Status.warning, "tuner v4, no profiler"),
         (22105, Status.warning, "tuner v2, no profiler"),
         (21805, Status.problem, "2.18.5"),
         (2708, Status.problem, "2.7"),

@@ -244,6 +244,7 @@ MISTAKES = {
     "models pin": [["kriging-0", "--store", "{none}"], ["kriging-0", "--store", "{store}"], []],
     "models rollback": [["--store", "{none}"], ["--store", "{store}"]],
     "models release": [["--store", "{none}"]],
+    "stage show": [["{store}"]],
     "stage test": [["{none}"], ["{empty}"], ["{junk}"], []],
     "store backup": [
         *[["{out}", "--store", store] for store in ("{none}", "{empty}", "{junk}")],
