@@ -40,7 +40,7 @@ REACHED = {
     "agent_wheel_lines": 22_910,
     "store_lines": 6_134,
     "zero_runtime_lines": 4_496,
-    "tests_lines": 44_521,
+    "tests_lines": 51_572,
     "benchmarks_lines": 26_549,
     "constants": 1_079,
     "files_over_400_lines": 27,

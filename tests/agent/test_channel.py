@@ -93,6 +93,16 @@ def test_greets_sends_receives_and_says_goodbye(endpoint, channel):
     assert alive.is_set(), "who says goodbye has not lost the daemon"
 
 
+def test_what_is_there_at_the_first_greeting_is_not_lost_while_the_line_is_made(endpoint, channel):
+    daemon = Daemon(endpoint)
+    for _ in range(5):
+        line, *_ = channel((wire.Observations("job", 0, 1), bytes(64)))
+        assert daemon.receive(wire.Observations)[2] == bytes(64)
+        assert line.n_unsent == 0
+        line.close()
+    daemon.close()
+
+
 def test_messages_that_make_no_sense_are_told_of_a_few_times(endpoint, channel, caplog):
     daemon = Daemon(endpoint)
     _, _, messages, _ = channel()

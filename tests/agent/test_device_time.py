@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lib.simulated.device import Device
-from zerotune.agent.steps.clock import MAX_UNDERWAY, EventClock, WallClock, device_clock
+from zerotune.agent.nccl.emulated.device import clock
+from zerotune.agent.nccl.emulation_settings import EmulationSettings
+from zerotune.agent.steps.clock import MAX_UNDERWAY, EventClock, VirtualClock, WallClock, device_clock
 from zerotune.agent.steps.step_timer import StepTimer
+from zerotune.store.errors import UserError
 from zerotune.store.records import StepRecord
 
 N_STEPS = 40
@@ -72,6 +75,34 @@ def test_a_process_that_uses_cuda_is_timed_by_its_events(uses_cuda: bool, clock_
     assert type(device_clock()) is clock_of
 
 
+def test_steps_that_have_not_run_at_the_end_are_counted_and_nobody_waits_for_them() -> None:
+    job = Job()
+    for number in range(10):
+        job.step(number, 3)
+    job.timer.settle(is_last=True)
+    assert [one.step for one in job.told] == list(range(1, 7))
+    assert job.n_lost == 3
+
+
+def test_no_events_are_made_in_steady_state() -> None:
+    job = Job()
+    job.step(0, 4)
+    n_made = job.device.n_made
+    for number in range(1, 5 * MAX_UNDERWAY):
+        job.step(number, 4)
+    assert job.device.n_made == n_made
+    assert job.n_lost == 0
+
+
+def test_each_device_has_its_own_events_and_no_step_spans_two() -> None:
+    job = Job()
+    for number in range(6):
+        job.device.index = number // 3
+        job.step(number, 0)
+    assert [one.step for one in job.told] == [1, 2, 4, 5]
+    assert job.n_lost == 1
+
+
 def test_nothing_is_asked_of_the_device_while_a_graph_is_captured() -> None:
     job = Job()
     for number in range(9):
@@ -103,3 +134,44 @@ def test_a_device_that_fails_raises_nothing_here() -> None:
         job.step(number, 2)
     job.timer.settle(is_last=True)
     assert len(job.told) + job.n_lost == 19
+
+
+def test_a_step_that_began_by_another_clock_has_no_time() -> None:
+    job = Job()
+    job.timer.clock = WallClock()
+    job.timer.finish()
+    job.timer.finish()
+    job.timer.clock = EventClock(job.device)
+    job.timer.tell()  # another thread's, which leaves events to the one that trains
+    for number in range(3):
+        job.step(number, 0)
+    assert [one.step for one in job.told] == [1, 3, 4]
+    assert job.n_lost == 1
+
+
+@pytest.mark.parametrize("host_ahead", range(5))
+def test_the_emulated_device_is_as_far_behind_as_it_is_told_to_be(host_ahead: int) -> None:
+    device = clock.reset()
+    device.host_ahead, device.is_exposure_known = host_ahead, not host_ahead
+    job = Job()
+    job.timer.clock = VirtualClock()
+    for number in range(N_STEPS):
+        job.counter.epoch = 1 + number
+        device.advance(work_us(number) - 1.0)
+        device.wait_until(device.now_us() + 1.0)
+        job.timer.finish()
+        job.timer.tell()
+        assert len(job.told) == max(0, number - host_ahead)
+    clock.reset()
+    assert [one.epoch for one in job.told] == [2 + at for at in range(len(job.told))]
+    assert [one.duration_us for one in job.told] == pytest.approx([work_us(1 + at) for at in range(len(job.told))])
+    assert all(one.exposed_us == (None if host_ahead else pytest.approx(1.0)) for one in job.told)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("HOST_AHEAD", "5"), ("HOST_AHEAD", "-1"), ("EXPOSURE", "half"), ("SUMS", "sorted")]
+)
+def test_what_the_emulation_is_told_of_it_must_make_sense(name: str, value: str) -> None:
+    with pytest.raises(UserError) as error:
+        EmulationSettings.from_environment({f"ZEROTUNE_{name}": value})
+    assert value in str(error.value)

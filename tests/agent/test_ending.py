@@ -10,18 +10,75 @@ from pathlib import Path
 
 import pytest
 
+from zerotune.agent.ending import LEAST_STEPS, Facts, line
 from zerotune.agent.reasons import Reason
 from zerotune.agent.steps.recent_steps import RecentSteps
 from zerotune.store.records import (
+    BASELINE,
+    Algorithm,
+    Candidate,
+    Collective,
+    CommunicatorClass,
+    Phase,
+    PlanRow,
+    Protocol,
     StepRecord,
 )
+from zerotune.store.step_times import Saved
 
+QUESTIONS = ((8, 1, int(Collective.all_gather), 1 << 20), (8, 1, int(Collective.reduce_scatter), 1 << 20))
 NCCL = {"n_ranks": 8, "backends": "cuda:nccl"}
+CALLED = {**NCCL, "n_calls": 5000, "questions": QUESTIONS, "n_steps": 10 * LEAST_STEPS}
+
+
+def row(candidate: Candidate = Candidate(Algorithm.ring, Protocol.ll, 4)) -> PlanRow:  # noqa: B008
+    return PlanRow(CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, 1 << 19, 1 << 21, candidate)
 
 
 def code(said: str) -> str:
     """What a line ends with, in brackets."""
     return said.rpartition("(")[2].rstrip(")")
+
+
+FACTS = {
+    Reason.one_rank: Facts(1, "cuda:nccl"),
+    Reason.not_nccl: Facts(8, "cpu:gloo"),
+    Reason.no_plugin: Facts(**NCCL, has_plugin=False),
+    Reason.not_loaded: Facts(**NCCL, is_loaded=False),
+    Reason.no_collectives: Facts(**NCCL, is_loaded=False, has_called=False),
+    Reason.no_row: Facts(**CALLED, has_plan_file=True, has_heard=False),
+    Reason.frozen: Facts(**CALLED, reasons=((Reason.frozen, "ranks of communicator 7 differ in their calls"),)),
+    Reason.captured: Facts(**CALLED, replayed_share=0.95),
+    Reason.no_steps: Facts(**(CALLED | {"n_steps": 0})),
+    Reason.no_daemon: Facts(**CALLED, has_heard=False, listened_s=60.0, endpoint="ipc:///d.sock"),
+    Reason.no_repetition: Facts(**(CALLED | {"n_steps": LEAST_STEPS - 1})),
+    Reason.silent_daemon: Facts(**CALLED, n_matched=100, is_silent=True, endpoint="ipc:///d.sock"),
+    Reason.nothing_better: Facts(**CALLED, n_matched=100, rows=(row(BASELINE),)),
+}
+
+
+@pytest.mark.parametrize("reason", FACTS, ids=lambda reason: reason.name)
+def test_each_reason_is_told_by_its_code_and_with_its_details(reason: Reason) -> None:
+    said = line(FACTS[reason])
+    assert code(said) == reason.name
+    assert "{" not in said
+    assert said.count("\n") == 0
+    assert all(detail in said for _, detail in FACTS[reason].reasons)
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        (Saved(0.031, 0.027, 0.035, 9, 1e3), "3.1 % ± 0.4"),
+        (Saved(-0.02, -0.03, -0.01, 9, 1e3), "2.0 % ± 1.0"),
+        (Saved(0.01, -0.01, 0.03, 9, 1e3), "(± 2.0 %)"),
+        (None, "unknown"),
+    ],
+)
+def test_what_was_gained(saved: Saved | None, words: str) -> None:
+    facts = Facts(**CALLED, n_matched=100, rows=(row(),), saved=saved)
+    assert words in line(facts)
+    assert code(line(facts)) not in Reason.__members__
 
 
 def _played(n_windows: int, own_us: float, busy_from: int = 1000) -> RecentSteps:
@@ -44,6 +101,33 @@ def test_a_gain_is_told_from_neighbours_and_with_how_sure_it_is() -> None:
     assert saved.low_share < 0.1 < saved.high_share
     assert 0 < saved.uncertain_share < 0.015
     assert saved.is_beyond_noise
+
+
+def test_what_makes_all_steps_longer_is_no_loss() -> None:
+    saved = _played(12, 900.0, busy_from=80).saved()
+    assert saved is not None
+    assert not saved.is_beyond_noise
+
+
+def test_what_ran_under_other_plans_is_no_neighbour() -> None:
+    """A trial 50 % slower ends as the plan of the window begins, whose first step is of both and does not count."""
+    steps = RecentSteps(lambda epoch: epoch % 10 == 1)
+    for step in range(240):
+        window, place = divmod(step, 24)
+        epoch = 10 * window + (9 if place < 4 else 10 if place < 8 else 11 if place < 10 else 12)
+        us = (1.5 if place < 4 else 1.0) * (900.0 + step * 37 % 101 / 5)
+        steps.add(StepRecord(step, epoch, us, is_whole=place not in (4, 10)))
+    saved = steps.saved()
+    assert saved is not None
+    assert saved.low_share < 0.0 < saved.high_share
+    assert abs(saved.share) < 0.01
+
+
+def test_steps_without_a_plan_are_neighbours_of_none() -> None:
+    steps = RecentSteps(lambda epoch: epoch % 2 == 1)
+    for step in range(120):
+        steps.add(StepRecord(step, 0 if step % 3 else 1 + step % 2, 1000.0))
+    assert steps.saved() is None
 
 
 BEGIN = """

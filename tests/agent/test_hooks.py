@@ -63,6 +63,17 @@ def test_a_closure_runs_forward_and_backward_where_they_belong(by_name):
     assert seen.events == 2 * step
 
 
+def test_two_optimizers_after_one_backward_make_one_boundary():
+    model, first = model_and_optimizer()
+    second = torch.optim.Adam(model.parameters())
+    with Recorder() as seen:
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+            first.step()
+            second.step()
+    assert seen.events.count("boundary") == 3
+
+
 def test_gradient_accumulation_makes_one_boundary():
     model, optimizer = model_and_optimizer()
     with Recorder() as seen:
@@ -132,6 +143,23 @@ def test_an_optimizer_inside_backward_makes_one_step_at_the_end_of_backward():
     assert seen.events.count("boundary") == 1
 
 
+def step_by_grad(model, optimizer):
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(model(torch.ones(2, 3)).sum(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def test_gradients_of_autograd_grad_make_steps_after_a_single_backward():
+    model, optimizer = model_and_optimizer()
+    with Recorder() as seen:
+        model(torch.ones(2, 3)).sum().backward()
+        for _ in range(5):
+            step_by_grad(model, optimizer)
+    assert seen.events.count("boundary") == 5
+
+
 def test_a_gradient_penalty_is_part_of_its_step():
     """WGAN-GP: `autograd.grad` in the critic's forward, then its backward; the generator steps every fifth time."""
     critic, critic_optimizer = model_and_optimizer()
@@ -146,6 +174,43 @@ def test_a_gradient_penalty_is_part_of_its_step():
                 generator(torch.ones(2, 3)).sum().backward()
                 generator_optimizer.step()
     assert seen.events.count("boundary") == 12
+
+
+def test_megatrons_own_backward_is_one():
+    """It calls autograd's engine itself."""
+    model, optimizer = model_and_optimizer()
+    with Recorder() as seen:
+        output = model(torch.ones(2, 3))
+        engine().run_backward(
+            (output,), (torch.ones_like(output),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
+        optimizer.step()
+        optimizer.step()
+    assert seen.events[:3] == [Region.backward, Region.after_backward, Region.step]
+    assert seen.events.count("boundary") == 1
+
+
+def test_one_optimizer_that_steps_for_each_part_of_the_parameters_makes_one_boundary():
+    """DeepSpeed's stage 3 gives its inner optimizer one sub-group after the other."""
+    model, optimizer = model_and_optimizer()
+    (group,) = optimizer.param_groups
+    with Recorder() as seen:
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+            for parameter in model.parameters():
+                group["params"] = [parameter]
+                optimizer.step()
+    assert seen.events.count("boundary") == 3
+
+
+def test_fp16_overflow_moves_the_boundary_to_the_next_step():
+    model, optimizer = model_and_optimizer()
+    with Recorder() as seen:
+        for step in range(4):
+            model(torch.ones(2, 3)).sum().backward()
+            if step != 1:  # the scaler does not call `step`
+                optimizer.step()
+    assert seen.events.count("boundary") == 3
 
 
 def test_a_compiled_step_is_seen_when_the_next_gradients_are_computed(capfd):

@@ -16,6 +16,18 @@ def test_cgroup_v2_limit(tmp_path):
     assert sample() is None
 
 
+@pytest.mark.parametrize("limit", ["max", str(2**63 - 4096), ""])
+def test_no_limit_falls_back_to_resident_memory(tmp_path, limit):
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text("250")
+    assert 0 < cpu_source(tmp_path)() < 1
+
+
+def test_this_machine_has_a_pressure():
+    assert 0 <= device_memory_here().pressure() <= 1
+    assert device_memory_here().cached_share() == 0
+
+
 def test_what_torch_has_cached_is_in_use_and_told_apart(monkeypatch):
     """NCCL allocates from the driver, which does not know that torch could do without it."""
     gpu = {

@@ -1,4 +1,5 @@
 import ctypes
+import threading
 
 import numpy as np
 import pytest
@@ -51,6 +52,47 @@ def test_rank_0_sends_everything_others_timed_records_only():
         assert set(np.frombuffer(body, wire.OBSERVATION_FIELDS)["rank"]) == {rank}
 
 
+def test_cost_tables_go_before_the_calls_that_they_are_about_and_once():
+    drain = RecordDrain(FakeRings(block([0]), costs=[1]), "job", 0, StepQueue())
+    assert [type(message) for message, _ in drain.collect()] == [wire.CostTables, wire.Observations]
+    assert drain.collect() == []
+    drain.costs.resend_all()
+    ((head, _),) = drain.collect()
+    assert head == wire.CostTables("job", 0, 1)
+
+
+def test_adoptions_go_before_steps_and_cost_tables_from_rank_0_only():
+    queue = StepQueue()
+    drain = RecordDrain(FakeRings(block([]), costs=[1, 2]), "job", 0, queue)
+    queue.add(StepRecord(1, 5, 10.0))
+    queue.adopt(5, 1)
+    costs, *messages = [decode(*message)[0] for message in drain.collect()]
+    assert costs == wire.CostTables("job", 0, 2)
+    assert messages == [wire.Adopted("job", 5, 1), wire.Steps("job", 0, (StepRecord(1, 5, 10.0),))]
+    assert drain.collect() == []
+    assert RecordDrain(FakeRings(block([]), costs=[1]), "job", 1, StepQueue()).collect() == []
+
+
+def test_of_two_threads_that_collect_at_once_one_gets_all():
+    class SlowRings(FakeRings):
+        def drain(self, max_records):
+            if not inside.is_set():
+                inside.set()
+                assert goes_on.wait(60)
+            return super().drain(max_records)
+
+    inside, goes_on, got = threading.Event(), threading.Event(), []
+    drain = RecordDrain(SlowRings(block([0, 2])), "job", 0, StepQueue())
+    thread = threading.Thread(target=lambda: got.append(drain.collect()))
+    thread.start()
+    assert inside.wait(60)
+    assert drain.collect() == []
+    goes_on.set()
+    thread.join()
+    (((head, _),),) = got
+    assert head.n_records == 2
+
+
 class Log:
     def __init__(self):
         self.n_records, self.n_dropped, self.logged_steps = 0, 0, []
@@ -61,6 +103,13 @@ class Log:
 
     def steps(self, steps):
         self.logged_steps += steps
+
+
+def test_the_trace_sees_every_record_and_step():
+    log, queue, step = Log(), StepQueue(), StepRecord(1, 5, 10.0)
+    queue.add(step)
+    RecordDrain(FakeRings(block([0, 2])), "job", 1, queue, log).collect()
+    assert (log.n_records, log.n_dropped, log.logged_steps) == (2, 7, [step])
 
 
 def test_steps_that_found_no_room_are_counted_with_the_records_that_did_not():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotune.agent.nccl.library import NO_CALLS
+from zerotune.agent.nccl.library import MIXED_EPOCHS, NO_CALLS
 from zerotune.agent.steps.clock import Reading, VirtualClock
 from zerotune.agent.steps.step_timer import StepTimer
 from zerotune.store.records import StepRecord
@@ -47,6 +47,33 @@ class Job:
         self.counter.ran_under = epoch
         self.n_steps += 1
         self.timer.finish()
+
+
+def test_a_round_of_local_steps_is_one_step():
+    job = Job()
+    for _ in range(4):
+        for _ in range(9):
+            job.step()
+        job.step(epoch=3)
+    rounds = [one for one in job.told if one.is_whole]
+    assert [one.duration_us for one in rounds] == [1.0, 10.0, 10.0, 10.0]
+    assert [one.step for one in job.told] == list(range(1, len(job.told) + 1))
+    assert {one.epoch for one in rounds} == {3}
+    assert job.counter.step == job.timer.step
+
+
+def test_steps_before_the_first_exchange_are_compared_with_none():
+    job = Job()
+    for _ in range(5):
+        job.step()
+    assert [one.is_whole for one in job.told] == [False] * 4
+
+
+def test_a_step_in_which_plans_changed_is_compared_with_none():
+    job = Job()
+    for epoch in (0, 0, MIXED_EPOCHS + 2, 2):
+        job.step(epoch)
+    assert [(one.epoch, one.is_whole) for one in job.told] == [(0, True), (2, False), (2, True)]
 
 
 def test_steps_that_are_replayed_graphs_are_steps_of_their_own():

@@ -223,6 +223,28 @@ def test_who_waits_is_brought_on_by_background_threads_alone(make_job) -> None:
     job.call_until(channels(1))
 
 
+def test_a_paused_background_thread_costs_its_communicators_one_change(make_job) -> None:
+    job = make_job(3)
+    for each in job.ranks:
+        each.call(16)
+    for each in job.ranks[:2]:
+        each.join(7, 2)
+        each.call(16, 7)
+    job.went[2].clear()
+    job.offer(plan(1, 2, 3))
+    wait_until(lambda: job.n_changes()[0] == 1)
+    job.call_until(channels(1), 7)
+    for each in job.ranks[:2]:
+        each.call(500)
+        assert each.ran[WORLD][-1] == NO_PLAN
+    assert dict(job.ranks[0].agreement.counters().left_out) == {f"{WORLD:016x}": "ranks_missing"}
+    job.went[2].set()
+    wait_until(lambda: job.ranks[2].agreement.counters().n_adopted == 1)
+    for each in job.ranks:
+        each.call(600 - len(each.ran[WORLD]))
+    job.call_until(channels(1))
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("n_failures", [1, 5])
 def test_a_store_that_fails_for_a_while_costs_nothing_but_time(make_job, failing: int, n_failures: int) -> None:
@@ -244,6 +266,29 @@ def test_a_store_that_fails_for_a_while_costs_nothing_but_time(make_job, failing
     assert [each.agreement.counters().state for each in job.ranks] == ["agreeing"] * 3
 
 
+class EverySecond:
+    """Raises at every second call of each thread."""
+
+    def __init__(self) -> None:
+        self.seen = threading.local()
+
+    def __call__(self) -> None:
+        self.seen.odd = not getattr(self.seen, "odd", False)
+        if self.seen.odd:
+            raise RuntimeError("connection reset by peer")
+
+
+@pytest.mark.parametrize("fault", ["fail", "lose"])
+def test_requests_that_have_to_be_repeated_cost_nothing_but_time_from_a_jobs_start_on(make_job, fault: str) -> None:
+    """If an answer is lost, the store has carried the request out twice."""
+    job = make_job(3, **{fault: EverySecond()})
+    for each in job.ranks:
+        each.call(16)
+    job.offer(plan(1, 3))
+    wait_until(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    job.call_until(channels(1))
+
+
 def test_closing_while_a_change_is_under_way_lets_calls_pass(make_job) -> None:
     job = make_job(2)
     for each in job.ranks:
@@ -260,6 +305,62 @@ def test_closing_while_a_change_is_under_way_lets_calls_pass(make_job) -> None:
     job.ranks[0].call(10_000)
     assert job.ranks[0].ran == job.ranks[1].ran
     assert set(job.ranks[0].ran[WORLD]) == {NO_PLAN}
+
+
+def test_communicators_that_rank_0_is_not_in_are_tuned_like_any_other(make_job) -> None:
+    job = make_job(4)
+    for each in job.ranks[1:]:
+        each.join(9, 3)
+        each.call(16, 9)
+    job.offer(plan(1, 3))
+    wait_until(lambda: min(job.n_changes()) == 1)
+    job.call_until(channels(1), 9)
+
+
+def test_ranks_whose_histories_differ_are_left_alone_for_good(make_job) -> None:
+    job = make_job(2)
+    for each in job.ranks:
+        each.call(16)
+    job.offer(plan(1, 2))
+    wait_until(lambda: min(job.n_changes()) == 1)
+    job.call_until(channels(1))
+    job.ranks[1].sides[WORLD].call(4096)
+    job.ranks[0].sides[WORLD].call(8192)
+    for each in job.ranks:
+        each.call(9000)
+    for epoch in (2, 3):
+        job.offer(plan(epoch, 2))
+        wait_until(lambda: min(job.n_changes()) == epoch)  # noqa: B023
+        job.call_until(NO_PLAN)
+
+
+def test_stages_follow_by_themselves_and_phases_by_the_history_of_calls(make_job) -> None:
+    """Rank 1 says the wrong phases, and ends half as many steps: what runs is what rank 0's steps were."""
+    job = make_job(2)
+    forward, backward = int(Phase.forward_gather), int(Phase.backward_gather)
+    for rank, each in enumerate(job.ranks):
+        for step in range(12):
+            each.plugin.set_phase(backward if rank else forward)
+            each.ran[WORLD] += [each.sides[WORLD].call(size) for size in (1 << 20, 1 << 21)]
+            each.plugin.set_phase(forward if rank else backward)
+            each.ran[WORLD].append(each.sides[WORLD].call(1 << 20))
+            each.plugin.set_step((step + 1) // (1 + rank))
+    rows = (row(2, 5, Phase.forward_gather), row(2, 7, Phase.backward_gather))
+    wanted = Plan(1, rows, then=(NextStage(n_steps=3, n_rows=2, rows=(row(2, 9),)),))
+    job.offer(wanted)
+    wait_until(lambda: min(job.n_changes()) == 1)
+    for each in job.ranks:
+        for size in (1 << 20, 1 << 21, 1 << 20) * 100:
+            each.ran[WORLD].append(each.sides[WORLD].call(size))
+    ran = job.ranks[0].ran[WORLD]
+    assert ran == job.ranks[1].ran[WORLD]
+    at = ran.index(5)
+    assert at % 3 == 0
+    assert ran[at : at + 9] == [5, 5, 7] * 3
+    assert set(ran[at + 9 :]) == {9}
+    job.ranks[0].agreement.withdraw()
+    wait_until(lambda: min(job.n_changes()) == 2)
+    job.call_until(NO_PLAN)
 
 
 def test_a_control_window_is_two_steps_of_nccls_own_choice_on_all_ranks(make_job) -> None:
@@ -292,3 +393,27 @@ def test_a_control_window_is_two_steps_of_nccls_own_choice_on_all_ranks(make_job
     assert ran[at : at + 4] == [NO_PLAN] * 4
     assert ran[at + 4 :] == [5, 7] * (len(ran[at + 4 :]) // 2)
     assert [each.agreement.controls for each in job.ranks] == [(3,)] * 2
+
+
+def test_without_bells_ranks_find_a_change_soon_after_the_start(make_job) -> None:
+    job = make_job(2)
+    job.bells = False
+    for each in job.ranks:
+        each.call(16)
+    job.ranks[1].agreement.look(10.0)
+    job.offer(plan(1, 2))
+    wait_until(lambda: min(each.agreement.counters().n_adopted for each in job.ranks) == 1)
+    job.call_until(channels(1))
+
+
+def test_a_plan_that_cannot_be_loaded_reaches_nobody(make_job) -> None:
+    job = make_job(2)
+    for each in job.ranks:
+        each.call(16)
+    job.offer(Plan(1, (row(2, 5), row(2, 6))))
+    wait_until(lambda: job.ranks[0].agreement.n_refused_plans == 1)
+    job.offer(plan(2, 2))
+    wait_until(lambda: min(job.n_changes()) == 1)
+    job.ranks[0].agreement.communicator_came()  # asks for the plan in force, not for the refused one
+    job.call_until(channels(2))
+    assert job.ranks[0].agreement.n_refused_plans == 1

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nccl_side import NO_PLAN, Side, own_plugin, row
 from plugin_model import Communicator, PluginModel, Shape
 
-from zerotune.store.records import NextStage, Plan, PlanRow
+from zerotune.agent.nccl.library import CYCLE_DTYPE
+from zerotune.store.records import NextStage, Phase, Plan, PlanRow
 
 SHAPE = Shape("w", (0, 1), 1)
+SIZES = (1 << 20, 1 << 21, 1 << 22)
 
 
 @pytest.fixture(scope="module")
@@ -80,4 +85,48 @@ def test_model_and_plugin_agree_on_promises_and_stages(plugin, operations) -> No
             assert side.call() == (ran // 10 % 60 + 1 if ran else NO_PLAN)
     finally:
         plugin.release(side.owner)
+        side.close()
+
+
+def naive_phases(cycle: Sequence[tuple[int, Phase]], calls: Sequence[int]) -> list[Phase | None]:
+    """On the cycle from the beginning; off it from a call that does not fit, until it was seen whole."""
+    sizes = [size for size, _ in cycle]
+    found: list[Phase | None] = []
+    at, is_on, since = 0, True, 0
+    for i, size in enumerate(calls):
+        if is_on and size == sizes[at]:
+            found.append(cycle[at][1])
+            at = (at + 1) % len(cycle)
+            continue
+        found.append(None)
+        if is_on:
+            is_on, since = False, i - at  # what fitted may begin what is looked for
+        seen = calls[since : i + 1]
+        if len(seen) >= len(sizes) and list(seen[-len(sizes) :]) == sizes:
+            at, is_on = 0, True
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    cycle=st.lists(st.tuples(st.sampled_from(SIZES), st.sampled_from([Phase.forward_gather, Phase.backward_gather])),
+                   min_size=1, max_size=6),
+    data=st.data(),
+)  # fmt: skip
+def test_the_cycle_is_found_again_exactly_where_it_was_seen_whole(plugin, cycle, data) -> None:
+    """Whatever comes between: pieces of the cycle, and calls that are not in it."""
+    pieces = st.one_of(
+        st.just([size for size, _ in cycle]), st.lists(st.sampled_from([*SIZES, 1 << 10]), min_size=1, max_size=4)
+    )
+    calls = [size for piece in data.draw(st.lists(pieces, max_size=10)) for size in piece]
+    side = Side(plugin, 1, 2)
+    try:
+        plugin.prepare(Plan(1, (row(2, 3, Phase.forward_gather), row(2, 5, Phase.backward_gather))))
+        assert plugin.promise(side.owner, 0) == 1
+        packed = np.array([(size, 2, int(phase)) for size, phase in cycle], CYCLE_DTYPE).tobytes()
+        assert plugin.commit(side.owner, (1,), packed)
+        plugin.prepare_end()
+        channels = {Phase.forward_gather: 3, Phase.backward_gather: 5, None: NO_PLAN}
+        assert [side.call(size) for size in calls] == [channels[phase] for phase in naive_phases(cycle, calls)]
+    finally:
         side.close()

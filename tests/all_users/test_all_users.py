@@ -24,12 +24,13 @@ from zerotune.store.paths import SERVICE_DOOR
 from zerotune.tuner.all_users import service as service_module
 from zerotune.tuner.all_users.door import Door
 from zerotune.tuner.all_users.folders import Share, User
-from zerotune.tuner.all_users.service import MAX_LET_IN, MAX_VISITS, AllUsers, Policy
+from zerotune.tuner.all_users.service import MAX_LET_IN, MAX_NAMELESS, MAX_VISITS, AllUsers, Policy
 from zerotune.tuner.all_users.user_process import CANNOT_RUN, UserProcess, outputs_of
 from zerotune.tuner.cli.app import app
 
 WORLD = Path(__file__).with_name("node_world.py")
 ALICE, BOB, MALLORY, CAROL = 20_001, 20_002, 20_003, 20_900
+LENT = 2**32 - 6
 """Directories of users lend numbers from 2^31 on."""
 GROUP = "users"
 USERS_GID = 100
@@ -347,6 +348,37 @@ def test_a_folder_that_was_left_unfinished_is_finished(another_node: Node) -> No
         another_node.make(f"{folder}/{ALICE}" if folder != f"{STATE}/shared/node" else folder, 0, 0o700)
     assert another_node.knock(ALICE)[0] == [f"ipc://{RUNTIME}/{ALICE}/daemon.sock", ""]
     assert another_node.mode(f"{STATE}/{ALICE}") == [ALICE, ALICE, 0o700]
+
+
+def test_numbers_that_are_no_users_have_few_daemons(another_node: Node) -> None:
+    another_node.start("--share", "private")
+    another_node.lend(f"mallory:{MALLORY + 100}:65536\n")
+    told, _, _ = another_node.knock(MALLORY + 100)
+    assert told[1]
+    assert another_node.daemon(MALLORY + 100) is None
+    answers = [another_node.knock(MALLORY + at, MALLORY + at, 0.0)[0] for at in range(MAX_NAMELESS + 2)]
+    assert [one[0] for one in answers[:MAX_NAMELESS]] == [
+        f"ipc://{RUNTIME}/{MALLORY + at}/daemon.sock" for at in range(MAX_NAMELESS)
+    ]
+    assert all(one[1] for one in answers[MAX_NAMELESS:])
+
+
+def test_who_leaves_as_others_come_is_not_taken_for_one_of_them(another_node: Node) -> None:
+    """A descriptor that is closed has its number given to the next one, about which nothing was said yet."""
+    max_files = 128
+    another_node.start("--share", "private", max_files=max_files)
+    another_node.swap(MALLORY, max_files // 4)
+    assert another_node.knock(BOB)[0] == [f"ipc://{RUNTIME}/{BOB}/daemon.sock", ""]
+    assert another_node.stop() == 0
+
+
+def test_users_of_any_number_are_served(another_node: Node) -> None:
+    another_node.start("--share", "group")
+    endpoint = f"ipc://{RUNTIME}/{LENT}/daemon.sock"
+    assert another_node.knock(LENT) == [[endpoint, ""], endpoint, f"{STATE}/{LENT}/store.db"]
+    assert another_node.daemon(LENT)[1] == LENT
+    assert another_node.jobs(LENT, LENT) == [], "their own, and trusted by them"
+    assert another_node.stop() == 0
 
 
 def test_what_is_wrong_with_one_visitor_ends_nobodys_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

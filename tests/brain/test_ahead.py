@@ -79,6 +79,30 @@ def test_what_would_be_slower_is_left_to_nccl(fabric: str, place: CommunicatorCl
             assert world.truth(larger, world.chosen(larger))[0] < 1.02 * world.truth(larger, BASELINE)[0], times
 
 
+def test_what_is_found_later_counts_too() -> None:
+    """Calls may become slower with what was faster."""
+    world, brain = _freed()
+    guessed = {row.candidate for row in _unseen_sizes(brain)} - {BASELINE}
+    assert guessed == {brain.keys[0].usual}
+    world.factors.update({(world.calls[0], one): 3.0 for one in guessed})
+    while brain.keys[0].usual in guessed:
+        assert world.step < 300
+        play(world, brain, 1)
+    play(world, brain, 2)
+    assert not guessed & {row.candidate for row in _unseen_sizes(brain)}
+
+
+def test_where_nccl_goes_over_to_another_algorithm_or_protocol_it_is_left_alone() -> None:
+    world, brain = _freed()
+    assert _unseen_sizes(brain)
+    for row in _unseen_sizes(brain):
+        for n_bytes in (row.min_bytes, row.max_bytes):
+            default = brain.costs.default(world.communicator, row.collective, n_bytes)
+            assert default is not None
+            changes = (default.algorithm, default.protocol) != (Algorithm.ring, Protocol.ll)
+            assert row.candidate.is_baseline or not changes
+
+
 def test_without_a_description_larger_messages_are_left_to_nccl() -> None:
     world = World("h100_node", NODE, [_reduced(MIB)] * 4, memory_pressure=0.97)
     faster = Candidate(Algorithm.ring, Protocol.simple, 8)

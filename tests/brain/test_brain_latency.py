@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Candidate, Collective, Phase, Plan, StepRecord
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.explaining.words import comparison
+from zerotune.tuner.learning.policy.risk import RollbackLatency
 
 CALL = Call(Collective.all_reduce, Phase.other, 1 << 20)
 
@@ -106,3 +110,27 @@ def test_a_surprise_costs_a_few_steps_however_late_reports_are(ends_looks: bool)
     # A first look of two steps, seven steps' time more each. Where looks do not end by themselves, one has to show it.
     assert most_overdrawn_steps <= (20.0 if ends_looks else 200.0)
     assert brain.spent_percent <= 1.0 + 100.0 * most_overdrawn_steps / brain.budget.n_steps
+
+
+def test_the_delay_is_what_was_seen() -> None:
+    delay = RollbackLatency()
+    assert delay.steps == 1.0
+    delay.observed(1000, 1299)
+    delay.looked()
+    assert delay.steps == 899.0, "no plan was seen adopted: some reports' time is assumed"
+    delay.offered(5)
+    delay.observed(1300, 1599)
+    delay.adopted(5, 1450)
+    delay.looked()
+    assert delay.steps == 300.0 + 150.0, "from step 1450 to 1599 until it is reported, then up to 151 from there"
+    for at in range(100):
+        delay.observed(1600 + at, 1600 + at)
+        delay.looked()
+        delay.offered(6 + at)
+        delay.adopted(6 + at, 1601 + at)
+    assert delay.steps == 1.0
+
+
+def test_more_time_is_said_as_more_time() -> None:
+    assert comparison(math.log(406.2 / 782.6)) == "92.7 % slower"
+    assert comparison(math.log(782.6 / 406.2)) == "48.1 % faster"

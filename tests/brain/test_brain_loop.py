@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from benchmarks.lib.simulated.brain_world import (
     Call,
     OverlappedWorld,
+    SeeminglyHidden,
     World,
     decided,
     gain_share,
@@ -15,6 +18,7 @@ from benchmarks.lib.simulated.brain_world import (
 )
 from zerotune.agent.nccl import catalog, fabric
 from zerotune.store.records import BASELINE, Collective, CommunicatorClass, Phase, Plan
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS
 from zerotune.tuner.learning.policy.risk import LEAST_TRIAL_STEPS
 
 SIZES = (1 << 14, 1 << 17, 1 << 20, 1 << 23)
@@ -102,6 +106,37 @@ def test_channels_that_slow_computation_down_are_given_back_however_rarely_the_d
     assert brain.spent_percent <= 1.0
 
 
+def test_while_steps_are_compared_leads_run_on_where_nothing_is_changed() -> None:
+    """A lead that paused lost its gain for as long, and came and went with each comparison."""
+    place = fabric.load("h100_node").communicator(range(8))
+    kinds = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
+    calls = [Call(*kind, 1 << exponent) for exponent in (18, 20, 22, 24) for kind in kinds for _ in range(2)]
+    n_led = n_rested = 0
+    for seed in range(1, 5):
+        if n_led and n_rested:
+            break
+        world = SeeminglyHidden("h100_node", place, calls, noise=0.05, seed=seed)
+        world.compute_us = 2.3 * sum(world.truth(call, BASELINE)[0] for call in calls)
+        brain = make_brain(world)
+        for _ in range(200):
+            comparing = brain.variant
+            plans = play(world, brain, 1)
+            if not plans or comparing is None or brain.variant != comparing:
+                continue
+            assert brain.plan is not None
+            for view in brain.keys:
+                if view.provisional is None:
+                    continue
+                if view.key not in comparing.settings:
+                    assert brain.plan.settings[view.key] in (view.provisional, view.trial)
+                    n_led += 1
+                elif not brain.plan.has_variant:
+                    assert brain.plan.settings[view.key] == view.incumbent
+                    n_rested += 1
+    assert n_led
+    assert n_rested
+
+
 def test_what_is_on_trial_does_not_outlive_its_daemon():
     """With nobody to watch it, a trial gives way by itself before long; what is settled stays."""
     world = _world()
@@ -169,3 +204,26 @@ def test_a_plan_that_the_ranks_gave_up_is_offered_again():
     again, *_ = play(world, brain, 5)
     assert again.epoch > before.epoch
     assert again.rows == before.rows
+
+
+def test_a_plan_that_nobody_adopts_is_offered_again() -> None:
+    """Refused, or lost on its way: else what is on trial would run until the job ends."""
+    world = _world()
+    brain = make_brain(world)
+    plans = play(world, brain, 20)
+    assert any(plan.rows for plan in plans)
+    in_force = world.plan
+    ignored, at_step = [], []
+    while world.step < 600:
+        block, record = world.run_step()
+        brain.observe(block)
+        brain.step_finished(record)
+        plan = brain.propose()
+        if plan is not None and plan.epoch > in_force.epoch:
+            ignored.append(plan)
+            at_step.append(world.step)
+    assert len(ignored) >= 5
+    assert at_step[-1] >= 600 - HORIZON_STEPS
+    assert all(later - before <= HORIZON_STEPS for before, later in itertools.pairwise(at_step))
+    epochs = [plan.epoch for plan in ignored]
+    assert epochs == sorted(set(epochs))

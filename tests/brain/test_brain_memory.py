@@ -13,6 +13,7 @@ from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play, 
 from benchmarks.lib.simulated.tight_world import OutOfMemory, TightWorld
 from zerotune.agent.nccl import cost_model, library
 from zerotune.store.records import (
+    BASELINE,
     Algorithm,
     Candidate,
     Collective,
@@ -21,6 +22,8 @@ from zerotune.store.records import (
     Plan,
     PlanRow,
     Protocol,
+    size_class,
+    size_class_range,
 )
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.policy.memory import MemoryGate
@@ -44,6 +47,7 @@ SMALL_THEN_LARGE = {
     "tree_then_ring_ib": ("h100_ib_2", CommunicatorClass(16, 2), _ddp, 4 * MIB, 64 * MIB),
     "ring_then_nvls": ("h100_node", CommunicatorClass(8, 1), _ddp, MIB, 4 * MIB),
 }
+NOTHING_AS_FAST = ("rtx5090_loopback", CommunicatorClass(4, 4), _zero3, 8 * KIB, 64 * KIB)
 """Ring for small messages, and for large ones PAT, which is a third faster than anything that is connected."""
 
 Scenario = tuple[str, CommunicatorClass, Callable[[int], list[Call]], int, int]
@@ -93,6 +97,53 @@ def test_a_job_that_would_run_out_of_memory_completes_at_next_to_no_cost(name: s
     assert _slowdown_without_room(SMALL_THEN_LARGE[name]) <= 0.02
 
 
+def test_it_completes_also_where_nothing_connected_is_as_fast() -> None:
+    assert 0.1 < _slowdown_without_room(NOTHING_AS_FAST) < 0.5
+
+
+def test_where_channels_cost_memory_too_no_more_are_opened() -> None:
+    """Not NCCL's way, which opens all at once, but a library's that connects what it uses."""
+    scenario, connects = SMALL_THEN_LARGE["tree_then_ring"], "used_channels"
+    roomy, default_us = _run(scenario, float("inf"), tuned=False, connects=connects)
+    small = _small_only(scenario, connects)
+    assert sum(small.connected.values()) < sum(roomy.connected.values())
+    tight, tuned_us = _run(scenario, small.taken_mb + 1.0, tuned=True, connects=connects)
+    assert tight.connected == small.connected
+    assert np.median(tuned_us) <= 1.02 * np.median(default_us)
+
+
+def test_larger_messages_are_expected_when_pressure_drops() -> None:
+    world = World("ethernet_boxes", CommunicatorClass(16, 16), _zero3(MIB), memory_pressure=0.97)
+    brain = make_brain(world)
+    play(world, brain, 40)
+    world.memory_pressure = 0.6
+    play(world, brain, 3)
+    # The plan that the ranks hold now, before anybody has sent anything larger.
+    upcoming = size_class(MIB) + 1
+    for collective, phase in {(call.collective, call.phase) for call in world.calls}:
+        row = _row_for(world.plan.rows, world, collective, phase, size_class_range(upcoming)[0])
+        assert row is not None
+    world.calls = _zero3(size_class_range(upcoming)[0])
+    first = world.calls[0]
+    asked = world.chosen(first)
+    block, record = world.run_step()
+    brain.observe(block)
+    brain.step_finished(record)
+    # What was measured is the setting's, not the baseline's.
+    state = next(one for one in brain.keys if one.key.size_class == upcoming and one.key.phase is first.phase)
+    assert brain.predicted(state.key)[asked].n_calls == sum(call == first for call in world.calls)
+    if not asked.is_baseline:
+        assert state.provisional == asked
+        assert state.provisional_is_proven
+
+
+def test_nothing_is_anticipated_while_memory_never_was_short() -> None:
+    world = World("ethernet_boxes", CommunicatorClass(16, 16), _zero3(MIB), memory_pressure=0.5)
+    brain = make_brain(world)
+    for plan in play(world, brain, 60):
+        assert all(row.min_bytes <= MIB <= row.max_bytes for row in plan.rows)
+
+
 def test_new_sizes_keep_their_guarded_setting_until_memory_is_free() -> None:
     world = World("ethernet_boxes", CommunicatorClass(16, 16), _zero3(MIB), memory_pressure=0.97)
     brain = make_brain(world)
@@ -131,6 +182,23 @@ def _ran(communicator: CommunicatorClass, *settings: Candidate) -> np.ndarray:
     return block
 
 
+def test_what_is_connected_is_known_per_communicator() -> None:
+    wide, narrow = CommunicatorClass(16, 2), CommunicatorClass(8, 1)
+    gate = MemoryGate(0.92)
+    gate.ran(_ran(wide, Candidate(Algorithm.ring, Protocol.ll, 4), Candidate(Algorithm.ring, Protocol.simple, 2)))
+    gate.ran(_ran(narrow, Candidate(Algorithm.tree, Protocol.ll, 1)))
+    assert gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 4), wide)
+    assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 5), wide)
+    assert not gate.has_room_for(Candidate(Algorithm.ring, Protocol.simple, 1), narrow)
+    assert not gate.has_room_for(BASELINE, wide)
+    assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
+    gate.heard(0.95)
+    assert gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), narrow)
+    assert not gate.allows(Candidate(Algorithm.tree, Protocol.ll, 1), wide)
+    assert gate.allows(Candidate(Algorithm.ring, Protocol.ll, 4), wide)
+    assert not gate.allows(Candidate(Algorithm.ring, Protocol.ll, 5), wide)
+
+
 def test_what_would_fill_the_device_is_not_tried_while_it_is_not_full_yet() -> None:
     boxes = CommunicatorClass(4, 4)
     gate = MemoryGate(0.92, {"device_mb": 1000.0, "channel_mb": 9.0})
@@ -146,6 +214,22 @@ def test_what_would_fill_the_device_is_not_tried_while_it_is_not_full_yet() -> N
     unknown = MemoryGate(0.92, {})
     unknown.heard(0.91)
     assert unknown.allows(tree, boxes)
+
+
+def test_memory_is_short_above_the_threshold_and_falls_where_it_matters() -> None:
+    gate = MemoryGate(0.92)
+    seen = []
+    for pressure in (0.5, 0.93, 0.91, 0.93, 0.89, 0.85, 0.82, 0.7, 0.95, 0.95, 0.5):
+        gate.heard(pressure)
+        seen.append((gate.is_short, gate.is_falling))
+    short, free, quiet = (True, False), (False, True), (False, False)
+    assert seen == [quiet, short, short, short, quiet, quiet, free, free, short, short, free]
+    gradual = MemoryGate(0.92)
+    for pressure in (0.8, 0.75, 0.72):
+        gradual.heard(pressure)
+        assert not gradual.is_falling
+    gradual.heard(0.6)
+    assert gradual.is_falling
 
 
 def _row_for(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 
-from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
+from benchmarks.lib.simulated.brain_world import Call, World, gain_share, make_brain, play
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Collective, Phase, StepRecord, size_class
+from zerotune.store.records import BASELINE, Candidate, Collective, Phase, StepRecord, size_class
 from zerotune.tuner.learning.brain import BrainSettings
-from zerotune.tuner.learning.policy.observations import Contrast
+from zerotune.tuner.learning.policy.observations import CallEvidence, Contrast
+from zerotune.tuner.learning.policy.risk import Budget
 
 
 def _world(name: str = "ethernet_boxes", n_ranks: int = 16, **changes: object) -> World:
@@ -44,6 +48,12 @@ def test_the_confidence_sequence_holds_at_every_look() -> None:
         gaps = rng.normal(0, 1, n_looks).cumsum() - rng.normal(0, 1, n_looks).cumsum()
         wrong += any(abs(gaps[n - 1] / n) > Contrast(0.0, n / 2, 1.0).radius(alpha) for n in range(1, n_looks + 1))
     assert wrong <= alpha * n_runs
+
+
+def test_a_radius_shrinks_with_evidence_and_grows_with_strictness() -> None:
+    assert Contrast(0.0, 0, 1.0).radius(0.05) == math.inf
+    assert Contrast(0.0, 2, 1.0).radius(0.05) > Contrast(0.0, 8, 1.0).radius(0.05) > 0
+    assert Contrast(0.0, 2, 1.0).radius(0.001) > Contrast(0.0, 2, 1.0).radius(0.05)
 
 
 def test_what_was_catastrophically_slow_is_never_tried_there_again() -> None:
@@ -91,6 +101,28 @@ def test_under_memory_pressure_nothing_new_is_connected_and_no_channel_beyond_th
             assert row.candidate.n_channels <= connected[row.candidate.algorithm]
 
 
+def test_budget_refuses_nonsense_and_counts_what_was_spent() -> None:
+    with pytest.raises(ValueError, match="budget fraction"):
+        Budget(1.5)
+    budget = Budget(0.01)
+    budget.earn(1_000_000)
+    budget.spend(4_000)
+    assert budget.remaining_us == pytest.approx(6_000)
+    assert budget.spent_us == pytest.approx(0.004 * budget.training_us)
+
+
+def test_one_straggler_moves_a_mean_by_little() -> None:
+    evidence = CallEvidence()
+    slot = evidence.slot(0, BASELINE)
+    rng = np.random.default_rng(0)
+    for step in range(20):
+        logs = np.log(100.0) + rng.normal(0, 0.01, 4)
+        if step == 10:
+            logs[0] += np.log(50.0)
+        evidence.add(evidence.calls(np.full(4, slot), logs), np.full(4, step))
+    assert math.exp(evidence.log_us(slot)) == pytest.approx(100.0, rel=0.02)
+
+
 def test_epochs_of_another_daemons_plans_are_not_judged() -> None:
     world = _world()
     brain = make_brain(world)
@@ -103,6 +135,24 @@ def test_epochs_of_another_daemons_plans_are_not_judged() -> None:
     assert plan is not None
     assert plan.epoch == 42
     assert all(state.incumbent == BASELINE for state in brain.keys)
+
+
+def test_a_decision_explains_itself() -> None:
+    world = _world()
+    brain = make_brain(world)
+    play(world, brain, 60)
+    decisions = brain.decisions()
+    promoted = [decision for decision in decisions if decision.kind == "promote"]
+    assert promoted
+    for decision in promoted:
+        assert decision.baseline_us is not None
+        measured = {one["candidate"]: one["measured_us"] for one in json.loads(decision.alternatives)}
+        assert measured[str(decision.candidate)] < decision.baseline_us
+        assert decision.predicted_low_us is not None
+        assert decision.predicted_low_us <= (decision.predicted_us or 0)
+    assert brain.decisions() == []
+    assert isinstance(promoted[0].candidate, Candidate)
+    assert sum(chosen for _, _, chosen in gain_share(world, brain).values()) > 0
 
 
 def test_exploration_that_nobody_waits_for_is_charged_by_what_is_waited_for() -> None:

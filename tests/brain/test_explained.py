@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +12,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, World, make_brain, play
+from benchmarks.lib.simulated.earlier_jobs import knowledge, offer_only
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import Collective, Decision, Phase
+from zerotune.store.records import BASELINE, Candidate, Collective, CommunicatorClass, Decision, DecisionKey, Phase
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.decided import settled_decisions
+from zerotune.tuner.decided import proven_decisions, settled_decisions
 from zerotune.tuner.learning.brain import Brain
 from zerotune.tuner.offline import explanations, explanations_shown
 
@@ -69,6 +71,8 @@ def test_the_text_says_who_decided_when(path: Path) -> None:
 
 
 PLACES = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
+KEY = DecisionKey(CommunicatorClass(2, 1), Collective.all_gather, Phase.forward_gather, 80)
+NOTHING = Decision("job", "fabric", KEY, BASELINE, 0, "keep", "nothing was decided")
 
 
 def _told(world: World, brain: Brain, n_steps: int) -> list[Decision]:
@@ -108,3 +112,132 @@ def test_trials_of_other_plans_leave_a_trace_with_their_verdict_and_cost(overlap
         assert re.search(r" [\d,]+ us$", one.reason), "the cost"
         assert one.alternatives == "[]"
     assert not any(one.is_of_job for one in settled_decisions(overlapped.decisions).values())
+
+
+def test_what_ran_in_windows_of_another_plan_has_a_part_in_what_is_expected(overlapped: Overlapped) -> None:
+    """What a variant ran was measured after its key was last looked at."""
+    promoted = [one for one in overlapped.decisions if one.kind == "promote"]
+    assert promoted
+    n_ran = n_unseen = 0
+    for decision in promoted:
+        for one in json.loads(decision.alternatives):
+            width = one["predicted_high_us"] / one["predicted_low_us"]
+            if one["n_measurements"] >= 3:
+                n_ran += 1
+                assert one["predicted_us"] == pytest.approx(one["measured_us"], rel=0.03)
+                assert width < 1.15
+            elif not one["n_measurements"]:
+                n_unseen += 1
+                assert width > 1.15
+    assert n_ran > len(promoted)
+    assert n_unseen
+
+
+def test_another_pace_is_told_with_the_step_that_showed_it_and_as_news_of_the_job() -> None:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2
+    world = World("ethernet_boxes", place, calls, compute_us=100_000.0)
+    brain = make_brain(world)
+    play(world, brain, 60)
+    brain.decisions()
+    world.compute_us *= 2
+    changed_at = world.step
+    told = [one for one in _told(world, brain, 12) if one.kind == "pace"]
+    assert len(told) == 1
+    assert told[0].is_of_job
+    assert told[0].step is not None
+    assert 2 <= told[0].step - changed_at <= 10
+    assert all(one.step is not None for one in brain.decisions())
+
+
+def test_a_lead_that_ended_is_told() -> None:
+    """Else it would be said to run, long after it does not."""
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    world = World("ethernet_boxes", place, [call] * 2, compute_us=20_000.0)
+    usual_us = world.truth(call, BASELINE)[0]
+    options = make_brain(world).costs.candidates(place, call.collective)
+    slower = next(one for one in options if 1.05 < world.truth(call, one)[0] / usual_us < 1.5)
+    brain = make_brain(world, knowledge(world, provisional={(call, slower): 0.01}))
+    offer_only(world, brain, slower)
+    decisions = _told(world, brain, 1)
+    assert brain.keys[0].provisional == slower
+    decisions += _told(world, brain, 40)
+    assert brain.keys[0].provisional is None
+    told = [(one.key, one.kind, one.candidate) for one in decisions]
+    assert told[:2] == [(brain.keys[0].key, "provisional", slower), (brain.keys[0].key, "keep", BASELINE)]
+
+
+def test_what_memory_makes_a_new_size_run_is_told() -> None:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << 20)] * 2
+    world = World("ethernet_boxes", place, calls, compute_us=100_000.0)
+    brain = make_brain(world)
+    play(world, brain, 60)
+    assert not brain.keys[0].incumbent.is_baseline
+    world.memory_pressure = 0.97
+    play(world, brain, 10)
+    brain.decisions()
+    world.calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << 21)] * 2
+    told = _told(world, brain, 3)
+    assert brain.keys[-1].key != brain.keys[0].key
+    assert [(one.kind, one.candidate) for one in told if one.key == brain.keys[-1].key][:1] == [
+        ("prior", brain.keys[-1].incumbent)
+    ]
+
+
+def test_a_brain_that_takes_over_says_so_once() -> None:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    world = World("ethernet_boxes", place, [call] * 2, compute_us=100_000.0)
+    first = make_brain(world)
+    assert "takeover" not in [one.kind for one in _told(world, first, 40)]
+    assert world.plan.epoch > 0
+    second = make_brain(world)
+    second.adopted(world.plan.epoch, world.step)
+    told = [one for one in _told(world, second, 40) if one.kind == "takeover"]
+    assert len(told) == 1
+    assert told[0].is_of_job
+
+
+def test_the_last_word_on_a_key_is_what_usually_runs_there() -> None:
+    """What leads included, through a change of the network and back, and with memory that gets short."""
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    calls = [Call(kind, phase, 1 << size) for kind, phase in PLACES for size in (16, 19, 22, 25)]
+    world = World("h100_ib_2", place, calls, compute_us=20_000.0)
+    brain = make_brain(world)
+    decisions: list[Decision] = []
+    led = set()
+
+    def agree(n_steps: int) -> None:
+        for _ in range(n_steps):
+            decisions.extend(_told(world, brain, 1))
+            settled = settled_decisions(decisions)
+            for state in brain.keys:
+                word = settled[state.key].candidate if state.key in settled else BASELINE
+                assert word == state.usual, (world.step, state.key)
+                if state.provisional is not None:
+                    led.add(state.key)
+                    assert proven_decisions(decisions).get(state.key, NOTHING).candidate == state.incumbent
+
+    def provisionals() -> set[tuple[DecisionKey, Candidate]]:
+        return {(state.key, state.provisional) for state in brain.keys if state.provisional is not None}
+
+    agree(20)
+    while not provisionals() and world.step < 150:
+        agree(1)
+    assert led
+    world.slowdown = dict.fromkeys(("all_gather", "reduce_scatter"), 2.0)
+    while not brain.regime:
+        before = provisionals()
+        agree(1)
+    agree(50)
+    world.slowdown = {}
+    while brain.regime:
+        agree(1)
+    usual = {(state.key, state.usual) for state in brain.keys}
+    assert before
+    assert before <= usual, "what led runs again, be it that it was proven meanwhile"
+    agree(40)
+    world.memory_pressure = 0.99
+    agree(20)

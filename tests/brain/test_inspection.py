@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
-from benchmarks.lib.simulated.earlier_jobs import key_of
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.lib.simulated.brain_world import Call, OverlappedWorld, World, make_brain, play
+from benchmarks.lib.simulated.earlier_jobs import key_of, knowledge, offer_only
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Collective, Phase
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
 
 CALLS = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in (17, 20)] * 2
+PAT = Candidate(Algorithm.pat, Protocol.simple, 4)
 
 
 def _world(calls: list[Call] = CALLS) -> World:
@@ -38,3 +43,53 @@ def test_what_is_shown_is_what_runs_and_nothing_changes_by_looking() -> None:
                 assert option.us > 0.0 < option.std
     assert brain.decisions() == left_alone.decisions()
     assert any(not one.incumbent.is_baseline for one in brain.keys)
+
+
+def test_what_is_shown_is_a_copy() -> None:
+    world = _world()
+    brain = make_brain(world)
+    play(world, brain, 3)
+    before = brain.keys
+    for some in (before[0].banned, before[0].retired, brain.predicted(before[0].key)):
+        with pytest.raises(TypeError):
+            some[BASELINE] = ""  # type: ignore[index]  # that is what must fail
+    play(world, brain, 60)
+    assert before != brain.keys
+    with pytest.raises(KeyError):
+        brain.predicted(key_of(world, replace(CALLS[0], message_bytes=8)))
+
+
+def test_a_setting_of_earlier_jobs_is_seen_on_its_way_to_become_the_incumbent() -> None:
+    call = CALLS[0]
+    kinds = []
+    for kind in ("promising", "leading", "proven"):
+        world = _world([call] * 2)
+        brain = make_brain(world, knowledge(world, **{kind: {(call, PAT): 0.2}}))
+        offer_only(world, brain, PAT)
+        seen = []
+        for _ in range(60):
+            play(world, brain, 1)
+            (view,) = brain.keys
+            role = {view.trial: "trial", view.provisional: "provisional", view.incumbent: "incumbent"}.get(PAT)
+            if role is not None and role not in seen:
+                seen.append(role)
+            assert view.provisional_is_proven == (kind == "proven") or view.provisional is None
+        assert view.is_watched
+        assert [one.kind for one in brain.decisions() if one.candidate == PAT][-1] == "promote"
+        assert view.tried == (PAT,)
+        assert brain.predicted(view.key)[PAT].n_calls > 0
+        kinds.append(seen)
+    assert kinds == [["trial", "incumbent"], ["provisional", "incumbent"], ["provisional", "incumbent"]]
+
+
+def test_a_variant_on_trial_is_shown_with_the_plans_that_run_it() -> None:
+    place = fabric.load("few_sms_node").communicator(range(8))
+    kinds = ((Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter))
+    calls = [Call(*kind, 1 << exponent) for exponent in (22, 24) for kind in kinds for _ in range(3)]
+    world = OverlappedWorld("few_sms_node", place, calls, compute_us=40_000.0)
+    brain = make_brain(world)
+    while brain.variant is None or brain.plan is None or not brain.plan.has_variant:
+        assert world.step < 300
+        play(world, brain, 1)
+    assert brain.variant.settings
+    assert brain.variant.settings.items() <= brain.plan.settings.items()

@@ -11,13 +11,17 @@ import pytest
 
 from benchmarks.lib.simulated.brain_world import (
     Call,
+    OverlappedWorld,
     World,
+    decided,
     gain_share,
     make_brain,
     play,
     zero3_step,
 )
+from benchmarks.lib.simulated.earlier_jobs import knowledge, lines, offer_only
 from benchmarks.lib.simulated.tight_world import TightWorld
+from zerotune.agent.nccl import fabric
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
@@ -32,6 +36,7 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.learning.policy.memory import MemoryGate
+from zerotune.tuner.learning.policy.observations import HORIZON_STEPS
 
 MIB = 1 << 20
 BOXES = CommunicatorClass(16, 16)
@@ -91,6 +96,29 @@ def test_what_earlier_jobs_proved_is_not_connected_when_a_job_begins_with_little
     assert world.memory_pressure > 0.92
 
 
+@pytest.mark.parametrize("is_proven", [True, False])
+def test_nor_where_memory_is_not_short_but_would_be(is_proven: bool) -> None:
+    world = _device_for_one_algorithm(device_mb=1.1)  # 0.91, until another is connected
+    play(world, make_brain(world, _says_another_algorithm(world, is_proven=is_proven)), 40)
+    assert set(world.connected) == {Algorithm.pat}
+    roomy = _device_for_one_algorithm(device_mb=3.0)
+    play(roomy, make_brain(roomy, _says_another_algorithm(roomy, is_proven=is_proven)), 40)
+    assert set(roomy.connected) > {Algorithm.pat}
+
+
+def test_nor_on_communicators_that_come_later() -> None:
+    world = World("ethernet_boxes", BOXES, zero3_step(shard_bytes=MIB, n_ranks=1), memory_pressure=0.97)
+    world.communicator = CommunicatorClass(4, 4)
+    brain = make_brain(world, _says_another_algorithm(world))
+    world.communicator = BOXES
+    play(world, brain, 3)
+    world.communicator = CommunicatorClass(4, 4)
+    brain.observe(world.run_step()[0])  # the daemon may think before it hears how full the device is by now
+    new = [one for one in brain.keys if one.key.communicator != BOXES]
+    assert new
+    assert all(state.trial is None for state in new)
+
+
 def test_trials_that_begin_together_fit_together() -> None:
     """Gathers would try PAT and all-reduces a tree; both fit alone."""
     calls = [
@@ -110,6 +138,48 @@ def test_trials_that_begin_together_fit_together() -> None:
         play(world, make_brain(world), 250)
         assert world.memory_pressure <= 0.92
         assert (len(world.connected) == 3) == (free > 1)
+
+
+@pytest.mark.parametrize(("pressure", "n_begun"), [(0.5, 1), (0.4, 2)])
+def test_nor_do_those_of_one_window_that_fit_alone(pressure: float, n_begun: int) -> None:
+    """Tree takes 0.127 of the device, PAT 0.339."""
+    reduces, gathers = (
+        Call(one, Phase.other, 4 * MIB) for one in (Collective.all_reduce, Collective.all_gather)
+    )
+    world = World("ethernet_boxes", BOXES, [reduces, gathers] * 2, memory_pressure=pressure)
+    _device(world, 1700.0)
+    brain = make_brain(world, knowledge(world, promising={(reduces, TREE): 0.3, (gathers, PAT): 0.3}))
+    offer_only(world, brain, TREE, PAT)
+    while not (on_trial := [one.trial for one in brain.keys if one.trial is not None]):
+        assert world.step < 60
+        play(world, brain, 1)
+    assert len(on_trial) == n_begun
+
+
+def _device(world: World, device_mb: float) -> None:
+    """Give a job another device."""
+    world.fabric = copy.copy(world.fabric)
+    world.fabric.memory = msgspec.structs.replace(world.fabric.memory, device_mb=device_mb)
+
+
+@pytest.mark.parametrize(("n_channels", "stays"), [(4, True), (8, False)])
+@pytest.mark.parametrize("kind", ["promising", "leading"])
+def test_what_would_add_channels_ends_as_memory_gets_short(kind: str, n_channels: int, stays: bool) -> None:
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 18)
+    world = World("h100_ib_2", CommunicatorClass(16, 2), [call] * 3)
+    usual = world.setting(call, BASELINE)
+    assert usual.n_channels == 4
+    asked = Candidate(usual.algorithm, Protocol.ll128, n_channels)
+    brain = make_brain(world, knowledge(world, **{kind: {(call, asked): 0.05}}))
+    offer_only(world, brain, asked)
+    world.factors[call, asked] = 0.97 * world.truth(call, BASELINE)[0] / world.truth(call, asked)[0]
+    play(world, brain, 1)
+    while asked not in (brain.keys[0].trial, brain.keys[0].provisional):
+        assert world.step < 60
+        play(world, brain, 1)
+    _, record = world.run_step()
+    brain.step_finished(msgspec.structs.replace(record, memory_pressure=0.99))
+    assert (asked in (brain.keys[0].trial, brain.keys[0].provisional)) == stays
 
 
 SHORT_FOR_GOOD = {
@@ -136,6 +206,50 @@ def test_where_memory_is_short_from_first_to_last_the_gain_is_had_all_the_same(n
         assert row.candidate.n_channels <= connected[row.candidate.algorithm]
 
 
+def test_fewer_channels_are_found_to_train_faster_while_memory_is_short_too() -> None:
+    place = fabric.load("few_sms_node").communicator(range(8))
+    kinds = [(Collective.all_gather, Phase.backward_gather), (Collective.reduce_scatter, Phase.gradient_scatter)]
+    calls = [Call(kind, phase, 1 << exponent) for exponent in (22, 24, 26) for kind, phase in kinds for _ in range(3)]
+    found = []
+    for pressure in (0.3, 0.97):
+        world = OverlappedWorld("few_sms_node", place, calls, compute_us=30_000.0, memory_pressure=pressure)
+        brain = make_brain(world)
+        play(world, brain, 500)
+        world.fixed = decided(brain)
+        found.append(float(np.median([world.run_step()[1].duration_us for _ in range(20)])))
+    assert found[1] < 1.01 * found[0]
+
+
+@pytest.mark.parametrize("becomes_short", [False, True])
+def test_a_variant_that_would_connect_something_ends_when_memory_becomes_short(becomes_short: bool) -> None:
+    """Nothing but a tree of few channels is offered, whose calls are slower: only steps may speak for it."""
+    place = fabric.load("few_sms_node").communicator(range(8))
+    call = Call(Collective.all_reduce, Phase.gradient_scatter, 1 << 24)
+    world = OverlappedWorld("few_sms_node", place, [call] * 6, compute_us=30_000.0)
+    tree = Candidate(Algorithm.tree, Protocol.simple, 16)
+    slower = Knowledge(lines(world, {(call, tree): -0.3}))
+    brain = make_brain(world, slower)
+    offer_only(world, brain, tree)
+    while brain.variant is None:
+        assert world.step < 200
+        play(world, brain, 1)
+    assert {*brain.variant.settings.values()} == {tree}
+    assert Algorithm.tree not in brain.memory.connected[place]
+    world.memory_pressure = 0.97 if becomes_short else 0.3
+    plans = play(world, brain, 20)
+    assert (tree in {row.candidate for plan in plans for row in plan.rows}) == (not becomes_short)
+    assert not (becomes_short and brain.variant)
+
+
+def test_what_fits_alone_may_not_fit_as_a_whole() -> None:
+    gate = _gate(device_mb=1700.0)  # tree takes 0.127, PAT 0.339
+    for pressure, fits in ((0.4, True), (0.5, False)):
+        gate.heard(pressure)
+        assert gate.allows_all({(TREE, BOXES)})
+        assert gate.allows_all({(PAT, BOXES)})
+        assert gate.allows_all({(TREE, BOXES), (PAT, BOXES)}) == fits
+
+
 # ---- the gate ----
 
 
@@ -152,6 +266,27 @@ def _calls(step: int, pressure: float) -> np.ndarray:
     block["algorithm"], block["protocol"], block["n_channels"] = Algorithm.ring, Protocol.simple, 8
     block["step"], block["memory_pressure"] = step, pressure
     return block
+
+
+def test_what_fits_alone_does_not_fit_beside_what_is_to_be_connected() -> None:
+    gate = _gate()
+    gate.heard(0.5)  # tree takes 0.216, PAT 0.576
+    assert gate.allows(TREE, BOXES)
+    gate = _gate(device_mb=1700.0)  # 0.127 and 0.339
+    gate.heard(0.5)
+    assert gate.allows(TREE, BOXES)
+    assert gate.allows(PAT, BOXES)
+    gate.promise(TREE, BOXES)
+    assert gate.allows(TREE, BOXES)
+    assert not gate.allows(PAT, BOXES)
+    for _ in range(HORIZON_STEPS):
+        gate.heard(0.5)
+    assert gate.allows(PAT, BOXES), "the trial ended before it ran"
+    gate.promise(TREE, BOXES)
+    connected = _calls(200, 0.5)
+    connected["algorithm"] = Algorithm.tree
+    gate.ran(connected)
+    assert gate.allows(PAT, BOXES), "the pressure tells by now"
 
 
 def test_the_fullest_device_counts() -> None:

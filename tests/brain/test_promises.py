@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from benchmarks.lib.simulated.brain_world import Call, World, make_brain, play
 from benchmarks.lib.simulated.earlier_jobs import knowledge, offer_only
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.explaining.inspection import KeyView
 from zerotune.tuner.learning.policy.risk import FIRST_LOOK_STEPS
+from zerotune.tuner.modeling.features import CostPrior
 
 GATHER = Call(Collective.all_gather, Phase.forward_gather, 1 << 17)
 SCATTER = Call(Collective.reduce_scatter, Phase.gradient_scatter, 1 << 17)
@@ -54,6 +57,22 @@ def test_what_is_on_trial_while_the_network_recovers_is_not_promoted_for_that(se
     world.slowdown = {}
     play(world, brain, 12)
     assert [one.kind for one in brain.decisions() if one.kind == "promote"] == []
+
+
+def test_plans_tell_that_gathers_come_after_the_step_once_that_is_seen() -> None:
+    """ZeRO-1: gradients are reduced, and updated parameters gathered once per step."""
+    world = _world()
+    brain = make_brain(world)
+    play(world, brain, 8)
+    assert not world.plan.gathers_after_step
+    one_step = [*[(Collective.reduce_scatter, 25 << 20)] * 6, *[(Collective.all_gather, 25 << 20)] * 6]
+    one_step.append((Collective.all_reduce, 4))
+    block = np.zeros(len(one_step), np.dtype(OBSERVATION_FIELDS))
+    block["collective"], block["message_bytes"] = zip(*one_step, strict=True)
+    for _ in range(6):
+        brain.sequence(block)
+    play(world, brain, 2)
+    assert world.plan.gathers_after_step
 
 
 @pytest.mark.parametrize("kind", ["promising", "proven"])
@@ -137,3 +156,71 @@ def test_what_earlier_jobs_proved_and_is_far_slower_here_is_charged_and_not_trie
     assert "rollback" in {one.kind for one in brain.decisions()}
     assert brain.budget.spent_us == pytest.approx(lost_us, rel=0.1)
     assert brain.n_explored == 0, "it was none of this job's trials"
+
+
+def test_what_earlier_jobs_proved_and_is_faster_costs_nothing() -> None:
+    world = _world()
+    best = _best(world)
+    brain = make_brain(world, knowledge(world, proven={(GATHER, best): 0.6}), BrainSettings(budget_fraction=0.0))
+    play(world, brain, 30)
+    assert _gathers(brain).incumbent == best
+    assert brain.budget.spent_us == 0.0
+
+
+def test_steps_of_another_network_are_no_yardstick_for_plans() -> None:
+    """Steps are as long as before, since computation is most of them: only calls tell that the network is another."""
+    world = _world()
+    world.compute_us *= 20
+    best = _best(world)
+    brain = make_brain(world, knowledge(world, proven={(GATHER, best): 0.6}))
+    offers = offer_only(world, brain, best)
+    play(world, brain, 1)
+    while _gathers(brain).incumbent != best:
+        assert world.step < 60
+        play(world, brain, 1)
+    play(world, brain, 5)
+    assert _gathers(brain).is_watched
+    world.slowdown = {"all_gather": 1.6, "reduce_scatter": 1.6}
+    changed_at = world.step
+    while brain.regime == 0:
+        play(world, brain, 1)
+        assert world.step - changed_at <= 25
+    assert not _gathers(brain).is_watched
+    brain.decisions()
+    # Too few steps are known again to guard what would be tried by.
+    noticed_at = world.step
+    offers.change(*CostPrior({"emulated": world.fabric_name}).candidates(world.communicator, GATHER.collective))
+    play(world, brain, 30)
+    begun = [one.step - noticed_at for one in brain.decisions() if one.kind == "explore" and one.step is not None]
+    assert begun
+    assert min(begun) >= 10
+
+
+def _decided(n_gathers: int, *, memory_pressure: float) -> np.ndarray:
+    """What rank 0 tells of gathers that were enqueued and not measured, shape [n_gathers]."""
+    block = np.zeros(n_gathers, np.dtype(OBSERVATION_FIELDS))
+    block["n_ranks"] = block["n_nodes"] = 16
+    block["collective"], block["phase"] = GATHER.collective, GATHER.phase
+    block["message_bytes"], block["memory_pressure"] = GATHER.message_bytes, memory_pressure
+    return block
+
+
+@pytest.mark.parametrize("memory_pressure", [0.4, 0.99, -1.0])
+def test_what_earlier_jobs_proved_waits_for_no_measurement_but_for_room(memory_pressure: float) -> None:
+    world = _world()
+    brain = make_brain(world, knowledge(world, proven={(GATHER, TRIED): 0.2}))
+    brain.sequence(_decided(1, memory_pressure=memory_pressure))
+    plan = brain.propose()
+    has_room = 0 <= memory_pressure < 0.9
+    assert (plan is not None and [row.candidate for row in plan.rows] == [TRIED]) == has_room
+    if memory_pressure < 0:
+        assert plan is None, "how full the device is, nobody knows yet"
+
+
+def test_what_is_not_proven_waits_for_measurements() -> None:
+    for past in ({}, {"leading": {(GATHER, TRIED): 0.1}}, {"promising": {(GATHER, TRIED): 0.25}}):
+        world = _world()
+        brain = make_brain(world, knowledge(world, **past))
+        brain.sequence(_decided(6, memory_pressure=0.4))
+        assert brain.propose() is None
+        assert not brain.keys

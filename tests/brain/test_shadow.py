@@ -59,3 +59,16 @@ def knowledge(tmp_path_factory: pytest.TempPathFactory) -> Knowledge:
             world.follow(brain.propose(), brain)
         store.flush()
         return Knowledge.from_store(store, "fabric")
+
+
+def test_what_earlier_jobs_proved_is_predicted_to_save_what_it_saves(knowledge: Knowledge) -> None:
+    shadowed, tuned = _world(2), _world(2)
+    brain = _in_shadow(shadowed, knowledge)
+    play(shadowed, brain, 60)
+    step_us = brain.budget.training_us / brain.budget.n_steps
+    play(tuned, make_brain(tuned, knowledge), 60)
+    saved = (_communication_us(shadowed) - _communication_us(tuned)) / step_us
+    predicted = brain.predicted_gain()
+    assert saved > 0.01
+    assert predicted.share == pytest.approx(saved, rel=0.35)
+    assert "prior" in {one.kind for one in brain.decisions()}

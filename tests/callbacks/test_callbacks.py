@@ -87,6 +87,42 @@ def test_a_tracker_that_hangs_is_left_behind(session):
     ever.set()
 
 
+def test_trackers_get_names_and_steps(session, monkeypatch):
+    got = []
+    client = SimpleNamespace(log_metric=lambda run, name, value, step: got.append(("mlflow", run, name, step)))
+    tracking = ModuleType("mlflow.tracking")
+    tracking.MlflowClient = lambda: client
+    monkeypatch.setitem(sys.modules, "mlflow", ModuleType("mlflow"))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", tracking)
+    writer = SimpleNamespace(add_scalar=lambda name, value, step: got.append(("tensorboard", name, step)))
+    run = SimpleNamespace(log=lambda scalars: got.append(("wandb", *sorted(scalars), scalars["zerotune/step"])))
+    session.step(4)
+    for reporting in (
+        zerotune.callbacks.tensorboard(writer),
+        zerotune.callbacks.wandb(run),
+        zerotune.callbacks.mlflow("run"),
+    ):
+        reporting.close()
+    assert {("tensorboard", name, 4) for name in NAMES} <= set(got)
+    assert {("mlflow", "run", name, 4) for name in NAMES} <= set(got)
+    assert [set(NAMES) <= set(one) and one[-1] == 4 for one in got if one[0] == "wandb"] == [True]
+
+
+def test_hf_logs_have_the_figures_before_others_read_them(session, monkeypatch):
+    transformers = ModuleType("transformers")
+    transformers.TrainerCallback = type("TrainerCallback", (), {})
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    trainer = SimpleNamespace(callback_handler=SimpleNamespace(callbacks=["tensorboard's"]))
+    callback = zerotune.callbacks.hf_trainer(trainer)
+    assert trainer.callback_handler.callbacks == [callback, "tensorboard's"]
+    session.step(2)
+    for is_first, names in ((True, NAMES), (False, set())):
+        logs = {"loss": 1.0}
+        callback.on_log(None, SimpleNamespace(is_world_process_zero=is_first), None, logs=logs)
+        assert names <= set(logs)
+        assert len(logs) > 1 or not is_first
+
+
 @pytest.fixture
 def lightning(monkeypatch):
     package, pytorch = ModuleType("lightning"), ModuleType("lightning.pytorch")
@@ -94,6 +130,21 @@ def lightning(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", package)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", pytorch)
     return zerotune.callbacks.lightning()
+
+
+def test_lightning_loggers_get_the_figures_as_often_as_losses(session, lightning):
+    got = []
+    logger = SimpleNamespace(log_metrics=lambda scalars, step: got.append((step, set(scalars))))
+    trainer = SimpleNamespace(is_global_zero=True, global_step=0, log_every_n_steps=2, loggers=[logger])
+    for batch in range(12):  # gradients of two are accumulated
+        trainer.global_step = batch // 2
+        session.step()
+        lightning.on_train_batch_end(trainer, None, None, None, batch)
+    assert [step for step, _ in got] == [2, 4]
+    assert all(names >= NAMES for _, names in got)
+    trainer.is_global_zero, trainer.global_step = False, 6
+    lightning.on_train_batch_end(trainer, None, None, None, 0)
+    assert len(got) == 2
 
 
 def test_a_lightning_logger_that_raises_does_not_meet_training(session, lightning):

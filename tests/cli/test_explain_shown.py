@@ -30,6 +30,7 @@ from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner import cli
 from zerotune.tuner.offline import explanations
 from zerotune.tuner.offline.jobs.listing import list_jobs
+from zerotune.tuner.offline.report.facts import gather
 
 PLACE = CommunicatorClass(2, 1)
 KEY = DecisionKey(PLACE, Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
@@ -124,6 +125,24 @@ def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_pa
     assert one.job.gain == line.gain
     words = explained(monkeypatch, capsys, "--store", str(path))
     assert words.count("+200 us (+25.0 %)") == 3, "of the key, of all calls, and of whole steps"
+
+
+def test_a_trial_that_no_step_ran_under_is_none(tmp_path: Path, monkeypatch, capsys):
+    path = written(
+        tmp_path / "s.db", decided("explore", SIMPLE, "hope", 1), decided("explore", RING, "hope", 2), highest_epoch=1
+    )
+    (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert (told["n_explored"], told["is_trial_to_come"]) == (1, True)
+    assert gather(path).n_explored() == 1
+
+
+def test_what_was_decided_and_no_step_ran_under_is_not_in_force(tmp_path: Path, monkeypatch, capsys):
+    """As where a rank has no agent, or the job was over too soon."""
+    promoted = decided("promote", RING, "measured 5 % faster than baseline", 2)
+    path = written(tmp_path / "s.db", decided("explore", RING, "hope", 1), promoted, highest_epoch=0)
+    assert ": baseline promote, 1970" in explained(monkeypatch, capsys, "--store", str(path), "--all")
+    (told,) = json.loads(explained(monkeypatch, capsys, "--store", str(path), "--json"))
+    assert (told["setting"], told["not_adopted"]) == ("baseline", str(RING))
 
 
 @pytest.mark.parametrize(

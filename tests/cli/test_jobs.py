@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.lib.command_line import zerotune
+from zerotune.agent.launch import LaunchRequest, environment
 from zerotune.agent.settings import AgentSettings
 from zerotune.store.errors import UserError
 from zerotune.store.job_names import is_job_name
@@ -21,8 +26,10 @@ from zerotune.store.records import (
     StepRecord,
 )
 from zerotune.store.sqlite.database import Store
+from zerotune.tuner.client.holders import living_holder
+from zerotune.tuner.offline.jobs.before_after import JobsRead
 from zerotune.tuner.offline.jobs.finding import job_of
-from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, list_jobs
+from zerotune.tuner.offline.jobs.listing import GainKind, JobEnd, end_of, gain_of, list_jobs
 
 WINDOWS = range(1001, 1012)
 """Epochs of control windows."""
@@ -86,6 +93,18 @@ def test_what_each_gained(path: Path) -> None:
     assert gains["short"].why
 
 
+def test_rounding_is_no_gain(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "s.db") as store:
+        store.record_job("job", "fabric", {}, 2)
+        exact = [msgspec.structs.replace(one, duration_us=100.0 + 1e-12 * (one.epoch == 1)) for one in steps(0.0)]
+        record(store, "job", exact)
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        gain = gain_of(JobsRead(store), job_of(store, "job"))
+    assert gain.kind is GainKind.within_noise
+
+
+
+
 def test_how_jobs_end(path: Path) -> None:
     with Store.open(path) as store:
         store.record_job("silent", "fabric", {}, 2)
@@ -142,6 +161,26 @@ def test_a_lock_of_a_dead_writer_says_nothing(path: Path) -> None:
     held.release()
     lock.write_text(text.replace('"pid": ', '"pid": 99999'))
     assert all(one.end is not JobEnd.running for one in list_jobs(path, limit=9))
+
+
+def test_a_killed_writer_that_nobody_has_waited_for_is_dead(path: Path) -> None:
+    lock = path.with_name(path.name + ".lock")
+    held = LockFile(lock)
+    text = lock.read_text()
+    held.release()
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        lock.write_text(text.replace(str(os.getpid()), str(process.pid)))
+        assert living_holder(lock) is not None
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie from here on
+        assert living_holder(lock) is None
+
+
+@pytest.mark.parametrize("name", ["a", "gpt-7b/run 3", "模型", "α_1:x", "x" * 64])
+def test_names(name: str) -> None:
+    assert is_job_name(name)
+    env = environment(LaunchRequest(["true"], agent_on=False, name=name, environment={}))
+    assert AgentSettings.from_environment(env).job_name == name
 
 
 @pytest.mark.parametrize("name", ["", " a", "a\n", "a\tb", "\x1b[1m", "a\u202eb", "a\u00a0b", "x" * 65, "\ud800"])

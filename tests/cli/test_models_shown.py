@@ -84,3 +84,13 @@ def test_a_model_with_a_damaged_cell_is_shown_as_damaged_and_not_used(path: Path
         states = {line.model_id: line.state for line in kept_models.listed(store)}
         assert states["kriging-00000004"] == "in use"
         assert states["kriging.damaged"] == "set aside"
+
+
+def test_a_damaged_pin_leaves_the_newest_in_use(path: Path):
+    with Store.open(path) as store:
+        kept_models.pin(store, "kriging-00000001", None)
+    damage(path, "kriging.pinned")
+    with Store.open(path) as store:
+        states = {line.model_id: line.state for line in kept_models.listed(store)}
+    assert states["kriging-00000003"] == "in use"
+    assert states["kriging.pinned"].startswith("pinned, ")

@@ -6,7 +6,7 @@ import pytest
 from typer.main import get_command
 
 from zerotune.tuner.cli.app import app
-from zerotune.tuner.cli.sizes import a_size, parse_bytes
+from zerotune.tuner.cli.sizes import a_size, megabytes, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,10 @@ def test_units(text: str, n_bytes: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="16MiB"):
         parse_bytes(text)
+
+
+def test_a_plain_number_of_megabytes() -> None:
+    assert [megabytes(text) for text in ("25", "0.5", "25MiB", "1000B")] == [25 * 10**6, 500_000, 25 * 2**20, 1000]
 
 
 def test_every_option_that_takes_bytes_uses_the_parser() -> None:

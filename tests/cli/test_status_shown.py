@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from zerotune.store import wire
 from zerotune.store.wire import DaemonOptions, StatusReply, StoreState
 from zerotune.tuner.client.status import render_status
 
@@ -26,6 +27,17 @@ def test_what_the_daemon_may_try_is_shown(options, shown: str):
     render_status(reply, Console(file=out, width=80))
     assert ("options" in out.getvalue()) == bool(shown)
     assert shown in out.getvalue()
+
+
+def test_daemons_of_before_and_after_understand_one_another():
+    """An older daemon says no options; an older client passes over them."""
+    reply = StatusReply(1, "0.1.0", "ipc:///tmp/x", "s.db", 3.0, 1, 0, options=DaemonOptions(1.0, 0.92, True))
+    header, body = wire.encode(reply)
+    fields = msgspec.msgpack.decode(body)
+    without = msgspec.msgpack.encode({name: value for name, value in fields.items() if name != "options"})
+    assert wire.decode_daemon([header, without]) == msgspec.structs.replace(reply, options=None)
+    beyond = msgspec.msgpack.encode({**fields, "of_a_newer_daemon": {"a": 1}})
+    assert wire.decode_daemon([header, beyond]) == reply
 
 
 def shown(reply: StatusReply) -> str:

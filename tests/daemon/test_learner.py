@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -83,6 +84,20 @@ def test_a_store_that_breaks_meanwhile_does_not_end_the_learner(made, monkeypatc
     assert ready.get(timeout=10) == ("f", [])
 
 
+def test_a_fit_that_is_told_to_end_is_no_failure(made, monkeypatch, caplog):
+    """As a batch system ends all processes of a daemon at once."""
+    learner, ready = made
+    ending = f"import os; os.kill(os.getpid(), {int(signal.SIGTERM)})"
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        learner_module.subprocess, "Popen", lambda _, **options: popen([sys.executable, "-c", ending], **options)
+    )
+    learner.ask(Request(RequestKind.train, "f"))
+    assert ready.get(timeout=10) == ("f", [])
+    assert learner.n_failed == 0
+    assert not caplog.text
+
+
 def test_what_ends_the_daemons_group_does_not_reach_a_fit(made, monkeypatch):
     groups: queue.Queue[int] = queue.Queue()
     popen = subprocess.Popen
@@ -117,6 +132,37 @@ def test_a_failing_fit_leaves_the_old_knowledge(made, monkeypatch, caplog):
     learner.ask(Request(RequestKind.load, "g"))
     assert ready.get(timeout=10) == ("g", [])
     assert "exited with 1" in caplog.text
+
+
+def test_a_fit_that_takes_too_long_is_given_up_in_one_line(made, tmp_path, monkeypatch, caplog):
+    learner, ready = made
+    script = tmp_path / "sleeps.sh"
+    script.write_text("#!/bin/sh\nexec sleep 60\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(learner_module, "TRAIN_TIMEOUT_S", 0.1)
+    learner.ask(Request(RequestKind.train, "f"))
+    learner.ask(Request(RequestKind.load, "g"))
+    assert ready.get(timeout=10) == ("g", [])
+    assert learner.n_failed == 1
+    (record,) = caplog.records
+    assert record.exc_info is None
+
+
+def test_a_fit_that_was_cut_short_is_made_up_for(made, monkeypatch, store):
+    learner, ready = made
+    monkeypatch.setattr(Learner, "fit", lambda *_: MODEL)
+    block = np.zeros(1, MEASUREMENT)
+    block["n_ranks"] = block["message_bytes"] = block["duration_us"] = 1
+    store.record_measurements("f", "job", block)
+    store.flush()
+    learner.ask(Request(RequestKind.load, "f"))
+    assert ready.get(timeout=10) == ("f", []), "what is there, at once"
+    assert ready.get(timeout=10) == ("f", ["correction"]), "then the model"
+    learner.ask(Request(RequestKind.load, "f"))
+    assert ready.get(timeout=10) == ("f", ["correction"])
+    learner.ask(Request(RequestKind.load, "g"))
+    assert ready.get(timeout=10)[0] == "g", "no second fit in between"
 
 
 def test_closing_kills_a_fit_in_flight(store, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.lib.fleet.fleet_objects import object_of
+from benchmarks.lib.fleet.fleet_rows import signer_of
 from zerotune.store.errors import UserError
 
 pytest.importorskip("pyarrow")
@@ -53,6 +54,15 @@ def test_it_is_the_same_book(fleet: Path, tmp_path: Path) -> None:
     assert (found.contributors, found.fabrics) == (claimed, expected.fabrics), "an engine checks no signature"
     assert (found.head.n_rows, found.head.n_jobs) == (N_NODES * N_ROWS, N_NODES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "one.merged", "other", "units"]
+
+
+def test_units_that_cannot_be_are_counted(fleet: Path, tmp_path: Path) -> None:
+    key = signer_of("node3").public_hex
+    change = f"* REPLACE (if(contributor = '{key}', 'nan'::DOUBLE, log_us) AS log_us)"
+    book = build(str(fleet), tmp_path / "book", aggregated=str(aggregate(fleet, tmp_path / "units", change))).book
+    refused = {one.name for one in book.contributors if one.n_refused_rows}
+    assert refused == {key}
+    assert book.head.n_jobs == N_NODES - 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from benchmarks.lib.fleet.fleet_rows import FACTS, measured, signer_of
 from zerotune.store.errors import UserError
+from zerotune.store.records import Algorithm, Candidate, Protocol
 from zerotune.tuner.cli.app import app
+from zerotune.tuner.offline.replay.plans import plan_rows
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
@@ -49,6 +51,16 @@ def run() -> Run:
         return done.stdout
 
     return invoke
+
+
+@pytest.mark.parametrize("to", ["plan", "nvidia-csv", "rccl-csv", "ncclx-csv", "ncclx-json"])
+def test_winners_of_a_book_as_tables(book: Path, run: Run, tmp_path: Path, to: str) -> None:
+    out = tmp_path / ("t.json" if to in ("plan", "ncclx-json") else "t.csv")
+    run("export", out, "--to", to, "--book", book)
+    rows = plan_rows(out)
+    assert {row.candidate for row in rows} == {Candidate(Algorithm.ring, Protocol.ll128, 8)}
+    for n_bytes in (1 << 20, 1 << 24):
+        assert any(row.min_bytes <= n_bytes <= row.max_bytes for row in rows)
 
 
 def test_advice_from_a_book(book: Path, run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ pytest.importorskip("cryptography")
 from zerotune.tuner.fleet.book import MAX_FABRICS, MAX_FACTS, MAX_LINES, Book, opened
 from zerotune.tuner.fleet.building import Built, build
 from zerotune.tuner.fleet.objects import Fabric, pack
+from zerotune.tuner.fleet.reading import read_book
 from zerotune.tuner.fleet.signing import Signer, Verifier, make_key, public_path
 from zerotune.tuner.fleet.storage import Storage
 
@@ -53,6 +55,31 @@ def told(book: Book) -> dict[tuple[int, str], tuple[float, int]]:
     }
 
 
+def test_jobs_agree_on_a_winner_whatever_their_level(tmp_path: Path) -> None:
+    share_fleet(tmp_path / "fleet")
+    built = made(tmp_path / "fleet", tmp_path / "book")
+    book = read_book(str(tmp_path / "book"))
+    assert book == built.book
+    winners = told(book)
+    assert set(winners) == {(1 << 20, "ring/ll128/8ch"), (1 << 24, "ring/ll128/8ch")}
+    for gain, n_jobs in winners.values():
+        assert gain == pytest.approx(0.1, abs=0.01)
+        assert n_jobs == 10
+    assert not any(one.is_set_aside for one in book.contributors)
+    (default,) = (one for one in book.cells if one.is_default and one.bytes_range[0] == 1 << 20)
+    assert default.median_us == pytest.approx((1 << 20) / 1e4 * math.exp(0.2), rel=0.05), "at the usual level"
+    assert (default.n_calls, default.n_contributors) == (200, 5)
+
+
+def test_each_job_counts_once(tmp_path: Path) -> None:
+    """A job with a hundred times as many calls has one voice."""
+    for node in range(4):
+        share(tmp_path / "fleet", f"node{node}", f"job{node}", measured(40, seed=node))
+    share(tmp_path / "fleet", "node4", "long", measured(4000, faster=-0.05))
+    book = made(tmp_path / "fleet", tmp_path / "book").book
+    assert [gain for gain, _ in told(book).values()] == pytest.approx([0.1, 0.1], abs=0.01)
+
+
 @pytest.mark.parametrize("lie", ["fast", "slow clock", "impossible"])
 def test_a_liar_is_set_aside_and_named(tmp_path: Path, lie: str) -> None:
     share_fleet(tmp_path / "fleet", 4)
@@ -76,6 +103,15 @@ def test_a_liar_is_set_aside_and_named(tmp_path: Path, lie: str) -> None:
         assert named.is_set_aside
     assert not any(one.is_set_aside for one in book.contributors if one.name != "liar")
     assert all(one.n_contributors == 4 for one in book.cells)
+
+
+def test_fabrics_are_told_apart(tmp_path: Path) -> None:
+    for node in range(3):
+        share(tmp_path / "fleet", f"node{node}", "job", measured(40), "one")
+        share(tmp_path / "fleet", f"node{node}", "other", measured(40, faster=-0.1), "two")
+    book = made(tmp_path / "fleet", tmp_path / "book").book
+    assert {one.fabric_id for one in book.winners()} == {"one"}
+    assert {one.fabric_id for one in book.cells} == {"one", "two"}
 
 
 def test_a_later_build_reads_new_objects_only_and_says_the_same_as_one_of_all(tmp_path: Path) -> None:
@@ -158,6 +194,24 @@ def test_a_book_is_believed_with_the_right_signature_only(signed: tuple[bytes, V
     for junk in (b"", b"\n", b"[]", b'{"zerotune_book":2}\n', b"\xff\xfe", b"[" * 100_000):
         with pytest.raises(BookError):
             opened(junk, "book")
+
+
+def test_a_book_of_nothing_but_ends_of_lines_or_of_one_line_takes_little_memory(
+    signed: tuple[bytes, Verifier, Verifier],
+) -> None:
+    body = signed[0].partition(b"\n")[2]
+    n_more = 1 << 18
+    one_line = b'{"type":"fabric","fabric_id":"f","facts":{' + b'"a":1,' * 400_000 + b'"b":1}}\n'
+    for more, n_unusable in ((b"\n" * n_more, n_more), (one_line, 1)):
+        data = b'{"zerotune_book":1}\n' + body + more
+        tracemalloc.start()
+        try:
+            book = opened(data, "book")
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert book.n_unusable == n_unusable
+        assert peak_bytes < 3 * len(data) + (1 << 19)
 
 
 def test_a_book_of_many_lines_or_facts_is_refused_or_left_out(signed: tuple[bytes, Verifier, Verifier]) -> None:

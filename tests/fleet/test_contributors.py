@@ -85,6 +85,13 @@ def test_one_writer_under_eight_names_and_many_jobs_is_one_voice(tmp_path: Path)
     assert all(one.n_contributors == 4 for one in book.cells)
 
 
+def test_a_key_with_many_jobs_is_one_voice(tmp_path: Path) -> None:
+    fleet(tmp_path)
+    for job in range(20):
+        share(tmp_path, "liar", gain=BELIEVABLE_LIE, job_id=str(job))
+    assert is_true(made(tmp_path))
+
+
 def test_others_names_get_no_honest_one_set_aside(tmp_path: Path) -> None:
     fleet(tmp_path)
     for name in HONEST[:2]:
@@ -159,6 +166,27 @@ def test_a_liar_of_another_ones_name_is_told_from_them_by_key(tmp_path: Path) ->
     done = CliRunner().invoke(app, ["book", "show", str(tmp_path / "book")])
     (line,) = (line for line in done.output.splitlines() if line.startswith("set aside"))
     assert f"{HONEST[0]} ({liar.public_hex[:16]}" in line
+
+
+def test_the_same_rows_are_the_same_whatever_parquet_makes_of_them(tmp_path: Path) -> None:
+    block = measured(40)
+    block["duration_us"][::5] = np.nan
+    job = np.arange(len(block)) % 3
+    packed = pack("node1", Fabric("fabric", FACTS), ["a", "ü", "c"], job, block, 1_800_000_000, signer_of("node1"))
+    table, found = table_of(packed), unpack(*packed)
+    assert found.contributor == signer_of("node1").public_hex
+    for options in (
+        {"compression": "none"},
+        {"use_dictionary": False, "row_group_size": 7},
+        {"use_dictionary": ["job_id"], "row_group_size": 1, "data_page_version": "2.0"},
+        {
+            "use_dictionary": False,
+            "column_encoding": {"duration_us": "BYTE_STREAM_SPLIT", "step": "DELTA_BINARY_PACKED"},
+        },
+    ):
+        again = unpack(*written(table, **options))
+        assert again.content == found.content
+        assert again.contributor == found.contributor
 
 
 @pytest.mark.slow
@@ -261,3 +289,9 @@ def test_a_list_that_is_none(tmp_path: Path, text: str | None, named: str) -> No
     assert named in done.exception.problem
     assert done.exception.remedy
     assert not (tmp_path / "book").exists()
+
+
+def test_a_list_is_no_use_for_what_has_no_signatures(tmp_path: Path) -> None:
+    fleet(tmp_path)
+    with pytest.raises(UserError, match="--contributors"):
+        made(tmp_path, aggregated=str(tmp_path), listed={})

@@ -111,3 +111,31 @@ def test_objects_of_others() -> None:
             unpack(*_named(other))
     with pytest.raises(NotOurs):
         unpack(*_named(table, "v1/fabric=another/day=2027-01-15"))
+
+
+@pytest.mark.parametrize("name", ["contributor", "job_id", "fabric_id"])
+def test_long_texts_are_refused_before_they_take_room(name: str) -> None:
+    """One text of a megabyte in every row: 60 KB in the file, 20 GB in full."""
+    table = unsigned()
+    table = table.take(np.zeros(20_000, np.int64))
+    ids = pyarrow.DictionaryArray.from_arrays(np.zeros(len(table), np.int32), pyarrow.array(["x" * 2**20]))
+    column = table.schema.get_field_index(name)
+    with pytest.raises(NotOurs, match=name):
+        unpack(*_named(table.set_column(column, name, ids)))
+    assert pyarrow.total_allocated_bytes() < 2**30
+
+
+def test_an_object_is_of_one_contributor() -> None:
+    both = pyarrow.concat_tables([unsigned(contributor=name) for name in ("node1", "node2")])
+    with pytest.raises(NotOurs):
+        unpack(*_named(both))
+
+
+@pytest.mark.parametrize(
+    "value", ["1" + 400 * "0", "1e999", "NaN", '"\\ud800"', '"' + 5000 * "x" + '"', "null", "[1]", "{}"]
+)
+def test_facts_that_no_book_can_hold_are_left_out(value: str) -> None:
+    table = unsigned()
+    facts = f'{{"gpu": "H100", "more": {value}}}'.encode()
+    described = {**table.schema.metadata, b"zerotune.fabric": facts}
+    assert unpack(*_named(table.replace_schema_metadata(described))).fabric.facts == {"gpu": "H100"}

@@ -148,3 +148,11 @@ def test_an_older_book_comes_back_under_no_other_spelling(made, shelf_of, tmp_pa
         assert not is_believed(shelf_of(place, made[1]))
     (link := tmp_path / "link").symlink_to(place)
     assert not is_believed(shelf_of(link, made[1]))
+
+
+def test_two_fleets_have_books_of_one_key(made, shelf_of, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    signer = Signer.from_file(made[0].parent / "key")
+    for made_at_s, fleet in ((200, "s3://bucket/one"), (100, "s3://bucket/two")):
+        (place := tmp_path / str(made_at_s)).write_bytes(book_of(fleet, made_at_s, signer))
+        assert is_believed(shelf_of(place, made[1]))

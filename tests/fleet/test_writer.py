@@ -50,6 +50,24 @@ def test_what_is_measured_arrives_in_one_object_per_fabric(url: str) -> None:
     assert not state.is_failing
 
 
+def test_only_what_ran_here_and_went_well_is_shared(url: str) -> None:
+    writer = FleetWriter(Storage(url, writes=True), "node1", signer_of("node1"))
+    block = measured(2)
+    block["source"][0], block["outcome"][1] = 1, 2
+    writer.measured("fabric", FACTS, "job", block)
+    writer.close()
+    assert writer.state.n_written == 2
+
+
+def test_the_same_object_twice_is_one(url: str) -> None:
+    for _ in range(2):
+        writer = FleetWriter(Storage(url, writes=True), "node1", signer_of("node1"), clock=lambda: 1.8e9)
+        writer.measured("fabric", FACTS, "job", measured())
+        writer.close()
+        assert writer.state.n_lost == 0
+    assert len(found(url)) == 1
+
+
 class Stubborn(Storage):
     """Fails, or blocks, until it is told not to."""
 

@@ -57,6 +57,11 @@ def test_gloo_by_default_stands_for_nccl_and_beside_a_default_group_is_gloo():
     assert emulation.emulated_backend("cpu:gloo", asks_default=False) == "cpu:gloo"
 
 
+def test_no_backend_means_the_default_groups():
+    assert emulation.emulated_backend(None, asks_default=True) == emulation.BACKEND
+    assert emulation.emulated_backend(None, asks_default=False) is None
+
+
 @pytest.mark.parametrize(
     ("configured", "is_nccl"),
     [
@@ -71,3 +76,8 @@ def test_gloo_by_default_stands_for_nccl_and_beside_a_default_group_is_gloo():
 )
 def test_what_counts_as_nccl(configured, is_nccl):
     assert emulation.uses_nccl(configured) == is_nccl
+
+
+def test_torch_names_backends_as_the_table_above_has_them():
+    configured = [str(c10d.BackendConfig(c10d.Backend(name))) for name in ("nccl", "cpu:gloo,cuda:nccl")]
+    assert configured == ["cuda:nccl", "cpu:gloo,cuda:nccl"]

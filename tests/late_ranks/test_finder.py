@@ -6,6 +6,7 @@ import pytest
 from zerotune.store.lateness import Lateness, LateRank
 from zerotune.store.records import Collective
 from zerotune.tuner.join import OBSERVATION
+from zerotune.tuner.late_ranks import finder
 from zerotune.tuner.late_ranks.finder import LateRankFinder
 from zerotune.tuner.late_ranks.persistence import OPEN_STEPS, ExcessWindow
 from zerotune.tuner.late_ranks.sequential_test import EVENT_STEPS
@@ -92,6 +93,25 @@ def test_what_does_not_matter_is_not_said():
         assert job.named(step_us)[0] == expected
 
 
+def test_a_straggler_that_moves_is_followed_and_remembered():
+    job = Job()
+    job.play(200, call({0: 0, 1: 2000, 2: 0}))
+    assert job.named()[0] == {1}
+    job.play(200, call({0: 0, 1: 0, 2: 3000}))
+    named, found = job.named()
+    assert named == {2}
+    assert 150 <= found.late[0].since_step <= 250
+    assert [one.rank for one in found.past] == [1]
+    job.play(200, call({0: 0, 1: 0, 2: 0}))
+    assert job.named()[0] == set()
+
+
+def test_few_steps_name_nobody():
+    job = Job()
+    job.play(40, call({0: 0, 1: 0, 2: 5000}))
+    assert job.named()[0] == set()
+
+
 def test_whom_a_straggler_holds_up_is_not_to_blame():
     """Rank 1 is late in its group; the whole group is then late among the groups' partners."""
     job = Job()
@@ -121,6 +141,12 @@ def test_a_slow_link_is_told_from_a_late_rank():
     assert (link.ranks, link.excess_us) == ((1, 3), pytest.approx(3 * TRANSFER_US))
 
 
+def test_who_sends_a_broadcast_is_not_compared_with_who_receives_it():
+    job = Job()
+    job.play(100, call({0: 0, 1: 2000, 2: 0}, collective=Collective.broadcast))
+    assert job.named() == (set(), Lateness())
+
+
 def test_a_late_node_is_named_or_the_rank_that_its_own_daemon_names():
     job = Job()
     job.finder.node_says(8, 8, "b")
@@ -134,3 +160,12 @@ def test_a_late_node_is_named_or_the_rank_that_its_own_daemon_names():
     job.finder.node_left(8)
     job.play(300, call({0: 0, 1: 1, 16: 3000}))
     assert [(one.rank, one.is_node) for one in job.named()[1].late] == [(16, False)]
+
+
+def test_many_records_are_sampled_by_step(monkeypatch):
+    monkeypatch.setattr(finder, "MANY_RECORDS", 2)
+    job = Job()
+    job.play(64 * 80, call({rank: 5000 * (rank == 2) for rank in range(8)}))
+    named, found = job.named()
+    assert named == {2}
+    assert found.n_steps < 100

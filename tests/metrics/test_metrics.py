@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import socket
 import threading
@@ -10,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +72,26 @@ def value(text: str, name: str, labels: str = LABELS) -> float:
     return float(re.search(rf"^{name}{{{re.escape(labels)}}} (\S+)$", text, re.MULTILINE)[1])
 
 
+def test_measurements_are_counted_once_and_split(store):
+    collected = Collector("ipc://x", store.path, from_start=True)
+    assert value(text_of(collected), "zerotune_collective_duration_seconds_count") == 5
+    store.record_measurements("fabric", "job", rows(3, 400.0))
+    store.record_measurements("fabric", "job", rows(2, 1.0, Phase.gradient_scatter))
+    store.flush()
+    text = text_of(collected)
+    assert value(text, "zerotune_collective_duration_seconds_count") == 8
+    assert value(text, "zerotune_collective_duration_seconds_sum") == pytest.approx(1700e-6)
+    assert value(text, "zerotune_collective_bytes_total") == 8 << 20
+    bucket = LABELS.replace("phase=", 'le="0.00016",phase=')
+    assert value(text, "zerotune_collective_duration_seconds_bucket", bucket) == 5
+    assert 'phase="gradient_scatter"' in text
+    assert value(text, "zerotune_job_step_seconds", 'zerotune_job="job"') == 0.072
+    assert value(text, "zerotune_job_collective_wait_seconds", 'zerotune_job="job"') == 0.004
+    assert value(text, "zerotune_job_rank_late_seconds", 'node="c",rank="5",zerotune_job="job"') == 0.0018
+    assert value(text, "zerotune_job_communicator_slow_seconds", 'ranks="3 7",zerotune_job="job"') == 0.0005
+    assert "zerotune_up 1.0" in text
+
+
 def test_neither_daemon_nor_store(tmp_path, monkeypatch):
     monkeypatch.setattr(collector, "fetch_status", lambda *_, **__: None)
     text = text_of(Collector("ipc://x", tmp_path / "none.db"))
@@ -102,6 +124,11 @@ def exposed_labels(store) -> dict[str, set[str]]:
     ):
         exposed.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))
     return exposed
+
+
+def test_the_shipped_dashboard_is_the_newest():
+    shipped = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboard.json"
+    assert json.loads(shipped.read_text()) == dashboard(), f"zerotune metrics --dashboard {shipped}"
 
 
 def test_the_dashboard_asks_for_what_there_is(store):

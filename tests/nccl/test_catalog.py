@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from zerotune.agent.nccl import catalog
 from zerotune.store.errors import UserError
-from zerotune.store.records import Algorithm, Collective, Protocol
+from zerotune.store.records import BASELINE, Algorithm, Collective, CommunicatorClass, Protocol
 
 RING = {(Algorithm.ring, protocol) for protocol in Protocol}
 PAT = (Algorithm.pat, Protocol.simple)
@@ -46,6 +46,17 @@ def test_other_collectives() -> None:
     assert cells(Collective.send, 2) == set()
 
 
+def test_candidates_are_baseline_and_a_ladder() -> None:
+    found = catalog.candidates(Collective.all_gather, CommunicatorClass(2, 2), 12)
+    assert found[0] == BASELINE
+    assert {c.n_channels for c in found[1:]} == {1, 2, 4, 8, 12}
+    assert len(found) == len(set(found)) == 1 + 4 * 5
+    live = catalog.candidates(Collective.all_gather, CommunicatorClass(8, 1), 8, cells=[NVLS])
+    assert {c.algorithm for c in live[1:]} == {Algorithm.nvls}
+    with pytest.raises(ValueError, match="max_channels 65"):
+        catalog.candidates(Collective.all_gather, CommunicatorClass(2, 2), 65)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -65,6 +76,28 @@ def test_other_collectives() -> None:
 )
 def test_spellings_of_collectives(text: str, expected: Collective) -> None:
     assert catalog.parse_collective(text) is expected
+
+
+def test_spellings_of_cells() -> None:
+    assert catalog.parse_algorithm("CollNetDirect") is Algorithm.collnet_direct
+    assert catalog.parse_algorithm("NVLS_TREE") is Algorithm.nvls_tree
+    assert catalog.parse_algorithm("PAT") is Algorithm.pat
+    assert catalog.parse_protocol("LL128") is Protocol.ll128
+    assert catalog.parse_protocol("2") is Protocol.simple
+
+
+@given(st.sampled_from([*Collective, *Algorithm, *Protocol]))
+def test_every_member_is_parsed_from_its_own_name_and_number(
+    member: Collective | Algorithm | Protocol,
+) -> None:
+    parse = {
+        Collective: catalog.parse_collective,
+        Algorithm: catalog.parse_algorithm,
+        Protocol: catalog.parse_protocol,
+    }[type(member)]
+    assert parse(member.name) is member
+    assert parse(member.name.upper().replace("_", "-")) is member
+    assert parse(str(int(member))) is member
 
 
 @given(st.text(max_size=40))

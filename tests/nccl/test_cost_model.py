@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zerotune.agent.nccl import catalog, cost_model
-from zerotune.agent.nccl.cost_model import Topology
+from zerotune.agent.nccl.cost_model import IGNORE, Topology
 from zerotune.store.records import Algorithm, Collective, Protocol
 
 GOLDEN = Path(__file__).parent.parent / "data" / "golden" / "nccl-2.28.9-cost.csv.gz"
@@ -48,6 +51,16 @@ def test_equals_every_recorded_output(golden: list) -> None:
         np.testing.assert_allclose(table[known], expected[known], rtol=2e-5)
         n_rows += int(known.sum())
     assert n_rows == 23_760
+
+
+def test_vectorised_cost_equals_the_table(golden: list) -> None:
+    groups = itertools.groupby(golden[::3], key=lambda call: (call[0], call[1], call[3]))
+    for (topology, collective, n_pipe_ops), calls in groups:
+        sizes = [call[2] for call in calls]
+        tables = [cost_model.cost_table(topology, collective, size, n_pipe_ops) for size in sizes]
+        for algorithm, protocol in itertools.product(Algorithm, Protocol):
+            costs = cost_model.cost_us(topology, collective, algorithm, protocol, sizes, n_pipe_ops)
+            np.testing.assert_allclose(costs, [t[algorithm, protocol] for t in tables], rtol=1e-6)
 
 
 def two_sockets_boxes(**changes: object) -> Topology:
@@ -95,6 +108,55 @@ def test_broadcast_choice_is_that_of_a_real_log() -> None:
     ]
     # The log is NCCL 2.29's, whose 32 KiB per channel make it 1 and 2 channels at 32 and 64 KiB.
     assert chosen == ["ring/ll/1ch", "ring/ll/2ch", "ring/simple/2ch", "ring/simple/4ch", "ring/simple/4ch"]
+
+
+def test_nvls_needs_belief() -> None:
+    node = two_sockets_boxes(n_ranks=8, n_nodes=1, type_intra=1, type_inter=0, compute_capability=90)
+    assert cost_model.cost_table(node, Collective.all_gather, 1 << 20)[Algorithm.nvls].tolist() == [IGNORE] * 3
+    believed = two_sockets_boxes(
+        n_ranks=8,
+        n_nodes=1,
+        type_intra=1,
+        type_inter=0,
+        compute_capability=90,
+        nvls_gbs=300.0,
+        nvls_latency_us=20.0,
+        nvls_channels=2,
+    )
+    table = cost_model.cost_table(believed, Collective.all_gather, 1 << 30)
+    assert table[Algorithm.nvls, Protocol.simple] == pytest.approx(20 + (1 << 30) / 300e3, rel=1e-5)
+    choice = cost_model.default_choice(believed, Collective.all_gather, 1 << 30)
+    assert (choice.algorithm, choice.n_channels) == (Algorithm.nvls, 2)
+
+
+def test_averages_exclude_pat_and_nvls_from_reduce_scatter() -> None:
+    topology = two_sockets_boxes()
+    sizes = [1 << shift for shift in range(4, 28)]
+    by_sum = {cost_model.default_choice(topology, Collective.reduce_scatter, s).algorithm for s in sizes}
+    by_average = {
+        cost_model.default_choice(topology, Collective.reduce_scatter, s, redop_is_sum=False).algorithm for s in sizes
+    }
+    assert Algorithm.pat in by_sum
+    assert by_average == {Algorithm.ring}
+
+
+def test_no_algorithm_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no algorithm"):
+        cost_model.default_choice(two_sockets_boxes(), Collective.all_to_all, 1024)
+
+
+@given(
+    st.sampled_from([Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce]),
+    st.integers(1, 1 << 32),
+    st.sampled_from(list(Algorithm)),
+    st.sampled_from(list(Protocol)),
+)
+def test_channel_count_is_possible(
+    collective: Collective, message_bytes: int, algorithm: Algorithm, protocol: Protocol
+) -> None:
+    topology = two_sockets_boxes(comm_channels=16, nvls_channels=24)
+    found = cost_model.default_channels(topology, collective, algorithm, protocol, message_bytes)
+    assert 1 <= found <= 16
 
 
 @pytest.mark.parametrize("changes", [{"n_nodes": 3}, {"n_nodes": 0}, {"comm_channels": 0}])

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,6 +125,39 @@ def test_recorded_fabric_returns_what_was_recorded() -> None:
     for size in (4 * MIB, 16 * MIB, 64 * MIB):
         us = loopback.truth_us(pair, Collective.all_reduce, Algorithm.ring, Protocol.simple, 1, size)
         assert size / us / 1e3 == pytest.approx(0.96, rel=0.09)
+
+
+def test_single_ranks_and_point_to_point() -> None:
+    boxes = fabric.load("ethernet_boxes")
+    assert boxes.truth_us(boxes.communicator([3]), Collective.all_gather, None, None, 1, MIB) < 100
+    few = boxes.truth_us(boxes.communicator([0, 1]), Collective.all_to_all, None, None, 0, KIB)
+    many = boxes.truth_us(boxes.communicator([0, 1]), Collective.all_to_all, None, None, 0, MIB)
+    assert 0 < few < many
+
+
+def test_nodes_are_counted_by_global_ranks() -> None:
+    two = fabric.load("h100_ib_2")
+    assert two.n_nodes(range(8)) == 1
+    assert two.n_nodes([0, 8]) == two.n_nodes(range(16)) == 2
+    # A pair across nodes reaches one adapter of eight.
+    full = two.topology(CommunicatorClass(16, 2))
+    pair = two.topology(CommunicatorClass(2, 2))
+    assert pair.ring_bw_inter_gbs == pytest.approx(full.ring_bw_inter_gbs / 8)
+    with pytest.raises(FabricError, match="not 32 ranks on 4 nodes"):
+        two.topology(CommunicatorClass(32, 4))
+
+
+def test_noise_is_a_function_of_seed_and_key() -> None:
+    noise = fabric.load("ethernet_boxes").noise
+    draws = [noise.factor(7, call) for call in range(4000)]
+    assert draws == [noise.factor(7, call) for call in range(4000)]
+    assert draws != [noise.factor(8, call) for call in range(4000)]
+    logs = [math.log(draw) for draw in draws]
+    assert statistics.mean(logs) == pytest.approx(0.0, abs=0.002)
+    assert statistics.stdev(logs) == pytest.approx(noise.sigma, rel=0.05)
+    skews = [noise.skew_us(7, call, 1) for call in range(4000)]
+    assert min(skews) >= 0
+    assert statistics.mean(skews) == pytest.approx(noise.arrival_skew_us, rel=0.06)
 
 
 GOOD = (fabric.FABRICS_DIR / "ethernet_boxes.toml").read_text()

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotune.agent.nccl.compiled import MOCK_CUDA
+from zerotune.agent.nccl.compiled import MOCK_CUDA, PLUGIN
+from zerotune.agent.nccl.mock_cuda.layouts import NEWEST_KNOWN, layout_of
 from zerotune.agent.nccl.mock_cuda.machine import read_machine
 from zerotune.agent.nccl.mock_cuda.symbols import functions
 from zerotune.agent.nccl.twin.machines import MACHINES
@@ -81,6 +82,11 @@ def test_a_topology_of_too_many_gpus_or_bytes_is_refused(tmp_path):
         read(tmp_path, system(GPU + "<!-- " + "x" * (5 << 20) + " -->"))
 
 
+def test_functions_of_a_library_are_found():
+    found = {each.name: each for each in functions(PLUGIN.build())}
+    assert found["zerotune_plan_load"].n_bytes > 12
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.integers(0, 64), st.integers(0, 2**64 - 1))
 def test_damaged_libraries_are_refused(tmp_path_factory, noise, at, number):
@@ -90,3 +96,12 @@ def test_damaged_libraries_are_refused(tmp_path_factory, noise, at, number):
     path.write_bytes(content)
     with pytest.raises(UserError):
         functions(path)
+
+
+def test_only_known_releases_have_a_layout():
+    major, minor = NEWEST_KNOWN
+    assert layout_of((2, 21, 5)).batches == 0
+    assert layout_of((major, minor, 99)).batches == 1
+    for version in ((2, 20, 5), (major, minor + 1, 0), (3, 0, 0)):
+        with pytest.raises(UserError):
+            layout_of(version)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from zerotune.agent.nccl.other_plugins import TUNER, give_back, left_out, take_places
+from zerotune.agent.nccl.compiled import PLUGIN
+from zerotune.agent.nccl.other_plugins import PROFILER, TUNER, give_back, left_out, others, take_places
 
 OURS = "/x/libnccl-tuner-zerotune.so"
 NO_FILE = {"NCCL_CONF_FILE": "/nowhere"}
@@ -25,6 +28,15 @@ def test_the_other_is_written_down() -> None:
         assert after(NCCL_TUNER_PLUGIN=value, searches=False) == (OURS, value)
 
 
+@pytest.mark.parametrize(
+    "name", [OURS, "/other/environment/libnccl-tuner-zerotune.so", Path(PLUGIN.file).name, "zerotune"]
+)
+def test_ours_is_no_other(name: str) -> None:
+    assert after(NCCL_TUNER_PLUGIN=name) == (OURS, "")
+    # as a rank's own children find it
+    assert after(NCCL_TUNER_PLUGIN=name, ZEROTUNE_NEXT_TUNER="ofi") == (OURS, "ofi")
+
+
 def test_what_is_set_after_launch_counts() -> None:
     environment = dict(NO_FILE)
     take_places(environment, OURS, searches=True)
@@ -32,6 +44,21 @@ def test_what_is_set_after_launch_counts() -> None:
     take_places(environment, OURS, searches=True)
     assert environment["NCCL_TUNER_PLUGIN"] == OURS
     assert environment["ZEROTUNE_NEXT_TUNER"] == "late.so"
+
+
+def test_nccls_own_files_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "nccl.conf"
+    file.write_text("#NCCL_TUNER_PLUGIN=no\nNCCL_DEBUG\nNCCL_TUNER_PLUGIN=/opt/a=b.so\nNCCL_TUNER_PLUGIN=later\n")
+    assert after(NCCL_CONF_FILE=str(file)) == (OURS, "/opt/a=b.so")
+    assert after(NCCL_CONF_FILE=str(file), NCCL_TUNER_PLUGIN="x") == (OURS, "x")
+
+
+def test_both_places_are_taken() -> None:
+    environment = NO_FILE | {"NCCL_PROFILER_PLUGIN": "inspector"}
+    take_places(environment, OURS, searches=True)
+    assert environment[PROFILER.variable] == environment[TUNER.variable] == OURS
+    assert environment[PROFILER.next_variable] == "inspector"
+    assert environment[TUNER.next_variable] == ""
 
 
 @pytest.mark.parametrize("named", [{}, {"NCCL_TUNER_PLUGIN": "ofi"}, {"NCCL_PROFILER_PLUGIN": "inspector"}])
@@ -60,3 +87,9 @@ def test_what_was_named_in_vain_is_told() -> None:
     assert list(left_out(environment, Loaded(tuner="x"))) == both[1:]
     assert list(left_out(environment, Loaded(tuner="x", profiler_abi=0))) == []  # NCCL 2.22 has no profilers
     assert list(left_out(NO_FILE, Loaded())) == []
+
+
+def test_others_are_named() -> None:
+    named = {"NCCL_TUNER_PLUGIN": "ofi", "NCCL_PROFILER_PLUGIN": "inspector"}
+    assert dict(others(NO_FILE | named)) == {TUNER: "ofi", PROFILER: "inspector"}
+    assert dict(others(NO_FILE | {"NCCL_TUNER_PLUGIN": "none"})) == {}

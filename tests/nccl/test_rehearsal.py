@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from benchmarks.rehearse.environments import REPOSITORY
+from benchmarks.rehearse.mock_gpu import QUEUE
 from benchmarks.rehearse.prices import MESSAGES, Prices
-from benchmarks.rehearse.settings import AHEAD, FABRIC, MOVES_MB, SLOWER, Rehearsal
+from benchmarks.rehearse.settings import AHEAD, FABRIC, MOVES_MB, SLOWER, Rehearsal, environment_of
 from zerotune.agent.nccl.fabric import load
 from zerotune.agent.nccl.mock_cuda.device_functions import DeviceFunction
 from zerotune.store.errors import UserError
@@ -34,6 +35,22 @@ RING = DeviceFunction(Collective.reduce_scatter, Algorithm.ring, Protocol.simple
 def test_nonsense_is_refused(wrong):
     with pytest.raises(UserError):
         Rehearsal.from_environment(wrong)
+
+
+def test_hosts_run_ahead_as_gpus_let_them_unless_told_otherwise():
+    assert Rehearsal.from_environment({FABRIC: "h100_node"}).ahead == QUEUE
+    assert Rehearsal.from_environment({FABRIC: "h100_node", AHEAD: "0"}).ahead == 0
+
+
+def test_the_environment_leads_to_the_mock_first(tmp_path):
+    rehearsal = Rehearsal.from_environment({FABRIC: "h100_node"})
+    made = environment_of(rehearsal, {"PYTHONPATH": "/theirs", "LD_LIBRARY_PATH": "/libraries"}, tmp_path)
+    assert made["PYTHONPATH"].endswith(":/theirs")
+    assert made["LD_LIBRARY_PATH"].endswith(":/libraries")
+    (driver,) = tmp_path.glob("*/libcuda.so.1")
+    assert made["LD_LIBRARY_PATH"].startswith(str(driver.parent))
+    again = environment_of(rehearsal, made, tmp_path)
+    assert again == made
 
 
 def test_a_collective_costs_what_the_fabric_says():

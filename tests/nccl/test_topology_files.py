@@ -9,6 +9,8 @@ import pytest
 from zerotune.agent.nccl.mock_cuda.machine import Machine, read_machine
 from zerotune.agent.nccl.twin.twin import topology_file
 from zerotune.store.errors import UserError
+from zerotune.tuner.advice.constants import DEFAULT
+from zerotune.tuner.advice.hardware.clusters import cluster
 from zerotune.tuner.advice.hardware.network import links_of
 
 H100, A100, L40S, V100 = 90, 80, 89, 70
@@ -92,3 +94,20 @@ def test_what_cannot_be_told_is_refused(tmp_path: Path, device: str, n: int, cap
     with pytest.raises(UserError, match=says) as refused:
         read(name, capability)
     assert name in str(refused.value)
+
+
+def test_a_dump_of_several_hosts_is_no_node(tmp_path: Path) -> None:
+    second = '</cpu><cpu host_hash="0x2" numaid="1">' + RACK.format(9)
+    with pytest.raises(UserError, match="several hosts"):
+        read(write(tmp_path, RACK, 4, second, host='host_hash="0x1"'))
+
+
+@pytest.mark.parametrize("speed", ['speed="-1"', ""])
+def test_adapters_of_unknown_speed_are_what_nccl_takes_them_for(tmp_path: Path, speed: str) -> None:
+    net = f'<nic><net name="e0" dev="0" {speed}/></nic>'
+    name = write(tmp_path, RACK, 4, net)
+    assert [nic.speed_mbps for nic in read(name).nics] == [10_000]
+    assert [nic.speed_mbps for nic in read(name, None, 400).nics] == [400_000]
+    assert cluster(name, 1, DEFAULT).gpus_per_node == 4
+    with pytest.raises(UserError, match="--nic-gbps"):
+        cluster(name, 2, DEFAULT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import nvidia_reader
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from report_material import FAST, N_STEPS, make_store
 
 from zerotune.store.errors import PlanError, UserError
@@ -25,6 +28,7 @@ from zerotune.store.records import (
     PlanRow,
     Protocol,
     StepRecord,
+    size_class_range,
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
@@ -35,6 +39,8 @@ from zerotune.tuner.offline.export import (
     export_plan,
     plan_of,
     read_nvidia_csv,
+    without_phases,
+    write_nvidia_csv,
 )
 from zerotune.tuner.offline.importing.command import import_measurements
 
@@ -62,6 +68,15 @@ def exported(tmp_path: Path, *decisions: Decision, highest_epoch: int = 9) -> tu
         store.flush()
     remarks = export_plan(tmp_path / "own.db", tmp_path / "plan.json")
     return read_plan(tmp_path / "plan.json").plan.rows, " ".join(remarks)
+
+
+def test_neighbouring_size_classes_become_one_row():
+    other = Candidate(Algorithm.ring, Protocol.simple, 2)
+    plan = plan_of([decision(80, FAST), decision(81, FAST), decision(82, other), decision(84, FAST, "explore")])
+    assert [(row.min_bytes, row.max_bytes, row.candidate) for row in plan.rows] == [
+        (size_class_range(80)[0], size_class_range(81)[1], FAST),
+        (*size_class_range(82), other),
+    ]
 
 
 def test_the_last_decision_counts_and_baseline_needs_no_row():
@@ -96,6 +111,15 @@ def test_plan_file_round_trip(store_path: Path, tmp_path: Path):
     assert {row.candidate for row in file.plan.rows} == {FAST}
     assert file.emulated == "ethernet_boxes"
     assert any("real hardware" in remark for remark in remarks)
+
+
+def test_what_no_step_ran_under_is_left_out_and_told(store_path: Path, tmp_path: Path):
+    path = make_store(tmp_path / "s.db", "short", n_untuned=N_STEPS)
+    remarks = export_plan(path, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").plan.rows == ()
+    assert any(remark.startswith("Left out: 6 ") and " short" in remark for remark in remarks)
+    assert any("Left out" in remark for remark in export_nvidia_csv(path, tmp_path / "t.conf"))
+    assert not any("Left out" in remark for remark in export_plan(store_path, tmp_path / "plan.json"))
 
 
 def test_without_a_name_the_newest_job_that_adopted_a_plan_is_exported(tmp_path: Path):
@@ -136,6 +160,39 @@ def test_nvidia_csv_is_read_as_it_was_meant(store_path: Path, tmp_path: Path):
     assert nvidia_reader.ask(rows, "allgather", 3 << 20, 2, 2) == one_channel, "the trap that the remarks tell of"
     assert nvidia_reader.ask(rows, "allgather", 16 << 10, 1, 2) == one_channel
     assert {row.candidate for row in read_nvidia_csv(tmp_path / "t.conf")} == {FAST}
+
+
+ranges = st.tuples(st.integers(0, 1000), st.integers(0, 300))
+
+
+@given(st.lists(st.tuples(ranges, st.sampled_from(Phase), st.sampled_from(Protocol)), max_size=12))
+def test_without_phases_never_overlaps_and_covers_the_same(rows: list):
+    plan_rows = [
+        PlanRow(TWO, Collective.all_gather, phase, low, low + width, Candidate(Algorithm.ring, protocol, 4))
+        for (low, width), phase, protocol in rows
+    ]
+    kept, _ = without_phases(plan_rows)
+    covered = [size for row in kept for size in range(row.min_bytes, row.max_bytes + 1)]
+    assert len(covered) == len(set(covered))
+    assert set(covered) == {size for row in plan_rows for size in range(row.min_bytes, row.max_bytes + 1)}
+    text = io.StringIO()
+    write_nvidia_csv(kept, text)
+    for row in kept:
+        for size in (row.min_bytes, row.max_bytes):
+            read = nvidia_reader.ask(nvidia_reader.load(text.getvalue()), "allgather", size, 2, 2)
+            assert read == ("ring", row.candidate.protocol.name, 4)
+
+
+@pytest.mark.parametrize("algorithm", Algorithm)
+@pytest.mark.parametrize("protocol", Protocol)
+def test_every_name_is_one_that_the_plugin_knows(algorithm: Algorithm, protocol: Protocol):
+    """It takes ring, simple and all_reduce for any name it does not know, and -1 channels for one."""
+    for collective in (Collective.all_gather, Collective.reduce_scatter, Collective.broadcast, Collective.reduce):
+        text = io.StringIO()
+        write_nvidia_csv([PlanRow(TWO, collective, Phase.other, 1, 2**40, Candidate(algorithm, protocol))], text)
+        asked = collective.name.replace("_", "")
+        read = nvidia_reader.ask(nvidia_reader.load(text.getvalue()), asked, 1 << 20, 2, 2)
+        assert read == (algorithm.name, protocol.name, 0), "0: NCCL's own channel count"
 
 
 @pytest.mark.parametrize(

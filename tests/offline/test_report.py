@@ -11,15 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_material import FABRIC, make_store, make_summaries
+from report_material import FABRIC, control_windows, make_store, make_summaries
 
 from zerotune.store.errors import UserError
 from zerotune.store.records import Algorithm, Collective, Protocol, Source
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.cli import main
 from zerotune.tuner.offline import plots
+from zerotune.tuner.offline.explanations import explain
 from zerotune.tuner.offline.report import gather, write_report
 from zerotune.tuner.offline.report.facts import trust
+from zerotune.tuner.offline.report.page import regret_by_step
 
 VOID = {"meta", "br", "link", "hr", "img", "input"}
 
@@ -104,11 +106,37 @@ def test_no_change_is_called_noise(store_path: Path, tmp_path: Path):
     assert not facts.before_after.changes[0].is_beyond_noise
 
 
+def test_without_summaries_the_job_is_compared_with_its_control_windows(tmp_path: Path):
+    path = control_windows(make_store(tmp_path / "s.db"), "job-1", lambda step: 1.25 * step.duration_us)
+    facts = gather(path)
+    assert facts.before_after.changes[0].percent == pytest.approx(-20, abs=3)
+    assert "agent off" not in write_report(path, tmp_path / "r.html").read_text()
+
+
+def test_regret_falls_when_the_better_setting_takes_over(store_path: Path):
+    found = regret_by_step(gather(store_path).measurements)
+    assert found is not None
+    steps, percent = found
+    early, late = percent[steps < 50], percent[steps > 100]
+    assert np.median(late) < np.median(early)
+    assert abs(np.median(late)) < 3
+
+
 def test_what_strangers_wrote_is_escaped(tmp_path: Path):
     evil = "<script>alert(1)</script>"
     text = write_report(make_store(tmp_path / "s.db", reason=evil), tmp_path / "r.html").read_text()
     assert evil not in text
     assert "&lt;script&gt;" in text
+
+
+def test_the_newest_job_that_trained_is_meant(tmp_path: Path):
+    path = make_store(tmp_path / "s.db", "trained")
+    with Store.open(path) as store:
+        store.record_job("sweep-1", "f", {}, 2)
+        store.flush()
+    assert gather(path).job.job_id == "trained"
+    assert gather(path, "sweep-1").job.job_id == "sweep-1"
+    assert explain(path, None, None, None, None) == explain(path, "trained", None, None, None) != []
 
 
 def altered(path: Path, **values: object) -> Path:
@@ -148,6 +176,22 @@ def test_summaries_are_of_the_job_that_they_name(tmp_path: Path):
     (warning,) = gather(path, summaries=[before, after]).before_after.warnings
     assert warning.startswith("Job gone")
     assert warning in write_report(path, tmp_path / "r.html", summaries=[before, after]).read_text()
+
+
+def test_runs_that_differ_in_more_than_settings_are_not_compared(store_path: Path, tmp_path: Path):
+    before, after = make_summaries(tmp_path)
+    altered(before, n_ranks=4)
+    for values, match in (
+        ({"n_ranks": 2}, r"\b4 ranks, .*\b2;"),
+        ({"fabric": "h100_node"}, "h100_node"),
+        ({"emulated": False, "fabric": None}, "real NCCL"),
+        ({"steps": [{"step": 1, "duration_us": -5.0}]}, after.name),
+        ({"steps": [{"step": 1, "duration_us": 5.0, "exposed_us": -1.0}]}, after.name),
+    ):
+        was = after.read_text()
+        with pytest.raises(UserError, match=match):
+            gather(store_path, summaries=[before, altered(after, **values)])
+        after.write_text(was)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])

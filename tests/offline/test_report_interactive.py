@@ -19,8 +19,10 @@ from zerotune.store.records import Collective, StepRecord
 from zerotune.store.sqlite.database import Store
 from zerotune.store.wire import FLAG_TIMED, OBSERVATION_FIELDS
 from zerotune.tuner.cli.app import app
+from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.report import gather, write_page
+from zerotune.tuner.offline.report.interactive import specification
 from zerotune.tuner.offline.report.rank_calls import (
     MAX_STEPS,
     RankCalls,
@@ -28,6 +30,39 @@ from zerotune.tuner.offline.report.rank_calls import (
 )
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "</script><b>x</b>"
+
+
+def test_cells_of_the_winners_tell_all_that_is_known():
+    cells = [[plots.Winner(HOSTILE, -20.0, True, 80.0, 100.0), None], [plots.Winner("tree/ll", -9.0, False), None]]
+    drawn = json.loads(specification(plots.winners(["a\nb", "c"], ["1 to\n2", "3"], cells)))
+    (boxes,) = drawn["data"]
+    measured = boxes["customdata"][0]
+    assert {"a, b", "1 to 2", "&lt;/script&gt;&lt;b&gt;x&lt;/b&gt;"} <= set(measured.split("<br>"))
+    assert "80.0" in measured
+    assert "100.0" in measured
+    strong, weak = boxes["marker"]["opacity"]
+    assert strong > weak, "by what is saved"
+    assert boxes["marker"]["pattern"]["shape"] == ["", "/"]
+    assert boxes["y"] == pytest.approx([0, 1])
+    words = [one["text"] for one in drawn["layout"]["annotations"]]
+    assert any("-20 %" in one for one in words)
+    assert drawn["layout"]["xaxis"]["ticktext"] == ["1 to<br>2", "3"]
+
+
+def test_the_page_carries_the_script_where_it_is_asked_for(tmp_path: Path):
+    pytest.importorskip("plotly")
+    with Store.open(tmp_path / "s.db") as store:
+        store.record_job("job", "fabric", {}, 2)
+        store.record_steps("job", [StepRecord(step, step // 10, 1000.0 + step) for step in range(1, 40)])
+        store.flush()
+    facts = gather(tmp_path / "s.db")
+    plain = write_page(facts, tmp_path / "plain.html").read_text()
+    page = write_page(facts, tmp_path / "page.html", is_interactive=True).read_text()
+    assert "Plotly" not in plain
+    assert 3e6 < len(page) - len(plain) < 8e6
+    assert not re.search(r"<script[^>]* src=", page)
+    assert json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1])["data"]
 
 
 def log(folder: Path, rank: int, n_ranks: int, begin_us: np.ndarray, duration_us: np.ndarray, **columns: Any) -> None:

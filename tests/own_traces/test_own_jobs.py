@@ -93,3 +93,13 @@ def test_several_files_are_one_job_or_several(tmp_path: Path, folder: Path):
         assert (code, [one["job"] for one in json.loads(shown)]) == (0, jobs)
         assert run("stage", "test", *words)[0] == 0
     assert json.loads(shown)[0]["trace"] == str(files[1])
+
+
+def test_a_restarted_job_is_replayed_by_its_longest_start(folder: Path):
+    """Each start counts its collectives anew, in communicators of the same ids."""
+    for rank in range(2):
+        log(folder, rank, 10 * N_CALLS)
+        log(folder, rank, 5)
+    table = load_table(folder)
+    assert (len(table.rows), table.n_files) == (10 * N_CALLS, 2)
+    assert " 3 times" in table.notes[0]

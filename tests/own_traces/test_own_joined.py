@@ -81,6 +81,30 @@ def test_ranks_are_joined_as_replay_joins_them(folder: Path, tmp_path: Path):
     assert left_out(trace) == {LeftOut.decision: 4 * N_CALLS}
 
 
+def test_job_and_fabric_are_the_traces_own(folder: Path, tmp_path: Path):
+    trace, _ = imported(folder, tmp_path / "s.db", fabric_id="mine", is_default=True, n_nodes=1)
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        assert store.measured() == {("job-1", "boxes-1"): N_CALLS}
+        assert store.fabrics() == {"boxes-1": FABRIC}
+        (job,) = store.jobs()
+    assert (job.n_ranks, job.ended_at_s is not None) == (4, True)
+    assert set(rows_in(tmp_path / "s.db")["is_default"]) == {0, 1}, "--default makes nothing NCCL's own choice"
+    for option in ("--fabric-id", "--default", "--n-nodes 1"):
+        assert any(option in note for note in trace.summary.notes), option
+
+
+def test_restarted_ranks_and_other_jobs_are_not_joined_with_the_first(tmp_path: Path):
+    """A restarted job counts its collectives anew, in communicators of the same ids."""
+    for rank in range(4):
+        log(tmp_path / "traces", rank, calls(rank))
+        log(tmp_path / "traces", rank, calls(rank, 100, seed=5))
+        log(tmp_path / "traces", rank, calls(rank, 50, seed=6), job_id="job-2", fabric_id="boxes-2")
+    imported(tmp_path / "traces", tmp_path / "s.db")
+    with Store.open(tmp_path / "s.db", read_only=True) as store:
+        assert store.measured() == {("job-1", "boxes-1"): N_CALLS + 100, ("job-2", "boxes-2"): 50}
+    assert rows_in(tmp_path / "s.db")["duration_us"].max() < 151
+
+
 def test_a_job_that_the_daemon_recorded_is_not_counted_twice(folder: Path, tmp_path: Path):
     imported(folder, tmp_path / "s.db")
     _, n_rows = imported(folder, tmp_path / "s.db")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.agent.observing.trace_log import MAX_BLOCK_RECORDS, TraceLog
 from zerotune.store.errors import TraceError
 from zerotune.store.records import StepRecord
 from zerotune.store.trace_format import MAX_MEMBER_BYTES, RecordBlock, TraceHeader, pack_member
@@ -209,6 +209,26 @@ def test_other_versions_and_formats_are_named(tmp_path: Path):
     path.write_bytes(pack_member(HEADER) * 2)
     with pytest.raises(TraceError, match="second header"):
         read_own(path)
+
+
+def test_flushes_by_time_and_by_number(tmp_path: Path):
+    now = [0.0]
+    log = new_log(tmp_path, clock_s=lambda: now[0])
+    log.record(typical_records(10))
+    assert log.n_records == 0
+    now[0] = 1.5
+    log.steps([])
+    assert log.n_records == 10
+    log.record(typical_records(MAX_BLOCK_RECORDS))
+    assert log.n_records == 10 + MAX_BLOCK_RECORDS
+
+
+def test_a_restarted_rank_starts_a_new_file(tmp_path: Path):
+    first, second = new_log(tmp_path), new_log(tmp_path)
+    first.close()
+    second.close()
+    assert first.path != second.path
+    assert len(trace_files(tmp_path)) == 2
 
 
 def test_unwritable_directory_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotune.agent.nccl import library
+from zerotune.agent.nccl import compiled, library
 from zerotune.agent.nccl.release import Release
 from zerotune.store.errors import PlanError, PluginError
 from zerotune.store.records import (
@@ -245,6 +245,11 @@ def test_threads_may_drain_at_once(plugin):
         worker.start()
     for worker in workers:
         worker.join()
+
+
+def test_load_gives_one_plugin():
+    assert library.load() is library.load()
+    assert compiled.PLUGIN.path() == library.load().path == compiled.PLUGIN.build()
 
 
 def test_a_library_that_is_none_is_refused(tmp_path):

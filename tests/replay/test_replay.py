@@ -8,18 +8,59 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay_traces import FABRIC, MIB, RING_LL_4, records, table_of, verdict_of, write_trace
+from replay_traces import FABRIC, MIB, RING_LL_4, RING_SIMPLE_8, records, table_of, verdict_of, write_trace
 
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.observing.trace_log import TraceLog
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import (
+    Candidate,
+    CandidateStatistics,
+    Collective,
+    CommunicatorClass,
+    DecisionKey,
+    Phase,
     StepRecord,
+    size_class,
 )
 from zerotune.tuner.offline.replay import replay, replay_table
+from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.loading import load_table
 from zerotune.tuner.offline.replay.table import CollectiveTable, from_own
 from zerotune.tuner.traces.own.reader import read_own
+
+
+def statistics(candidate: Candidate, median_us: float, *, is_default: bool = False, **changes: object):
+    shape = {"phase": Phase.forward_gather, "message_bytes": MIB, "count": 50} | changes
+    key = DecisionKey(
+        CommunicatorClass(2, 2), Collective.all_gather, shape["phase"], size_class(shape["message_bytes"])
+    )
+    return CandidateStatistics(
+        key, candidate, is_default, shape["count"], median_us, median_us, 0.03 * median_us, median_us, 0.0
+    )
+
+
+def test_baseline_is_the_sum_of_medians(tmp_path: Path):
+    durations = np.random.default_rng(0).lognormal(math.log(100), 0.05, 40)
+    table = table_of(
+        tmp_path, records(40, durations), records(20, 50.0, collective=Collective.reduce_scatter, first=40)
+    )
+    (total,) = replay_table(table, ["baseline"]).totals
+    assert total.cost_us == pytest.approx(40 * np.median(durations.astype("f4")) + 20 * 50.0, rel=1e-6)
+    assert total.n_judged == 60
+    assert total.n_refused == 0
+    assert (total.gain_low_percent, total.gain_percent, total.gain_high_percent) == (0, 0, 0)
+    assert total.n_by_evidence == {"measured_here": 60, "measured_elsewhere": 0, "predicted": 0}
+
+
+def test_the_last_arrival_counts(tmp_path: Path):
+    """The rank that waited saw 300 us, the one that came last 100 us: the collective took 100."""
+    waited, came_last = records(9, 300.0), records(9, 100.0)
+    came_last = came_last[::-1]
+    table = load_table(write_trace(tmp_path, waited, came_last))
+    assert len(table.rows) == 9
+    assert table.duration_us.tolist() == [100.0] * 9
+    assert table.rows["sequence"].tolist() == list(range(9))
 
 
 def test_what_fewer_ranks_tell_of_is_left_out_and_told(tmp_path: Path):
@@ -34,6 +75,13 @@ def test_what_fewer_ranks_tell_of_is_left_out_and_told(tmp_path: Path):
     other["comm_id"][20:] = 9
     alone = load_table(write_trace(tmp_path / "groups", other, whole))
     assert len(alone.rows) == 30, "a communicator of one rank that logs is whole"
+
+
+def test_jobs_are_not_mixed(tmp_path: Path):
+    write_trace(tmp_path, records(3, 1.0), job_id="a")
+    write_trace(tmp_path, records(3, 1.0), job_id="b")
+    with pytest.raises(TraceError, match="2 jobs"):
+        load_table(tmp_path)
 
 
 def test_oracle_takes_the_best_measured_setting(tmp_path: Path):
@@ -71,6 +119,18 @@ def test_refuses_what_it_knows_nothing_of(tmp_path: Path):
         assert total.cost_us == 0
     assert all(one.cost_us is None and one.evidence == "none" for one in result.verdicts)
     assert len(result.notes) == 4
+
+
+def test_partial_refusal_is_measured_by_time(tmp_path: Path):
+    """A candidate without evidence costs the policy a refusal of its share, and leaves the rest judged."""
+    table = table_of(tmp_path, records(10, 100.0), records(10, 300.0, collective=Collective.reduce_scatter, first=10))
+    table = CollectiveTable(**{**vars(table), "fabric": {}})
+    known = [statistics(RING_SIMPLE_8, 100.0, is_default=True), statistics(RING_LL_4, 80.0)]
+    shapes, index = table.shapes()
+    estimates = CostEstimates(table, shapes, index, known)
+    for shape in shapes:
+        is_gather = shape.collective is Collective.all_gather
+        assert (estimates.estimate(shape, RING_LL_4) is not None) == is_gather
 
 
 def test_intervals_cover(tmp_path: Path):

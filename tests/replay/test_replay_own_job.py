@@ -88,6 +88,15 @@ def test_what_the_job_itself_measured_is_not_known_to_its_policies(tmp_path: Pat
     assert settings(alone)["table"] == settings(alone)["nearest"] == {"baseline"}
 
 
+def test_what_other_jobs_measured_is_known_whenever_they_ran(tmp_path: Path, trace: Path):
+    path = tmp_path / "store.db"
+    with Store.open(path) as store:
+        record(store, "mine", 150.0)
+        record(store, "later", 60.0)
+        fit(store)
+    assert settings(replay(trace, POLICIES, path)) == {policy: {str(WINNER)} for policy in POLICIES}
+
+
 def test_a_model_fitted_before_the_job_began_is_used_as_it_is(tmp_path: Path, trace: Path, monkeypatch):
     path = tmp_path / "store.db"
     with Store.open(path) as store:

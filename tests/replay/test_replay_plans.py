@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotune.store.errors import PlanError
-from zerotune.store.records import CommunicatorClass, Phase
+from zerotune.store.records import Collective, CommunicatorClass, Phase
 from zerotune.tuner.offline.replay.plans import plan_rows
 
 HEADER = "coll,nnodes,nranks,upto_bytes,algo,proto\n"
@@ -38,6 +38,29 @@ def test_what_is_no_row_is_named(tmp_path: Path, text: str, line: int | None):
     path = tmp_path / "rules.csv"
     path.write_text(text)
     with pytest.raises(PlanError, match=rf"rules\.csv{'' if line is None else f', line {line}'}"):
+        plan_rows(path)
+
+
+NVIDIAS = """# collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff
+allgather,0,65536,tree,simple,4,1,-1,-1,-1
+allgather,0,65536,ring,ll,4,2,-1,-1,-1
+allreduce,1048577,4294967295,ring,ll128,-1,-1,-1,-1,-1
+"""
+NCCLXS = "allgather,[0,4095],ring,ll,4,2,*\nallreduce,*,ring,ll128,-1,*,8\n"
+
+
+@pytest.mark.parametrize("text", [NVIDIAS, NCCLXS])
+def test_rows_for_any_number_hold_for_the_communicators_that_are_known(tmp_path: Path, text: str):
+    path = tmp_path / "tuner.conf"
+    path.write_text(text)
+    known = [CommunicatorClass(16, 2), CommunicatorClass(8, 1)]
+    rows = [row for row in plan_rows(path, known) if row.phase is Phase.other]
+    gathers = [row.communicator for row in rows if row.collective is Collective.all_gather and row.candidate.n_channels]
+    reductions = [row.communicator for row in rows if row.collective is Collective.all_reduce]
+    assert known[0] in gathers
+    assert reductions == known
+    assert all(row.communicator in known for row in rows)
+    with pytest.raises(PlanError, match=r"tuner\.conf"):
         plan_rows(path)
 
 

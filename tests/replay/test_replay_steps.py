@@ -5,22 +5,73 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from replay_programs import GATHER, REDUCE, SCATTER, ddp, log_of, zero3
+from replay_programs import GATHER, REDUCE, SCATTER, call, compute, ddp, issue, log_of, wait, zero3
 from replay_traces import MIB
 
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import UserError
 from zerotune.store.records import Phase, Protocol
 from zerotune.tuner.offline.replay import JobChange, replay_table
+from zerotune.tuner.offline.replay.table import CollectiveTable
 from zerotune.tuner.offline.replay.timeline.program import (
+    Program,
     run,
+    steady_step,
+    undisturbed,
 )
+from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer
 from zerotune.tuner.offline.replay.whatif.reshape import stage_of, with_buckets, with_stage
+
+
+def found_in(table: CollectiveTable) -> StepModel:
+    model = infer(table)
+    assert isinstance(model, StepModel), model
+    return model
+
 
 # ---- programs ------------------------------------------------------------------------------------
 
 
+def test_a_stream_queues_and_a_wait_exposes():
+    program = Program(
+        (call(Phase.other, REDUCE, 100.0), call(Phase.other, REDUCE, 50.0)),
+        (issue(0), issue(1), compute(120.0), wait(1), compute(10.0)),
+    )
+    first = run(program, [[100.0, 50.0]])[0]
+    assert first.starts_us == (0.0, 100.0)
+    assert first.exposed_us == pytest.approx(30)
+    assert first.end_us == pytest.approx(160)
+    assert steady_step(program) == pytest.approx((160.0, 30.0))
+
+
+def test_channels_slow_the_computation_beside_them():
+    program = Program((call(Phase.other, REDUCE, 100.0),), (issue(0), compute(200.0), wait(0)))
+    slowed = replace(program, slowdown=lambda n_channels: 1 + n_channels / 8)
+    assert steady_step(slowed).step_us == pytest.approx(250), "100 us at half speed do 50 us of work"
+    assert steady_step(slowed, channels=[0]).step_us == pytest.approx(200)
+    alone = undisturbed(replace(program, ops=(issue(0), compute(250.0), wait(0))), lambda n: 1 + n / 8)
+    assert alone.compute_us == pytest.approx(200)
+    assert steady_step(alone).step_us == pytest.approx(250)
+
+
 # ---- found again in the log ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program",
+    [ddp(), ddp(100.0), zero3(), zero3(60.0, 60.0), zero3(400.0, 300.0), zero3(150.0, 500.0)],
+    ids=["ddp", "ddp-hidden", "zero3", "zero3-hidden", "zero3-bound", "zero3-scatters-bound"],
+)
+def test_a_program_is_found_in_its_log(program: Program):
+    """The gaps, the waits and their sum: the step is predicted for durations that were never logged."""
+    model = found_in(log_of(program))
+    assert model.error_percent < 1.5
+    truth, found = steady_step(program), steady_step(model.program)
+    assert found.step_us == pytest.approx(truth.step_us, rel=0.02)
+    for factor in (0.7, 1.5):
+        durations = [one.logged_us * factor for one in program.calls]
+        truth = steady_step(program, durations)
+        assert steady_step(model.program, durations).step_us == pytest.approx(truth.step_us, rel=0.05), factor
 
 
 def test_hidden_gains_nothing_and_exposed_gains_all():

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.fingerprint.corpus.dataset import Sequence, recorded
-from benchmarks.fingerprint.evaluation import changes_noticed, feed, recognised
+from benchmarks.fingerprint.evaluation import changes_noticed, feed, middle, recognised
 from zerotune.store.records import Collective, Stage
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.encoding.encoders import LstmEncoder
+from zerotune.tuner.fingerprint.encoding.features import frames, summary
 from zerotune.tuner.fingerprint.encoding.weights import default_encoder
 from zerotune.tuner.fingerprint.labels import UNKNOWN
+from zerotune.tuner.fingerprint.steps.anatomy import Step, encode
+from zerotune.tuner.traces import read_trace
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 
@@ -73,10 +78,37 @@ def test_from_the_first_call_of_a_job_on(recordings: list[Sequence], lstm: LstmE
     assert n_right >= 0.99 * len(recordings[::4])
 
 
+def test_what_nccl_asks_no_tuner_about_is_left_out(lstm: LstmEncoder) -> None:
+    step = zero3(6, 1 << 22)
+    plain, mixed = StageFingerprint(lstm), StageFingerprint(lstm)
+    add(plain, step, 4)
+    add(mixed, [call for one in step for call in (one, (Collective.all_to_all, 1 << 24), (Collective.send, 9))], 4)
+    assert plain.shown == mixed.shown
+    assert plain.calls_per_step == mixed.calls_per_step == len(step)
+
+
 def test_one_call_over_and_over_is_unknown(lstm: LstmEncoder) -> None:
     fingerprint = StageFingerprint(lstm)
     add(fingerprint, [(AR, 1 << 27)], 100)
     assert fingerprint.shown == UNKNOWN
+
+
+def test_the_scale_of_a_model_does_not_matter(lstm: LstmEncoder) -> None:
+    small, large = StageFingerprint(lstm), StageFingerprint(lstm)
+    add(small, zero3(8, 1 << 20), 3)
+    add(large, zero3(8, 1 << 30), 3)
+    assert small.shown == large.shown
+    assert small.stage is Stage.zero3
+
+
+def test_where_the_step_is_cut_does_not_matter() -> None:
+    kinds, n_bytes = calls(*zero3(5, 1 << 20))
+    gaps_us = np.arange(1.0, len(kinds) + 1)
+    whole = Step(encode(kinds, n_bytes), gaps_us)
+    for shift in range(len(kinds)):
+        rotated = Step(encode(np.roll(kinds, shift), np.roll(n_bytes, shift)), np.roll(gaps_us, shift))
+        np.testing.assert_allclose(summary(rotated), summary(whole))
+        np.testing.assert_allclose(frames(rotated), frames(whole))
 
 
 def test_the_daemon_needs_no_torch_to_recognise() -> None:
@@ -90,6 +122,28 @@ def test_the_daemon_needs_no_torch_to_recognise() -> None:
     assert done.stdout.split() == []
 
 
+def test_micro_steps_are_found_within_a_step() -> None:
+    """Also where the cut is amid them, and where activations show them although gradients leave in the last only."""
+    micro = zero3(5, 1 << 20)[:-1]
+    for shift in (0, 3, 9):
+        codes = np.roll(encode(*calls(*micro, *micro, *micro, (AR, 4))), shift)
+        rounds = Step(codes, np.zeros(len(codes))).rest.rounds
+        assert (rounds.n, len(rounds.unit.roles)) == (3, len(micro))
+    act, part, sent = (AR, 1 << 15), (AG, 1 << 15), (RS, 1 << 24)
+    forward, backward = [act] * 8, [part, act, act, act]
+    step = [*forward, *backward * 4, *forward, *backward * 2, sent, *backward, sent, *backward, (AG, 1 << 25)]
+    codes = encode(*calls(*step))
+    activations = Step(codes, np.zeros(len(codes))).activations
+    assert activations is not None
+    assert (activations.rounds.n, activations.rounds.coverage) == (2, 1.0)
+
+
+def test_counters_and_flags_are_unknown(lstm: LstmEncoder) -> None:
+    fingerprint = StageFingerprint(lstm)
+    add(fingerprint, [(AR, 4), (AR, 8), (AG, 256), (AR, 4)], 20)
+    assert fingerprint.shown == UNKNOWN
+
+
 def test_after_training_has_ended_nothing_is_claimed(lstm: LstmEncoder) -> None:
     """What follows shares no call with it and never repeats; when training goes on, it is known at once."""
     fingerprint = StageFingerprint(lstm)
@@ -99,6 +153,12 @@ def test_after_training_has_ended_nothing_is_claimed(lstm: LstmEncoder) -> None:
     assert fingerprint.shown == UNKNOWN
     add(fingerprint, zero3(6, 1 << 22), 3)
     assert fingerprint.stage is Stage.zero3
+
+
+def test_middle_begins_anywhere(recordings: list[Sequence]) -> None:
+    one = recordings[0]
+    rng = np.random.default_rng(3)
+    assert len({middle(one, rng, 2)[0].tobytes() for _ in range(50)}) > 1
 
 
 ACTIVATION, BUCKET = 16 << 20, 160 << 20
@@ -165,3 +225,29 @@ def test_all_reduces_among_other_ranks_than_the_buckets_are_activations(n_layers
         for _ in range(4):
             fingerprint.add_records(records)
         assert (fingerprint.stage, fingerprint.shown.tensor_parallel) == (Stage.ddp, wanted)
+
+
+@pytest.mark.parametrize(("n_replicas", "wanted"), [(2, True), (4, None)])
+def test_groups_without_names_are_told_apart_by_their_sizes(tmp_path: Path, n_replicas: int, wanted: bool) -> None:
+    """Four ranks hold parts of a layer; groups of one size and no name may be one."""
+    step = [*[(AR, ACTIVATION)] * 48, *[(AR, BUCKET)] * 5, (AR, 66 << 20), (AR, 4)]
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "dur": 5.0}
+    events = [
+        {
+            **kernel,
+            "ts": 10.0 * place,
+            "args": {
+                "Collective name": "allreduce",
+                "Group size": 4 if n_bytes <= ACTIVATION else n_replicas,
+                "In msg nelems": n_bytes,
+                "dtype": "Byte",
+            },
+        }
+        for place, (_, n_bytes) in enumerate(step * 4)
+    ]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}))
+    fingerprint = StageFingerprint()
+    for block in read_trace(path).blocks():
+        fingerprint.add_records(block)
+    assert (fingerprint.stage, fingerprint.shown.tensor_parallel) == (Stage.ddp, wanted)

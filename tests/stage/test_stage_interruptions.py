@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from benchmarks.fingerprint.corpus.dataset import SETTLED_STEP, Sequence, recorded
-from zerotune.store.records import Collective, Stage
+from zerotune.store.records import Collective, Stage, StepRecord
+from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.steps.anatomy import Ints, encode
+from zerotune.tuner.learning.brain import Brain, BrainSettings
+from zerotune.tuner.learning.knowledge import Knowledge
 
 AG, RS, AR = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
+ZERO3 = [(AG, 9 << 20), *[(AG, 1 << 20)] * 4, *[(AG, 1 << 20), (RS, 1 << 20)] * 4, (RS, 9 << 20), (AR, 4)]
 SAVE = [(AG, 512 * size) for size in (31, 7, 90, 14) for _ in range(12)]
 """Every tensor of the model and of the optimizer, one by one: more calls than a step has."""
 
@@ -44,3 +48,23 @@ def test_a_save_every_few_steps_leaves_the_stage_as_it_is(runs: list[Sequence], 
         if len(step) and len(np.unique(step)) < len(step):
             shown = play(StageFingerprint(), step, save, 40, every)[12:]
             assert set(shown) == {run.shown.stage}, run.name
+
+
+def test_other_training_is_noticed_though_it_begins_with_gathers() -> None:
+    fingerprint = StageFingerprint()
+    play(fingerprint, codes(*ZERO3), codes(*SAVE), 10, 99)
+    other = [(AG, 3 << 19), *[(AG, 5 << 18)] * 6, *[(RS, 5 << 18)] * 6, (RS, 3 << 19), (AR, 4)]
+    assert play(fingerprint, codes(*other), codes(*SAVE), 3, 99)[-1] is Stage.zero1_or_2
+
+
+def test_a_jobs_stage_is_the_one_that_holds_most_steps() -> None:
+    brain = Brain("job", "f", {}, Knowledge(), BrainSettings(), lambda: 0.0)
+    block = np.zeros(64, OBSERVATION_FIELDS)
+    for number in range(30):
+        kinds = ZERO3 if number < 20 else [(AR, 1 << 10 + number % 7), (AR, 3 << 16), (AR, 1 << 19)]
+        rows = block[: len(kinds)]
+        rows["collective"], rows["message_bytes"] = [kind for kind, _ in kinds], [size for _, size in kinds]
+        rows["step"] = number
+        brain.sequence(rows)
+        brain.step_finished(StepRecord(number, 0, 1000.0))
+    assert brain.stage is Stage.zero3

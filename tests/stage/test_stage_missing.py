@@ -12,6 +12,7 @@ from zerotune.store.records import Collective, MissingEvidence, Stage, StepRecor
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.client.status import in_words
 from zerotune.tuner.fingerprint import StageFingerprint
+from zerotune.tuner.fingerprint.missing import missing_after
 from zerotune.tuner.offline import explanations, stage_command
 from zerotune.tuner.offline.report.facts import gather
 
@@ -45,6 +46,27 @@ def test_the_missing_evidence_is_named(name: str) -> None:
     fingerprint = played(step, 8)
     assert (fingerprint.stage, fingerprint.missing_evidence) == (Stage.unknown, missing)
     assert in_words(missing)
+
+
+def test_what_has_not_come_again_may_yet_do_so() -> None:
+    fingerprint = played([(AR, (3 + n) << 16) for n in range(9)], 1)
+    assert fingerprint.missing_evidence is MissingEvidence.no_repetition
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "expected"), [(3, MissingEvidence.too_early), (20, MissingEvidence.nothing_reduced)]
+)
+def test_of_a_young_job_nothing_is_said_to_be_missing(n_steps: int, expected: MissingEvidence) -> None:
+    assert missing_after(n_steps, played(FORWARD_ONLY, 8).missing_evidence) is expected
+    assert missing_after(n_steps, MissingEvidence.nothing) is MissingEvidence.nothing
+
+
+def test_nothing_is_missing_where_a_stage_is_shown() -> None:
+    step = [*[(AG, 1 << 20)] * 4, *[(AG, 1 << 20), (RS, 1 << 20)] * 4, (AG, 9 << 20), (RS, 9 << 20), (AR, 4)]
+    fingerprint = played(step, 8)
+    assert fingerprint.stage is not Stage.unknown
+    assert fingerprint.missing_evidence is MissingEvidence.nothing
+    assert in_words(MissingEvidence.nothing) == ""
 
 
 @pytest.mark.parametrize("name", STEPS)

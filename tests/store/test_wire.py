@@ -112,6 +112,11 @@ def test_records_round_trip_bit_by_bit(n, kind):
     assert raw == records.tobytes()
 
 
+def test_the_layouts_have_the_promised_width():
+    assert OBSERVATION.itemsize == wire.OBSERVATION_BYTES
+    assert COST.itemsize == wire.COST_BYTES
+
+
 @given(agent_messages, st.data())
 def test_a_truncated_frame_is_refused(message, data):
     frames = wire.encode(message)

@@ -81,6 +81,20 @@ def test_a_second_run_repeats_nothing(first: tuple[Path, SweepResult]):
 
 
 @pytest.mark.slow
+def test_an_active_sweep_goes_beyond_what_a_full_one_measured(tmp_path: Path):
+    fields = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}
+    one_size = {"full": True, "max_bytes": 65536}
+    full = run_sweep(SweepRequest(**{**fields, **one_size}), tmp_path / "s.db", quiet)
+    wider = SweepRequest(**{**fields, "min_bytes": 32768})
+    active = run_sweep(wider, tmp_path / "s.db", quiet)
+    assert active.n_restored == full.n_samples
+    assert 0 < active.n_samples < full.n_samples
+    measured_at = {row.message_bytes for row in active.rows if row.n_samples}
+    assert measured_at == {32768, 65536, 131072}
+    assert run_sweep(wider, tmp_path / "s.db", quiet).n_samples == 0
+
+
+@pytest.mark.slow
 def test_fresh_starts_from_nothing_and_a_spent_budget_says_so(first: tuple[Path, SweepResult]):
     path, _ = first
     fields = {name: getattr(REQUEST, name) for name in REQUEST.__struct_fields__}
@@ -140,6 +154,20 @@ def test_settings_that_hang_or_fail_are_recorded_and_not_tried_again(tmp_path: P
     render(result, narrow)
     words = set(narrow.export_text().split())
     assert words >= {"all_gather", "65,536", *re.findall(r"\w+/\w+/\d+ch", text)}, "none is broken"
+
+
+@pytest.mark.slow
+def test_a_setting_that_keeps_failing_is_not_tried_at_every_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ZEROTUNE_FAULTS", "fail:ring/simple/1")
+    monkeypatch.setattr("zerotune.tuner.offline.sweep.broken.SETTING_FAILURES", 1)  # each costs a start of the workers
+    request = SweepRequest(
+        fabric="ethernet_boxes", collectives=("all_gather",), min_bytes=4096, max_bytes=65536, full=True,
+        max_repeats=1, check=False,
+    )  # fmt: skip
+    result = run_sweep(request, tmp_path / "s.db", quiet)
+    assert (result.n_broken, result.n_left_out, result.gave_up) == (1, 4, False)
+    again = run_sweep(request, tmp_path / "s.db", quiet)
+    assert (again.n_visited, again.n_broken, again.n_left_out) == (0, 1, 4)
 
 
 @pytest.mark.slow

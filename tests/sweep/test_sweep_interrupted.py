@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from zerotune.store.errors import StoreError
+from zerotune.store.errors import StoreError, UserError
 from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Protocol
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline.scratch import ScratchFolder
+from zerotune.tuner.offline.sweep import compare
 from zerotune.tuner.offline.sweep.grid import GridPoint, Place
 from zerotune.tuner.offline.sweep.result import rows_of
 
@@ -69,6 +70,12 @@ def test_a_file_system_without_locks_is_not_filled_with_folders(tmp_path: Path, 
     with ScratchFolder("zt-") as ours:
         assert {path.name for path in tmp_path.iterdir()} == {"zt-other", ours.name}, "nobody knows whose it is"
     assert [path.name for path in tmp_path.iterdir()] == ["zt-other"]
+
+
+def test_a_store_without_sweeps_says_what_to_run(tmp_path: Path):
+    Store.open(tmp_path / "s.db").close()
+    with pytest.raises(UserError, match=r"'a';.*`zerotune sweep`"):
+        compare(tmp_path / "s.db", "a", "b")
 
 
 def n_measured(path: Path) -> int:

@@ -8,14 +8,22 @@ import pytest
 from zerotune.agent.nccl import cost_model, fabric
 from zerotune.store.records import (
     BASELINE,
+    Algorithm,
+    Candidate,
     Collective,
     CommunicatorClass,
     Outcome,
+    Protocol,
+    Source,
 )
+from zerotune.store.sqlite.database import MEASUREMENT
 from zerotune.tuner.modeling.features import CostPrior
-from zerotune.tuner.offline.sweep.grid import GridPoint, make_grid
-from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, FullGrid
+from zerotune.tuner.offline.sweep.grid import GridPoint, Place, make_grid, message_sizes, restore
+from zerotune.tuner.offline.sweep.result import rows_of
+from zerotune.tuner.offline.sweep.strategy import BUDGET, LOOK_REPEATS, Active, Choice, FullGrid
 
+PLACE = Place(Collective.all_gather, 1 << 20)
+FAR = Candidate(Algorithm.ring, Protocol.ll, 4)
 SIZES = [1 << exponent for exponent in range(12, 25, 2)]
 
 
@@ -100,6 +108,30 @@ def test_active_finds_the_best_with_a_part_of_the_grid(name: str, communicator: 
     assert sum(len(point.duration_us) for point in sweep.points) < 0.6 * n_grid, "settled long before the budget"
 
 
+def test_nccls_own_choice_stands_at_every_place_of_an_active_sweep():
+    known = Candidate(Algorithm.ring, Protocol.simple, 4)
+    other = GridPoint(PLACE, FAR, [90.0, 91.0])
+    points = [GridPoint(PLACE, BASELINE), GridPoint(PLACE, known, [80.0, 81.0]), other]
+    rows = rows_of(points, 4, {PLACE: Choice(known, 80.0, 85.0, 0.97)})
+    assert [row.setting for row in rows] == ["ring/simple/4ch", "baseline", str(FAR)], "in order of time"
+    assert [row.median_us for row in rows] == [80.5, None, 90.5]
+
+
+def test_active_never_returns_to_a_broken_point():
+    sweep = Simulated("ethernet_boxes", CommunicatorClass(2, 2))
+    strategy = sweep.active()
+    n_broken = 0
+    while visits := strategy.next_round():
+        for point in visits:
+            assert point.outcome is Outcome.ok
+            if point.candidate.protocol is Protocol.ll:
+                point.outcome = Outcome.hung
+                n_broken += 1
+            else:
+                sweep.visit(point, LOOK_REPEATS)
+    assert n_broken > 0
+
+
 def test_active_ends_when_everything_is_broken():
     sweep = Simulated("ethernet_boxes", CommunicatorClass(2, 2))
     strategy = sweep.active()
@@ -109,3 +141,32 @@ def test_active_ends_when_everything_is_broken():
             point.outcome = Outcome.failed
             n_visits += 1
     assert n_visits == len(sweep.points)
+
+
+def test_sizes_divide_among_the_ranks():
+    assert message_sizes(4096, 16384, 2) == [4096, 8192, 16384]
+    assert message_sizes(4096, 8192, 3) == [4104, 8196]
+    assert message_sizes(1, 4, 2) == [8]
+
+
+def test_channel_counts_that_come_to_the_same_are_one_point():
+    offered = {"all_gather": ((1, 0), (1, 2))}
+    points = make_grid([Collective.all_gather], [4096, 1 << 24], CommunicatorClass(2, 2), 16, offered)
+    small = [str(point.candidate) for point in points if point.place.message_bytes == 4096]
+    assert small == ["baseline", "ring/ll/1ch", "ring/simple/1ch"]
+    large = [point for point in points if point.place.message_bytes == 1 << 24]
+    assert len(large) == 1 + 2 * 5
+
+
+def test_restore_takes_samples_and_breakages():
+    points = [GridPoint(PLACE, BASELINE), GridPoint(PLACE, Candidate(Algorithm.ring, Protocol.ll, 4))]
+    stored = np.zeros(4, MEASUREMENT)
+    stored["collective"], stored["message_bytes"] = Collective.all_gather, 1 << 20
+    stored["algorithm"], stored["protocol"], stored["n_channels"] = 1, 0, 4
+    stored["duration_us"], stored["source"] = 50.0, Source.sweep
+    stored["is_default"] = [1, 1, 0, 0]
+    stored["outcome"] = [Outcome.ok, Outcome.outlier, Outcome.hung, Outcome.ok]
+    stored["message_bytes"][3] = 777
+    assert restore(points, stored) == 2
+    assert points[0].duration_us == [50.0, 50.0]
+    assert points[1].outcome is Outcome.hung

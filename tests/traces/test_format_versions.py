@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from trace_samples import DATA
+from trace_samples import DATA, NCCL_TESTS_JSON
 
 from zerotune.store.errors import TraceError
 from zerotune.store.records import Algorithm, Collective, Observation, Protocol
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.nccl.nccl_tests import GROUPED
 from zerotune.tuner.traces.records import Summary
 
 P = "node1:100:101 [0] NCCL INFO "
@@ -67,6 +68,20 @@ def test_selections_of_every_version(tmp_path: Path, version: str) -> None:
     }
     assert {one.n_channels for one in found} == {12 if "channel" in line else None}
     assert all(one.duration_us is None for one in found), "the model's time is no measurement"
+
+
+def test_a_public_log_of_2_23_counts_selections_in_total(tmp_path: Path) -> None:
+    """The same call once as COLL and once as TUNING, 2,359,808 floats on each of 4 ranks."""
+    found, _ = read_text(
+        tmp_path,
+        "3: " + P + "NCCL version 2.23.4+cuda12.6\n"
+        "3: " + P + "comm 0x555e2c6387e0 rank 0 nRanks 4 nNodes 4 localRanks 1 localRank 0 MNNVL 0\n"
+        "3: " + P + "AllGather: opCount 1606 sendbuff 0x93fd44a00 recvbuff 0x96d44e200 count 2359808 datatype 7 op 0 "
+        "root 0 comm 0x555e2c6387e0 [nranks=4] stream 0x555e2b3a4370\n"
+        "3: " + P + "AllGather: 37756928 Bytes -> Algo 1 proto 2 time 2860.208008\n",
+    )
+    (one,) = found
+    assert (one.message_bytes, one.algorithm, one.protocol) == (37_756_928, Algorithm.ring, Protocol.simple)
 
 
 NVIDIA = "count {c} datatype 9 op 0 root 0 comm 0x55a0 [nranks=8] stream 0x5630"
@@ -185,6 +200,29 @@ def test_tables_of_every_version(tmp_path: Path, version: str, prefix: str) -> N
     assert not summary.notes
 
 
+@pytest.mark.parametrize(
+    "tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "[12345,0]<stdout>:", "[prterun-n1-7@1,0]<stdout>: "]
+)
+def test_rows_that_mpirun_tagged_part_by_part(tmp_path: Path, tag: str) -> None:
+    row = ROW + tag + "    20.25    0.05    0.03       0" + tag + "    21.50    0.05    0.03       0"
+    text = HEAD + NAMES + 2 * SIDE + "\n" + 3 * (row + "\n") + "# Out of bounds values : 0 OK\n"
+    found, summary = read_text(tmp_path, "".join(tag + line for line in text.splitlines(keepends=True)))
+    assert [one.duration_us for one in found] == 3 * [20.25, 21.5]
+    assert {(one.message_bytes, one.n_ranks) for one in found} == {(1024, 2)}
+    assert not summary.unusable
+
+
+def test_json_times_of_the_cpu_and_grouped_calls(tmp_path: Path) -> None:
+    result = {"size": 1024, "type": "float", "in_place": {"cpu_time": 5.0, "nwrong": None}, "out_of_place": None}
+    config = {**NCCL_TESTS_JSON["config"], "aggregated_iterations": 4}
+    found, summary = read_text(
+        tmp_path, json.dumps({**NCCL_TESTS_JSON, "config": config, "results": [result]}), "out.json"
+    )
+    assert found == []
+    assert summary.unusable == {LeftOut.cpu_time: 1}
+    assert summary.notes == [GROUPED]
+
+
 # -- NCCL Inspector -----------------------------------------------------------------------------------------
 
 
@@ -286,3 +324,26 @@ def test_a_chakra_graph_without_bytes_is_refused_by_name(tmp_path: Path) -> None
     path.write_bytes(gzip.compress(b'{\n "workload_graph": [{"Id": 1, "Name": "c10d::broadcast_", "NodeType": 7}]}'))
     with pytest.raises(TraceError, match="Chakra"):
         read_trace(path)
+
+
+def test_param_traces_as_param_writes_them(tmp_path: Path) -> None:
+    entries = [
+        {"comms": "init", "pg_id": 7, "global_ranks": [0, 2, 4, 6], "world_size": 4},
+        {
+            "comms": "all_gather", "req": 1, "in_msg_size": 1000, "out_msg_size": 4000, "dtype": "float32",
+            "startTime_ns": 12345, "pg_id": 7, "world_size": 4,
+        },
+        {"comms": "wait", "req": 1, "pg_id": 7},
+        {"comms": "reduce_scatter_base", "in_msg_size": 4000, "out_msg_size": 1000, "dtype": "half", "pg_id": 7},
+        {"comms": "all_reduce", "in_msg_size": 50, "out_msg_size": 50, "dtype": "bfloat16", "pg_id": 0,
+         "world_size": 8},
+        {"comms": "send", "in_msg_size": 50, "out_msg_size": 50, "dtype": "bfloat16", "pg_id": 0, "world_size": 8},
+        {"compute": "gemm", "mm0_dim0": 16},
+    ]  # fmt: skip
+    found, summary = read_text(tmp_path, json.dumps(entries, indent=2), "comms_rank3.json")
+    assert [(one.collective.name, one.message_bytes, one.n_ranks) for one in found] == [
+        ("all_gather", 16_000, 4), ("reduce_scatter", 8_000, 4), ("all_reduce", 100, 8),
+    ]  # fmt: skip
+    assert found[0].comm_id == found[1].comm_id != found[2].comm_id
+    assert (found[0].rank, found[0].start_ns, found[0].duration_us) == (3, 12345, None)
+    assert summary.unusable == {LeftOut.not_a_collective: 3, LeftOut.point_to_point: 1}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.formats import FORMATS
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.pytorch import chakra
+from zerotune.tuner.traces.records import total_bytes
 
 MIB = 1 << 20
 
@@ -67,6 +70,18 @@ def test_flight_recorder_of_a_real_job() -> None:
     assert all(one.duration_us is None for one in found)
 
 
+def test_kineto_with_arguments() -> None:
+    trace = read_trace(samples.REAL["kineto"])
+    found = list(trace.observations())
+    assert len(found) == 21
+    assert all(one.n_ranks == 2 and one.duration_us is not None for one in found)
+    largest = max(found, key=lambda one: one.message_bytes)
+    assert largest.collective is Collective.all_reduce
+    (slow,) = [one for one in found if one.duration_us == pytest.approx(2636.669)]
+    assert (slow.collective, slow.message_bytes, slow.n_channels) == (Collective.all_reduce, 6_637_568 * 4, 8)
+    assert {(one.algorithm, one.protocol) for one in found} == {(None, None)}, "kernel names do not tell"
+
+
 def test_kineto_without_arguments_takes_dimensions_of_the_call() -> None:
     found = observed(samples.REAL["kineto_old"])
     assert len(found) == 8
@@ -74,6 +89,25 @@ def test_kineto_without_arguments_takes_dimensions_of_the_call() -> None:
     assert any(one.collective is Collective.all_to_all and one.message_bytes == 6144 * 4 for one in found)
     assert {one.n_ranks for one in found} == {0}, "an old trace does not tell the group"
     assert {one.rank for one in found} == {3}
+
+
+def test_kineto_without_kernels_has_the_calls_without_times(tmp_path: Path) -> None:
+    path = tmp_path / "cpu_only.json"
+    arguments = {
+        "External id": 7, "Collective name": "_reduce_scatter_base", "dtype": "BFloat16", "In msg nelems": 4000,
+        "Out msg nelems": 1000, "Group size": 4, "Process Group Name": "0", "Process Group Ranks": "[0, 1, 2, 3]",
+    }  # fmt: skip
+    call = {"ph": "X", "cat": "cpu_op", "name": "record_param_comms", "ts": 100.5, "dur": 9, "args": arguments}
+    wait = {**call, "args": {**arguments, "External id": 8, "Collective name": "wait"}}
+    path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 2}, "traceEvents": [call, wait]}))
+    trace = read_trace(path)
+    (one,) = trace.observations()
+    assert (one.collective, one.message_bytes, one.n_ranks, one.rank) == (Collective.reduce_scatter, 8000, 4, 2)
+    assert (one.duration_us, one.n_channels, one.start_ns) == (None, None, 100_500)
+    assert len(trace.summary.notes) == 1, "there are no kernels in it"
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel", "ts": 200, "dur": 50, "args": {"External id": 7}}
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [call, kernel]}))
+    assert [one.duration_us for one in read_trace(path).observations()] == [50], "the call is its kernel's"
 
 
 def test_execution_traces() -> None:
@@ -88,6 +122,18 @@ def test_execution_traces() -> None:
     assert old[0].message_bytes == 8, "two outputs of one float"
 
 
+def test_profiler_events_time_from_first_start_to_last_stop() -> None:
+    found = observed(samples.REAL["profiler_events"])
+    assert len(found) == 8
+    assert {one.rank for one in found} == {0, 1, 2, 3}
+    assert {(one.algorithm, one.protocol, one.message_bytes) for one in found} == {
+        (Algorithm.ring, Protocol.simple, 134_217_728)
+    }
+    assert sorted({one.n_channels for one in found if one.n_channels}) == [12, 13]
+    assert all(one.timing_source is TimingSource.gpu_kernel for one in found)
+    assert all(one.duration_us is not None and 1000 < one.duration_us < 20_000 for one in found)
+
+
 def test_nccl_tests_tables() -> None:
     found = observed(samples.REAL["nccl_tests"])
     assert {(one.collective, one.n_ranks, one.n_nodes) for one in found} == {(Collective.all_gather, 4, 1)}
@@ -100,6 +146,20 @@ def test_nccl_tests_tables() -> None:
     a100 = observed(samples.DATA / "nccl_tests" / "nccl_reducescatter.log")
     assert {(one.collective, one.n_ranks) for one in a100} == {(Collective.reduce_scatter, 8)}
     assert a100[0].algorithm is None
+
+
+def test_rows_torn_by_nccls_own_lines_tell_setting_and_time() -> None:
+    trace = read_trace(samples.REAL["nccl_tests_torn"])
+    found = list(trace.observations())
+    assert len(found) == 12
+    assert {(one.algorithm, one.protocol, one.n_channels) for one in found} == {(Algorithm.ring, Protocol.simple, 24)}
+    assert found[-1].duration_us == pytest.approx(35_322.8)
+    assert found[-1].message_bytes == 8_589_934_592
+    table = trace.summary.facts["model_table"]
+    assert table["all_gather ring ll"] == (8.4, 188.0)
+    assert table["all_reduce tree simple"] == (32.4, 165.6)
+    nvls = observed(samples.DATA / "nccl_debug" / "g2_NVLS.log.gz")
+    assert {one.algorithm for one in nvls} == {Algorithm.nvls}
 
 
 def test_nccl_tests_json(tmp_path: Path) -> None:
@@ -168,6 +228,20 @@ def test_debug_log_calls_take_their_selection(tmp_path: Path) -> None:
     assert trace.summary.facts["graphs"][4]["n_channels"] == 8
 
 
+def test_selections_are_total_before_2_24_and_per_rank_after(tmp_path: Path) -> None:
+    old = tmp_path / "old.log"
+    old.write_text(samples.SELECTIONS_2_23)
+    found = observed(old)
+    assert [(one.sequence, one.message_bytes, one.n_ranks) for one in found] == [(0, 8192, 8), (1, 8192, 8)]
+    new = tmp_path / "new.log"
+    new.write_text(
+        samples.SELECTIONS_2_23.replace("2.23.4", "2.28.9").replace(
+            "Algo 1 proto 0 time 12.300000", "Algo RING proto LL channel{Lo..Hi}={0..3}"
+        )
+    )
+    assert [(one.message_bytes, one.n_channels) for one in observed(new)] == [(65536, 4), (65536, 4)]
+
+
 def test_param_comms(tmp_path: Path) -> None:
     trace = read_trace(samples.written(tmp_path, "param_comms"))
     gather, scatter = trace.observations()
@@ -192,6 +266,25 @@ def test_chakra_without_protobuf_names_the_extra(tmp_path: Path, monkeypatch: py
     chakra.message_classes.cache_clear()
     with pytest.raises(TraceError, match=r"pip install 'zerotune\[chakra\]'"):
         observed(samples.written(tmp_path, "chakra"))
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles_of_every_protocol_read_the_same(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "nccl_trace_rank_3"
+    path.write_bytes(pickle.dumps(samples.FLIGHT_RECORDER, protocol=protocol))
+    found = list(read_trace(path).observations())
+    assert found == observed(samples.written(tmp_path, "flight_recorder"))
+
+
+def test_total_bytes_from_either_side() -> None:
+    gather, scatter, reduce = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
+    assert total_bytes(gather, 10, 40, 4) == total_bytes(gather, 10, None, 4) == total_bytes(gather, None, 40, 0) == 40
+    assert (
+        total_bytes(scatter, 40, 10, 4) == total_bytes(scatter, None, 10, 4) == total_bytes(scatter, 40, None, 0) == 40
+    )
+    assert total_bytes(gather, 10, None, None) is None
+    assert total_bytes(reduce, 40, 40, 4) == total_bytes(reduce, 40, None, 4) == 40
+    assert total_bytes(reduce, None, None, 4) is None
 
 
 def test_directories_join_ranks_and_refuse_mixtures(tmp_path: Path) -> None:
@@ -225,3 +318,21 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
         read_trace(tmp_path / "absent")
     with pytest.raises(TraceError):
         read_trace(tmp_path)
+
+
+def test_a_process_of_several_communicators_has_one_rank(tmp_path: Path) -> None:
+    """Its ranks in them differ; of a process with several GPUs each keeps its own."""
+    path = tmp_path / "rank3.log"
+    call = (
+        "{o} [0] NCCL INFO AllReduce: opCount {i:x} sendbuff 0x1 recvbuff 0x2 count 64 datatype 7 op 0 root 0 comm {c} "
+    )
+    made = "{o} [0] NCCL INFO comm {c} rank {r} nRanks {n} nNodes 1 localRanks {n} localRank {r} MNNVL 0\n"
+    text = made.format(o="n:1:2", c="0xa", r=1, n=2) + made.format(o="n:1:2", c="0xb", r=3, n=4)
+    text += made.format(o="n:9:2", c="0xc", r=0, n=2) + made.format(o="n:9:3", c="0xd", r=1, n=2)
+    for at, (owner, comm, n_ranks) in enumerate(
+        (("n:1:2", "0xa", 2), ("n:1:2", "0xb", 4), ("n:9:2", "0xc", 2), ("n:9:3", "0xd", 2))
+    ):
+        text += call.format(o=owner, c=comm, i=at) + f"[nranks={n_ranks}] stream 0x3\n"
+    path.write_text(text)
+    (block,) = read_trace(path).blocks()
+    assert block["rank"].tolist() == [3, 3, 0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,26 @@ def exact(times_us: list[float]) -> list[float]:
 @pytest.mark.parametrize("before", BEFORE)
 def test_what_stands_before_each_line_is_taken_off(tmp_path: Path, before: str) -> None:
     assert read(tmp_path / "t.log", [before.format(n) + line for n, line in enumerate(LINES)]) == (exact(TIMES_US), {})
+
+
+DRESSES: dict[str, Callable[[str], str]] = {
+    "coloured": lambda line: f"\x1b[32m{line}\x1b[0m",
+    "numbers in bold": lambda line: line.replace("29.75", "\x1b[1m29.75\x1b[0m"),
+    "Docker's JSON": lambda line: json.dumps({"log": line + "\n", "stream": "stdout", "time": "2026-01-12T10:11:12Z"}),
+    "spaces of a browser": lambda line: line.replace("  ", "\xa0 "),
+    "Markdown's bars": lambda line: line if line.startswith("#") else f"| {' | '.join(line.split())} |",
+    "Markdown's bold": lambda line: line if line.startswith("#") else f"**{line.strip()}**",
+}
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+def test_what_stands_around_a_line_is_taken_off(tmp_path: Path, dress: str) -> None:
+    assert read(tmp_path / "t.log", [DRESSES[dress](line) if line else "" for line in LINES]) == (exact(TIMES_US), {})
+
+
+def test_each_run_of_a_file_may_stand_behind_something_else(tmp_path: Path) -> None:
+    lines = [*LINES[:-1], *(f"{n:4d}  {line}" for n, line in enumerate(LINES[:-1])), *LINES]
+    assert read(tmp_path / "t.log", lines) == (exact(3 * TIMES_US), {})
 
 
 @pytest.mark.parametrize(

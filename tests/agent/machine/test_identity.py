@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from zerotune.agent.machine import adapters, identity, nccl_variables
 from zerotune.agent.settings import is_first_of_node
+
+
+class Node:
+    """Files as Linux has them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def port(self, device: str, *, rate: str = "400 Gb/sec (4X NDR)", state: str = "4: ACTIVE") -> None:
+        port = self.root / "infiniband" / device / "ports" / "1"
+        port.mkdir(parents=True)
+        for name, text in (("rate", rate), ("state", state), ("link_layer", "InfiniBand")):
+            (port / name).write_text(text + "\n")
+
+    def interface(self, name: str, *, speed: str = "100000", is_hardware: bool = True) -> None:
+        folder = self.root / "net" / name
+        folder.mkdir(parents=True)
+        (folder / "operstate").write_text("up\n")
+        (folder / "speed").write_text(speed + "\n")
+        if is_hardware:
+            (folder / "device").mkdir()
+
+    def adapters(self, **variables: str) -> str:
+        return adapters.described({f"NCCL_{name}": value for name, value in variables.items()}, self.root)
 
 
 def test_nodes_are_known_where_the_launcher_is_slurms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,6 +45,48 @@ def test_nodes_are_known_where_the_launcher_is_slurms(monkeypatch: pytest.Monkey
     _, described = identity.describe(None)
     assert (described["n_nodes"], described["n_ranks_per_node"]) == (2, 8)
     assert not is_first_of_node()
+
+
+NCCL = "int ncclGetVersion(int *version) { *version = 23203; return 0; }"
+LOADED = """
+import ctypes, sys, torch
+torch.cuda.is_available = lambda: True
+torch.cuda.nccl.version = lambda: (2, 27, 5)
+from zerotune.agent.machine.identity import nccl_version
+built_with = nccl_version()
+ctypes.CDLL(sys.argv[1])
+print(built_with, nccl_version())
+"""
+
+
+def test_the_nccl_that_is_loaded_counts_and_not_that_of_the_build(tmp_path: Path) -> None:
+    library = tmp_path / "libnccl.so.2"
+    compile_it = ["cc", "-shared", "-x", "c", "-", "-Wl,-soname,libnccl.so.2", "-o", str(library)]
+    subprocess.run(compile_it, input=NCCL, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", LOADED, library], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["22705", "23203"]
+
+
+def test_adapters_count_by_kind_and_not_by_name(tmp_path: Path) -> None:
+    first, second = Node(tmp_path / "first"), Node(tmp_path / "second")
+    for node, names in ((first, ("mlx5_0", "mlx5_1")), (second, ("ibp3", "ibp9"))):
+        node.interface("eth0")
+        for name in names:
+            node.port(name)
+    second.port("ibp10", state="1: DOWN")
+    assert first.adapters() == second.adapters() == "2 x InfiniBand 400 Gb/sec (4X NDR)"
+    assert first.adapters(IB_HCA="mlx5_0") == second.adapters(IB_HCA="^=ibp3") != first.adapters()
+    assert first.adapters(IB_DISABLE="1") == first.adapters(NET="Socket") == "1 x Ethernet 100000 Mb/s"
+
+
+def test_interfaces_that_are_no_hardware_are_not_counted(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.interface("docker0", is_hardware=False)
+    assert node.adapters() == ""
+    node.interface("eth0")
+    node.interface("eth1", speed="-1")
+    assert node.adapters() == "1 x Ethernet, 1 x Ethernet 100000 Mb/s"
+    assert node.adapters(SOCKET_IFNAME="=eth0") == "1 x Ethernet 100000 Mb/s"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +121,14 @@ def test_variables_in_files_count_and_the_environment_comes_first(tmp_path: Path
     own.write_text("NCCL_NTHREADS = 512  # mine\nNCCL_CROSS_NIC=1\n")
     found = counted({"NCCL_CONF_FILE": str(own), "NCCL_CROSS_NIC": "0"}, system)
     assert found == {"NCCL_BUFFSIZE": "1048576", "NCCL_NTHREADS": "512", "NCCL_CROSS_NIC": "0"}
+
+
+def test_of_a_topology_file_the_content_counts(tmp_path: Path) -> None:
+    here, there, other = (tmp_path / name for name in ("here.xml", "there.xml", "other.xml"))
+    for path, text in ((here, "<system/>"), (there, "<system/>"), (other, "<system version='1'/>")):
+        path.write_text(text)
+    ids = [counted({"NCCL_TOPO_FILE": str(path)}) for path in (here, there, other)]
+    assert ids[0] == ids[1] != ids[2]
 
 
 def test_jobs_of_other_sizes_and_nodes_of_other_names_share_one_identity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from zerotune.store.records import (
     Collective,
     DecisionKey,
     Phase,
+    StepRecord,
     size_class,
 )
 from zerotune.tuner.learning.brain import Brain
@@ -86,6 +87,32 @@ def test_a_change_is_no_occasion_for_catastrophes(seed: int, large: float, small
     assert brain.spent_percent < 1.0
 
 
+def test_what_was_slow_is_believed_to_be_slow_and_the_network_to_be_slower() -> None:
+    """At each key by as much as what runs there became slower, for what was tried and for what was not."""
+    world = _world(44)
+    brain = make_brain(world)
+    play(world, brain, 120)
+    before = _believed(brain)
+    world.large = 2.5
+    _until_the_regime_is(1, world, brain)
+    play(world, brain, 3)
+    errors = []
+    for view in brain.keys:
+        call, then, now = _call(world, view.key), before[view.key], brain.predicted(view.key)
+        moved = [math.log(it.us / then[option].us) for option, it in now.items() if option in then]
+        is_large = call.message_bytes >= LARGE
+        assert np.median(moved) == pytest.approx(math.log(2.5) if is_large else 0.0, abs=0.45)
+        for option, it in now.items():
+            if option not in then or not then[option].n_calls or it.n_calls:
+                continue
+            took_us = world.truth(call, option)[0]
+            errors.append(abs(math.log(it.us / took_us)))
+            assert it.std > 0.05, "but that is no longer as sure as what was measured just now"
+            if took_us > 2.1 * now[view.usual].us:
+                assert it.us > 1.25 * now[view.usual].us
+    assert np.median(errors) < 0.25
+
+
 def _believed(brain: Brain) -> dict[DecisionKey, Mapping[Candidate, Prediction]]:
     return {one.key: brain.predicted(one.key) for one in brain.keys}
 
@@ -121,6 +148,66 @@ def test_what_an_older_regime_knew_returns_with_it_and_what_came_later_is_kept()
         errors = _known_errors(world, brain, known)
         known |= _ran(brain)
         assert np.median(np.abs(errors)) < 0.2
+
+
+def test_keys_seen_first_after_a_change_are_where_others_of_their_size_are() -> None:
+    """What was never measured there is believed to be as fast as on a network that was so from the beginning."""
+    found = []
+    for n_before in (60, 0):
+        world = _world(47)
+        brain = make_brain(world)
+        play(world, brain, n_before)
+        world.large = 2.5
+        play(world, brain, 40)
+        assert brain.regime == (n_before > 0)
+        world.calls = [*world.calls, Call(*KINDS[0], 9 << 20), Call(*KINDS[0], 1 << 17)]
+        play(world, brain, 1)
+        new = (brain.predicted(one.key).values() for one in brain.keys[-2:])
+        moved = [[math.log(it.us / it.guessed_us) for it in options if not it.n_calls] for options in new]
+        found.append([np.median(of_key) for of_key in moved])
+    assert found[0] == pytest.approx(found[1], abs=0.35)
+
+
+@pytest.mark.parametrize("seed", [48, 49])
+def test_what_may_be_a_catastrophe_is_tried_at_one_key_first(seed: int) -> None:
+    """The same setting at the same size, in another phase or collective, waits until the first has shown itself."""
+    world = _world(seed)
+    brain = make_brain(world)
+    begun: set[tuple[DecisionKey, Candidate]] = set()
+    for _ in range(40):
+        play(world, brain, 1)
+        unseen: dict[tuple[object, ...], list[float]] = {}
+        for view in brain.keys:
+            if view.trial is None or brain.predicted(view.key)[view.trial].n_calls:
+                continue
+            begun.add((view.key, view.trial))
+            expected, std = view.predicted_gain
+            unseen.setdefault((view.trial, view.key.size_class), []).append(2.33 * std - expected)
+        for surprises in unseen.values():
+            assert sum(one > math.log(2.0) for one in surprises) <= 1
+    assert len(begun) > 10
+
+
+def test_a_step_record_is_not_needed_to_carry_anything() -> None:
+    """What is believed follows measurements alone."""
+    world = _world(50)
+    brain = make_brain(world)
+    for _ in range(60):
+        block, record = world.run_step()
+        if world.step == 31:
+            world.large = world.small = 1.6
+            before = _believed(brain)
+        brain.observe(block)
+        brain.step_finished(StepRecord(record.step, record.epoch, record.duration_us, None, None))
+        world.follow(brain.propose(), brain)
+    assert brain.regime == 1
+    moved = [
+        math.log(it.us / before[key][option].us)
+        for key, options in _believed(brain).items()
+        for option, it in options.items()
+        if option in before[key] and not it.n_calls
+    ]
+    assert float(np.median(moved)) == pytest.approx(math.log(1.6), abs=0.1)
 
 
 @pytest.mark.parametrize("seed", [51, 52, 53])

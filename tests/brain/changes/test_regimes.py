@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.lib.simulated.brain_world import Call, Unsteady, World, gain_share, make_brain, play, zero3_step
+from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import Collective, Phase
-from zerotune.tuner.learning.policy.change_detection import ChangeDetector, FinishedSteps
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
+from zerotune.tuner.learning.policy.change_detection import ChangeDetector, FinishedSteps, StepMeans
+from zerotune.tuner.learning.policy.observations import CallEvidence
 
 
 def test_at_most_one_false_alarm_in_a_hundred_thousand_calls() -> None:
@@ -46,6 +50,46 @@ def feed(detector: ChangeDetector, residuals: np.ndarray) -> np.ndarray:
     return detector.update(FinishedSteps(np.zeros(len(residuals), np.int64), residuals, residuals))
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.floats(-1, 1)), min_size=1, max_size=40),
+    st.lists(st.integers(1, 4), min_size=1, max_size=20),
+)
+def test_a_unit_is_the_mean_of_a_keys_calls_in_one_step_however_they_arrive(
+    calls: list[tuple[int, float]], cuts: list[int]
+) -> None:
+    def feed(sizes: list[int]) -> list[tuple[int, float]]:
+        means, found = StepMeans(), []
+        for step in range(3):
+            at = 0
+            for size in [*sizes, len(calls)]:
+                part = calls[at : at + size]
+                at += size
+                if part:
+                    keys, values = (np.array(one) for one in zip(*part, strict=True))
+                    done = means.add(keys, values.astype(float), step, lambda some: np.ones(len(some)))
+                    found += zip(done.keys.tolist(), done.new.tolist(), strict=True)
+        return sorted(one for one in found if one[0])
+
+    assert [one for one, _ in feed([])] == [one for one, _ in feed(cuts)]
+    first = dict(feed(cuts)[:1])
+    for key, unit in first.items():
+        assert abs(unit) <= abs(np.mean([value for one, value in calls if one == key - 1])) * 2 + 1e-9
+
+
+def test_only_what_is_new_in_a_step_counts() -> None:
+    """A load that comes and goes over ten steps: each is like the one before, and none is news."""
+    means, rng, load = StepMeans(), np.random.default_rng(2), 0.0
+    found: list[float] = []
+    for step in range(600):
+        load = 0.9 * load + rng.normal(0.0, np.sqrt(1 - 0.81))
+        units = means.add(np.array([0, 1]), np.full(2, load), step, lambda keys: np.ones(len(keys)))
+        found += units.new[-1:].tolist()
+    settled = np.array(found[300:])
+    assert means.alike == pytest.approx(0.9, abs=0.1)
+    assert abs(np.corrcoef(settled[:-1], settled[1:])[0, 1]) < 0.2
+    assert np.std(settled) == pytest.approx(1.0, abs=0.25)
+
+
 @pytest.mark.parametrize(("factor", "regime"), [(1.025, 0), (1 / 1.025, 0), (1.08, 1)])
 def test_what_is_no_more_than_drift_is_followed_and_not_called_a_change(factor: float, regime: int) -> None:
     world = _world()
@@ -55,6 +99,31 @@ def test_what_is_no_more_than_drift_is_followed_and_not_called_a_change(factor: 
     world.slowdown = {"all_gather": factor, "reduce_scatter": factor}
     play(world, brain, 40)
     assert brain.regime == regime
+
+
+@pytest.mark.parametrize(("place", "n_ranks"), [("h100_node", 8), ("ethernet_boxes", 16), ("h100_ib_16", 16)])
+def test_a_small_change_is_noticed_in_the_middle_of_trials(place: str, n_ranks: int) -> None:
+    """What leads or is on trial has taken a known time, too, and all keys together say more than each."""
+    calls = [
+        Call(kind, phase, 1 << exponent)
+        for exponent in (18, 21, 24)
+        for kind, phase in (
+            (Collective.all_gather, Phase.forward_gather),
+            (Collective.reduce_scatter, Phase.gradient_scatter),
+        )
+    ] * 2
+    n_noticed = 0
+    for seed in range(4):
+        world = World(
+            place, fabric.load(place).communicator(range(n_ranks)), calls, seed=seed, noise=0.03, step_noise=0.01
+        )
+        brain = make_brain(world)
+        play(world, brain, 60)
+        assert brain.regime == 0
+        world.slowdown = {"all_gather": 1.05, "reduce_scatter": 1.05}
+        play(world, brain, 25)
+        n_noticed += brain.regime != 0
+    assert n_noticed >= 3
 
 
 @pytest.mark.parametrize("kind", ["slow_steps", "weather", "drift"])
@@ -107,6 +176,46 @@ def test_congestion_is_noticed_and_the_old_regime_recognised_when_it_ends() -> N
     assert [state.incumbent for state in brain.keys] == before
 
 
+@pytest.mark.slow
+def test_one_step_does_not_bring_an_old_regime_back() -> None:
+    """Calls of one step share what it suffers: a change by 5 % that was noticed stays noticed."""
+    n_back = 0
+    for seed in range(20):
+        place, calls = fabric.load("h100_node").communicator(range(8)), zero_calls((18, 21, 24))
+        world = World("h100_node", place, calls, seed=seed, noise=0.03, step_noise=0.01)
+        brain = make_brain(world)
+        play(world, brain, 60)
+        world.slowdown = {Collective.all_gather.name: 1.05, Collective.reduce_scatter.name: 1.05}
+        play(world, brain, 40)
+        n_back += brain.regime == 0
+    assert n_back == 0
+
+
+def test_what_leads_goes_on_when_the_network_changes() -> None:
+    """A change that was none, too, would else cost all leads and the steps until they may be tried again."""
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    calls = [Call(Collective.all_gather, Phase.forward_gather, 1 << exponent) for exponent in range(15, 25)]
+    world = World("h100_ib_2", place, calls, seed=3, noise=0.05)
+    brain = make_brain(world)
+    play(world, brain, 60)
+
+    def provisionals() -> dict[DecisionKey, Candidate]:
+        return {one.key: one.provisional for one in brain.keys if one.provisional is not None}
+
+    while len(provisionals()) < 2:
+        assert world.step < 150
+        play(world, brain, 1)
+    for slowdown, regime in (({"all_gather": 1.6}, 1), ({}, 0)):
+        world.slowdown = slowdown
+        while brain.regime != regime:
+            assert world.step < 250
+            led = provisionals()
+            play(world, brain, 1)
+        proven = {one.key: one.incumbent for one in brain.keys}
+        assert provisionals().items() >= {(key, one) for key, one in led.items() if proven[key] != one}
+        play(world, brain, 20)
+
+
 def test_a_job_that_has_known_many_networks_goes_on() -> None:
     """The oldest regime is forgotten first: the first network is a new one when it comes back."""
     world = World("ethernet_boxes", fabric.load("ethernet_boxes").communicator(range(2)), zero3_step(n_ranks=2))
@@ -138,6 +247,31 @@ def test_where_the_network_drifts_nothing_is_promoted_for_that_and_gains_are_fou
     play(world, brain, 300)
     base_us, best_us, ours_us = map(sum, zip(*gain_share(world, brain).values(), strict=True))
     assert base_us - ours_us > 0.9 * (base_us - best_us) > 0.0
+
+
+def test_without_drift_what_was_measured_long_ago_stays_what_it_was() -> None:
+    gaps = []
+    for seed in range(20):
+        evidence = CallEvidence()
+        ours, rival = evidence.slot(0, BASELINE), evidence.slot(0, Candidate(Algorithm.ring, Protocol.ll, 4))
+        rng = np.random.default_rng(seed)
+        for step in range(600):
+            runs = rival if 40 <= step < 60 else ours
+            evidence.add(evidence.calls(np.array([runs]), rng.normal(5.0, 0.02, 1)), np.array([step]))
+        gaps.append(evidence.log_us(rival) - evidence.log_us(ours))
+    assert abs(float(np.mean(gaps))) < 0.005
+    assert float(np.std(gaps)) < 0.02
+
+
+@pytest.mark.slow
+def test_a_slow_drift_is_no_change_of_regime() -> None:
+    for seed in range(3):
+        world = _world(seed)
+        brain = make_brain(world)
+        for step in range(500):
+            world.slowdown = dict.fromkeys(("all_gather", "reduce_scatter"), 1.3 ** (step / 1000))
+            play(world, brain, 1)
+        assert brain.n_regimes == 1
 
 
 def test_a_coarse_clock_is_no_change() -> None:

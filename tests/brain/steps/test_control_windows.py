@@ -12,6 +12,7 @@ import pytest
 from benchmarks.lib.simulated.brain_world import (
     ALONE,
     Call,
+    OverlappedWorld,
     World,
     decided,
     make_brain,
@@ -19,10 +20,12 @@ from benchmarks.lib.simulated.brain_world import (
     secretly_slow_job,
     zero3_step,
 )
+from benchmarks.lib.simulated.earlier_jobs import knowledge
 from zerotune.agent.nccl import fabric
-from zerotune.store.records import BASELINE, Decision, StepRecord
+from zerotune.store.records import BASELINE, Collective, Decision, Phase, StepRecord
 from zerotune.store.step_times import SideBySide
 from zerotune.tuner.learning.brain import BrainSettings
+from zerotune.tuner.learning.policy.control import ControlWindows
 
 CONTROLLED = BrainSettings(control_share=0.001)
 NAME = "h100_ib_2"
@@ -88,6 +91,17 @@ def test_the_gain_is_known_soon_and_true_and_costs_next_to_nothing(
     assert _compared([one for one in world.steps if one.step <= first + within_steps], decisions).saved() is not None
 
 
+def test_they_change_nothing_of_what_is_found() -> None:
+    settled = []
+    for settings in (BrainSettings(), CONTROLLED):
+        world = _job()
+        brain = make_brain(world, settings=settings)
+        play(world, brain, 400)
+        settled.append({one.key: one.incumbent for one in brain.keys})
+        assert {"rollback", "pace", "regime"}.isdisjoint(one.kind for one in brain.decisions())
+    assert settled[0] == settled[1]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_host_that_becomes_busy_is_no_loss(seed: int) -> None:
     world = _job(seed, busy_from=500)
@@ -107,3 +121,69 @@ def test_the_guard_withdraws_what_slows_steps_down_as_ever() -> None:
             play(world, make_brain(world, settings=settings), 400)
         n_slow.append(sum(world.n_slow for world in jobs))
     assert n_slow[1] < 1.5 * n_slow[0]
+
+
+def test_they_are_never_windows_of_another_plan_on_trial() -> None:
+    calls = zero3_step(n_layers=2)
+    world = OverlappedWorld(NAME, PLACE, calls, seed=0, compute_us=30_000.0)
+    brain = make_brain(world, settings=CONTROLLED)
+    n_controls = n_variants = 0
+    for _ in range(600):
+        for plan in play(world, brain, 1):
+            n_controls += len(plan.control_epochs)
+            n_variants += brain.variant is not None
+            assert not (plan.control_epochs and brain.variant is not None)
+    assert n_controls > 4
+    assert n_variants > 4
+
+
+GATHER = Call(Collective.all_gather, Phase.forward_gather, 1 << 17)
+
+
+@pytest.mark.parametrize(
+    ("settings", "pressure", "has_some"),
+    [
+        (CONTROLLED, 0.3, True),
+        (msgspec.structs.replace(CONTROLLED, explore=False), 0.3, True),
+        (msgspec.structs.replace(CONTROLLED, shadow=True), 0.3, False),
+        (BrainSettings(), 0.3, False),
+        (CONTROLLED, 0.97, False),
+    ],
+    ids=["usual", "without exploration", "in shadow", "none wanted", "short of memory"],
+)
+def test_when_there_are_some(settings: BrainSettings, pressure: float, has_some: bool) -> None:
+    place = fabric.load("ethernet_boxes").communicator(range(16))
+    world = World("ethernet_boxes", place, [GATHER] * 4, compute_us=5000.0)
+    options = make_brain(world).costs.candidates(place, GATHER.collective)
+    best = min(options, key=lambda one: world.truth(GATHER, one)[0])
+    brain = make_brain(world, knowledge(world, proven={(GATHER, best): 0.6}), settings)
+    play(world, brain, 40)
+    brain.decisions()
+    world.memory_pressure = pressure
+    plans = play(world, brain, 200)
+    assert any(plan.control_epochs for plan in plans) == has_some
+    assert any(one.is_control for one in brain.decisions()) == has_some
+    assert settings.shadow or brain.keys[0].usual == best
+
+
+def test_where_nothing_is_in_force_there_is_nothing_to_compare() -> None:
+    world = World(NAME, PLACE, zero3_step(), flat=True)
+    brain = make_brain(world, settings=CONTROLLED)
+    plans = play(world, brain, 300)
+    assert all(one.usual.is_baseline for one in brain.keys)
+    assert not any(plan.control_epochs for plan in plans)
+
+
+def test_they_wait_while_more_and_more_comes_into_force_but_not_for_ever() -> None:
+    windows, begun = ControlWindows(0.001), []
+    for step in range(400):
+        if windows.is_due(step) and windows.is_calm(step, min(step, 60)):
+            windows.begun(step, 0.1)
+            begun.append(step)
+    assert min(begun) > 60, "until then something new was in force at every look"
+    restless, first = ControlWindows(0.001), None
+    for step in range(400):
+        if first is None and restless.is_due(step) and restless.is_calm(step, step):
+            first = step
+    assert first is not None
+    assert 40 < first < 100

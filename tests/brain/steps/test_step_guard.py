@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lib.simulated.brain_world import ALONE, NINE, make_brain, play, secretly_slow_job
+from zerotune.tuner.learning.policy.step_effects import ENOUGH, HORIZON_STEPS
 from zerotune.tuner.learning.policy.step_guard import Slow, StepGuard
 
 
@@ -35,6 +38,22 @@ def test_several_keys_that_each_add_a_little_are_caught_together() -> None:
     assert world.lost / 500 <= 0.012
     withdrawn = Counter(decision.step for decision in brain.decisions() if decision.kind == "rollback")
     assert max(withdrawn.values()) >= 2
+
+
+@pytest.mark.slow
+def test_a_key_that_slowed_steps_down_rests_for_longer_each_time() -> None:
+    world = secretly_slow_job(ALONE, 0.1, 12)
+    brain = make_brain(world)
+    rests: list[int] = []
+    for _ in range(600):
+        play(world, brain, 1)
+        state = brain.keys[0]
+        if state.n_withdrawn > len(rests):
+            rests.append(state.rests_until_step - world.step)
+            assert state.provisional is None
+            assert state.trial is None
+    assert len(rests) >= 2
+    assert all(180 < 100 * later / earlier < 220 for earlier, later in itertools.pairwise(rests))
 
 
 def test_where_no_step_is_slower_nothing_is_withdrawn() -> None:
@@ -90,3 +109,96 @@ def test_false_alarms_are_rare_whatever_steps_do_by_themselves(kind: str, noise:
         n_keys = 1 + seed % 5
         n_false += len(_watched(n_keys, _steps(kind, noise, rng, 250), lambda name: 0.0, rng))
     assert n_false <= 3, "over 60 seeds of every kind it is one in fourteen"
+
+
+@pytest.mark.parametrize(("slowdown", "most_with"), [(0.3, 6), (0.1, 6), (0.03, 30)])
+def test_the_one_that_slows_steps_down_is_found_among_others(slowdown: float, most_with: int) -> None:
+    blamed: list[list[int]] = []
+    culprit = math.log1p(slowdown)
+    n_with: list[int] = []
+    for seed in range(20):
+        rng = np.random.default_rng(100 + seed)
+        found = _watched(4, _steps("noise", 0.01, rng, 150), lambda name: culprit * (name == 2), rng)
+        assert found
+        blamed.append(found[0].names)
+        n_with.append(found[0].n_with)
+    assert np.mean([2 in names for names in blamed]) >= 0.95
+    assert np.mean([len(names) for names in blamed]) <= 2.0, "and few others with it"
+    assert np.median(n_with) <= most_with
+
+
+@pytest.mark.parametrize("shift", [-0.5, -0.06, 0.06, 0.5])
+@pytest.mark.parametrize("n_tried", [0, 1])
+def test_another_pace_is_noticed_at_once_and_once(shift: float, n_tried: int) -> None:
+    """What runs in all of the steps pauses first, if it may be to blame."""
+    guard, rng, found = StepGuard(), np.random.default_rng(2), []
+    for at in range(160):
+        runs = {name: name for name in range(n_tried) if at % 10 and _may_run(guard, name)}
+        log_us = 10.0 + shift * (at >= 100) + rng.normal(0.0, 0.004)
+        found.append(guard.detect_level_shift(log_us, runs))
+        assert guard.step(log_us, runs) is None
+    told = [at for at, one in enumerate(found) if one is not None]
+    assert len(told) == 1
+    assert 100 + ENOUGH - 1 <= told[0] <= 111
+    assert found[told[0]] == pytest.approx(shift, rel=0.2)
+
+
+def test_stragglers_are_no_other_pace() -> None:
+    guard, rng = StepGuard(), np.random.default_rng(2)
+    slow = {40, 41, 60, 90, 91, 120}
+    for at in range(160):
+        log_us = 10.0 + 0.4 * (at in slow) + rng.normal(0.0, 0.004)
+        assert guard.detect_level_shift(log_us, {}) is None
+        assert guard.step(log_us, {}) is None
+
+
+def test_what_suddenly_slows_steps_down_is_withdrawn_after_a_short_pause() -> None:
+    guard, rng = StepGuard(), np.random.default_rng(2)
+    for at in range(120):
+        runs = {3: 0} if at % 10 and _may_run(guard, 0) else {}
+        log_us = 10.0 + 0.5 * (at >= 100) * len(runs) + rng.normal(0.0, 0.004)
+        assert guard.detect_level_shift(log_us, runs) is None
+        if (slow := guard.step(log_us, runs)) is not None:
+            break
+    assert slow is not None
+    assert slow.names == [3]
+    assert slow.percent > 20.0
+    assert 100 < at <= 115
+
+
+def test_a_pause_that_does_not_come_about_is_given_up() -> None:
+    """Else nothing would be tried any more where plans do not reach the ranks."""
+    guard, rng = StepGuard(), np.random.default_rng(3)
+    for _ in range(20):
+        guard.step(10.0 + rng.normal(0.0, 0.004), {})
+    n_asking = 0
+    for at in range(20, 400):
+        guard.step(10.05 + rng.normal(0.0, 0.004) if at % 2 else 10.0, {3: 0} if at % 2 else {})
+        if guard.suspects:
+            break
+    assert guard.suspects
+    while guard.suspects and n_asking < 500:
+        n_asking += guard.step(10.0, {3: 0}) is None
+    assert not guard.suspects
+    assert n_asking <= 2 * HORIZON_STEPS
+
+
+@pytest.mark.parametrize("gain", [0.3, 0.1, 0.6])
+@pytest.mark.parametrize("n_first", [2, 0, 8])
+def test_what_new_settings_save_is_no_other_pace(gain: float, n_first: int) -> None:
+    """However much it is, and be the first plan replaced after two steps by one that tries something else there."""
+    guard, rng = StepGuard(), np.random.default_rng(2)
+    for at in range(90):
+        runs = {int(at < 40 + n_first): 0} if at >= 40 else {}
+        log_us = 10.0 - gain * len(runs) + rng.normal(0.0, 0.004)
+        assert guard.detect_level_shift(log_us, runs) is None
+        assert guard.step(log_us, runs) is None
+
+
+def test_settings_that_slow_steps_down_one_after_another_are_no_other_pace() -> None:
+    guard, rng = StepGuard(), np.random.default_rng(2)
+    for at in range(80):
+        runs = {at: 0} if 40 <= at < 46 and _may_run(guard, 0) else {}
+        log_us = 10.0 + 0.3 * len(runs) + rng.normal(0.0, 0.004)
+        assert guard.detect_level_shift(log_us, runs) is None
+        guard.step(log_us, runs)

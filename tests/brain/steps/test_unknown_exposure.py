@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.agent.first_contact import world_of
 from benchmarks.lib.simulated.brain_world import (
     Call,
     OverlappedWorld,
     World,
+    decided,
     make_brain,
     play,
 )
-from benchmarks.lib.simulated.host_view import HostView
+from benchmarks.lib.simulated.host_view import HostView, seen_as
 from benchmarks.policy.brain_safety import zero_calls
 from zerotune.agent.nccl import fabric
 from zerotune.store.records import BASELINE, Collective, HowKnown, Phase
@@ -25,6 +27,27 @@ def _hidden_job(view: HostView) -> OverlappedWorld:
     kinds = (Collective.all_gather, Phase.forward_gather), (Collective.reduce_scatter, Phase.gradient_scatter)
     calls = [Call(*kind, 1 << exponent) for exponent in (22, 24) for kind in kinds for _ in range(3)]
     return OverlappedWorld("few_sms_node", place, calls, compute_us=40_000.0, view=view)
+
+
+@pytest.mark.parametrize("host_ahead", [0, 3])
+def test_variants_begin_and_steps_gain_though_exposure_is_unknown(host_ahead: int) -> None:
+    world = _hidden_job(UNKNOWN._replace(host_ahead=host_ahead))
+    default_us = np.median([world.run_step()[1].duration_us for _ in range(20)])
+    brain = make_brain(world)
+    play(world, brain, 500)
+    assert "variant" in {one.kind for one in brain.decisions()}
+    assert brain.spent_percent <= 1.0
+    world.fixed = decided(brain)
+    assert np.median([world.run_step()[1].duration_us for _ in range(20)]) < 0.98 * default_us
+
+
+def test_variants_begin_while_it_is_in_doubt_whether_anything_hides() -> None:
+    """Steps said 0.99, give or take 0.06, after the last trial, and nothing more: without a variant for good."""
+    with seen_as(UNKNOWN):
+        world = world_of("ethernet_boxes", 0)
+        brain = make_brain(world)
+        play(world, brain, 200)
+    assert "variant" in {one.kind for one in brain.decisions()}
 
 
 def _exposed_job(name: str, view: HostView) -> World:
@@ -45,6 +68,25 @@ def test_steps_tell_that_all_is_waited_for(name: str) -> None:
     assert brain.exposure.how == HowKnown.estimated
     assert brain.exposure.least > 0.7
     assert brain.exposure.most == 1.0
+
+
+def test_steps_tell_that_nothing_is_waited_for() -> None:
+    calls = zero_calls((15, 18, 21, 24))
+    world = OverlappedWorld("h100_node", fabric.load("h100_node").communicator(range(8)), calls, view=UNKNOWN)
+    world.compute_us = 4.0 * sum(world.truth(call, BASELINE)[0] for call in calls)
+    brain = make_brain(world)
+    play(world, brain, 200)
+    assert brain.exposure.how == HowKnown.estimated
+    assert brain.exposure.least == 0.0
+    assert brain.exposure.most < 0.7
+
+
+def test_what_is_measured_is_not_estimated() -> None:
+    world = _exposed_job("h100_node", HostView())
+    brain = make_brain(world)
+    play(world, brain, 20)
+    assert brain.exposure.how == HowKnown.measured
+    assert brain.exposure.least == brain.exposure.most
 
 
 @pytest.mark.parametrize("is_exposure_known", [True, False])

@@ -15,14 +15,24 @@ from zerotune.store.records import (
     Candidate,
     Collective,
     CommunicatorClass,
+    DecisionKey,
     Phase,
     Protocol,
     StepRecord,
 )
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain
+from zerotune.tuner.learning.policy.accounting import TrialAccounting
+from zerotune.tuner.learning.policy.change_detection import Regimes
+from zerotune.tuner.learning.policy.keys import CandidateTables, KeyState
+from zerotune.tuner.learning.policy.memory import MemoryGate
+from zerotune.tuner.learning.policy.risk import Budget
+from zerotune.tuner.learning.policy.surrogate import Surrogate
+from zerotune.tuner.modeling.features import CostPrior
 
 RING, TREE = (Candidate(algorithm, Protocol.simple, 4) for algorithm in (Algorithm.ring, Algorithm.tree))
 PLACE = CommunicatorClass(8, 1)
+KEY = DecisionKey(PLACE, Collective.all_reduce, Phase.gradient_scatter, 92)
 
 
 @dataclass
@@ -114,3 +124,138 @@ def test_what_the_first_step_of_a_job_connects_makes_nothing_else_seem_fast(n_ca
         brain = make_brain(world)
         play(world, brain, 200)
         assert not [one for one in brain.decisions() if one.kind == "promote"]
+
+
+class Job:
+    """One key with a trial; durations of its calls in, what became of it out."""
+
+    def __init__(self) -> None:
+        self.state = KeyState(0, KEY, 1 << 23)
+        self.state.default_setting = RING
+        self.state.trial = RING
+        surrogate = Surrogate(CandidateTables(CostPrior({})), Regimes())
+        surrogate.tables.register(self.state)
+        self.budget, self.evidence, self.banned = Budget(0.01), surrogate.evidence, 0
+        self.accounting = TrialAccounting(self.budget, surrogate)
+        self.step = 0
+        for _ in range(4):
+            self.run(BASELINE, [100.0] * 2)
+
+    def run(self, candidate: Candidate, durations_us: list[float], *, connects: bool = False) -> None:
+        self.budget.earn(10_000.0)
+        slots = np.full(len(durations_us), self.evidence.slot(0, candidate))
+        logs, steps = np.log(durations_us), np.full(len(durations_us), self.step)
+        new = np.zeros(len(slots), np.bool_)
+        new[0] = connects
+        says = self.accounting.charge(slots, logs, steps, exposed_share=1.0, connects=new)
+        self.banned += len(self.accounting.catastrophes())
+        if says.any():
+            self.evidence.add(self.evidence.calls(slots[says], logs[says]), steps[says])
+        self.step += 1
+
+
+def test_a_connecting_call_is_charged_in_full_and_tells_nothing() -> None:
+    job = Job()
+    job.run(RING, [5_000.0], connects=True)
+    assert not job.banned
+    assert not job.evidence.has_measured(0, RING)
+    for _ in range(5):
+        job.run(RING, [110.0])
+    assert job.budget.spent_us == pytest.approx(4_900.0 + 5 * 10.0)
+    assert job.evidence.log_us(job.evidence.slot(0, RING)) == pytest.approx(np.log(110.0))
+
+
+def test_a_connecting_call_that_may_be_slow_by_itself_asks_again_only_once_that_is_earned() -> None:
+    job = Job()
+    job.run(RING, [500.0], connects=True)
+    assert job.accounting.doubted
+    job.run(RING, [110.0])
+    assert not job.accounting.doubted
+    job = Job()
+    job.run(RING, [5_000.0], connects=True)
+    assert not job.accounting.doubted, "connecting took most of that"
+    job = Job()
+    job.run(RING, [500.0], connects=True)
+    job.run(RING, [500.0])
+    assert job.banned == 1
+
+
+def test_what_is_slow_itself_is_found_out_by_the_calls_after_the_first() -> None:
+    job = Job()
+    job.run(RING, [5_000.0, 2_000.0, 2_000.0], connects=True)
+    assert job.banned == 1
+    job = Job()
+    job.run(RING, [5_000.0], connects=True)
+    job.run(RING, [2_000.0])
+    assert job.banned == 1, "what has connected does not do so again"
+
+
+def test_a_single_slow_call_bans_unless_it_leaves_a_doubt() -> None:
+    job = Job()
+    job.run(RING, [300.0])
+    assert job.banned == 1, "nothing was connected, and no call has ever straggled"
+    job = Job()
+    job.run(RING, [300.0], connects=True)
+    assert not job.banned
+    assert job.accounting.doubted
+    job.run(RING, [300.0])
+    assert job.banned == 1
+
+
+def test_a_straggler_is_no_verdict_on_what_was_sane_before() -> None:
+    job = Job()
+    for _ in range(5):
+        job.run(RING, [95.0] * 2)
+    job.run(RING, [400.0] * 2)
+    job.run(RING, [95.0] * 2)
+    job.run(RING, [400.0] * 2)
+    assert not job.banned
+    job.run(RING, [400.0] * 2)
+    assert job.banned == 1
+
+
+def test_the_gate_says_which_calls_connected_something() -> None:
+    block = np.zeros(5, MEASUREMENT)
+    block["n_ranks"], block["n_nodes"] = 8, 1
+    for row, setting in zip(block, (RING, TREE, TREE, RING, Candidate(Algorithm.tree, Protocol.ll, 2)), strict=True):
+        row["algorithm"], row["protocol"], row["n_channels"] = setting.algorithm, setting.protocol, setting.n_channels
+    gate = MemoryGate(0.92)
+    assert gate.ran(block[:1]) == [0]
+    assert gate.ran(block) == [1]
+    block["n_channels"] = 8
+    assert gate.ran(block) == []
+    block["n_nodes"] = 2
+    assert sorted(gate.ran(block)) == [0, 1]
+    block["phase"] = Phase.gradient_scatter
+    assert sorted(gate.ran(block)) == [0, 1], "that phase may have a communicator of its own"
+
+
+def test_a_connection_is_known_from_calls_and_steps_together() -> None:
+    job = Job()
+    accounting, budget = job.accounting, job.budget
+    assert accounting.connection_us == 0.0
+    assert not accounting.connected(3, 49_000.0)
+    job.step = 5
+    job.run(RING, [2_100.0], connects=True)
+    assert accounting.connected(5, 3_000.0)
+    assert budget.spent_us == pytest.approx(2_000.0 + 3_000.0), "what the call showed was charged with it"
+    assert accounting.connection_us == pytest.approx(5_000.0)
+    job.step = 7
+    job.run(RING, [1_100.0], connects=True)
+    assert accounting.connected(7, 0.0)
+    assert accounting.connection_us == pytest.approx(3_000.0)
+    assert budget.spent_us == pytest.approx(6_000.0)
+
+
+def test_a_first_call_that_began_something_is_forgotten_wherever_units_are_compared() -> None:
+    job = Job()
+    job.run(RING, [190.0])
+    for _ in range(4):
+        slots, logs = np.array([job.evidence.slot(0, RING)]), np.log([80.0])
+        job.accounting.forget_slow_firsts(slots, logs)
+        job.run(RING, [80.0])
+        job.run(BASELINE, [100.0])
+    slot = job.evidence.slot(0, RING)
+    assert job.evidence.log_us(slot) == pytest.approx(np.log(80.0))
+    slots, values = job.evidence.history.of(0)
+    assert values[slots == slot].tolist() == pytest.approx([np.log(80.0)] * 4)

@@ -12,7 +12,11 @@ from zerotune.store.records import (
     CommunicatorClass,
     Phase,
 )
+from zerotune.tuner.learning.policy.keys import LEAST_IDLE_STEPS, CandidateTables, KeyTable
+from zerotune.tuner.learning.policy.risk import ExposedShare
+from zerotune.tuner.modeling.features import CostPrior
 
+NODE = CommunicatorClass(8, 1)
 MIB = 1 << 20
 
 
@@ -49,3 +53,59 @@ def test_a_new_size_in_every_step_costs_no_more_than_the_budget(
         n_explored += brain.n_explored
         assert lost_us <= 0.01 * all_us
     assert n_explored > 0, "one job in two may stop early: steps that differ in everything seem slower by chance"
+
+
+def test_the_share_that_is_exposed_is_right_where_steps_differ() -> None:
+    exposed = ExposedShare()
+    rng = np.random.default_rng(0)
+    assert exposed.bounds == (0.0, 1.0)
+    for step in range(200):
+        calls_us = np.exp(rng.uniform(2.0, 8.0, 3))
+        at = [exposed.measured, exposed.finished]
+        for report in at if step % 2 else at[::-1]:
+            if report == exposed.measured:
+                exposed.measured(np.full(3, step), calls_us)
+            else:
+                exposed.finished(step, 0.9 * float(calls_us.sum()))
+    assert exposed.share == pytest.approx(0.9, abs=0.005)
+    assert exposed.bounds == (exposed.share, exposed.share)
+
+
+def test_steps_of_which_only_half_is_told_teach_nothing_and_are_forgotten() -> None:
+    exposed = ExposedShare()
+    for step in range(5000):
+        if step % 2:
+            exposed.measured(np.array([step]), np.array([10.0]))
+        else:
+            exposed.finished(step, 1.0)
+    assert not exposed.is_measured
+    for step in range(0, 2500, 2):  # what is missing of them comes when they are forgotten
+        exposed.measured(np.array([step]), np.array([10.0]))
+    assert not exposed.is_measured
+    exposed.measured(np.array([4998]), np.array([10.0]))
+    assert exposed.is_measured
+
+
+def _block(step: int, message_bytes: int, n_calls: int) -> np.ndarray:
+    world = World("h100_node", NODE, [Call(Collective.all_gather, Phase.other, message_bytes)] * n_calls)
+    world.step = step
+    return world.run_step()[0]
+
+
+def test_a_key_that_is_called_seldom_is_called_at_once() -> None:
+    world = World("h100_node", NODE, [])
+    costs = CostPrior({**world.fabric.describe(), "emulated": "h100_node"})
+    table = KeyTable(CandidateTables(costs))
+    for step in range(400):
+        blocks = [_block(step, MIB, 2)]
+        if step % 50 == 0 and step <= 150:
+            blocks.append(_block(step, 4 * MIB, 8))
+        block = np.concatenate(blocks)
+        table.count(table.indices(block), block["step"].astype(np.int64))
+        traffic = table.traffic()
+        if step > 100:
+            assert traffic.at_once.tolist() == [2.0, 8.0]
+            assert traffic.calls_in(0, 3.0) == 6.0
+            assert traffic.calls_in(1, 3.0) == 8.0
+            assert traffic.is_expected.tolist() == [True, step <= 150 + 3 * 50]
+    assert LEAST_IDLE_STEPS < 50

@@ -47,3 +47,27 @@ def test_what_nccl_refuses_passes_for_nothing_and_is_soon_not_asked_for(seed: in
     # What ran in its place is as fast as NCCL's own choice: taken for it, it would lead.
     assert {one.kind for one in told if one.candidate.protocol is Protocol.simple} == {"explore"}
     assert not any(state.incumbent.protocol is Protocol.simple for state in scatters)
+
+
+@dataclass
+class Lowers(World):
+    """Runs at most half as many channels as NCCL would by itself."""
+
+    def truth(self, call: Call, candidate: Candidate) -> tuple[float, Candidate]:
+        most = self.setting(call, BASELINE).n_channels // 2
+        if candidate.n_channels > most:
+            candidate = Candidate(candidate.algorithm, candidate.protocol, most)
+        return super().truth(call, candidate)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_channels_than_nccl_runs_are_soon_not_asked_for(seed: int) -> None:
+    place = fabric.load("h100_ib_16").communicator(range(16))
+    calls = [Call(GATHER, Phase.forward_gather, 3 << exponent - 1) for exponent in (24, 25) for _ in range(2)]
+    world = Lowers("h100_ib_16", place, calls, seed=seed)
+    brain = make_brain(world)
+    play(world, brain, 300)
+    lowered = {one: why for state in brain.keys for one, why in state.banned.items() if "NCCL runs it on" in why}
+    assert lowered, [dict(state.banned) for state in brain.keys]
+    most = world.setting(calls[0], BASELINE).n_channels // 2
+    assert all(one.n_channels > most for one in lowered)

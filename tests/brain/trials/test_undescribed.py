@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.lib.data import generated_csvs
+from benchmarks.lib.data.data_sets import of_folder
 from benchmarks.lib.simulated.brain_world import Call, World, play
-from benchmarks.lib.simulated.earlier_jobs import knowledge
+from benchmarks.lib.simulated.earlier_jobs import OnlyThese, knowledge
+from benchmarks.modeling.prediction_first_step import after_the_first_step
 from zerotune.agent.nccl import cost_model, fabric
-from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, Phase, Protocol
+from zerotune.store.records import BASELINE, Algorithm, Candidate, Collective, DecisionKey, Phase, Protocol
 from zerotune.store.wire import COST_FIELDS
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
-from zerotune.tuner.modeling.features import cell_of
+from zerotune.tuner.modeling.features import CostPrior, cell_of
+
+
+def _undescribed(settings: BrainSettings | None = None) -> Brain:
+    return Brain("job", "fabric", {}, Knowledge(), settings or BrainSettings(), lambda: 0.0)
 
 
 def _table(world: World, collective: Collective, message_bytes: int, costs_us: np.ndarray) -> np.ndarray:
@@ -51,6 +59,85 @@ def test_guesses_of_all_cells_follow_what_runs() -> None:
     assert _pull() > 0.75
     assert _pull(is_described=True) < 0.6, "a described machine's cells have errors of their own"
     assert _pull(has_table=True) < 0.6, "and so has what NCCL believes of its own"
+
+
+def test_what_nccl_chose_is_not_taken_for_the_cheapest(tmp_path: Path) -> None:
+    """It goes by costs of its own: were its cell taken for the one that is guessed to be the cheapest, all others would
+    pass for about as slow as it turns out to be.
+    """
+    for seed in range(3300, 3304):
+        generated_csvs.write(tmp_path / f"machine_{seed}.csv", seed, 0.03, (4,))
+    scores = [after_the_first_step(data) for data in of_folder(tmp_path)]
+    assert len(scores) == 4
+    assert np.mean([np.mean(np.abs(one) <= 1.645) for one in scores]) > 0.8
+
+
+def test_nccls_own_choice_is_guessed_by_the_cell_that_ran() -> None:
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.other, 1 << 14)
+    world, brain = World("h100_ib_2", place, [call]), _undescribed(BrainSettings(explore=False))
+    block, _ = world.run_step()
+    block["algorithm"], block["protocol"] = Algorithm.ring, Protocol.simple
+    brain.observe(block)
+    simple = Candidate(Algorithm.ring, Protocol.simple, brain.costs.max_channels(place))
+    (expected,) = brain.costs.log_cost(place, call.collective, (simple,), call.message_bytes)[0]
+    assert math.log(brain.predicted(brain.keys[0].key)[BASELINE].guessed_us) == pytest.approx(expected)
+
+
+def _guesses(brain: Brain) -> dict[DecisionKey, dict[Candidate, float]]:
+    return {
+        one.key: {option: it.guessed_us for option, it in brain.predicted(one.key).items() if option != one.incumbent}
+        for one in brain.keys
+    }
+
+
+def test_how_many_channels_there_are_may_become_known_late() -> None:
+    """What was guessed for other candidates is guessed anew, also for keys that were known before."""
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    early = [Call(Collective.all_gather, Phase.forward_gather, 1 << 16)]
+    late = [Call(Collective.all_gather, Phase.backward_gather, 1 << exponent) for exponent in (28, 16)]
+    found = []
+    for first in (early, early + late):
+        world, brain = World("h100_ib_2", place, first), _undescribed(BrainSettings(explore=False))
+        play(world, brain, 5)
+        before = _guesses(brain)
+        world.calls = early + late
+        play(world, brain, 5)
+        found.append(_guesses(brain))
+    assert len(before) == len(found[0]) == 3
+    for key, guesses in found[0].items():
+        assert guesses == pytest.approx(found[1][key])
+
+
+def test_whatever_changes_costs_changes_guesses_and_ends_a_keys_rest() -> None:
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    world, brain = World("h100_ib_2", place, [call] * 2), _undescribed()
+    offers = OnlyThese({})
+    brain.restrict(offers)
+    play(world, brain, 20)
+    assert brain.keys[0].rests_until_step > world.step
+    for change in (
+        lambda: brain.cost_tables(_table(world, call.collective, 1 << 20, np.full((7, 3), 50.0, np.float32))),
+        lambda: offers.change(*CostPrior({"emulated": "h100_ib_2"}).candidates(place, call.collective)),
+        lambda: brain.restrict(CostPrior({"emulated": "ethernet_boxes"})),
+    ):
+        before = brain.predicted(brain.keys[0].key)
+        change()
+        after = brain.predicted(brain.keys[0].key)
+        assert {one: it.guessed_us for one, it in before.items()} != {one: it.guessed_us for one, it in after.items()}
+        assert brain.keys[0].rests_until_step == 0, "there may be something to try now"
+
+
+def test_what_earlier_jobs_left_is_taken_over_when_it_comes() -> None:
+    place = fabric.load("h100_ib_2").communicator(range(16))
+    call = Call(Collective.all_gather, Phase.forward_gather, 1 << 20)
+    world, brain = World("h100_ib_2", place, [call] * 2), _undescribed(BrainSettings(explore=False))
+    play(world, brain, 3)
+    option = next(one for one in brain.predicted(brain.keys[0].key) if not one.is_baseline)
+    brain.knowledge = knowledge(world, promising={(call, option): 0.5})
+    guessed_us = brain.predicted(brain.keys[0].key)[option].guessed_us
+    assert guessed_us == pytest.approx(0.5 * world.truth(call, BASELINE)[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("n_steps", [1, 60])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from zerotune.store.records import Algorithm
 from zerotune.store.wire import FLAG_CAPTURED, FLAG_MATCHED, FLAG_TIMED
 from zerotune.tuner import join
-from zerotune.tuner.join import OBSERVATION, UNKNOWN_EPOCH, measurements_of
+from zerotune.tuner.join import JOIN_TIMEOUT_S, OBSERVATION, UNKNOWN_EPOCH, measurements_of
 
 
 class Joiner(join.Joiner):
@@ -54,6 +54,13 @@ def test_records_that_come_faster_than_they_are_joined_are_bounded(records, monk
     assert len(joiner.join(0.0, 1)[0]) == 150
 
 
+@pytest.mark.parametrize(("flags", "is_default"), [(FLAG_TIMED, 1), (FLAG_TIMED | FLAG_MATCHED, 0)])
+def test_a_row_that_no_plan_matched_was_nccls_own_choice(records, flags, is_default):
+    joiner = Joiner()
+    joiner.add(0, records(1, n_ranks=1, flags=flags))
+    assert joiner.join(0.0, 1)[0]["is_default"] == [is_default]
+
+
 @pytest.mark.parametrize("fields", [{"flags": FLAG_TIMED | FLAG_CAPTURED}, {"algorithm": 255, "protocol": 255}])
 def test_a_replayed_graph_or_a_symmetric_kernel_is_no_choice_of_now(records, fields):
     """It is measured, but neither NCCL's own choice nor what the plan of now asked for."""
@@ -84,6 +91,36 @@ def test_measurements_that_the_store_would_refuse_reach_nobody(records, nonsense
         mixed[name][1] = value
     joiner.add(0, mixed)
     assert len(joiner.join(0.0, 1)[0]) == 2
+
+
+def test_the_first_timeout_teaches_how_many_ranks_are_here(records):
+    joiner = Joiner()
+    for rank in range(2):
+        joiner.add(rank, records(10, n_ranks=16))
+    assert len(joiner.join(0.0, 8)[0]) == 0, "8 could report"
+    assert len(joiner.join(JOIN_TIMEOUT_S + 0.1, 8)[0]) == 10, "2 did"
+    for rank in range(2):
+        joiner.add(rank, records(10, n_ranks=16, sequence=np.arange(10, 20)))
+    assert len(joiner.join(JOIN_TIMEOUT_S + 0.2, 8)[0]) == 10, "no more waiting"
+
+
+def test_joins_of_fewer_ranks_than_usual_are_given_up(records):
+    joiner = Joiner()
+    for rank in range(4):
+        joiner.add(rank, records(10))
+    joiner.add(0, records(5, sequence=np.arange(10, 15)))
+    assert len(joiner.join(0.0, 4)[0]) == 10
+    assert joiner.n_pending == 5
+    assert len(joiner.join(JOIN_TIMEOUT_S + 0.1, 4)[0]) == 0
+    assert (joiner.n_pending, joiner.n_partial) == (0, 5)
+
+
+def test_a_record_sent_twice_counts_once(records):
+    joiner = Joiner()
+    joiner.add(0, records(3, n_ranks=2))
+    joiner.add(0, records(3, n_ranks=2))
+    assert len(joiner.join(0.0, 2)[0]) == 0
+    assert joiner.n_late == 3
 
 
 def test_what_waits_is_bounded(records, monkeypatch):

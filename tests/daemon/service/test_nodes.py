@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from service_stubs import FABRIC, FakeStore, ScriptedBrain
 
-from zerotune.agent.daemon_link.leader import LeaderAddress
+from zerotune.agent.daemon_link.leader import LeaderAddress, from_here
 from zerotune.store import wire
+from zerotune.store.records import Plan, StepRecord
 from zerotune.tuner.join import OBSERVATION
 from zerotune.tuner.service.job import GREETED_S
 from zerotune.tuner.service.nodes import UPLINK_TIMEOUT_S
@@ -107,6 +108,28 @@ def test_a_call_over_two_nodes_took_what_the_last_rank_of_all_saw(job, records):
     assert job.second.jobs()[0].health == f"forwards to {LEADER}"
 
 
+def test_calls_among_the_ranks_of_one_node_are_measured_too(job, records):
+    job.report(records, comm_id=8, n_ranks=2)  # of no rank: only the sequence moves on
+    for ranks, comm_id, duration_us in (((0, 1), 8, 20.0), ((2, 3), 9, 30.0)):
+        for rank in ranks:
+            job.send(rank, wire.Observations("job", rank, 5), records(5, comm_id=comm_id, n_ranks=2, n_nodes=1,
+                                                                      duration_us=duration_us + rank))  # fmt: skip
+    job.pass_time(3.0)
+    assert sorted(job.heard_at(0)) == [20.0] * 5 + [32.0] * 5
+    assert job.heard_at(1) == []
+
+
+def test_windows_of_the_leading_daemon_open_on_all_nodes(job):
+    job.told.clear()
+    job.brain.plans = [Plan(1)]
+    job.send(0, wire.Steps("job", 0, (StepRecord(150, 0, 1.0),)))
+    observed = sorted(receiver for receiver, message in job.told if isinstance(message, wire.Observe))
+    assert observed == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    job.told.clear()
+    job.send(2, wire.Steps("job", 2, (StepRecord(500, 0, 1.0),)))
+    assert not [message for _, message in job.told if isinstance(message, wire.Observe)], "it opens none of its own"
+
+
 def test_a_cut_line_leaves_each_node_to_itself_until_it_is_mended(job, records):
     job.line.is_cut = True
     job.pass_time(max(RANK_TIMEOUT_S, UPLINK_TIMEOUT_S) + GREETED_S + 1)
@@ -133,6 +156,14 @@ def test_a_leading_daemon_that_was_restarted_collects_again(job, records):
     job.report(records, 90.0, 80.0, 50.0, 70.0)
     job.pass_time(0.5)
     assert job.heard_at(0) == [50.0] * 10
+
+
+def test_nodes_leave_with_their_last_rank(job):
+    for rank in (3, 2):
+        job.send(rank, wire.Goodbye("job", rank))
+    assert job.second.jobs() == ()
+    assert job.line.closed[-1] == "job"
+    assert job.first.jobs()[0].n_ranks_seen == 2, "known at once"
 
 
 def test_nobody_forwards_for_rank_0_or_for_ranks_that_do_not_exist(job):
@@ -165,3 +196,16 @@ def test_the_leaders_address_travels_through_the_jobs_store(monkeypatch):
     for _ in range(100):
         found = other.look_up()
     assert (found, store.n_checks) == ("tcp://10.0.0.1:5578", 8), "the store is asked seldom"
+
+
+@pytest.mark.parametrize(
+    ("listen", "master", "expected"),
+    [
+        ("tcp://10.0.0.1:7", "other", "tcp://10.0.0.1:7"),
+        ("tcp://[::]:7", "fe80::1", "tcp://[fe80::1]:7"),
+        ("tcp://0.0.0.0:7", "", ""),
+        ("", "other", ""),
+    ],
+)
+def test_a_wildcard_host_is_the_one_that_this_node_knows(listen, master, expected):
+    assert from_here(listen, master) == expected

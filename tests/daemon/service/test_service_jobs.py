@@ -34,6 +34,24 @@ def test_time_in_which_the_daemon_stood_still_is_no_silence(bench):
     assert bench.service.jobs() == (), "after that it counts as ever"
 
 
+def test_a_job_that_says_goodbye_is_not_lost(bench):
+    bench.join_all(2)
+    for rank in range(2):
+        bench.send(rank, wire.Goodbye("job", rank))
+    assert bench.store.jobs["job"]["is_lost"] is False
+
+
+@pytest.mark.parametrize("failure", ["", "RuntimeError"])
+def test_a_goodbye_to_a_daemon_that_came_too_late_for_a_greeting_tells_how_the_job_ended(bench, failure):
+    bench.store.record_job("job", "fabric", {}, 2)
+    bench.store.update_job("job", is_lost=True, failure="")
+    for rank in range(2):
+        assert bench.send(rank, wire.Goodbye("job", rank, failure if rank else "")) == []
+    job = bench.store.jobs["job"]
+    assert (job["is_lost"], job["ended_at_s"]) == (False, bench.now_s)
+    assert job["failure"] == (f"rank 1: {failure}" if failure else "")
+
+
 def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
     bench.join_all()
     report(bench, records, ranks=(0, 1, 2, 3), n=5)
@@ -44,6 +62,14 @@ def test_the_last_goodbye_ends_the_job_and_records_what_is_left(bench, records):
     assert bench.service.jobs() == ()
     assert Request(RequestKind.train, "fabric") in bench.requests, "what it measured is learned from"
     assert bench.service.next_tick_s == float("inf"), "nothing to do: the daemon can sleep"
+
+
+def test_rank_0_rings_for_all_others_and_they_for_it(bench):
+    for rank in range(4):
+        bench.hello(rank)
+    others = [(b"job/%d" % rank, wire.Bell("job", 7)) for rank in (1, 2, 3)]
+    assert bench.send(0, wire.Bell("job", 7)) == others
+    assert bench.send(2, wire.Bell("job", 0)) == [(b"job/0", wire.Bell("job", 0))]
 
 
 @pytest.mark.parametrize("others_are_killed", [False, True])

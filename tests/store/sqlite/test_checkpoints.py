@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.lib.waiting import wait_until
 from zerotune.store.sqlite.database import Store
-from zerotune.store.sqlite.writing import writer
+from zerotune.store.sqlite.writing import checkpoints, writer
 
 
 def bytes_of(store: Store) -> tuple[int, int]:
@@ -40,6 +40,15 @@ def test_at_rest_everything_is_in_the_file_and_the_log_is_empty(path, block, idl
             assert rows_in_file_alone(path) == len(store.measurements())
 
 
+def test_a_writer_that_never_rests_copies_by_time(store, block, monkeypatch):
+    monkeypatch.setattr(checkpoints, "EVERY_S", 0.2)
+    for number in range(8):
+        store.record_measurements("f", "j", block(500, step=number))
+        store.flush()
+        time.sleep(0.05)
+    assert rows_in_file_alone(store.path) >= 500
+
+
 def test_a_reader_in_the_middle_neither_waits_nor_holds_the_writer_up(path, block, idle_s):
     with Store.open(path) as store, sqlite3.connect(path, isolation_level=None) as reading:
         store.record_measurements("f", "j", block(100))
@@ -57,6 +66,17 @@ def test_a_reader_in_the_middle_neither_waits_nor_holds_the_writer_up(path, bloc
         reading.execute("COMMIT")
         assert reading.execute(count).fetchone() == (400,)
         wait_until(lambda: bytes_of(store)[1] == 0)
+    reading.close()
+
+
+def test_closing_leaves_all_in_the_file_though_others_read(path, block):
+    with Store.open(path) as store:
+        store.record_measurements("f", "j", block(3000))
+        store.flush()
+        reading = Store.open(path, read_only=True)
+        assert len(reading.measurements()) == 3000
+    assert rows_in_file_alone(path) == 3000
+    assert bytes_of(store)[1] == 0
     reading.close()
 
 

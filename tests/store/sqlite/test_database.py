@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import numpy as np
 import pytest
 
 from zerotune.store.records import (
+    BASELINE,
     Algorithm,
     Candidate,
     Collective,
     CommunicatorClass,
+    Decision,
     DecisionKey,
     Phase,
     Protocol,
     Source,
+    Stage,
     StepRecord,
     size_class,
 )
-from zerotune.store.sqlite.database import Retention, Store
+from zerotune.store.sqlite.database import ModelRecord, Retention, Store
 from zerotune.tuner.modeling.statistics import statistics
 
+FABRIC = {"gpu": "H100", "n_gpus": 8, "emulated": "one_node", "nvlink": True, "bus_gbs": 1.5}
 KEY = DecisionKey(CommunicatorClass(8, 1), Collective.all_gather, Phase.forward_gather, size_class(1 << 20))
 
 
@@ -105,6 +110,56 @@ def test_statistics_equal_numpy_on_the_same_rows(store, block):
     assert statistics(store, "never seen") == []
 
 
+def test_jobs_and_fabrics(path):
+    now_s = [100.0]
+    with Store.open(path, clock=lambda: now_s[0]) as store:
+        store.record_job("job-1", "fabric-a", FABRIC, 8)
+        now_s[0] = 200.0
+        store.record_job("job-1", "fabric-a", FABRIC, 8)  # the daemon was restarted
+        store.update_job("job-1", stage=Stage.zero3)
+        store.update_job("job-1", ended_at_s=300.0)
+        store.flush()
+        (job,) = store.jobs()
+        assert (job.stage, job.n_ranks, job.started_at_s, job.ended_at_s) == (Stage.zero3, 8, 100.0, 300.0)
+        assert store.fabrics() == {"fabric-a": FABRIC}
+
+
+def test_steps(store):
+    steps = [StepRecord(1, 0, 10.5), StepRecord(2, 1, 11.0, exposed_us=3.0, memory_pressure=0.5)]
+    store.record_steps("job", steps)
+    store.record_steps("job", [StepRecord(2, 1, 12.0)])
+    store.flush()
+    assert store.steps("job") == [steps[0], StepRecord(2, 1, 12.0)]
+    assert store.steps("unknown") == []
+
+
+def test_decisions(store):
+    decision = Decision(
+        "job", "fabric", KEY, Candidate(Algorithm.ring, Protocol.ll128, 4), 3, "promote", "faster",
+        predicted_us=1.5, predicted_low_us=1.0, n_measurements=40, decided_at_s=5, alternatives='[{"a": 1}]', step=70,
+    )  # fmt: skip
+    baseline = msgspec.structs.replace(decision, candidate=BASELINE, epoch=4, kind="rollback")
+    channels = msgspec.structs.replace(decision, candidate=Candidate(n_channels=2), job_id="other")
+    store.record_decisions([decision, baseline, channels])
+    store.flush()
+    assert store.decisions() == [decision, baseline, channels]
+    assert store.decisions("job") == [decision, baseline]
+    assert store.decisions("job", "fabric", limit=1) == [baseline]
+    assert store.decisions(fabric_id="elsewhere") == []
+
+
+def test_models_are_replaced_by_name_and_fabric(store):
+    old = ModelRecord("correction", "f", b"\0\xff", {"features": "1"}, "abc", 0.25, 10.0)
+    new = msgspec.structs.replace(old, blob=b"new", error=0.125)
+    store.save_model(old)
+    store.save_model(msgspec.structs.replace(old, fabric_id=""))
+    store.save_model(new)
+    store.flush()
+    assert store.load_model("correction", "f") == new
+    assert store.load_model("correction", "g") is None
+    assert len(store.models()) == 2
+
+
 def test_retention_keeps_the_newest_rows_of_each_fabric(path, block):
     with Store.open(path, retention=Retention(max_rows_per_fabric=50)) as store:
         store.record_measurements("small", "j", block(40))
@@ -158,6 +213,16 @@ def test_a_limit_of_rows_holds_while_a_job_runs(path, block):
             store.record_measurements("f", "j", block(4))
             store.flush()
             assert len(store.measurements()) <= 55
+
+
+def test_a_full_queue_drops_and_counts(store, block, monkeypatch):
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.MAX_PENDING_ROWS", 100)
+    monkeypatch.setattr("zerotune.store.sqlite.writing.writer.LINGER_S", 30.0)
+    for _ in range(5):
+        store.record_measurements("f", "j", block(40))
+    store.flush()
+    assert (store.n_dropped, store.n_written) == (120, 80)
+    assert len(store.measurements()) == 80
 
 
 def test_one_bad_operation_does_not_take_its_batch_along(store, block, caplog):

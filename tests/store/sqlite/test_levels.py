@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from zerotune.store.records import CandidateStatistics
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.modeling.statistics import statistics
+from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner.modeling.statistics import at_usual_level, statistics
 
 Maker = Callable[..., NDArray[np.void]]
 USUAL_US = 100.0
@@ -67,3 +67,26 @@ def test_a_job_beside_a_neighbour_is_moved_to_the_level_of_the_others(store, job
     default, _, gain = _gain(store)
     assert default.median_us == pytest.approx(USUAL_US, rel=0.02)
     assert gain == pytest.approx(-math.log(FASTER), abs=0.02)
+
+
+def test_measurements_for_a_model_are_at_the_same_level(store, job):
+    rows = job(400, 60, lambda step: 1.5 if step >= 100 else 1.0)
+    rows["outcome"][::50] = 3
+    store.record_measurements("f", "j", rows)
+    store.flush()
+    found = at_usual_level(store, "f")[[*MEASUREMENT.names]].astype(MEASUREMENT)
+    failed = rows["outcome"] == 3
+    np.testing.assert_array_equal(found[failed], rows[failed])
+    small = found[(found["message_bytes"] == 1 << 20) & ~failed]
+    medians = [np.median(small["duration_us"][small["is_default"] == one]) for one in (0, 1)]
+    assert medians[0] / medians[1] == pytest.approx(FASTER, rel=0.02)
+    assert len(at_usual_level(store, "f", limit=10)) == 10
+
+
+def test_a_winner_that_nothing_ties_to_the_default_is_no_surer_than_other_keys_make_it(store, job):
+    """It began just when the network changed: only the other key tells the level, and this one may suffer less."""
+    store.record_measurements("f", "j", job(200, 100, lambda step: 1.5 if step >= 100 else 1.0))
+    store.flush()
+    _, winner, gain = _gain(store)
+    assert winner.level_std > 0.1
+    assert gain == pytest.approx(-math.log(FASTER), abs=0.05)

@@ -204,6 +204,15 @@ def test_a_directory_in_place_of_the_file(path):
         Store.open(path)
 
 
+def test_a_file_that_never_was_a_store_is_left_alone(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print('precious')")
+    with pytest.raises(StoreError, match=r"train\.py"):
+        Store.open(script)
+    assert script.read_text() == "print('precious')"
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
 @pytest.mark.parametrize(
     ("column", "step", "seen"),
     [

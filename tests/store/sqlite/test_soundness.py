@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.command_line import zerotune
-from zerotune.store.errors import StoreError
+from zerotune.store.errors import StoreError, StoreLockedError
 from zerotune.store.records import StepRecord
 from zerotune.store.sqlite import soundness
 from zerotune.store.sqlite.database import Store
@@ -119,6 +119,14 @@ def test_a_file_with_nothing_of_ours_is_refused_and_left_as_it_is(tmp_path, cont
         assert (code, error.count("\n")) == (2, 1), error
 
 
+def test_an_empty_store_that_is_damaged_is_one_of_ours(path):
+    Store.open(path).close()
+    overwrite(path, 3)
+    assert not soundness.check(path).is_sound
+    assert soundness.repair(path).kept is not None
+    assert soundness.check(path).is_sound
+
+
 def root_page(path: Path, name: str) -> int:
     with closing(sqlite3.connect(path)) as connection:
         (number,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (name,)).fetchone()
@@ -139,6 +147,16 @@ def test_what_others_refer_to_gets_a_stand_in(written, table):
         assert (store.fabrics() if table == "fabrics" else {job.job_id: {}}) == {"recovered-1": {}}
         rows = store.measurements(**{"fabric_id" if table == "fabrics" else "job_id": "recovered-1"})
         assert (len(rows), len(store.steps(job.job_id))) == (N_ROWS, 500)
+
+
+def test_what_a_writer_adds_meanwhile_is_no_damage(path, restless_writer):
+    for n_batches in (5, 10, 15):
+        restless_writer.wait_for(n_batches)
+        assert soundness.check(path).is_sound
+    with pytest.raises(StoreLockedError):
+        soundness.repair(path)
+    restless_writer.kill()
+    assert soundness.repair(path).kept is None
 
 
 def test_the_commands_say_in_exit_codes_and_numbers(written):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import json
 import os
 import pickle
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trace_samples as samples
 from hypothesis import HealthCheck, given, settings
@@ -62,6 +65,78 @@ def test_any_truncation_is_an_error_or_a_valid_beginning(name: str, tmp_path: Pa
         assert set(found) <= expected | unknown_ranks | ({*found} if name.startswith("param_comms") else set())
 
 
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+@pytest.mark.parametrize("name", NAMES)
+def test_any_damage_is_an_error_or_records(name: str, tmp_path: Path, data: st.DataObject) -> None:
+    whole = bytearray(contents(name)[:20_000])
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, max(0, len(whole) - 1)))
+        whole[at : at + data.draw(st.integers(0, 8))] = data.draw(
+            st.one_of(
+                st.binary(max_size=8),
+                st.sampled_from(
+                    [
+                        b"9" * 40,
+                        b"-1",
+                        b"1e999",
+                        b"null",
+                        b'"',
+                        b"{" * 50,
+                        b"[" * 50,
+                        b"NaN",
+                        b"-" + b"9" * 25,
+                        b"\xff\xff",
+                    ]
+                ),
+            )
+        )
+    path = tmp_path / "trace_rank_1"
+    path.write_bytes(bytes(whole))
+    try:
+        blocks = read_as(path, name)
+    except TraceError:
+        return
+    for block in blocks:
+        assert (block["collective"] <= 10).all()
+        assert ((block["algorithm"] <= 6) | (block["algorithm"] == 255)).all()
+        assert not np.isnan(block["duration_us"]).any()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=400))
+def test_random_bytes_are_never_a_crash(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "noise"
+    path.write_bytes(content)
+    with contextlib.suppress(TraceError):
+        list(read_trace(path).blocks())
+    for name in NAMES:
+        with contextlib.suppress(TraceError):
+            read_as(path, name)
+
+
+def test_truncated_and_damaged_gzip(tmp_path: Path) -> None:
+    packed = gzip.compress(samples.INSPECTOR.encode() * 500)
+    path = tmp_path / "log.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    assert sum(len(block) for block in read_trace(path).blocks()) > 0
+    damaged = bytearray(packed)
+    damaged[len(packed) // 2] ^= 0xFF
+    path.write_bytes(bytes(damaged))
+    with pytest.raises(TraceError, match=r"log\.gz"):
+        list(by_name("inspector").read(path, Summary()))
+
+
+@pytest.mark.parametrize("name", ["flight_recorder", "nccl_tests_json", "param_comms", "kineto"])
+def test_documents_one_after_the_other_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace_rank_1"
+    path.write_bytes(contents(name) + b"\n \n")
+    assert read_as(path, name)
+    path.write_bytes(contents(name) + b"\n" + contents(name))
+    with pytest.raises(TraceError, match="goes on"):
+        read_as(path, name)
+
+
 class Malicious:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch /tmp/zerotune-was-here",)
@@ -111,6 +186,29 @@ def test_a_pickle_of_shared_lists_takes_no_time(tmp_path: Path) -> None:
         load_plain(pickle.dumps({((1, 2), 3): 4}))
 
 
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+        lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text() | st.integers(), inner),
+        max_leaves=20,
+    ),
+    st.integers(0, pickle.HIGHEST_PROTOCOL),
+)
+def test_plain_data_survives(value: object, protocol: int) -> None:
+    data = pickle.dumps(value, protocol=protocol)
+    try:
+        assert load_plain(data) == value
+    except TraceError:
+        assert protocol < 3, "old protocols spell bytes as calls"
+
+
+def test_deep_json_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text('{"version": "2.9", "pg_config": {}, "entries": [' + "[" * 200_000)
+    with pytest.raises(TraceError, match="deep"):
+        list(read_trace(path).blocks())
+
+
 def test_memory_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "large.log"
     with path.open("w") as file:
@@ -124,3 +222,18 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     assert n_records == 48_000
     assert n_bytes > 18 << 20
     assert peak < 14 << 20
+
+
+def test_streamed_json_holds_no_more_than_a_piece(tmp_path: Path) -> None:
+    path = tmp_path / "large.json"
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::view", "ts": 1, "dur": 1, "args": {"External id": 1}}
+    with path.open("w") as file:
+        file.write('{"schemaVersion": 1, "traceEvents": [')
+        file.write(", ".join([json.dumps(event)] * 60_000))
+        file.write("]}")
+    tracemalloc.start()
+    assert list(read_trace(path).blocks()) == []
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path.stat().st_size > 5 << 20
+    assert peak < 5 << 20

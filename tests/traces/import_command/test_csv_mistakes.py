@@ -8,10 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trace_samples as samples
 from import_runs import HEADER, ROWS, command
 
 from zerotune.store.errors import TraceError
+from zerotune.store.records import Collective
 from zerotune.tuner.traces import csv_rows, read_trace
+from zerotune.tuner.traces.left_out import LeftOut
 
 ROW = ROWS.format(4096, 20)
 OWN = "n_ranks,n_nodes,message_bytes,duration_us,collective,algorithm,protocol\n8,1,4096,1.5,all_gather,ring,ll\n"
@@ -28,6 +31,17 @@ def quoted(text: str) -> str:
     write = csv.writer(out, quoting=csv.QUOTE_ALL).writerows
     write([[*rows[0], "remark"], *([*row, 'slow, "as ever"\nand more'] for row in rows[1:])])
     return out.getvalue()
+
+
+def test_a_quoted_line_break_may_stand_where_the_file_is_cut_into_pieces(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("zerotune.tuner.traces.files.CHUNK_BYTES", 150)
+    text = HEADER + "".join(ROWS.format(4096 * at, 20 + at) for at in range(1, 40))
+    path = tmp_path / "quoted.csv"
+    path.write_text(quoted(text + ROW.replace("ring", "rnig")), newline="")
+    trace = read_trace(path)
+    assert sum(map(len, trace.measurements())) == 39
+    (example,) = trace.summary.examples[LeftOut.unknown_name]
+    assert example == "algorithm 'rnig' in line 80 of quoted.csv", "each row has two lines, the header one"
 
 
 def test_a_quote_that_is_never_closed_is_told_by_its_line(tmp_path: Path, monkeypatch):
@@ -78,6 +92,18 @@ def test_a_mistake_is_told_with_its_line_its_value_and_a_remedy(text, words, tmp
 
 
 # ---- summaries, and headers in comments ----
+
+
+def test_summaries_of_trace_lens_are_measurements_where_somebody_says_what_ran(tmp_path: Path) -> None:
+    trace = read_trace(samples.written(tmp_path, "summary_csv"))
+    assert [(one.collective, one.message_bytes, one.n_ranks, one.duration_us) for one in trace.observations()] == [
+        (Collective.all_gather, 8 * 2 << 20, 8, 210.5),
+        (Collective.reduce_scatter, 32 << 20, 8, 305.0),
+    ]
+    assert list(trace.measurements()) == []
+    (rows,) = trace.measurements(is_default=True, n_nodes=1)
+    assert rows["is_default"].all()
+    assert trace.summary.notes, "rows are means"
 
 
 def test_times_in_another_unit_are_refused_with_the_right_one(tmp_path: Path, monkeypatch, capsys) -> None:

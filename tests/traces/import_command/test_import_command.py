@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import random
 from pathlib import Path
 
@@ -54,6 +55,39 @@ def test_cut_and_damaged_files_end_in_a_sentence_or_in_what_was_read(
             assert bool(out) == (code == 0)
             assert err.count("\n") == (code == 2)
             assert "Traceback" not in err
+
+
+class Malicious:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('this code was run')",)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00\xff" * 5000,
+        pickle.dumps({"entries": [Malicious()]}),
+        b"\x80\x02}X\x07\x00\x00\x00entries",
+        b'{"schemaVersion": 1, "traceEvents": [' + b"[" * 100_000,
+        b'{"version": "2.9", "pg_config": {}, "entries": [' + b"9" * 5000 + b"]}",
+        b"PK\x03\x04" + bytes(100),
+        gzip.compress(b'{"version": "2.9", "pg_config": {}, "entries": [' + b"{}," * 99, mtime=0)[:40],
+    ],
+)
+def test_hostile_files_are_refused_in_one_line(
+    content: bytes,
+    tmp_path: Path,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    code, out, err = command(monkeypatch, capsys, path, "--store", store)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert str(path) in err
+    assert not store.exists()
 
 
 def test_a_bomb_is_read_in_bounded_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from import_runs import OLD_NCCL_TESTS
 from trace_samples import INSPECTOR
 
-from zerotune.store.errors import TraceAccessError
+from zerotune.store.errors import TraceAccessError, TraceError
+from zerotune.store.records import Algorithm, Collective, Phase, Protocol, Source
+from zerotune.store.sqlite.database import Store
+from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.export import export_measurements
 from zerotune.tuner.traces import read_trace
 
 
@@ -48,6 +55,77 @@ def test_what_the_system_does_not_let_us_read_is_neither_damaged_nor_unknown(tmp
     words = [sys.executable, "-m", "zerotune.tuner.cli", "import", str(tmp_path), "--store", str(tmp_path / "s.db")]
     done = subprocess.run(words, capture_output=True, text=True)
     assert (done.returncode, os.strerror(errno.EIO) in done.stderr) == (2, True)
+
+
+def tar_of(text: bytes) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        member = tarfile.TarInfo("trace.json")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"coll,nnodes,nranks,upto_bytes,algo,proto\nallreduce,2,16,1048576,tree,ll128\n", "tuner rules"),
+        (b"# collective_type,min_bytes,max_bytes,algorithm,protocol\nallreduce,0,1024,ring,ll,-1,-1,-1\n", "rules"),
+        (b"gpu_cc,op,dtype,shape_elems,replica_groups,devices_per_group,x\nsm_90,all-reduce,F32,256,1,8,2\n", "XLA"),
+        (b"[INFO] [Rank 0] rank=0 | comm op: all_reduce | time (ms): 9.46 | msg size: 678.86 MB | \n", "DeepSpeed"),
+        (b'{\n "zerotune_plan": 1,\n "rows": []\n}', "plan"),
+        (tar_of(b"{}"), "archive"),
+        (b"PAR1" + bytes(100), "Parquet"),
+        (b"SQLite format 3\0" + bytes(100), "SQLite"),
+    ],
+)
+def test_known_files_without_measurements_are_refused_by_name(tmp_path: Path, content: bytes, reason: str):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=reason):
+        read_trace(path)
+
+
+def test_our_exported_measurements_come_back(tmp_path: Path):
+    rows = np.zeros(3, MEASUREMENT)
+    rows["n_ranks"], rows["n_nodes"], rows["message_bytes"] = 16, 2, (1 << 20, 1 << 21, 1 << 22)
+    rows["duration_us"], rows["memory_pressure"] = (10.5, 20.25, 40.0), np.nan
+    rows["collective"], rows["phase"] = Collective.all_gather, Phase.backward_gather
+    rows["algorithm"], rows["protocol"], rows["n_channels"] = Algorithm.ring, Protocol.ll128, 8
+    rows["is_default"], rows["source"] = (0, 1, 0), Source.sweep
+    store = tmp_path / "store.db"
+    with Store.open(store) as opened:
+        opened.record_job("j", "fabric", {}, 0)
+        opened.record_measurements("fabric", "j", rows)
+        opened.flush()
+    out = tmp_path / "m.csv"
+    export_measurements(store, out)
+    trace = read_trace(out)
+    assert trace.format_name == "measurements_csv"
+    (back,) = trace.measurements()
+    for name in ("n_ranks", "n_nodes", "message_bytes", "duration_us", "collective", "phase", "algorithm", "protocol"):
+        assert back[name].tolist() == rows[name].tolist(), name
+    assert back["is_default"].tolist() == [0, 1, 0]
+    assert set(back["source"].tolist()) == {Source.sweep}, "as it was measured, not as it came here"
+    text = out.read_text().replace("all_gather", "all_dance", 1)
+    out.write_text(text + "1,2\n")
+    trace = read_trace(out)
+    assert sum(map(len, trace.blocks())) == 2
+    assert sum(trace.summary.unusable.values()) == 2
+
+
+def test_old_nccl_tests_have_no_root_and_name_no_collective(tmp_path: Path):
+    """Whole microseconds are no root, a small deviation is no wrong result; the user names the collective."""
+    path = tmp_path / "100g.txt"
+    path.write_text(OLD_NCCL_TESTS)
+    rows, _ = records_of(path)
+    assert len(rows) == 0
+    rows, _ = records_of(path, collective=Collective.all_reduce)
+    assert rows["duration_us"].tolist() == pytest.approx([734.4, 725.1, 11855.0, 11876.0])
+    assert set(rows["collective"].tolist()) == {Collective.all_reduce}
+    assert (rows["n_ranks"][0], rows["n_nodes"][0]) == (2, 2)
+    path.write_text(OLD_NCCL_TESTS.replace("1e-06", "3e+00"))
+    assert len(records_of(path, collective=Collective.all_reduce)[0]) == 0
 
 
 def calls_log(n_lines: int) -> str:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trace_samples as samples
 from import_runs import command, stored, table
+
+from zerotune.agent.observing.trace_log import TraceLog
+from zerotune.store.sqlite.database import Store
+from zerotune.store.wire import OBSERVATION_FIELDS
+from zerotune.tuner.offline.export import export_measurements
 
 GATHERS = samples.REAL["nccl_tests"]
 
@@ -52,3 +59,34 @@ def test_the_same_file_cannot_be_two_things(first, second, named, tmp_path: Path
     assert stored(store) == before
     out = command(monkeypatch, capsys, GATHERS, *first, "--store", store, "--json")[1]
     assert json.loads(out)["n_measurements"] == 0
+
+
+def test_two_exports_of_one_job_in_a_folder_are_one(tmp_path: Path, store: Path, monkeypatch, capsys):
+    first = tmp_path / "first.db"
+    command(monkeypatch, capsys, table(tmp_path / "t.csv", 5), "--store", first)
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    export_measurements(first, folder / "a.csv")
+    shutil.copy(folder / "a.csv", folder / "b.csv")
+    told = json.loads(command(monkeypatch, capsys, folder, "--store", store, "--json")[1])
+    assert any(note.startswith("b.csv ") for note in told["notes"])
+    assert stored(store) == stored(first)
+
+
+def test_a_copy_of_a_ranks_trace_is_no_second_run(tmp_path: Path, store: Path, monkeypatch, capsys):
+    records = np.zeros(5, OBSERVATION_FIELDS)
+    records["message_bytes"], records["n_ranks"], records["n_nodes"], records["flags"] = 4096, 1, 1, 3
+    records["duration_us"], records["sequence"], records["start_ns"] = 7.5, np.arange(5), np.arange(1, 6)
+    records["algorithm"], records["protocol"], records["collective"] = 1, 2, 4
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    log = TraceLog(folder, job_id="j", rank=0, n_ranks=1, fabric_id="f", fabric={}, version="0")
+    log.record(records)
+    log.close()
+    (trace,) = folder.iterdir()
+    shutil.copy(trace, folder / f"copy-of-{trace.name}")
+    told = json.loads(command(monkeypatch, capsys, folder, "--store", store, "--json")[1])
+    assert (told["n_measurements"], told["fabrics"]) == (5, ["f"])
+    assert any(trace.name in note and f"copy-of-{trace.name}" in note for note in told["notes"])
+    with Store.open(store, read_only=True) as opened:
+        assert opened.measured() == {("j", "f"): 5}
