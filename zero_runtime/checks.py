@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from zerotune.zero_runtime.errors import SettingsError
 
@@ -27,7 +27,8 @@ def refusal(name: str, value: object, wanted: str) -> SettingsError:
     """
     shown = repr(value)
     if "\n" in shown or len(shown) > _MOST_SHOWN:  # a whole module or tensor
-        shown = f"of type {type(value).__name__}"
+        kind = nn.Parameter if isinstance(value, nn.Parameter) else type(value)  # not a placeholder of ours
+        shown = f"of type {kind.__name__}"
     return SettingsError(f"{name} is {shown}; it must be {wanted}")
 
 

@@ -50,21 +50,21 @@ def lines(world: World, gains: Gains, count: int = 100, doubt: float = 0.0) -> l
     return found
 
 
-def knowledge(world: World, *, proven: Gains = {}, leading: Gains = {}, promising: Gains = {}) -> Knowledge:  # noqa: B006
+def knowledge(world: World, *, proven: Gains = {}, provisional: Gains = {}, promising: Gains = {}) -> Knowledge:  # noqa: B006
     """What a job's brain begins with.
 
     Args:
         world: the job to come.
         proven: gains that are beyond doubt: these settings run from the first plan on, and become
             incumbents once they are verified.
-        leading: settings that are probably faster: they lead from the beginning.
+        provisional: settings that are probably faster: they run from the beginning.
         promising: settings of which so little is known that they are tried first.
 
     Returns:
         The knowledge.
     """
     known = [*lines(world, proven), *lines(world, promising, count=3)]
-    unsure = lines(world, leading, doubt=0.5)
+    unsure = lines(world, provisional, doubt=0.5)
     return Knowledge(known, by_job=[[*lines(world, proven), *unsure]])
 
 

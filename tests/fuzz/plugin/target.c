@@ -15,8 +15,6 @@ extern const nccl_tuner_v3 ncclTunerPlugin_v3;
 extern const nccl_tuner_v4 ncclTunerPlugin_v4;
 extern const nccl_tuner_v5 ncclTunerPlugin_v5;
 extern const nccl_tuner_v6 ncclTunerPlugin_v6, ncclTunerPlugin_v7;
-extern const nccl_profiler_v1 ncclProfiler_v1;
-extern const nccl_profiler_v2 ncclProfiler_v2;
 extern const nccl_profiler_v3 ncclProfiler_v3;
 extern const nccl_profiler_v4 ncclProfiler_v4;
 extern const nccl_profiler_v5 ncclProfiler_v5;
@@ -217,8 +215,6 @@ static void end_profiler(int place) {
   switch (profilers[place].version) {
 #define END(v) \
   case v: CHECK(ncclProfiler_v##v.finalize(context) == 0); break
-    END(1);
-    END(2);
     END(3);
     END(4);
     END(5);
@@ -229,7 +225,7 @@ static void end_profiler(int place) {
 }
 
 static void begin_profiler(void) {
-  const int place = byte() % N_COMMUNICATORS, version = 1 + byte() % 7;
+  const int place = byte() % N_COMMUNICATORS, version = 3 + byte() % 5;
   const uint64_t comm_id = byte();
   const int n_ranks = whole(), n_nodes = whole(), rank = whole();
   void **context = &profilers[place].context;
@@ -237,8 +233,6 @@ static void begin_profiler(void) {
   switch (version) {
 #define NAMELESS(v) \
   case v: CHECK(ncclProfiler_v##v.init(context, &masks[place]) == 0); break
-    NAMELESS(1);
-    NAMELESS(2);
     NAMELESS(3);
   case 4: CHECK(ncclProfiler_v4.init(context, &masks[place], "", comm_id, n_nodes, n_ranks, rank, NULL) == 0); break;
 #define NAMED(v) \
@@ -276,20 +270,6 @@ static void start_event(void) {
   void *context = profilers[place].context, *parent = handle(), *made = NULL;
   int result = 0;
   switch (profilers[place].version) {
-  case 1: {
-    nccl_event_v1 event = {.type = (uint8_t)type, .parent = parent, .rank = rank};
-    event.coll = (nccl_coll_v1){.comm_hash = byte(), .sequence = number(), .count = number(), .collective = byte(),
-                                .datatype = byte(), .algorithm = byte(), .protocol = byte(), .n_max_channels = byte()};
-    result = ncclProfiler_v1.start_event(context, &made, &event);
-    break;
-  }
-  case 2: {
-    nccl_event_v2 event = {.type = (uint8_t)type, .parent = parent, .rank = rank};
-    event.coll = (nccl_coll_v2){.comm_hash = byte(), .sequence = number(), .count = number(), .collective = name(),
-                                .datatype = name(), .algorithm = name(), .protocol = name(), .n_max_channels = byte()};
-    result = ncclProfiler_v2.start_event(context, &made, &event);
-    break;
-  }
   case 3: {
     nccl_event_v3 event = {.type = (uint8_t)type, .parent = parent, .rank = rank};
     if (type == NCCL_PROFILE_KERNEL_CHANNEL)
