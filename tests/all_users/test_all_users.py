@@ -432,8 +432,8 @@ def test_a_user_who_stops_what_asks_them_takes_no_time_of_others() -> None:
     """Also of those whose turn comes after that user's time was over."""
     mallory, *others = (User(MALLORY + at, MALLORY + at, (), False) for at in range(5))
     commands = {mallory: ["/bin/sh", "-c", "kill -STOP $$"]}
-    commands |= {one: ["/bin/sh", "-c", "sleep 1; echo hello"] for one in others}
-    assert outputs_of(commands, {"PATH": os.defpath}, 3.0, 10_000, 2) == dict.fromkeys(others, b"hello\n")
+    commands |= {one: ["/bin/sh", "-c", "sleep 2; echo hello"] for one in others}
+    assert outputs_of(commands, {"PATH": os.defpath}, 6.0, 10_000, 2) == dict.fromkeys(others, b"hello\n")
 
 
 @pytest.mark.parametrize(
