@@ -62,7 +62,7 @@ def test_what_is_shown_is_a_copy() -> None:
 def test_a_setting_of_earlier_jobs_is_seen_on_its_way_to_become_the_incumbent() -> None:
     call = CALLS[0]
     kinds = []
-    for kind in ("promising", "leading", "proven"):
+    for kind in ("promising", "provisional", "proven"):
         world = _world([call] * 2)
         brain = make_brain(world, knowledge(world, **{kind: {(call, PAT): 0.2}}))
         offer_only(world, brain, PAT)

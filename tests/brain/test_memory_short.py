@@ -163,7 +163,7 @@ def _device(world: World, device_mb: float) -> None:
 
 
 @pytest.mark.parametrize(("n_channels", "stays"), [(4, True), (8, False)])
-@pytest.mark.parametrize("kind", ["promising", "leading"])
+@pytest.mark.parametrize("kind", ["promising", "provisional"])
 def test_what_would_add_channels_ends_as_memory_gets_short(kind: str, n_channels: int, stays: bool) -> None:
     call = Call(Collective.all_gather, Phase.forward_gather, 1 << 18)
     world = World("h100_ib_2", CommunicatorClass(16, 2), [call] * 3)

@@ -218,7 +218,7 @@ def test_what_earlier_jobs_proved_waits_for_no_measurement_but_for_room(memory_p
 
 
 def test_what_is_not_proven_waits_for_measurements() -> None:
-    for past in ({}, {"leading": {(GATHER, TRIED): 0.1}}, {"promising": {(GATHER, TRIED): 0.25}}):
+    for past in ({}, {"provisional": {(GATHER, TRIED): 0.1}}, {"promising": {(GATHER, TRIED): 0.25}}):
         world = _world()
         brain = make_brain(world, knowledge(world, **past))
         brain.sequence(_decided(6, memory_pressure=0.4))
