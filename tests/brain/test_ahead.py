@@ -45,7 +45,9 @@ def _unseen_sizes(brain: Brain) -> list[PlanRow]:
     """Rows of the newest plan for larger messages than any before."""
     assert brain.plan is not None
     largest = max(one.key.size_class for one in brain.keys)
-    return [row for row in brain.plan.plan.rows if row.min_bytes >= size_class_floor(largest + 1)]
+    rows = [row for row in brain.plan.plan.rows if row.min_bytes >= size_class_floor(largest + 1)]
+    assert all(row.phase is None for row in rows), "the phase of a size's first call is not known"
+    return rows
 
 
 def test_the_first_larger_message_runs_with_what_is_faster_than_nccls_choice() -> None:

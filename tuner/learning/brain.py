@@ -340,6 +340,8 @@ class Brain(Inspection):
             state.incumbent_reason = "--numerics exact leaves what computes to NCCL"
             self._note(Event(state, state.incumbent, DecisionKind.keep, state.incumbent_reason))
         row = covering(self._unseen_sizes.rows, state.key)
+        if row is None and self.memory.is_short:
+            row = self._plans.row_of_other_phases(state.key)
         if row is not None and self.memory.is_short:
             if state.provisional is not None:
                 self._policy.drop(state, state.provisional, row.reason, ban=False)

@@ -93,6 +93,7 @@ class World:
         self.step = 0
         self.plan = Plan(0)
         self.adopted_at = 0
+        self._met: set[tuple[Collective, int]] = set()
         self.n_calls = 0
         self._truth: dict[tuple[Call, Candidate], tuple[float, Candidate]] = {}
 
@@ -126,7 +127,10 @@ class World:
     def chosen(self, call: Call) -> Candidate:
         if self.fixed is not None:
             return self.fixed(call)
+        is_new = (call.collective, call.message_bytes) not in self._met
         for row in self.plan.rows:
+            if is_new and row.phase is not None:
+                continue  # the phase of a size's first call does not follow from the communicator's history
             if row.holds_for(self.communicator, call.collective, call.phase, call.message_bytes):
                 return row.candidate
         return BASELINE
@@ -185,6 +189,7 @@ class World:
         block["is_default"] = [candidate.is_baseline for candidate in chosen]
         block["timing_source"] = TimingSource.emulated
         self.n_calls += len(self.calls)
+        self._met |= {(call.collective, call.message_bytes) for call in self.calls}
         compute_us = self.compute_us * (1.0 + self.contention * channels)
         duration = compute_us * math.exp(self.rng.normal(0.0, self.step_noise)) + total_us
         record = StepRecord(self.step, self.plan.epoch, duration, total_us, self.memory_pressure)

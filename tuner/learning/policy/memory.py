@@ -183,12 +183,6 @@ LOST_PER_OCTAVE: Final = 0.1
 """Gain (log) that may be lost from one octave to the next besides what NCCL's costs say."""
 OCTAVES: Final = range(3, 48)
 """That get rows: from eight bytes on, below which several size classes begin at the same size."""
-PHASES: Final[Mapping[Collective, tuple[Phase, ...]]] = {
-    Collective.all_gather: (Phase.forward_gather, Phase.backward_gather, Phase.post_step_gather, Phase.other),
-    Collective.reduce_scatter: (Phase.gradient_scatter, Phase.other),
-    Collective.all_reduce: (Phase.gradient_scatter, Phase.other),
-}
-"""What the plugin can tell apart."""
 SHORT: Final = "memory is short: nothing new is connected for sizes not seen yet"
 FREE: Final = "memory became free: larger messages are expected"
 
@@ -202,8 +196,6 @@ class UnseenSizeRules:
         self._may_try = may_try
         """Whether what is only predicted to be faster may run."""
         self._made_for: tuple[object, ...] = ()
-        self._largest: list[KeyState] = []
-        """Of each communicator's collectives, by phase, the key of the largest messages."""
         self.rows: tuple[PlanRow, ...] = ()
 
     def refresh(self) -> bool:
@@ -212,11 +204,7 @@ class UnseenSizeRules:
         if not (memory.is_short or memory.is_falling or self.rows):
             return False
         connected = {shape: dict(own) for shape, own in memory.connected.items()}
-        if not self._made_for or self._made_for[2] != len(states):
-            known = [state for state in states if state.key.collective in PHASES]
-            known.sort(key=lambda state: state.key.size_class)
-            self._largest = [*{_place(state.key): state for state in known}.values()]
-        depends_on = connected if memory.is_short else [state.usual for state in self._largest]
+        depends_on = [state.usual for state in states] if memory.is_falling else connected
         situation = memory.is_short, memory.is_falling, len(states), depends_on, self._tables.follow()
         if situation == self._made_for:
             return False
@@ -225,20 +213,19 @@ class UnseenSizeRules:
         if memory.is_short:
             rows = self._guards(states, connected)
         elif memory.is_falling and self._may_try:
-            rows = self._carried()
+            rows = self._carried(states)
         self.rows = tuple(islice(rows, MAX_ROWS))
         return before != self.rows
 
     def _guards(self, states: list[KeyState], connected: Collection[CommunicatorClass]) -> Iterator[PlanRow]:
         """For every size class that was not seen what is best in its octave."""
-        seen = {(_place(state.key), state.key.size_class) for state in states}
+        seen = {(state.family, state.key.size_class) for state in states}
         # What is called most was seen first, and has the first claim on rows.
         for communicator in connected:
             for collective in TUNABLE:
-                best = self._connected_best((communicator, collective))
-                for phase in PHASES[collective] if best else ():
-                    place = communicator, collective, phase
-                    yield from _rows(place, ((one, None if (place, one) in seen else best[one]) for one in best), SHORT)
+                family = communicator, collective
+                best = self._connected_best(family)
+                yield from _rows(family, ((one, None if (family, one) in seen else best[one]) for one in best), SHORT)
 
     def _connected_best(self, family: Family) -> dict[int, Candidate]:
         """By size class the cheapest setting that connects nothing; of nearly equals the one with fewest channels."""
@@ -256,14 +243,15 @@ class UnseenSizeRules:
             for part in range(n_classes)
         }
 
-    def _carried(self) -> Iterator[PlanRow]:
-        for state in self._largest:
+    def _carried(self, states: list[KeyState]) -> Iterator[PlanRow]:
+        by_size = sorted(states, key=lambda state: state.key.size_class)
+        for state in {state.family: state for state in by_size if state.key.collective in TUNABLE}.values():
             first = state.key.size_class + 1
             settings = (
                 (one, state.usual if self._gain(state, one) > MIN_GAIN else BASELINE)
                 for one in range(first, first + OCTAVES_AHEAD * SIZE_CLASSES_PER_OCTAVE)
             )
-            yield from _rows(_place(state.key), settings, FREE)
+            yield from _rows(state.family, settings, FREE)
 
     def _gain(self, state: KeyState, size_class: int) -> float:
         """By how much (log) what runs at a key should be faster than NCCL's own choice in a larger size class.
@@ -288,23 +276,19 @@ class UnseenSizeRules:
         return own_log_us - usual_log_us - float(lost)
 
 
-Place = tuple[CommunicatorClass, Collective, Phase]
-
-
 def covering(rows: tuple[PlanRow, ...], key: DecisionKey) -> PlanRow | None:
     """The row that a key runs under before its own is made."""
-    floor = size_class_floor(key.size_class)
-    return next((row for row in rows if row.holds_for(*_place(key), floor)), None)
+    place = key.communicator, Collective(key.collective), Phase(key.phase), size_class_floor(key.size_class)
+    return next((row for row in rows if row.holds_for(*place)), None)
 
 
-def _place(where: DecisionKey) -> Place:
-    return where.communicator, Collective(where.collective), Phase(where.phase)
+def _rows(family: Family, settings: Iterable[tuple[int, Candidate | None]], reason: str) -> Iterator[PlanRow]:
+    """One row for neighbouring size classes that are asked for the same; none for those that are asked for nothing.
 
-
-def _rows(place: Place, settings: Iterable[tuple[int, Candidate | None]], reason: str) -> Iterator[PlanRow]:
-    """One row for neighbouring size classes that are asked for the same; none for those that are asked for nothing."""
+    They hold in any phase: the phase of a size's first call does not follow from the communicator's history.
+    """
     for setting, same in groupby(settings, key=lambda one: one[1]):
         if setting is not None:
             classes = [one for one, _ in same]
             ends = size_class_floor(classes[0]), size_class_floor(classes[-1] + 1) - 1
-            yield PlanRow(*place, *ends, setting, reason)
+            yield PlanRow(*family, None, *ends, setting, reason)

@@ -16,6 +16,7 @@ from zerotune.store.records import (
     Candidate,
     Collective,
     CommunicatorClass,
+    DecisionKey,
     NextStage,
     Plan,
     PlanRow,
@@ -162,6 +163,12 @@ class Plans:
             if row is not None:
                 entry.candidates.extend([BASELINE] * (state.index - len(entry.candidates)))
                 entry.candidates.append(row.candidate)
+
+    def row_of_other_phases(self, key: DecisionKey) -> PlanRow | None:
+        """The row that holds in any phase for calls like those of a key that is not known yet."""
+        rows = {self._rows[index] for index in self._alike.get((key.communicator, key.collective, key.size_class), ())}
+        settings = {row and row.candidate for row in rows}
+        return rows.pop() if len(settings) == 1 else None
 
     @property
     def overrides(self) -> Overrides:
