@@ -44,7 +44,7 @@ def channels() -> Scenario:
     """Not even the first algorithm fits with all channels; `--nccl-memory-mb` leaves some out."""
     boxes = fabric.load(FABRIC)
     tight_mb = 0.8 * boxes.memory_mb(SHAPE, {Algorithm.ring: boxes.max_channels(SHAPE)})
-    return Scenario(16 << 10, 64 << 10, tight_mb, ("--nccl-memory-mb", str(0.95 * tight_mb)))
+    return Scenario(16 << 10, 64 << 10, tight_mb, ("--nccl-memory-mb", str(round(0.95 * tight_mb, 3))))
 
 
 @pytest.fixture
