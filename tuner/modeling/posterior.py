@@ -122,9 +122,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
 
     Args:
         rows: of `Column`s, shape [n, columns].
-        known: m measured points.
         common_std: of an error (log) that all guesses on the machine share.
-        regime: whose durations are asked for.
 
     Returns:
         Mean and standard deviation of the log durations, each [n].
@@ -146,11 +144,7 @@ def joint(groups: Sequence[Floats], known: Known, common_std: float) -> list[tup
 
     Args:
         groups: rows of `Column`s.
-        known: measured points.
         common_std: as in `condition`.
-
-    Returns:
-        Of each group.
     """
     cross, inner = _to_known(np.concatenate(groups), known, common_std)
     lower = np.linalg.cholesky(inner)

@@ -158,7 +158,6 @@ class TrialAccounting:
         Args:
             slots: of each call, shape [n], as the next two.
             logs: log microseconds.
-            steps: in which it ran.
             exposed_share: of the time of calls, or of each, shape [n]: 0 where steps say what is to be charged.
             connects: which of them connected something: how long they took says nothing about the setting.
 
