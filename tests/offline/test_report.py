@@ -21,7 +21,7 @@ from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.explanations import explain
 from zerotune.tuner.offline.report import gather, write_report
 from zerotune.tuner.offline.report.facts import trust
-from zerotune.tuner.offline.report.page import regret_by_step
+from zerotune.tuner.offline.report.regret import regret_by_step
 
 VOID = {"meta", "br", "link", "hr", "img", "input"}
 

@@ -1,16 +1,17 @@
 """The single pictures of reports, as matplotlib figures: for inline SVG that follows the page's theme, or files.
 
 Colours are those of the light theme; inline SVG replaces each by its CSS variable, so that a dark page
-shows dark pictures. Text stays text.
+shows dark pictures. Text stays text, and what the pointer rests on tells more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +48,8 @@ THEME: Final = {
 _WIDTH_INCHES: Final = 6.0
 _SMOOTHING_STEPS: Final = 15
 MAX_WIDE_COLUMNS: Final = 5
+COMPUTATION: Final = "computation"
+"""The lane of a step's timeline that is no phase of communication."""
 _NARROW_INCHES: Final = 0.64
 _LEAST_REM_PER_INCH: Final = 4.4
 _STYLE: Final[dict[Any, Any]] = {
@@ -54,6 +57,7 @@ _STYLE: Final[dict[Any, Any]] = {
     "svg.hashsalt": "zerotune",
     "font.family": "sans-serif",
     "font.size": 9.5,
+    "text.parse_math": False,
     "text.color": INK,
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
@@ -68,39 +72,47 @@ _STYLE: Final[dict[Any, Any]] = {
 }
 
 
-def new_figure(height_inches: float, n_columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
+def new_figure(height_inches: float, n_columns: int = 1, n_rows: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
     """An empty figure in the style of all our pictures.
 
     Args:
+        height_inches: of the whole figure.
         n_columns: axes side by side.
+        n_rows: axes one above the other.
         options: further arguments of matplotlib's `Figure.subplots`.
 
     Returns:
-        The figure and its axes, shape (n_columns,).
+        The figure and its axes, row by row.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
-        axes = figure.subplots(1, n_columns, squeeze=False, **options)[0]
-    figure.patch.set_alpha(0)
-    for one in axes:
+        axes = figure.subplots(n_rows, n_columns, squeeze=False, **options).ravel().tolist()
+    for one in (figure, *axes):
         one.patch.set_alpha(0)
-    return figure, list(axes)
+    return figure, axes
 
 
-def new_rows(heights_inches: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    """An empty figure of axes one above the other, in the style of all our pictures.
+def add_box(axes: Axes, x: float, y: float, width: float, height: float, tip: str = "", **style: Any) -> None:
+    """A box from (x, y) on; a page shows `tip` where the box is hovered over."""
+    style = {"linewidth": 0, "label": tip} | style
+    axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, **style))
 
-    Args:
-        heights_inches: of each, without its labels.
 
-    Returns:
-        The figure and its axes, from the top.
-    """
-    with matplotlib.rc_context(_STYLE):
-        height = sum(heights_inches) + 0.6 * (len(heights_inches) + 1)
-        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
-        axes = figure.subplots(len(heights_inches), 1, squeeze=False, height_ratios=heights_inches)[:, 0]
-    return figure, list(axes)
+def add_legend(figure: Figure, colours: Mapping[str, str]) -> None:
+    """A legend of colours below all axes."""
+    handles = [matplotlib.patches.Patch(color=colour, label=words) for words, colour in colours.items()]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=7.5,
+        labelcolor=INK,
+    )  # fmt: skip
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Rows of boxes from the top down, around 0, 1, ..., each with its name in place of a number."""
+    axes.grid(visible=False, axis="y")
+    axes.set_yticks(range(len(names)), names, fontsize=7.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
 
 
 @contextlib.contextmanager
@@ -119,8 +131,12 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
         description: text for screen readers.
 
     Returns:
-        The element, without width and height.
+        The element, without width and height; boxes with a label have it as their title, which browsers show where
+        the pointer rests.
     """
+    boxes = [one for one in figure.findobj(matplotlib.patches.Rectangle) if str(one.get_label() or "_")[0] != "_"]
+    for number, box in enumerate(boxes):
+        box.set_gid(f"tip-{number}")
     text = io.StringIO()
     with _drawing():
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
@@ -129,6 +145,11 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(
+        r'<g id="tip-(\d+)">',
+        lambda found: f"{found[0]}<title>{html.escape(str(boxes[int(found[1])].get_label()))}</title>",
+        svg,
+    )
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
     for colour, variable in THEME.items():
@@ -207,18 +228,16 @@ def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequenc
                 continue
             share = 0.1 + 0.6 * min(max(-(winner.change_percent or 0.0) / top, 0.0), 1.0)
             is_guess = not winner.is_measured and bool(winner.change_percent)
-            patch = matplotlib.patches.Rectangle(
-                (column - 0.48, row - 0.45), 0.96, 0.9, facecolor=AFTER, alpha=share, linewidth=0,
-                edgecolor=MUTED, hatch="///" if is_guess else None, label=winner.details(rows[row], columns[column]),
+            add_box(
+                axes, column - 0.48, row - 0.45, 0.96, 0.9, winner.details(rows[row], columns[column]),
+                facecolor=AFTER, alpha=share, edgecolor=MUTED, hatch="///" if is_guess else None,
             )  # fmt: skip
-            axes.add_patch(patch)
             words = winner.words(is_narrow=is_narrow)
             axes.text(column, row, words, ha="center", va="center", fontsize=7, color=INK, linespacing=1.2)
+    name_rows(axes, rows)
     axes.set_xlim(-0.5, len(columns) - 0.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xticks(range(len(columns)), columns, fontsize=7)
-    axes.set_yticks(range(len(rows)), rows, fontsize=7.5)
-    axes.tick_params(length=0)
+    axes.tick_params(axis="x", length=0)
     _title(axes, "settings in force by message size")
     return figure
 
@@ -227,43 +246,29 @@ Lane = tuple[str, float, float]
 """(lane, start, end) in microseconds."""
 
 
-def step_timelines(
-    steps: Sequence[tuple[str, float, Sequence[tuple[float, float]], Sequence[Lane], Sequence[Lane]]],
-    lanes: Sequence[str],
-) -> Figure:
-    """One step per row of pictures on a common time axis: computation, then one lane per phase of communication.
+def step_timelines(steps: Sequence[tuple[str, float, Sequence[Lane], Sequence[Lane]]], lanes: Sequence[str]) -> Figure:
+    """One step per row of pictures on a common time axis, with a lane for computation and for each phase.
 
-    `steps` holds (label, length, computation, communication, exposed communication).
+    Args:
+        steps: (label, length, computation and communication, exposed communication).
+        lanes: from the top down; `computation` is drawn as such.
     """
-    has_computation = any(computation for _, _, computation, _, _ in steps)
-    names = [*(["computation"] if has_computation else []), *lanes]
-    figure, _ = new_figure(0.5)
-    figure.clear()
-    figure.set_size_inches(_WIDTH_INCHES, 0.9 + len(steps) * (0.45 + 0.27 * len(names)))
-    with matplotlib.rc_context(_STYLE):
-        rows = figure.subplots(len(steps), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, (label, step_us, computation, communication, exposed) in zip(rows, steps, strict=True):
-        axes.patch.set_alpha(0)
-        axes.grid(visible=False, axis="y")
-        if has_computation:
-            axes.broken_barh([(start / 1e3, (end - start) / 1e3) for start, end in computation], (-0.32, 0.64),
-                             facecolors=BEFORE, linewidth=0)  # fmt: skip
-        for colour, spans in ((AFTER, communication), (EXPOSED, exposed)):
-            for at, lane in enumerate(names):
-                bars = [(start / 1e3, (end - start) / 1e3) for name, start, end in spans if name == lane]
-                axes.broken_barh(bars, (at - 0.32, 0.64), facecolors=colour, edgecolors=GRID, linewidth=0.3)
+    height = 0.9 + len(steps) * (0.45 + 0.27 * len(lanes))
+    figure, rows = new_figure(height, n_rows=len(steps), sharex=True)
+    for axes, (label, step_us, spans, exposed) in zip(rows, steps, strict=True):
+        for colour, shown in ((AFTER, spans), (EXPOSED, exposed)):
+            for lane, start_us, end_us in shown:
+                start, end = start_us / 1e3, end_us / 1e3
+                words = f"{start:.6g} to {end:.6g} ms"
+                kind = {"facecolor": BEFORE if lane == COMPUTATION else colour, "edgecolor": GRID, "linewidth": 0.3}
+                add_box(axes, start, lanes.index(lane) - 0.32, end - start, 0.64, words, **kind)
         axes.axvline(step_us / 1e3, color=INK, linewidth=0.9, linestyle=":")
-        axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names], fontsize=7.5)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
+        name_rows(axes, [name.replace("_", " ") for name in lanes])
         _title(axes, f"{label}, {step_us / 1e3:.1f} ms")
     rows[-1].set_xlim(0, 1.02 * max(step_us for _, step_us, *_ in steps) / 1e3)
     rows[-1].set_xlabel("ms since the step began")
-    kinds = [(BEFORE, "computation"), (AFTER, "communication, hidden"), (EXPOSED, "communication, exposed")]
-    if not has_computation:
-        kinds = [(AFTER, "communication")]
-    handles = [matplotlib.patches.Patch(color=colour, label=words) for colour, words in kinds]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=7.5, labelcolor=INK)
+    kinds = {"computation": BEFORE, "communication, hidden": AFTER, "communication, exposed": EXPOSED}
+    add_legend(figure, kinds if COMPUTATION in lanes else {"communication": AFTER})
     return figure
 
 

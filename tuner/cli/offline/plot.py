@@ -14,7 +14,8 @@ from zerotune.tuner.cli.offline.report import A_TRACE, Summaries, Traces
 from zerotune.tuner.cli.options import AsJson, JobOfStore, StorePath
 from zerotune.tuner.cli.paths import output_file, store_path
 
-NAMES = ("steps", "exposed", "timeline", "winners", "regret", "memory")
+NAMES = ("steps", "exposed", "timeline", "ranks", "winners", "regret", "memory")
+_OF_TRACES = ("timeline", "ranks")
 
 
 def plot(
@@ -40,19 +41,19 @@ def plot(
 
     from zerotune.tuner.offline.plots import save
     from zerotune.tuner.offline.report.facts import TRAIN_FIRST, gather, untrained
-    from zerotune.tuner.offline.report.page import missing_timeline, pictures
+    from zerotune.tuner.offline.report.pictures import pictures
 
     facts = gather(store_path(store), job, summary or (), trace or ())
-    found = {picture.name: picture for picture in pictures(facts)}
+    drawn, missing = pictures(facts)
+    found = {picture.name: picture for picture in drawn}
     if name == "list":
         print(json.dumps(list(found)) if as_json else "\n".join(_line(one, found) for one in NAMES))
     elif name in found:
         save(found[name].figure, output_file(out))
         print(json.dumps({"picture": str(out)}) if as_json else out)
-    elif name == "timeline" and not trace:
-        raise UserError("the timeline needs a trace", A_TRACE)
-    elif name == "timeline":
-        raise UserError(f"there is no timeline: {missing_timeline(facts)}", A_TRACE)
+    elif name in _OF_TRACES:
+        what = "timeline" if name == "timeline" else "picture of the ranks"
+        raise UserError(f"there is no {what}: {missing[name]}" if trace else f"the {what} needs a trace", A_TRACE)
     elif name in NAMES:
         if not facts.is_of_training:
             raise untrained(facts)
@@ -65,5 +66,5 @@ def plot(
 def _line(name: str, found: Container[str]) -> str:
     if name in found:
         return name
-    reason = "needs a folder of `launch --log-trace`: --trace" if name == "timeline" else "nothing recorded in this job"
+    reason = "needs a folder of `launch --log-trace`: --trace" if name in _OF_TRACES else "nothing recorded in this job"
     return f"{name}  ({reason})"

@@ -29,10 +29,6 @@ def report(
     job: JobOfStore = None,
     trace: Traces = None,
     summary: Summaries = None,
-    interactive: Annotated[
-        bool,
-        typer.Option("--interactive", help="Pictures to hover over and to zoom, and a trace's ranks: some 5 MB more."),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML page about a job.
@@ -40,15 +36,15 @@ def report(
     Example: zerotune report report.html --trace traces/
     """
     from zerotune.tuner.offline.report import gather, write_page
-    from zerotune.tuner.offline.report.page import missing_timeline
 
     facts = gather(store_path(store), job, summary or (), trace or ())
-    written = write_page(facts, output_file(out), is_interactive=interactive)
-    if missing := missing_timeline(facts):
-        print(f"zerotune: no timeline is shown: {missing}; {A_TRACE}", file=sys.stderr)
+    out = output_file(out)
+    missing = write_page(facts, out)
+    if "timeline" in missing:
+        print(f"zerotune: no timeline is shown: {missing['timeline']}; {A_TRACE}", file=sys.stderr)
     if as_json:
         import json
 
-        print(json.dumps({"report": str(written)}))
+        print(json.dumps({"report": str(out)}))
     else:
-        print(written)
+        print(out)

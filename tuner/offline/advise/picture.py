@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-import matplotlib.patches
 import msgspec
 
 from zerotune.store.errors import UserError
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 N_TIMELINES: Final = 3
 _NODES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-_ROWS: Final = {"compute": 1, "network": 0, "replicas": 0}
+_ROWS: Final = {"compute": 0, "network": 1, "replicas": 1}
 _COLOURS: Final = {
     "forward": plots.BEFORE,
     "backward": plots.AFTER,
@@ -46,13 +45,13 @@ def draw(problem: Problem, choices: tuple[Choice, ...], wanted: Wanted) -> Figur
         A figure.
     """
     shown = choices[:N_TIMELINES]
-    figure, axes = plots.new_rows([0.8] * len(shown) + [2.2])
+    heights = [0.8] * len(shown) + [2.2]
+    figure, axes = plots.new_figure(
+        sum(heights) + 0.6 * (len(heights) + 1), n_rows=len(heights), height_ratios=heights
+    )
     for one, choice in zip(axes, shown, strict=False):
         _timeline(one, problem, choice)
-    axes[0].legend(
-        handles=[matplotlib.patches.Patch(color=colour, label=kind) for kind, colour in _COLOURS.items()],
-        loc="lower center", bbox_to_anchor=(0.5, 1.25), ncols=len(_COLOURS), frameon=False,
-    )  # fmt: skip
+    plots.add_legend(figure, _COLOURS)
     _over_nodes(axes[-1], problem, wanted)
     return figure
 
@@ -60,10 +59,9 @@ def draw(problem: Problem, choices: tuple[Choice, ...], wanted: Wanted) -> Figur
 def _timeline(axes: Axes, problem: Problem, choice: Choice) -> None:
     found = spans(problem, choice.configuration)
     for span in found[:_MAX_SPANS]:
-        axes.barh(
-            _ROWS[span.stream], span.end_s - span.begin_s, left=span.begin_s, color=_COLOURS[span.kind], height=0.8
-        )
-    axes.set_yticks([0, 1], ["network", "compute"])
+        row, colour = _ROWS[span.stream], _COLOURS[span.kind]
+        plots.add_box(axes, span.begin_s, row - 0.4, span.end_s - span.begin_s, 0.8, facecolor=colour)
+    plots.name_rows(axes, ["compute", "network"])
     axes.set_xlim(0, max(span.end_s for span in found))
     axes.grid(visible=False)
     axes.set_title(name_of(choice.configuration), loc="left", fontsize=9)

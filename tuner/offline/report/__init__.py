@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zerotune.tuner.offline.report.facts import Facts, gather
-from zerotune.tuner.offline.report.page import page, write_page
+from zerotune.tuner.offline.report.facts import gather
+from zerotune.tuner.offline.report.page import write_page
 
-__all__ = ["Facts", "gather", "page", "write_page", "write_report"]
+__all__ = ["gather", "write_page", "write_report"]
 
 
 def write_report(
@@ -33,4 +33,5 @@ def write_report(
         UserError: no such store, job or summary, or `out` cannot be written.
         TraceError: a trace cannot be read.
     """
-    return write_page(gather(store_path, job_id, summaries, traces), out)
+    write_page(gather(store_path, job_id, summaries, traces), out)
+    return out

@@ -22,8 +22,8 @@ Array = NDArray[Any]
 
 MAX_STEPS: Final = 4
 MAX_RANKS: Final = 32
-MAX_CALLS: Final = 8000
-"""Each is some 250 bytes of the page, and a shape that the browser draws."""
+MAX_CALLS: Final = 4000
+"""Each is up to a kilobyte of the page, and a shape or two that the browser draws."""
 UNKNOWN_RANK: Final = -1
 
 

@@ -1,71 +1,62 @@
-"""One track per rank and communicator, as plotly draws them: see `rank_calls`, which says what is on them."""
+"""One track per rank and communicator as a picture: see `rank_calls`, which says what is on them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from string import ascii_uppercase
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from zerotune.store.records import CommunicatorClass, Phase
 from zerotune.store.wire import FLAG_MATCHED
 from zerotune.tuner.offline import plots
 from zerotune.tuner.offline.chrome_trace.named import by_field, collective_name, named
 from zerotune.tuner.offline.chrome_trace.side_by_side import SideBySide
-from zerotune.tuner.offline.report.interactive import SMALL, in_script
 from zerotune.tuner.offline.report.rank_calls import UNKNOWN_RANK, RankCalls
 
-LANE_PIXELS: Final = 18
-AROUND_PIXELS: Final = 130
-LEAST_PIXELS: Final = 640
-"""On a narrow screen it is wider than that."""
-COLOURS: Final = {
+_LANE_INCHES: Final = 0.19
+_AROUND_INCHES: Final = 1.2
+_CALLS_PER_INCH: Final = 12
+_MAX_INCHES: Final = 40.0
+_COLOURS: Final = {
     Phase.forward_gather.name: "#3f83c4",
     Phase.backward_gather.name: "#8d6cc9",
     Phase.gradient_scatter.name: "#2f9a6d",
     Phase.post_step_gather.name: "#c08a1e",
 }
-"""Seen on white and on black; the other phases, and waiting, are grey."""
-_HOVER: Final = "%{customdata}<br>%{base:.6~g} to %{x:.6~g} ms<extra></extra>"
+"""Seen on white and on black; the other phases are grey."""
 
 
-class RankTracks(NamedTuple):
-    """The picture."""
-
-    specification: str
-    """JSON of `data` and `layout`."""
-    caption: str
-
-
-def rank_tracks(calls: RankCalls) -> RankTracks:
-    """Draw each call as a bar on its rank's track; those that overlap get tracks of their own."""
+def rank_tracks(calls: RankCalls) -> tuple[str, Figure]:
+    """A caption, and each call as a bar on its rank's track; those that overlap get tracks of their own."""
     communicators = list(dict.fromkeys(calls.rows["comm_id"].tolist()))
     letters = {comm_id: _letters(at) for at, comm_id in enumerate(communicators)}
     lanes, lane = _lanes(calls, letters)
-    words = np.array(list(_words(calls, letters)), object)
-    phases = [named(Phase, value) or "other" for value in calls.rows["phase"].tolist()]
+    figure, (axes,) = plots.new_figure(_AROUND_INCHES + _LANE_INCHES * len(lanes))
+    # Many calls make the picture wider, not the bars too narrow to be told apart.
+    most_calls = int(np.bincount(lane).max())
+    figure.set_figwidth(min(max(figure.get_figwidth(), most_calls / _CALLS_PER_INCH), _MAX_INCHES))
+    phases = [named(Phase, value) or Phase.other.name for value in calls.rows["phase"].tolist()]
+    begin_ms, waited_ms = calls.begin_us / 1e3, np.maximum(np.nan_to_num(calls.waited_us), 0.0) / 1e3
     duration_ms = calls.rows["duration_us"].astype(np.float64) / 1e3
-    data = [
-        _bars(np.array([one == phase for one in phases]), calls, lane, duration_ms)
-        | {"name": phase.replace("_", " "), "marker": {"color": COLOURS.get(phase, plots.BEFORE)}}
-        | {"customdata": words[[one == phase for one in phases]].tolist(), "hovertemplate": _HOVER}
-        for phase in sorted(set(phases), key=lambda name: Phase[name])
-    ]
-    waited = calls.waited_us > 0
-    if waited.any():
-        data.append(
-            _bars(waited, calls, lane, calls.waited_us / 1e3)
-            | {"name": "waits for the last rank", "marker": {"color": plots.GRID, "opacity": 0.75}, "hoverinfo": "skip"}
-        )
-    return RankTracks(in_script({"data": data, "layout": _layout(calls, lanes)}), _caption(calls, letters))
-
-
-def _bars(which: Any, calls: RankCalls, lane: Any, width_ms: Any) -> dict[str, Any]:
-    return {
-        "type": "bar", "orientation": "h", "width": 0.8, "y": lane[which].tolist(),
-        "base": np.round(calls.begin_us[which] / 1e3, 6).tolist(), "x": np.round(width_ms[which], 6).tolist(),
-    }  # fmt: skip
+    places = zip(begin_ms, waited_ms, duration_ms, lane, phases, _words(calls, letters), strict=True)
+    for begin, waited, duration, row, phase, words in places:
+        style = {"facecolor": _COLOURS.get(phase, plots.BEFORE)}
+        if waited:
+            plots.add_box(axes, begin, row - 0.4, waited, 0.8, words, alpha=0.3, **style)
+        plots.add_box(axes, begin + waited, row - 0.4, duration - waited, 0.8, words, **style)
+    for step, (begin_us, _) in calls.steps.items():
+        axes.axvline(begin_us / 1e3, color=plots.MUTED, linewidth=0.9, linestyle=":")
+        above = {"transform": axes.get_xaxis_transform(), "va": "bottom", "color": plots.INK, "fontsize": 7.5}
+        axes.text(begin_us / 1e3, 1, f"step {step}", **above)
+    plots.name_rows(axes, lanes)
+    axes.set_xlim(0, max([(begin_ms + duration_ms).max(), *(end_us / 1e3 for _, end_us in calls.steps.values())]))
+    axes.set_xlabel("ms")
+    shown = sorted(set(phases), key=lambda name: Phase[name])
+    plots.add_legend(figure, {name.replace("_", " "): _COLOURS.get(name, plots.BEFORE) for name in shown})
+    return _caption(calls, letters), figure
 
 
 def _lanes(calls: RankCalls, letters: dict[int, str]) -> tuple[list[str], Any]:
@@ -98,35 +89,7 @@ def _words(calls: RankCalls, letters: dict[int, str]) -> Iterator[str]:
             lines.append("arrived last")
         elif last_rank != UNKNOWN_RANK:
             lines.append(f"waited {waited_us:,.1f} us for rank {last_rank}, which arrived last")
-        yield "<br>".join(lines)
-
-
-def _layout(calls: RankCalls, lanes: list[str]) -> dict[str, Any]:
-    line = {"color": plots.MUTED, "width": 1, "dash": "dot"}
-    at_ms = {step: begin_us / 1e3 for step, (begin_us, _) in calls.steps.items()}
-    end_ms = max(
-        [float((calls.begin_us + calls.rows["duration_us"]).max()), *(end_us for _, end_us in calls.steps.values())]
-    ) / 1e3  # fmt: skip
-    above = {"xref": "x", "yref": "paper", "showarrow": False}
-    return {
-        "minwidth": LEAST_PIXELS,
-        "height": AROUND_PIXELS + LANE_PIXELS * len(lanes),
-        "xaxis": {"title": {"text": "ms"}, "range": [0, end_ms], "anchor": "y"},
-        "yaxis": {
-            "tickvals": list(range(len(lanes))), "ticktext": lanes, "range": [len(lanes) - 0.5, -0.5],
-            "tickfont": {"size": SMALL}, "showgrid": False,
-        },
-        "shapes": [
-            {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}
-            for x in at_ms.values()
-        ],
-        "annotations": [
-            {**above, "x": x, "y": 1, "text": f"step {step}", "xanchor": "left", "yanchor": "bottom"}
-            for step, x in at_ms.items()
-        ],
-        "bargap": 0,
-        "legend": {"y": 0, "yanchor": "bottom", "yref": "container"},
-    }  # fmt: skip
+        yield "\n".join(lines)
 
 
 def _caption(calls: RankCalls, letters: dict[int, str]) -> str:
@@ -143,7 +106,7 @@ def _caption(calls: RankCalls, letters: dict[int, str]) -> str:
         *waits,
         f"Communicators: {'; '.join(sizes)}",
         *(one[0].upper() + one[1:] for one in calls.left_out),
-        "All steps: zerotune export --to perfetto",
+        "All steps: zerotune export --to chrome",
     ]
     return ". ".join(words) + "."
 
