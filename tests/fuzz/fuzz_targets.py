@@ -36,10 +36,9 @@ from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.modeling.knowledge_pool import KnowledgePool
-from zerotune.tuner.offline.export import read_nvidia_csv
 from zerotune.tuner.offline.jobs.summary import read_summary
 from zerotune.tuner.offline.replay.plans import plan_rows
-from zerotune.tuner.offline.tuner_tables import read_ncclx
+from zerotune.tuner.offline.tuner_tables import read_ncclx, read_nvidia_csv
 from zerotune.tuner.service.service import Reply, Service
 from zerotune.tuner.traces import read_trace
 from zerotune.tuner.traces.formats import FORMATS

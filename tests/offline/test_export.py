@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,18 +32,11 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.sqlite.rows.measurements import MEASUREMENT
-from zerotune.tuner.offline.export import (
-    check_suffix,
-    export_measurements,
-    export_nvidia_csv,
-    export_plan,
-    plan_of,
-    read_nvidia_csv,
-    without_phases,
-    write_nvidia_csv,
-)
+from zerotune.tuner.offline.export import check_suffix, export_measurements, export_plan, export_table, plan_of
 from zerotune.tuner.offline.importing.command import import_measurements
+from zerotune.tuner.offline.tuner_tables import read_nvidia_csv, table_text, without_phases
 
+nvidia_csv = partial(export_table, "nvidia-csv")
 TWO = CommunicatorClass(2, 2)
 
 
@@ -118,7 +111,7 @@ def test_what_no_step_ran_under_is_left_out_and_told(store_path: Path, tmp_path:
     remarks = export_plan(path, tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json").plan.rows == ()
     assert any(remark.startswith("Left out: 6 ") and " short" in remark for remark in remarks)
-    assert any("Left out" in remark for remark in export_nvidia_csv(path, tmp_path / "t.conf"))
+    assert any("Left out" in remark for remark in nvidia_csv(path, tmp_path / "t.conf"))
     assert not any("Left out" in remark for remark in export_plan(store_path, tmp_path / "plan.json"))
 
 
@@ -128,7 +121,7 @@ def test_without_a_name_the_newest_job_that_adopted_a_plan_is_exported(tmp_path:
     export_plan(tmp_path / "s.db", tmp_path / "plan.json")
     file = read_plan(tmp_path / "plan.json")
     assert (file.job_id, len(file.plan.rows)) == ("tuned", 6)
-    for export, name in ((export_plan, "plan.json"), (export_nvidia_csv, "t.conf")):
+    for export, name in ((export_plan, "plan.json"), (nvidia_csv, "t.conf")):
         remarks = export(tmp_path / "s.db", tmp_path / name)
         assert any(": 1 newer job" in one and "--job" in one for one in remarks)
     assert not any("--job" in one for one in export_plan(tmp_path / "s.db", tmp_path / "plan.json", "tuned"))
@@ -148,7 +141,7 @@ def test_a_job_that_leaves_nothing_is_refused_by_its_name(store_path: Path, tmp_
 
 
 def test_nvidia_csv_is_read_as_it_was_meant(store_path: Path, tmp_path: Path):
-    remarks = export_nvidia_csv(store_path, tmp_path / "t.conf")
+    remarks = nvidia_csv(store_path, tmp_path / "t.conf")
     text = (tmp_path / "t.conf").read_text()
     assert "*nChannels = 1" in text, "the trap is named in the file"
     assert any("one channel" in remark for remark in remarks)
@@ -175,11 +168,10 @@ def test_without_phases_never_overlaps_and_covers_the_same(rows: list):
     covered = [size for row in kept for size in range(row.min_bytes, row.max_bytes + 1)]
     assert len(covered) == len(set(covered))
     assert set(covered) == {size for row in plan_rows for size in range(row.min_bytes, row.max_bytes + 1)}
-    text = io.StringIO()
-    write_nvidia_csv(kept, text)
+    loaded = nvidia_reader.load(table_text("nvidia-csv", kept))
     for row in kept:
         for size in (row.min_bytes, row.max_bytes):
-            read = nvidia_reader.ask(nvidia_reader.load(text.getvalue()), "allgather", size, 2, 2)
+            read = nvidia_reader.ask(loaded, "allgather", size, 2, 2)
             assert read == ("ring", row.candidate.protocol.name, 4)
 
 
@@ -188,10 +180,9 @@ def test_without_phases_never_overlaps_and_covers_the_same(rows: list):
 def test_every_name_is_one_that_the_plugin_knows(algorithm: Algorithm, protocol: Protocol):
     """It takes ring, simple and all_reduce for any name it does not know, and -1 channels for one."""
     for collective in (Collective.all_gather, Collective.reduce_scatter, Collective.broadcast, Collective.reduce):
-        text = io.StringIO()
-        write_nvidia_csv([PlanRow(TWO, collective, Phase.other, 1, 2**40, Candidate(algorithm, protocol))], text)
+        row = PlanRow(TWO, collective, Phase.other, 1, 2**40, Candidate(algorithm, protocol))
         asked = collective.name.replace("_", "")
-        read = nvidia_reader.ask(nvidia_reader.load(text.getvalue()), asked, 1 << 20, 2, 2)
+        read = nvidia_reader.ask(nvidia_reader.load(table_text("nvidia-csv", [row])), asked, 1 << 20, 2, 2)
         assert read == (algorithm.name, protocol.name, 0), "0: NCCL's own channel count"
 
 

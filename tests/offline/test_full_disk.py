@@ -6,6 +6,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from zerotune.store.atomic_file import atomic_write
 from zerotune.store.errors import UserError
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.offline import plots
-from zerotune.tuner.offline.export import export_measurements, export_nvidia_csv, export_plan
+from zerotune.tuner.offline.export import export_measurements, export_plan, export_table
 from zerotune.tuner.offline.report import gather, write_page
 from zerotune.tuner.service.endpoint import make_keys
 
@@ -63,7 +64,7 @@ def parquet(store_path: Path, out: Path) -> None:
     ("write", "name"),
     [
         (export_plan, "plan.json"),
-        (export_nvidia_csv, "tuner.conf"),
+        (partial(export_table, "nvidia-csv"), "tuner.conf"),
         (export_measurements, "measurements.csv"),
         (parquet, "measurements.parquet"),
         (picture, "picture.png"),

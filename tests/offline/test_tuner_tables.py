@@ -11,8 +11,9 @@ from report_material import make_store
 
 from zerotune.store.errors import PlanError
 from zerotune.store.records import Algorithm, Candidate, Collective, CommunicatorClass, Phase, PlanRow, Protocol
+from zerotune.tuner.offline.export import export_table
 from zerotune.tuner.offline.replay.plans import plan_rows
-from zerotune.tuner.offline.tuner_tables import FORMATS, export_table, read_ncclx, write_table
+from zerotune.tuner.offline.tuner_tables import FORMATS, read_ncclx, write_table
 
 PLACE = CommunicatorClass(16, 2)
 cut = st.integers(0, 20)

@@ -1,37 +1,24 @@
-"""What was learned, for use elsewhere: our plan file, NVIDIA's example-tuner CSV, measurements as CSV.
-
-The CSV is what NCCL's own example plugin reads (plugins/tuner/example, NCCL_TUNER_CONFIG_FILE): first match
-wins, -1 means any. Its traps, which the file's head repeats: the plugin presets one channel before it
-looks for a match, so every collective without a matching row runs on a single channel, and so does a row with
-channels -1 (with 0 NCCL keeps its own count, so we write 0); unknown names silently become all_reduce, ring or
-simple; its init changes constants of NCCL's model for Blackwell; it has no phases.
-"""
+"""What was learned, for use elsewhere: our plan file, other tuners' tables, measurements as CSV or Parquet."""
 
 from __future__ import annotations
 
-import bisect
 import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotune.agent.nccl import catalog
 from zerotune.store.atomic_file import users_file
 from zerotune.store.counted import counted
-from zerotune.store.errors import PlanError, UserError, reason
-from zerotune.store.foreign.regular_file import read_file
-from zerotune.store.plan_file import MAX_FILE_BYTES, PlanFile, write_plan
+from zerotune.store.errors import UserError
+from zerotune.store.plan_file import PlanFile, write_plan
 from zerotune.store.records import (
     BASELINE,
     Algorithm,
-    Candidate,
     Collective,
-    CommunicatorClass,
     Decision,
     DecisionKind,
     Outcome,
@@ -46,30 +33,9 @@ from zerotune.store.records import (
 from zerotune.store.sqlite.database import MEASUREMENT, UNKNOWN, Store
 from zerotune.tuner.decided import decisions_that_ran, proven_decisions, settled_decisions
 from zerotune.tuner.offline.jobs.finding import named_job
-
-NVIDIA_COLUMNS: Final = (
-    "collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks",
-    "numPipeOps", "regBuff",
-)  # fmt: skip
-NVIDIA_RANGE: Final = frozenset(NVIDIA_COLUMNS[1:3])
-_MAX_LINE: Final = 255
-MAX_BYTES: Final = 2**62
-"""The end of a range without end: NVIDIA's plugin reads -1 as the largest number, which no row of a plan can hold."""
-NVIDIA_COLLECTIVES: Final = {
-    Collective.broadcast: "broadcast",
-    Collective.reduce: "reduce",
-    Collective.all_gather: "allgather",
-    Collective.reduce_scatter: "reducescatter",
-    Collective.all_reduce: "allreduce",
-}
-_HEAD: Final = (
-    "Written by zerotune, for the example plugin of NCCL's plugins/tuner (NCCL_TUNER_CONFIG_FILE).",
-    "Trap: that plugin presets *nChannels = 1, so whatever no row below covers runs on one channel.",
-    "Change that line of plugin.c to 0 (no opinion) before you use it; -1 channels in a row means 1, too.",
-    "Its pluginInit also alters NCCL's constants for Blackwell, and 2.27.7 to 2.29.7 misindex the cost table.",
-    ",".join(NVIDIA_COLUMNS),
-)
-
+from zerotune.tuner.offline.tuner_tables import first_matching as first_matching  # for tuner/offline/replay/plans.py
+from zerotune.tuner.offline.tuner_tables import read_nvidia_csv as read_nvidia_csv
+from zerotune.tuner.offline.tuner_tables import write_table
 
 _SUFFIXES: Final = {
     ".json": ("plan", "ncclx-json", "chrome"),
@@ -210,118 +176,24 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
     return remarks
 
 
-def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
-    """Write NVIDIA's example-tuner CSV.
+def export_table(to: str, store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
+    """Write another tuner's table.
 
     Args:
+        to: one of `tuner_tables.FORMATS`.
         job_id: id or name of the job; None: as for `learned_plan`.
 
     Returns:
-        Remarks for the user: the format's traps, and what it cannot express.
+        Remarks for the user.
 
     Raises:
-        UserError: as `learned_plan`, or the file cannot be written.
+        UserError: as `learned_plan` and `write_table`.
         StoreError: the store cannot be read.
     """
     with Store.open(store_path, read_only=True) as store:
         file, told = learned_plan(store, job_id)
-    rows, conflicts = without_phases(file.plan.rows)
-    with users_file(out) as partial, partial.open("w", encoding="ascii", newline="") as text:
-        write_nvidia_csv(rows, text)
-    remarks = [f"{counted(len(rows), 'row')} of job {file.job_id} written to {out}.", *_HEAD[1:-1], *told]
-    if conflicts:
-        remarks.append(
-            f"{counted(conflicts, 'size range')} would need a choice for each phase, which the CSV cannot say: the"
-            " first phase's was kept."
-        )
-    return remarks
-
-
-def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
-    """Rows whose ranges do not overlap within a collective and communicator, and how many had to be cut."""
-    ordered = sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase or 0, row.min_bytes))
-    kept = first_matching(msgspec.structs.replace(row, phase=Phase.other, model_id="") for row in ordered)
-    kept.sort(key=lambda row: (row.communicator, row.collective, row.min_bytes))
-    n_conflicts = sum(
-        any(
-            (one.communicator, one.collective) == (row.communicator, row.collective)
-            and one.min_bytes <= row.max_bytes
-            and row.min_bytes <= one.max_bytes
-            and one.candidate != row.candidate
-            for one in kept
-        )
-        for row in ordered
-    )
-    return kept, n_conflicts
-
-
-def first_matching(rows: Iterable[PlanRow]) -> list[PlanRow]:
-    """Rows that overlap nowhere and say the same: of several that match a call, tables mean the first."""
-    kept: list[PlanRow] = []
-    taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}  # in order, none next to another
-    for row in rows:
-        spans = taken.setdefault((row.communicator, row.collective, row.phase), [])
-        begin = bisect.bisect_left(spans, row.min_bytes, key=lambda span: span[1])
-        end = bisect.bisect_right(spans, row.max_bytes, key=lambda span: span[0])
-        low = row.min_bytes
-        for first, last in (*spans[begin:end], (row.max_bytes + 1, row.max_bytes + 1)):
-            if low < first:
-                kept.append(msgspec.structs.replace(row, min_bytes=low, max_bytes=first - 1))
-            low = last + 1
-        within = [(row.min_bytes, row.max_bytes), *spans[begin:end]]
-        spans[begin:end] = [(min(first for first, _ in within), max(last for _, last in within))]
-    return kept
-
-
-def write_nvidia_csv(rows: Iterable[PlanRow], text: TextIO) -> None:
-    """Write rows in NVIDIA's columns; rows without an algorithm are left out, since the format needs one."""
-    for line in _HEAD:
-        text.write(f"# {line}\n")
-    for row in rows:
-        candidate = row.candidate
-        if candidate.algorithm is None or candidate.protocol is None or row.collective not in NVIDIA_COLLECTIVES:
-            continue
-        fields = (
-            NVIDIA_COLLECTIVES[row.collective],
-            row.min_bytes,
-            row.max_bytes,
-            candidate.algorithm.name,
-            candidate.protocol.name,
-            candidate.n_channels,
-            row.communicator.n_nodes,
-            row.communicator.n_ranks,
-            -1,
-            -1,
-        )
-        text.write(",".join(map(str, fields)) + "\n")
-
-
-def read_nvidia_csv(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
-    """Rows of NVIDIA's CSV as its plugin reads them, but names it would misread are refused.
-
-    Args:
-        communicators: those that the plan is for. A row for any number of ranks or nodes (-1) becomes one for each
-            that it matches; without any it is refused.
-
-    Returns:
-        The rows, in the file's order.
-
-    Raises:
-        PlanError: the file cannot be read, or a row is not one.
-    """
-    try:
-        lines = read_file(path, MAX_FILE_BYTES).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"cannot read {path}: {reason(error)}", "name a tuner CSV") from error
-    rows: list[PlanRow] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        try:
-            rows += _plan_rows(line, communicators)
-        except (UserError, ValueError) as error:
-            raise PlanError(f"{path}, line {number}: {error}", f"columns are {','.join(NVIDIA_COLUMNS)}") from error
-    return rows
+    whose = f" of job {file.job_id}" if to == "nvidia-csv" else ""
+    return [*write_table(to, file.plan.rows, out, whose), *told]
 
 
 def export_measurements(store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
@@ -430,49 +302,3 @@ def _write_parquet(blocks: Iterable[dict[str, list[Any]]], out: Path) -> int:
 def _continues(before: PlanRow, row: PlanRow) -> bool:
     same = (before.communicator, before.collective, before.phase) == (row.communicator, row.collective, row.phase)
     return same and before.candidate == row.candidate and before.max_bytes + 1 == row.min_bytes
-
-
-def matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorClass]) -> Sequence[CommunicatorClass]:
-    """The communicators that a row is for.
-
-    Args:
-        n_nodes: of the row; -1: any number.
-
-    Returns:
-        The row's own communicator if it names one, else those that it matches.
-
-    Raises:
-        ValueError: the numbers are none, or no communicator is known.
-    """
-    if n_nodes >= 1 and n_ranks >= 1:
-        return (CommunicatorClass(n_ranks, n_nodes),)
-    if not {-1} >= {number for number in (n_nodes, n_ranks) if number < 1}:
-        raise ValueError(f"{n_nodes} nodes and {n_ranks} ranks are no communicator (-1 is any number)")
-    if not communicators:
-        raise ValueError("rows for any number of nodes or ranks need a job whose numbers are known")
-    return [one for one in communicators if n_nodes in (-1, one.n_nodes) and n_ranks in (-1, one.n_ranks)]
-
-
-def _whole(text: str, column: int) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{NVIDIA_COLUMNS[column]} {text[:40]!r} is no whole number") from None
-
-
-def _plan_rows(line: str, communicators: Sequence[CommunicatorClass]) -> Iterable[PlanRow]:
-    fields = [field.strip() for field in line.split(",")]
-    if not 8 <= len(fields) <= 10 or len(line) > _MAX_LINE:
-        raise ValueError(f"{len(fields)} fields in {len(line)} characters")
-    if set(fields) >= NVIDIA_RANGE:
-        raise ValueError("it names columns: write # before it, and have the columns in their order")
-    min_bytes, max_bytes, n_channels, n_nodes, n_ranks = (_whole(fields[at], at) for at in (1, 2, 5, 6, 7))
-    max_bytes = MAX_BYTES if max_bytes == -1 else min(max_bytes, MAX_BYTES)
-    if not 0 <= min_bytes <= max_bytes:
-        raise ValueError(f"{min_bytes}..{max_bytes} bytes are no range")
-    collective = catalog.parse_collective(fields[0])
-    candidate = Candidate(catalog.parse_algorithm(fields[3]), catalog.parse_protocol(fields[4]), max(n_channels, 0))
-    return [
-        PlanRow(communicator, collective, Phase.other, min_bytes, max_bytes, candidate)
-        for communicator in matching(n_nodes, n_ranks, communicators)
-    ]

@@ -94,8 +94,8 @@ def new_figure(height_inches: float, n_columns: int = 1, n_rows: int = 1, **opti
 
 def add_box(axes: Axes, x: float, y: float, width: float, height: float, tip: str = "", **style: Any) -> None:
     """A box from (x, y) on; a page shows `tip` where the box is hovered over."""
-    style = {"linewidth": 0, "label": tip} | style
-    axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, **style))
+    style.setdefault("linewidth", 0)
+    axes.add_patch(matplotlib.patches.Rectangle((x, y), width, height, label=tip, **style))
 
 
 def add_legend(figure: Figure, colours: Mapping[str, str]) -> None:

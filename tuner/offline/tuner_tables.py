@@ -1,4 +1,10 @@
-"""Plans as tables that other tuners read: NVIDIA's CSV, RCCL's CSV, NCCLX's CSV and JSON.
+"""The codec of other tuners' tables: NVIDIA's CSV, RCCL's CSV, NCCLX's CSV and JSON, to and from rows of a plan.
+
+NVIDIA's CSV is what NCCL's own example plugin reads (plugins/tuner/example, NCCL_TUNER_CONFIG_FILE): first match wins,
+-1 means any. Its traps, which the file's head repeats: the plugin presets one channel before it looks for a match, so
+every collective without a matching row runs on a single channel, and so does a row with channels -1 (with 0 NCCL keeps
+its own count, so we write 0); unknown names silently become all_reduce, ring or simple; its init changes constants of
+NCCL's model for Blackwell; it has no phases.
 
 RCCL has NVIDIA's columns, but leaves NCCL's own count alone where channels are -1, and what no row covers. After
 projects/rccl/src/plugin/tuner/csv_tuner.cc of ROCm/rocm-systems at 96a02418.
@@ -10,9 +16,9 @@ does not start with a row that it cannot read. After comms/ncclx/meta/tuner/READ
 
 from __future__ import annotations
 
-import io
+import bisect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,49 +30,101 @@ from zerotune.store.counted import counted
 from zerotune.store.errors import PlanError, UserError, reason
 from zerotune.store.foreign.regular_file import read_file
 from zerotune.store.plan_file import MAX_FILE_BYTES
-from zerotune.store.records import Candidate, CommunicatorClass, Phase, PlanRow
-from zerotune.store.sqlite.database import Store
-from zerotune.tuner.offline.export import (
-    MAX_BYTES,
-    NVIDIA_COLLECTIVES,
-    NVIDIA_COLUMNS,
-    NVIDIA_RANGE,
-    learned_plan,
-    matching,
-    without_phases,
-    write_nvidia_csv,
-)
+from zerotune.store.records import Candidate, Collective, CommunicatorClass, Phase, PlanRow
 
+NVIDIA_COLUMNS: Final = (
+    "collective_type", "min_bytes", "max_bytes", "algorithm", "protocol", "channels", "nNodes", "nRanks",
+    "numPipeOps", "regBuff",
+)  # fmt: skip
 NCCLX_COLUMNS: Final = (
     "collective", "bytesPerRank", "algorithm", "protocol", "channels", "nNodes", "nLocalRanks", "numPipeOps", "regBuff",
     "chunkSize",
 )  # fmt: skip
+_NVIDIA_RANGE: Final = frozenset(NVIDIA_COLUMNS[1:3])
+_MAX_LINE: Final = 255
+_MAX_BYTES: Final = 2**62
+"""The end of a range without end: NVIDIA's plugin reads -1 as the largest number, which no row of a plan can hold."""
+_COLLECTIVES: Final = {
+    Collective.broadcast: "broadcast",
+    Collective.reduce: "reduce",
+    Collective.all_gather: "allgather",
+    Collective.reduce_scatter: "reducescatter",
+    Collective.all_reduce: "allreduce",
+}
+_NVIDIA_TRAPS: Final = (
+    "Trap: that plugin presets *nChannels = 1, so whatever no row below covers runs on one channel.",
+    "Change that line of plugin.c to 0 (no opinion) before you use it; -1 channels in a row means 1, too.",
+    "Its pluginInit also alters NCCL's constants for Blackwell, and 2.27.7 to 2.29.7 misindex the cost table.",
+)
+_HEADS: Final = {
+    "nvidia-csv": (
+        "Written by zerotune, for the example plugin of NCCL's plugins/tuner (NCCL_TUNER_CONFIG_FILE).",
+        *_NVIDIA_TRAPS,
+        ",".join(NVIDIA_COLUMNS),
+    ),
+    "rccl-csv": (
+        "Written by zerotune, for the tuner that is built into RCCL (NCCL_TUNER_CONFIG_FILE).",
+        ",".join(NVIDIA_COLUMNS),
+    ),
+    "ncclx-csv": (
+        "Written by zerotune, for the tuner that is built into NCCLX (NCCLX_TUNER_CONFIG_FILE).",
+        ",".join(NCCLX_COLUMNS),
+    ),
+}
+_NCCLX_JSON: Final = "ncclx-json"
+FORMATS: Final = (*_HEADS, _NCCLX_JSON)
 
 
-def write_table(to: str, rows: Sequence[PlanRow], out: Path) -> list[str]:
+class _Filter(msgspec.Struct, rename="camel", omit_defaults=True):
+    collective: str
+    bytes_per_rank: str | int = "*"
+    n_nodes: str | int = "*"
+    n_local_ranks: str | int = "*"
+    num_pipe_ops: int = -1
+    reg_buff: int = -1
+
+
+class _Config(msgspec.Struct, rename="camel", omit_defaults=True):
+    algorithm: str
+    protocol: str
+    channels: int = -1
+    chunk_size: int = 0
+
+
+class _Rule(msgspec.Struct):
+    """NCCLX's, of JSON or of a line of CSV; what is left out is any."""
+
+    filter: _Filter
+    config: _Config
+
+
+class _Rules(msgspec.Struct):
+    rules: list[_Rule]
+
+
+# ---- writing ------------------------------------------------------------------------------------------------------
+
+
+def write_table(to: str, rows: Sequence[PlanRow], out: Path, whose: str = "") -> list[str]:
     """Write a plan's rows.
 
     Args:
         to: one of `FORMATS`.
+        whose: words after the number of rows, such as " of job x".
 
     Returns:
-        Remarks for the user: what the format cannot express.
+        Remarks for the user: the format's traps, and what it cannot express.
 
     Raises:
         UserError: the file cannot be written, or NCCLX would take it for a CSV.
     """
-    if to == "ncclx-json" and out.suffix != ".json":
+    if to == _NCCLX_JSON and out.suffix != ".json":
         raise UserError(f"NCCLX takes {out} for a CSV", "name a file that ends in .json")
     without, n_conflicts = without_phases(rows)
-    named = [
-        row
-        for row in without
-        if row.collective in NVIDIA_COLLECTIVES and None not in (row.candidate.algorithm, row.candidate.protocol)
-    ]
-    text, kept = FORMATS[to](named)
+    kept = [row for row in without if _has_counterpart(to, row)]
     with users_file(out) as partial:
-        partial.write_text(text, encoding="ascii")
-    remarks = [f"{counted(len(kept), 'row')} written to {out}."]
+        partial.write_text(table_text(to, kept), encoding="ascii")
+    remarks = [f"{counted(len(kept), 'row')}{whose} written to {out}.", *(_NVIDIA_TRAPS if to == "nvidia-csv" else ())]
     if n_conflicts:
         ranges = counted(n_conflicts, "size range")
         remarks.append(f"{ranges} would need a choice for each phase, which the table cannot say: the first was kept.")
@@ -76,87 +134,37 @@ def write_table(to: str, rows: Sequence[PlanRow], out: Path) -> list[str]:
     return remarks
 
 
-def export_table(to: str, store_path: Path, out: Path, job_id: str | None = None) -> list[str]:
-    """Write what a job learned.
-
-    Args:
-        to: one of `FORMATS`.
-        job_id: id or name of the job; None: as for `learned_plan`.
-
-    Returns:
-        Remarks for the user.
-
-    Raises:
-        UserError: as `learned_plan` and `write_table`.
-        StoreError: the store cannot be read.
-    """
-    with Store.open(store_path, read_only=True) as store:
-        file, told = learned_plan(store, job_id)
-    return [*write_table(to, file.plan.rows, out), *told]
+def table_text(to: str, rows: Iterable[PlanRow]) -> str:
+    """Rows that do not overlap, and that all have a counterpart in the format `to`, as a table."""
+    if to == _NCCLX_JSON:
+        document = msgspec.json.encode(_Rules([_ncclx_rule(row) for row in rows]))
+        return msgspec.json.format(document, indent=1).decode() + "\n"
+    lines = [f"# {line}" for line in _HEADS[to]]
+    lines += [",".join(map(str, _fields_of(to, row))) for row in rows]
+    return "\n".join(lines) + "\n"
 
 
-def _nvidia_csv(rows: Sequence[PlanRow]) -> tuple[str, Sequence[PlanRow]]:
-    text = io.StringIO()
-    write_nvidia_csv(rows, text)
-    return text.getvalue(), rows
+def _has_counterpart(to: str, row: PlanRow) -> bool:
+    is_named = row.collective in _COLLECTIVES and None not in (row.candidate.algorithm, row.candidate.protocol)
+    return is_named and (not to.startswith("ncclx") or _per_rank(row) is not None)
 
 
-def _rccl_csv(rows: Sequence[PlanRow]) -> tuple[str, Sequence[PlanRow]]:
-    lines = [
-        "# Written by zerotune, for the tuner that is built into RCCL (NCCL_TUNER_CONFIG_FILE).",
-        f"# {','.join(NVIDIA_COLUMNS)}",
-    ]
-    for row in rows:
-        place, candidate = row.communicator, row.candidate
-        fields = (
-            NVIDIA_COLLECTIVES[row.collective], row.min_bytes, row.max_bytes, *_named(candidate),
-            candidate.n_channels or -1, place.n_nodes, place.n_ranks, -1, -1,
-        )  # fmt: skip
-        lines.append(",".join(map(str, fields)))
-    return "\n".join(lines) + "\n", rows
+def _fields_of(to: str, row: PlanRow) -> Sequence[object]:
+    if to == "ncclx-csv":
+        place, config = (rule := _ncclx_rule(row)).filter, rule.config
+        setting = config.algorithm, config.protocol, config.channels
+        last = place.num_pipe_ops, place.reg_buff, config.chunk_size
+        return place.collective, place.bytes_per_rank, *setting, place.n_nodes, place.n_local_ranks, *last
+    setting = *_named(row.candidate), row.candidate.n_channels or (0 if to == "nvidia-csv" else -1)
+    size = row.communicator.n_nodes, row.communicator.n_ranks
+    return _COLLECTIVES[row.collective], row.min_bytes, row.max_bytes, *setting, *size, -1, -1
 
 
-def _ncclx_csv(rows: Sequence[PlanRow]) -> tuple[str, Sequence[PlanRow]]:
-    kept = [row for row in rows if _per_rank(row) is not None]
-    lines = [
-        "# Written by zerotune, for the tuner that is built into NCCLX (NCCLX_TUNER_CONFIG_FILE).",
-        f"# {','.join(NCCLX_COLUMNS)}",
-    ]
-    for row in kept:
-        place, candidate = row.communicator, row.candidate
-        fields = (
-            NVIDIA_COLLECTIVES[row.collective], _per_rank(row), *_named(candidate), candidate.n_channels or -1,
-            place.n_nodes, place.n_ranks // place.n_nodes, -1, -1, 0,
-        )  # fmt: skip
-        lines.append(",".join(map(str, fields)))
-    return "\n".join(lines) + "\n", kept
-
-
-def _ncclx_json(rows: Sequence[PlanRow]) -> tuple[str, Sequence[PlanRow]]:
-    kept = [row for row in rows if _per_rank(row) is not None]
-    rules = []
-    for row in kept:
-        place = row.communicator
-        algorithm, protocol = _named(row.candidate)
-        config: dict[str, str | int] = {"algorithm": algorithm, "protocol": protocol}
-        if row.candidate.n_channels:
-            config["channels"] = row.candidate.n_channels
-        filters = {
-            "collective": NVIDIA_COLLECTIVES[row.collective],
-            "bytesPerRank": _per_rank(row),
-            "nNodes": place.n_nodes,
-            "nLocalRanks": place.n_ranks // place.n_nodes,
-        }
-        rules.append({"filter": filters, "config": config})
-    return msgspec.json.format(msgspec.json.encode({"rules": rules}), indent=1).decode() + "\n", kept
-
-
-FORMATS: Final[dict[str, Callable[[Sequence[PlanRow]], tuple[str, Sequence[PlanRow]]]]] = {
-    "nvidia-csv": _nvidia_csv,
-    "rccl-csv": _rccl_csv,
-    "ncclx-csv": _ncclx_csv,
-    "ncclx-json": _ncclx_json,
-}
+def _ncclx_rule(row: PlanRow) -> _Rule:
+    n_nodes, per_rank = row.communicator.n_nodes, _per_rank(row)
+    assert per_rank is not None
+    place = _Filter(_COLLECTIVES[row.collective], per_rank, n_nodes, row.communicator.n_ranks // n_nodes)
+    return _Rule(place, _Config(*_named(row.candidate), row.candidate.n_channels or -1))
 
 
 def _named(candidate: Candidate) -> tuple[str, str]:
@@ -172,43 +180,136 @@ def _per_rank(row: PlanRow) -> str | None:
     return None if n_ranks % n_nodes or low > high else f"[{low},{high}]"
 
 
+def without_phases(rows: Sequence[PlanRow]) -> tuple[list[PlanRow], int]:
+    """Rows whose ranges do not overlap within a collective and communicator, and how many had to be cut."""
+    ordered = sorted(rows, key=lambda row: (row.communicator, row.collective, row.phase or 0, row.min_bytes))
+    kept = first_matching(msgspec.structs.replace(row, phase=Phase.other, model_id="") for row in ordered)
+    kept.sort(key=lambda row: (row.communicator, row.collective, row.min_bytes))
+    n_conflicts = sum(
+        any(
+            (one.communicator, one.collective) == (row.communicator, row.collective)
+            and one.min_bytes <= row.max_bytes
+            and row.min_bytes <= one.max_bytes
+            and one.candidate != row.candidate
+            for one in kept
+        )
+        for row in ordered
+    )
+    return kept, n_conflicts
+
+
+def first_matching(rows: Iterable[PlanRow]) -> list[PlanRow]:
+    """Rows that overlap nowhere and say the same: of several that match a call, tables mean the first."""
+    kept: list[PlanRow] = []
+    taken: dict[tuple[object, ...], list[tuple[int, int]]] = {}  # in order, none next to another
+    for row in rows:
+        spans = taken.setdefault((row.communicator, row.collective, row.phase), [])
+        begin = bisect.bisect_left(spans, row.min_bytes, key=lambda span: span[1])
+        end = bisect.bisect_right(spans, row.max_bytes, key=lambda span: span[0])
+        low = row.min_bytes
+        for first, last in (*spans[begin:end], (row.max_bytes + 1, row.max_bytes + 1)):
+            if low < first:
+                kept.append(msgspec.structs.replace(row, min_bytes=low, max_bytes=first - 1))
+            low = last + 1
+        within = [(row.min_bytes, row.max_bytes), *spans[begin:end]]
+        spans[begin:end] = [(min(first for first, _ in within), max(last for _, last in within))]
+    return kept
+
+
 # ---- reading ------------------------------------------------------------------------------------------------------
 
 
-class _Filter(msgspec.Struct, rename="camel"):
-    collective: str
-    bytes_per_rank: str | int = "*"
-    n_nodes: str | int = "*"
-    n_local_ranks: str | int = "*"
-    num_pipe_ops: int = -1
-    reg_buff: int = -1
+def read_nvidia_csv(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> list[PlanRow]:
+    """Rows of NVIDIA's CSV as its plugin reads them, but names it would misread are refused.
+
+    Args:
+        communicators: those that the plan is for. A row for any number of ranks or nodes (-1) becomes one for each
+            that it matches; without any it is refused.
+
+    Returns:
+        The rows, in the file's order.
+
+    Raises:
+        PlanError: the file cannot be read, or a row is not one.
+    """
+    try:
+        text = read_file(path, MAX_FILE_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"cannot read {path}: {reason(error)}", "name a tuner CSV") from error
+    rows: list[PlanRow] = []
+    for number, line in _lines(text):
+        try:
+            rows += _nvidia_rows(line, communicators)
+        except (UserError, ValueError) as error:
+            raise PlanError(f"{path}, line {number}: {error}", f"columns are {','.join(NVIDIA_COLUMNS)}") from error
+    return rows
 
 
-class _Config(msgspec.Struct, rename="camel"):
-    algorithm: str
-    protocol: str
-    channels: int = -1
-    chunk_size: int = 0
+def _nvidia_rows(line: str, communicators: Sequence[CommunicatorClass]) -> Iterable[PlanRow]:
+    fields = [field.strip() for field in line.split(",")]
+    if not 8 <= len(fields) <= 10 or len(line) > _MAX_LINE:
+        raise ValueError(f"{len(fields)} fields in {len(line)} characters")
+    if set(fields) >= _NVIDIA_RANGE:
+        raise ValueError("it names columns: write # before it, and have the columns in their order")
+    min_bytes, max_bytes, n_channels, n_nodes, n_ranks = (_whole(fields[at], at) for at in (1, 2, 5, 6, 7))
+    max_bytes = _MAX_BYTES if max_bytes == -1 else min(max_bytes, _MAX_BYTES)
+    if not 0 <= min_bytes <= max_bytes:
+        raise ValueError(f"{min_bytes}..{max_bytes} bytes are no range")
+    collective = catalog.parse_collective(fields[0])
+    candidate = _candidate(fields[3], fields[4], n_channels)
+    return [
+        PlanRow(communicator, collective, Phase.other, min_bytes, max_bytes, candidate)
+        for communicator in _matching(n_nodes, n_ranks, communicators)
+    ]
 
 
-class _Rule(msgspec.Struct):
-    filter: _Filter
-    config: _Config
+def _whole(text: str, column: int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{NVIDIA_COLUMNS[column]} {text[:40]!r} is no whole number") from None
 
 
-class _Rules(msgspec.Struct):
-    rules: list[_Rule]
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines that are no comment, with their numbers."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            yield number, line
+
+
+def _candidate(algorithm: str, protocol: str, n_channels: int) -> Candidate:
+    return Candidate(catalog.parse_algorithm(algorithm), catalog.parse_protocol(protocol), max(n_channels, 0))
+
+
+def _matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorClass]) -> Sequence[CommunicatorClass]:
+    """The communicators that a row is for.
+
+    Args:
+        n_nodes: of the row; -1: any number.
+
+    Returns:
+        The row's own communicator if it names one, else those that it matches.
+
+    Raises:
+        ValueError: the numbers are none, or no communicator is known.
+    """
+    if n_nodes >= 1 and n_ranks >= 1:
+        return (CommunicatorClass(n_ranks, n_nodes),)
+    if not {-1} >= {number for number in (n_nodes, n_ranks) if number < 1}:
+        raise ValueError(f"{n_nodes} nodes and {n_ranks} ranks are no communicator (-1 is any number)")
+    if not communicators:
+        raise ValueError("rows for any number of nodes or ranks need a job whose numbers are known")
+    return [one for one in communicators if n_nodes in (-1, one.n_nodes) and n_ranks in (-1, one.n_ranks)]
 
 
 def is_ncclx(begin: bytes) -> bool:
     """Whether a file that begins so is NCCLX's: JSON with rules, or a CSV whose third column names algorithms."""
     if begin.lstrip().startswith(b"{"):
         return re.match(rb'\s*\{\s*"rules"', begin) is not None
-    for line in begin.decode("utf-8", "replace").splitlines():
-        if line.strip() and not line.startswith("#"):
-            fields = _fields(line)
-            is_named = len(fields) >= 7 and re.fullmatch(r"[a-z_]+", fields[2]) is not None
-            return is_named and not set(fields) >= NVIDIA_RANGE
+    for _, line in _lines(begin.decode("utf-8", "replace")):
+        fields = _fields(line)
+        is_named = len(fields) >= 7 and re.fullmatch(r"[a-z_]+", fields[2]) is not None
+        return is_named and not set(fields) >= _NVIDIA_RANGE
     return False
 
 
@@ -227,16 +328,14 @@ def read_ncclx(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> l
     try:
         data = read_file(path, MAX_FILE_BYTES)
         if data.lstrip().startswith(b"{"):
-            return list(_rows(path, enumerate(msgspec.json.decode(data, type=_Rules).rules, 1), communicators))
-        return list(_rows(path, _csv_rules(path, data.decode()), communicators))
+            return list(_ncclx_rows(path, enumerate(msgspec.json.decode(data, type=_Rules).rules, 1), communicators))
+        return list(_ncclx_rows(path, _csv_rules(path, data.decode()), communicators))
     except (OSError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
         raise PlanError(f"cannot read {path}: {reason(error)}", "name NCCLX's tuner table") from error
 
 
 def _csv_rules(path: Path, text: str) -> Iterable[tuple[int, _Rule]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    for number, line in _lines(text):
         fields: list[Any] = [*_fields(line), "", "", ""][: len(NCCLX_COLUMNS)]
         try:
             if len(fields) < len(NCCLX_COLUMNS):
@@ -253,17 +352,17 @@ def _fields(line: str) -> list[str]:
     return [field.strip() for field in re.split(r",(?![^\[(]*[\])])", line)]
 
 
-def _rows(
+def _ncclx_rows(
     path: Path, rules: Iterable[tuple[int, _Rule]], communicators: Sequence[CommunicatorClass]
 ) -> Iterable[PlanRow]:
     for number, rule in rules:
         try:
-            yield from _plan_rows(rule, communicators)
+            yield from _rows_of(rule, communicators)
         except (UserError, ValueError) as error:
             raise PlanError(f"{path}, rule or line {number}: {error}", "see docs/reference/tuner-csv.md") from error
 
 
-def _plan_rows(rule: _Rule, communicators: Sequence[CommunicatorClass]) -> Iterable[PlanRow]:
+def _rows_of(rule: _Rule, communicators: Sequence[CommunicatorClass]) -> Iterable[PlanRow]:
     asked, config = rule.filter, rule.config
     n_nodes, n_local = _exact(asked.n_nodes), _exact(asked.n_local_ranks)
     local = [one for one in communicators if n_local in (-1, one.n_ranks // max(1, one.n_nodes))]
@@ -271,21 +370,19 @@ def _plan_rows(rule: _Rule, communicators: Sequence[CommunicatorClass]) -> Itera
         raise ValueError("numPipeOps, regBuff and chunkSize have no counterpart in a plan")
     low, high = _interval(str(asked.bytes_per_rank))
     collective = catalog.parse_collective(asked.collective)
-    candidate = Candidate(
-        catalog.parse_algorithm(config.algorithm), catalog.parse_protocol(config.protocol), max(config.channels, 0)
-    )
+    candidate = _candidate(config.algorithm, config.protocol, config.channels)
     is_exact = min(n_nodes, n_local) >= 1
-    for place in matching(n_nodes, n_nodes * n_local if is_exact else -1, () if is_exact else local or communicators):
+    for place in _matching(n_nodes, n_nodes * n_local if is_exact else -1, () if is_exact else local or communicators):
         if is_exact or place in local:
             n_ranks = place.n_ranks
-            span = min(low * n_ranks, MAX_BYTES), min(high * n_ranks + n_ranks - 1, MAX_BYTES)
+            span = min(low * n_ranks, _MAX_BYTES), min(high * n_ranks + n_ranks - 1, _MAX_BYTES)
             yield PlanRow(place, collective, Phase.other, *span, candidate)
 
 
 def _exact(value: str | int) -> int:
     """The number; -1: any."""
     low, high = _interval(str(value))
-    if (low, high) == (0, MAX_BYTES):
+    if (low, high) == (0, _MAX_BYTES):
         return -1
     if not 1 <= low == high < 2**20:
         raise ValueError("rows for several numbers of nodes or ranks have no counterpart in a plan")
@@ -296,14 +393,14 @@ def _interval(text: str) -> tuple[int, int]:
     """Smallest and largest whole number that `*`, `5`, `[1,5]`, `(1,5]`, `(,5)` ... stands for, none below 0."""
     text = text.strip()
     if text == "*":
-        return 0, MAX_BYTES
+        return 0, _MAX_BYTES
     if re.fullmatch(r"\d{1,19}", text):
         return int(text), int(text)
     found = re.fullmatch(r"([\[(])\s*(\d{0,19})\s*,\s*(\d{0,19})\s*([\])])", text)
     if found is None:
         raise ValueError(f"{text[:40]!r} is no interval")
     low = int(found[2] or 0) + (found[1] == "(" and bool(found[2]))
-    high = int(found[3]) - (found[4] == ")") if found[3] else MAX_BYTES
+    high = int(found[3]) - (found[4] == ")") if found[3] else _MAX_BYTES
     if low > high:
         raise ValueError(f"{text[:40]!r} is empty")
     return low, high

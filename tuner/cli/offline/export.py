@@ -67,13 +67,11 @@ def export(
     For Perfetto: zerotune export timeline.json.gz --to chrome --trace traces/
     """
     from zerotune.tuner.offline import export as exporting
-    from zerotune.tuner.offline import tuner_tables
     from zerotune.tuner.offline.chrome_trace import export_chrome_trace
 
     formats: dict[str, Callable[[Path, Path, str | None], list[str]]] = {
         "plan": exporting.export_plan,
-        **{name: partial(tuner_tables.export_table, name) for name in _TABLES},
-        "nvidia-csv": exporting.export_nvidia_csv,
+        **{name: partial(exporting.export_table, name) for name in _TABLES},
         "measurements": exporting.export_measurements,
         "chrome": partial(export_chrome_trace, trace=trace),
     }
