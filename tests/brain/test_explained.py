@@ -18,7 +18,8 @@ from zerotune.store.records import BASELINE, Candidate, Collective, Communicator
 from zerotune.store.sqlite.database import Store
 from zerotune.tuner.decided import proven_decisions, settled_decisions
 from zerotune.tuner.learning.brain import Brain
-from zerotune.tuner.offline import explanations, explanations_shown
+from zerotune.tuner.offline import explaining
+from zerotune.tuner.offline.explaining.words import render
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_key_shows_what_was_possible_and_what_it_cost(path: Path) -> None:
-    explained = explanations.explain(path, None, None, None, None)
+    explained = explaining.explain(path, None, None, None, None)
     assert len(explained) == 2
     for one in explained:
         assert len(one.alternatives) > 10
@@ -61,8 +62,8 @@ def test_every_key_shows_what_was_possible_and_what_it_cost(path: Path) -> None:
 
 def test_the_text_says_who_decided_when(path: Path) -> None:
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    found = explanations.explain(path, None, "all_gather", "forward_gather", 1 << 20)
-    explanations_shown.render(found, console, found[0].job)
+    found = explaining.explain(path, None, "all_gather", "forward_gather", 1 << 20)
+    render(found, console, found[0].job)
     text = " ".join(console.export_text().split())
     assert (found[0].model_id, found[0].n_explored > 0) == ("", True)
     for words in ("epoch", "NCCL's cost", f" {found[0].n_explored} candidate", "all jobs (calls)", "earlier:"):

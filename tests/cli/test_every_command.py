@@ -479,13 +479,13 @@ def test_damaged_stores_and_interrupts(monkeypatch, capsys):
 
     for failure in (sqlite3.DatabaseError("database disk image is malformed"), sqlite3.OperationalError("is\nlocked")):
         failing = Mock(side_effect=failure)
-        monkeypatch.setattr("zerotune.tuner.offline.explanations.explain", failing)
+        monkeypatch.setattr("zerotune.tuner.offline.explaining.explain", failing)
         for words, named in (((), default_store_path()), (("--store", "a.db"), "a.db"), (("--store=b.db",), "b.db")):
             code, _, error = run(monkeypatch, capsys, "explain", *words)
             assert (code, error.count("\n")) == (2, 1)
             assert f"store {named} " in error
     monkeypatch.setattr(
-        "zerotune.tuner.offline.explanations.explain", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        "zerotune.tuner.offline.explaining.explain", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     code, _, error = run(monkeypatch, capsys, "explain")
     assert code == 130

@@ -28,7 +28,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner import cli
-from zerotune.tuner.offline import explanations
+from zerotune.tuner.offline import explaining
 from zerotune.tuner.offline.jobs.listing import list_jobs
 from zerotune.tuner.offline.report.facts import gather
 
@@ -118,7 +118,7 @@ def test_what_is_saved_is_of_a_step_under_nccls_own_choice_as_jobs_has_it(tmp_pa
         opened.record_decisions([decided("control", BASELINE, "a window", one) for one in {*windows.values()}])
         opened.record_measurements("fabric", "job", np.concatenate([own, tuned]))
         opened.flush()
-    (one,) = explanations.explain(path, None, None, None, None)
+    (one,) = explaining.explain(path, None, None, None, None)
     (line,) = list_jobs(path, limit=1)
     assert (one.saved_us, one.saved_percent) == (200.0, pytest.approx(25.0))
     assert one.saved_percent == pytest.approx(line.gain.saved_percent)
@@ -155,7 +155,7 @@ def test_what_was_decided_and_no_step_ran_under_is_not_in_force(tmp_path: Path, 
 )
 def test_what_ran_on_trial_is_in_force_without_another_plan(tmp_path: Path, decisions, setting, not_adopted):
     path = written(tmp_path / "s.db", *(decided(kind, one, "so", at) for kind, one, at in decisions), highest_epoch=3)
-    (told,) = explanations.explain(path, None, None, None, None)
+    (told,) = explaining.explain(path, None, None, None, None)
     assert (told.setting, told.not_adopted) == (str(setting), not_adopted)
 
 

@@ -18,7 +18,7 @@ from zerotune.store.records import Algorithm, Collective, Protocol, Source
 from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.cli import main
 from zerotune.tuner.offline import plots
-from zerotune.tuner.offline.explanations import explain
+from zerotune.tuner.offline.explaining import explain
 from zerotune.tuner.offline.report import gather, write_report
 from zerotune.tuner.offline.report.facts import trust
 from zerotune.tuner.offline.report.regret import regret_by_step

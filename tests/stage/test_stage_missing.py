@@ -13,7 +13,7 @@ from zerotune.store.sqlite.database import MEASUREMENT, Store
 from zerotune.tuner.client.status import in_words
 from zerotune.tuner.fingerprint import StageFingerprint
 from zerotune.tuner.fingerprint.missing import missing_after
-from zerotune.tuner.offline import explanations, stage_command
+from zerotune.tuner.offline import explaining, stage_command
 from zerotune.tuner.offline.report.facts import gather
 
 AG, RS, AR, BC = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce, Collective.broadcast
@@ -85,7 +85,7 @@ def test_the_store_tells_it_of_a_job_that_is_over(name: str, tmp_path: Path) -> 
         store.record_measurements("fabric", "job", block)
         store.flush()
     assert gather(path).missing_evidence is missing
-    head = explanations.head_of(path, "job")
+    head = explaining.head_of(path, "job")
     assert (head.stage, head.missing_evidence) == ("unknown", missing)
     with Store.open(path) as store:
         store.update_job("job", stage=Stage.zero2)

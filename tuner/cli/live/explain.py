@@ -36,16 +36,17 @@ def explain(
 
     Why: zerotune explain --collective all_gather --message-bytes 1MiB
     """
-    from zerotune.tuner.offline import explanations, explanations_shown
+    from zerotune.tuner.offline import explaining
+    from zerotune.tuner.offline.explaining import words
 
     path = store_path(store)
-    explained = explanations.explain(path, job, collective, phase, message_bytes)
+    explained = explaining.explain(path, job, collective, phase, message_bytes)
     if as_json:
         print_json(explained)
         return
-    head = explained[0].job if explained else explanations.head_of(path, job)
+    head = explained[0].job if explained else explaining.head_of(path, job)
     is_filtered = any((collective, phase, message_bytes))
     if not explained and is_filtered:
-        explanations_shown.render_none(explanations.explain(path, job, None, None, None), console(), head)
+        words.render_none(explaining.explain(path, job, None, None, None), console(), head)
         return
-    explanations_shown.render(explained, console(), head, shows_all=every or is_filtered)
+    words.render(explained, console(), head, shows_all=every or is_filtered)

@@ -30,7 +30,9 @@ from zerotune.tuner.decided import decisions_that_ran, n_tried, settled_decision
 from zerotune.tuner.modeling.medians import Medians, medians
 from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.offline.comparison import Comparison, compare
-from zerotune.tuner.offline.explanations import Explanation, by_keys, explained, news_of, why_unknown
+from zerotune.tuner.offline.explaining.job import why_unknown
+from zerotune.tuner.offline.explaining.keys import by_keys, explained, news_of
+from zerotune.tuner.offline.explaining.values import Explanation
 from zerotune.tuner.offline.jobs.before_after import (
     BeforeAfter,
     JobsRead,

@@ -13,8 +13,8 @@ import jinja2
 from zerotune.store.atomic_file import users_file
 from zerotune.store.records import size_class_range
 from zerotune.tuner.client.status import workload
-from zerotune.tuner.offline.explanations import Explanation
-from zerotune.tuner.offline.explanations_shown import MEANINGS, noted, shown
+from zerotune.tuner.offline.explaining.values import Explanation
+from zerotune.tuner.offline.explaining.words import MEANINGS, noted, shown
 from zerotune.tuner.offline.jobs.listing import as_gain
 from zerotune.tuner.offline.jobs.listing_shown import unknown_gain
 from zerotune.tuner.offline.report.facts import Facts, trust, untrained

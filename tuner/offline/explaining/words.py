@@ -18,7 +18,8 @@ from zerotune.tuner.client.misaligned import to_be_padded
 from zerotune.tuner.client.mistimed import mistimed
 from zerotune.tuner.client.status import workload
 from zerotune.tuner.learning.policy.overrides import Override
-from zerotune.tuner.offline.explanations import Explanation, Head, when
+from zerotune.tuner.offline.explaining.keys import in_one_line, when
+from zerotune.tuner.offline.explaining.values import Explanation, Head
 from zerotune.tuner.offline.jobs.listing import Gain, GainKind
 from zerotune.tuner.offline.jobs.listing_shown import unknown_gain
 from zerotune.tuner.offline.size_ranges import exact_range
@@ -224,7 +225,7 @@ def _render_one(explained: Explanation, console: Console) -> None:
     for one in shown(explained.alternatives):
         if one["note"]:
             _indented(console, f"{one['candidate']}: {one['note']}{noted(one)}")
-    told = "" if decision is None else f"{when(decision)}: {decision.kind} {decision.candidate}: {decision.reason}"
+    told = None if decision is None else in_one_line(decision)
     is_later = False
     for line in explained.history:
         if line == told:

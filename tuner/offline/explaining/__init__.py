@@ -1,0 +1,7 @@
+"""`zerotune explain`: why each setting is what it is, read back from the store's decisions and measurements."""
+
+from __future__ import annotations
+
+from zerotune.tuner.offline.explaining.job import explain, head_of
+
+__all__ = ["explain", "head_of"]
