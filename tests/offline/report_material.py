@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from zerotune.store.records import (
     size_class,
 )
 from zerotune.store.sqlite.database import MEASUREMENT, Store
+from zerotune.tuner.offline.report import gather, write_page
 
 FABRIC = "ethernet_boxes"
 N_STEPS = 200
@@ -146,6 +147,12 @@ def _alternative(
         "spent_us": 0.0,
         "note": "",
     }
+
+
+def report_of(store_path: Path, folder: Path, summaries: Sequence[Path] = ()) -> str:
+    """The page about the newest job that trained."""
+    write_page(gather(store_path, None, summaries), folder / "report.html")
+    return (folder / "report.html").read_text()
 
 
 def make_summaries(directory: Path, *, gain: float = 0.2) -> list[Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from report_material import control_windows, make_store
+from report_material import control_windows, make_store, report_of
 
 from zerotune.store.records import (
     BASELINE,
@@ -20,7 +20,7 @@ from zerotune.store.records import (
 )
 from zerotune.store.sqlite.database import Store
 from zerotune.store.step_times import LEAST_BLOCKS
-from zerotune.tuner.offline.report import gather, write_report
+from zerotune.tuner.offline.report import gather
 
 KEY = DecisionKey(CommunicatorClass(2, 2), Collective.all_gather, Phase.forward_gather, size_class(16 << 10))
 PACE = "training's own pace changed: steps take 2.00 times as long with the same settings"
@@ -99,7 +99,7 @@ def test_windows_are_no_news_and_a_change_of_pace_is(tmp_path: Path):
         store.record_decisions([Decision("job-1", fabric_id, KEY, BASELINE, 7, "pace", PACE, step=153)])
         store.flush()
     facts = gather(path)
-    page = write_report(path, tmp_path / "r.html").read_text()
+    page = report_of(path, tmp_path)
     assert "step 153, epoch 7: " in page
     assert "a window" not in page
     assert facts.changes_at == [153]

@@ -123,15 +123,10 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
     print_decisions(console, decisions, here, everywhere)
     _print_checks(console, off, on, n_explored, earlier)
     write_summaries(out, fabric, off, on)
-    from zerotune.tuner.offline.report import write_report
+    from zerotune.tuner.offline.report import gather, write_page
 
-    report = write_report(
-        store_path,
-        out / "report.html",
-        job_id=job_id,
-        summaries=[out / "off.json", out / "on.json"],
-        traces=[_traces(out)],
-    )
+    report = out / "report.html"
+    write_page(gather(store_path, job_id, [out / "off.json", out / "on.json"], [_traces(out)]), report)
     of_store, of_traces = shlex.quote(str(store_path)), shlex.quote(str(_traces(out)))  # to be pasted into a shell
     console.print(
         f"report: {report}\nstore:  {store_path}  (try: zerotune explain --store {of_store})\n"

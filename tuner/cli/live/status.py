@@ -82,9 +82,10 @@ def _show_all(as_json: bool) -> None:
 
 def _last_job(store: Path) -> JobLine | None:
     """The newest job that is over, where the daemon's store can be read here."""
-    from zerotune.tuner.offline.jobs.listing import last_line
+    from zerotune.tuner.offline.jobs.listing import list_jobs
 
     try:
-        return last_line(store) if store.exists() else None
+        lines = list_jobs(store, limit=1, only_over=True) if store.exists() else []
+        return lines[0] if lines else None
     except (UserError, sqlite3.Error):
         return None  # what is wrong with its store the daemon says itself

@@ -6,6 +6,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU 
 from __future__ import annotations
 
 import gzip
+import heapq
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ import msgspec
 
 from zerotune.store.atomic_file import users_file
 from zerotune.store.errors import printable
-from zerotune.tuner.offline.chrome_trace.side_by_side import SideBySide
 
 Args = Mapping[str, str | int | float | None]
 
@@ -65,6 +65,24 @@ class EventFile:
     def _put(self, event: dict[str, Any]) -> None:
         self._file.write(self._between + _encode(event))
         self._between = b",\n"
+
+
+class SideBySide:
+    """As few rows as it takes for spans that may overlap, which are placed in the order of their beginnings."""
+
+    def __init__(self) -> None:
+        self.n_rows = 0
+        self._ends: list[tuple[float, int]] = []
+        """Heap of (end of its last span, row)."""
+
+    def row_of(self, begin: float, end: float) -> int:
+        """The row of a span that begins not before the last one; rows count from 0."""
+        if self._ends and self._ends[0][0] <= begin:
+            _, row = heapq.heappop(self._ends)
+        else:
+            row, self.n_rows = self.n_rows, self.n_rows + 1
+        heapq.heappush(self._ends, (end, row))
+        return row
 
 
 class Track:

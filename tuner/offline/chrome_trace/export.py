@@ -73,30 +73,18 @@ def _export_job(store_path: Path, out: Path, job_id: str | None) -> list[str]:
     with event_file(out) as events:
         pid = events.process(f"job {job.name or job.job_id}")
         track = Track(events, pid, "decisions")
-        draw_decisions(track, decisions, spans, _first_steps(steps))
+        draw_decisions(track, decisions, spans, {one.epoch: one.step for one in reversed(steps)})
         track = Track(events, pid, "steps")
         for one in steps:
             begin_us, end_us = spans[one.step]
-            track.span(f"step {one.step}", "step", begin_us, end_us - begin_us, _step_args(one))
+            args = {name: getattr(one, name) for name in ("step", "epoch", "exposed_us", "memory_pressure")}
+            track.span(f"step {one.step}", "step", begin_us, end_us - begin_us, args)
         _draw_measurements(events, pid, rows, spans)
     return [
         f"{counted(events.n_events, 'event')} of job {job.job_id} written to {out}{_OPEN}",
         "A store has durations and no starts: in their step, collectives are drawn one after the other;"
         " a trace (--trace) has both.",
     ]
-
-
-def _step_args(step: StepRecord) -> dict[str, str | int | float | None]:
-    return {
-        "step": step.step,
-        "epoch": step.epoch,
-        "exposed_us": step.exposed_us,
-        "memory_pressure": step.memory_pressure,
-    }
-
-
-def _first_steps(steps: list[StepRecord]) -> dict[int, int]:
-    return {one.epoch: one.step for one in reversed(steps)}
 
 
 def _tracks(rows: Array) -> Array:

@@ -109,8 +109,9 @@ def _render_savings(
         console.print(table)
         known = [one for one in told if one.saved_us is not None]
         if known:
-            us, percent = (sum(part or 0.0 for part in parts) for parts in zip(*map(_savings, known), strict=True))
-            _indented(console, f"all together: {_saved(us, percent)} saved per step, hidden communication included")
+            us = sum(one.saved_us or 0.0 for one in known)
+            together = _saved(us, sum(one.saved_percent or 0.0 for one in known))
+            _indented(console, f"all together: {together} saved per step, hidden communication included")
             if gain is not None and gain.saved_us is not None:
                 is_noise = gain.kind is GainKind.within_noise
                 words = "nothing beyond noise" if is_noise else _saved(gain.saved_us, gain.saved_percent)
@@ -124,10 +125,6 @@ def _render_savings(
         n_tried = sum(1 for one in quiet if one.n_explored or (one.on_trial and not one.is_trial_to_come))
         tried = f", others were tried on {n_tried} of them" if n_tried else ""
         _indented(console, f"{rows.format(share)} NCCL's own choice{tried}: --all shows them")
-
-
-def _savings(one: Explanation) -> tuple[float | None, float | None]:
-    return one.saved_us, one.saved_percent
 
 
 def _figure(value: float | None, form: str) -> str:
@@ -211,7 +208,8 @@ def _render_one(explained: Explanation, console: Console) -> None:
         )
     _indented(console, "; ".join(filter(None, (f"predictions by {guesses}", tried))))
     # Notes below, not beside: on 80 columns they would leave the figures no room.
-    table = Table("  setting", f"{_expected(explained)} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
+    expected = "guessed" if explained.is_guess else "expected"
+    table = Table("  setting", f"{expected} us (90 %)", "this job (calls)", "all jobs (calls)", box=None)
     for column in table.columns[:2]:
         column.no_wrap = True
     for one in shown(explained.alternatives):
@@ -239,10 +237,6 @@ def _indented(console: Console, words: str, style: str = "") -> None:
     width = console.width if console.is_terminal else 10**6
     lines = textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     console.print("\n".join(lines), style=style, markup=False, highlight=False, soft_wrap=True)
-
-
-def _expected(explained: Explanation) -> str:
-    return "guessed" if explained.is_guess else "expected"
 
 
 def _interval(one: dict[str, Any]) -> str:

@@ -78,12 +78,13 @@ class JobLine(msgspec.Struct, frozen=True):
     """The first rank whose script ended by an exception, and that exception's type."""
 
 
-def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLine]:
+def list_jobs(path: Path, *, limit: int, all_kinds: bool = False, only_over: bool = False) -> list[JobLine]:
     """The newest `limit` jobs of a store that trained, the newest first.
 
     Args:
         limit: number of jobs at most.
         all_kinds: also those that recorded no step, such as sweeps and imports.
+        only_over: none that is running or may be.
 
     Raises:
         StoreError: there is no store, or it cannot be read.
@@ -95,23 +96,10 @@ def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLin
         for job in reversed(jobs.all):
             if len(lines) == limit:
                 break
-            if all_kinds or job.job_id in last_steps or end_of(job, is_written=is_written) in STILL_OPEN:
+            is_open = end_of(job, is_written=is_written) in STILL_OPEN
+            if not (is_open and only_over) and (all_kinds or is_open or job.job_id in last_steps):
                 lines.append(_line(store, jobs, job, 1 + last_steps.get(job.job_id, -1), is_written=is_written))
         return lines
-
-
-def last_line(path: Path) -> JobLine | None:
-    """The newest job of a store that trained and is over; None where there is none.
-
-    Raises:
-        StoreError: the store cannot be read.
-    """
-    with Store.open(path, read_only=True) as store:
-        jobs, last_steps, is_written = JobsRead(store), store.last_steps(), has_writer(path)
-        for job in reversed(jobs.all):
-            if job.job_id in last_steps and end_of(job, is_written=is_written) not in STILL_OPEN:
-                return _line(store, jobs, job, 1 + last_steps[job.job_id], is_written=is_written)
-    return None
 
 
 def end_of(job: JobRecord, *, is_written: bool) -> JobEnd:

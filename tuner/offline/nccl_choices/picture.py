@@ -24,8 +24,8 @@ def picture_of(found: Choices) -> Figure:
     sizes = list(dict.fromkeys(choice.message_bytes for choice in found.choices))
     for choice in found.choices:
         column, row = sizes.index(choice.message_bytes), collectives.index(choice.collective)
-        style = {"facecolor": colours[_cell(choice)], "edgecolor": GRID, "linewidth": 0.4}
-        add_box(axes, column - 0.5, row - 0.42, 1, 0.84, **style)
+        colour = colours[_cell(choice)]
+        add_box(axes, column - 0.5, row - 0.42, 1, 0.84, facecolor=colour, edgecolor=GRID, linewidth=0.4)
         if choice.n_channels:
             axes.text(column, row, str(choice.n_channels), color="white", ha="center", va="center", fontsize=7)
     name_rows(axes, collectives)

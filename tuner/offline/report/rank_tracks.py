@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from zerotune.store.records import CommunicatorClass, Phase
 from zerotune.store.wire import FLAG_MATCHED
 from zerotune.tuner.offline import plots
+from zerotune.tuner.offline.chrome_trace.events import SideBySide
 from zerotune.tuner.offline.chrome_trace.named import by_field, collective_name, named
-from zerotune.tuner.offline.chrome_trace.side_by_side import SideBySide
 from zerotune.tuner.offline.report.rank_calls import UNKNOWN_RANK, RankCalls
 
 _LANE_INCHES: Final = 0.19
@@ -49,8 +49,8 @@ def rank_tracks(calls: RankCalls) -> tuple[str, Figure]:
         plots.add_box(axes, begin + waited, row - 0.4, duration - waited, 0.8, words, **style)
     for step, (begin_us, _) in calls.steps.items():
         axes.axvline(begin_us / 1e3, color=plots.MUTED, linewidth=0.9, linestyle=":")
-        above = {"transform": axes.get_xaxis_transform(), "va": "bottom", "color": plots.INK, "fontsize": 7.5}
-        axes.text(begin_us / 1e3, 1, f"step {step}", **above)
+        words = axes.text(begin_us / 1e3, 1, f"step {step}", va="bottom", color=plots.INK, fontsize=7.5)
+        words.set_transform(axes.get_xaxis_transform())
     plots.name_rows(axes, lanes)
     axes.set_xlim(0, max([(begin_ms + duration_ms).max(), *(end_us / 1e3 for _, end_us in calls.steps.values())]))
     axes.set_xlabel("ms")

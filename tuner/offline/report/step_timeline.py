@@ -43,24 +43,15 @@ def timelines(tables: Sequence[CollectiveTable]) -> list[StepTimeline] | str:
     """A step of each trace's last quarter: before and after if there are two; a reason if one is not known."""
     labels = ["before", "after"]
     if len(tables) == 1:
-        labels = ["one settled step" if _is_planned(tables[0]) else "one settled step, under NCCL's own choice"]
+        is_planned = (tables[0].steps["epoch"] > 0).any()
+        labels = ["one settled step" if is_planned else "one settled step, under NCCL's own choice"]
     found = []
     for label, table in zip(labels, tables, strict=True):
-        step = _timeline(label, _settled(table))
-        if isinstance(step, str):
-            return f"{label}: {step}" if len(tables) > 1 else step
-        found.append(step)
+        model = infer(_settled(table))
+        if isinstance(model, str):
+            return f"{label}: {model}" if len(tables) > 1 else model
+        found.append(played(label, model))
     return found
-
-
-def _is_planned(table: CollectiveTable) -> bool:
-    """Whether any of its steps ran under a plan."""
-    return bool((table.steps["epoch"] > 0).any())
-
-
-def _timeline(label: str, table: CollectiveTable) -> StepTimeline | str:
-    model = infer(table)
-    return model if isinstance(model, str) else played(label, model)
 
 
 def played(label: str, model: StepModel) -> StepTimeline:
@@ -108,17 +99,13 @@ def lanes_of(steps: Sequence[StepTimeline]) -> list[str]:
 
 
 def _settled(table: CollectiveTable) -> CollectiveTable:
-    steps = table.steps
-    return _only_steps(table, steps["step"][-max(8, int(len(steps) * SETTLED_SHARE)) :])
-
-
-def _only_steps(table: CollectiveTable, numbers: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> CollectiveTable:
-    """The part of a trace that belongs to the steps `numbers`, shape (n,)."""
-    kept = np.isin(table.rows["step"], numbers)
+    """The last quarter of a trace's steps."""
+    steps = table.steps[-max(8, int(len(table.steps) * SETTLED_SHARE)) :]
+    kept = np.isin(table.rows["step"], steps["step"])
     return replace(
         table,
         rows=table.rows[kept],
         duration_us=table.duration_us[kept],
         is_default=table.is_default[kept],
-        steps=table.steps[np.isin(table.steps["step"], numbers)],
+        steps=steps,
     )
