@@ -242,15 +242,6 @@ def test_selections_are_total_before_2_24_and_per_rank_after(tmp_path: Path) -> 
     assert [(one.message_bytes, one.n_channels) for one in observed(new)] == [(65536, 4), (65536, 4)]
 
 
-def test_param_comms(tmp_path: Path) -> None:
-    trace = read_trace(samples.written(tmp_path, "param_comms"))
-    gather, scatter = trace.observations()
-    assert (gather.message_bytes, gather.n_ranks, gather.rank) == (32768, 8, 2)
-    assert (scatter.message_bytes, scatter.n_ranks) == (16384, 8)
-    assert gather.duration_us is None
-    assert trace.summary.unusable == {LeftOut.not_a_collective: 2}
-
-
 def test_chakra(tmp_path: Path) -> None:
     trace = read_trace(samples.written(tmp_path, "chakra"))
     gather, scatter = trace.observations()
@@ -290,7 +281,7 @@ def test_total_bytes_from_either_side() -> None:
 def test_directories_join_ranks_and_refuse_mixtures(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing")
     for rank in (10, 2):
-        shutil.copy(samples.written(tmp_path.parent, "param_comms"), tmp_path / f"comms_rank{rank}.json")
+        shutil.copy(samples.REAL["execution_trace"], tmp_path / f"et_rank{rank}.json.gz")
     ranks = [one.rank for one in read_trace(tmp_path).observations()]
     assert sorted(set(ranks)) == [2, 10]
     assert ranks == sorted(ranks)

@@ -26,7 +26,6 @@ from zerotune.tuner.traces.pytorch import (
     flight_recorder,
     flight_recorder_pickle,
     kineto,
-    param_comms,
 )
 from zerotune.tuner.traces.records import Block, Summary
 from zerotune.tuner.traces.refused import refusal
@@ -71,7 +70,6 @@ FORMATS: Final = (
         "collective among its nodes",
     ),
     Format("nccl_tests_json", "nccl-tests -J", nccl_tests_json.matches, nccl_tests_json.read, "result"),
-    Format("param_comms", "PARAM comms trace", param_comms.matches, param_comms.read, "collective among its calls"),
     Format("inspector", "NCCL Inspector JSONL", inspector.matches, inspector.read, "line of a collective"),
     Format(
         "profiler_events",

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from zerotune.store.records import Collective
-from zerotune.tuner.traces.columns import MAX_PLACES
 
 MAX_RANKS: Final = 1 << 24
+_MAX_PLACES: Final = 6
 _SHARED: Final = (
     Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
 )  # fmt: skip
@@ -77,10 +77,10 @@ def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayL
 
 def _last_digit(printed: np.ndarray) -> float:
     """The unit of the last digit that any of the numbers shows."""
-    for places in range(MAX_PLACES):
+    for places in range(_MAX_PLACES):
         if np.allclose(printed * 10**places, np.round(printed * 10**places), rtol=0, atol=1e-4):
             return 10.0**-places
-    return 10.0**-MAX_PLACES
+    return 10.0**-_MAX_PLACES
 
 
 class RankCount(NamedTuple):

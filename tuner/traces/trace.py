@@ -31,7 +31,7 @@ NO_USER_FACTS: Final = UserFacts()
 MEASURING_FORMATS: Final = frozenset({"nccl_tests", "nccl_tests_json", "tuner_csv", "measurements_csv", "summary_csv"})
 """Formats whose rows are measured settings, not the calls of a training job."""
 _RANK_BY_NAME: Final = frozenset(
-    {"flight_recorder", "flight_recorder_pickle", "param_comms", "execution_trace", "chakra"}
+    {"flight_recorder", "flight_recorder_pickle", "execution_trace", "chakra"}
 )
 """Formats that may tell the rank in the file's name alone: equal files are two ranks' there."""
 
