@@ -16,7 +16,7 @@ from zerotune.store.counted import counted
 from zerotune.store.errors import TraceAccessError, TraceError, UserError
 from zerotune.store.records import Candidate, Collective, Observation
 from zerotune.store.trace_format import TRACE_SUFFIX
-from zerotune.tuner.traces.files import CHUNK_BYTES, opened, read_some
+from zerotune.tuner.traces.files import CHUNK_BYTES, opened
 from zerotune.tuner.traces.formats import Format, by_name, detect
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.measuring import Portion, UserFacts, measured, without_impossible
@@ -301,7 +301,7 @@ def _digest(path: Path) -> bytes:
     digest = hashlib.blake2b()
     try:
         with opened(path) as file:
-            while piece := read_some(file, CHUNK_BYTES):
+            while piece := file.read(CHUNK_BYTES):
                 digest.update(piece)
     except TraceError:
         return str(path).encode()  # damaged: reading it says so

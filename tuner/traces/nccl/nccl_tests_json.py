@@ -127,8 +127,7 @@ def _observations(
                 summary.skip(LeftOut.wrong_result)
                 continue
             bandwidths, mean_us = list(_bandwidths(body)), body.get("time") if isinstance(body, Mapping) else None
-            is_timed = bandwidths and _is_time(mean_us)
-            if is_timed and (wrong := contradiction(message_bytes, mean_us, bandwidths[0][0])):
+            if bandwidths and _is_time(mean_us) and (wrong := contradiction(message_bytes, mean_us, bandwidths[0][0])):
                 summary.skip(LeftOut.contradicting_time, 1, wrong)
                 continue
             run.saw(bandwidths)
