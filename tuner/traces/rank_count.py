@@ -46,16 +46,7 @@ class Implied(NamedTuple):
 
 
 def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayLike) -> Implied:
-    """The ranks that the ratios of bandwidths allow.
-
-    Args:
-        collective: of the table; None: unknown.
-        algbw: algorithm bandwidths as printed, shape (n,).
-        busbw: bus bandwidths likewise.
-
-    Returns:
-        The range; any number if the collective's ratio does not depend on it; no number if the ratios contradict.
-    """
+    """The ranks that ratios of printed bandwidths, shapes (n,), allow; none if they contradict each other."""
     factor = 2 if collective is Collective.all_reduce else 1 if collective in _SHARED else 0
     plain, bus = np.asarray(algbw, float), np.asarray(busbw, float)
     usable = (plain > 0) & (bus > 0) & np.isfinite(plain) & np.isfinite(bus)
@@ -97,15 +88,9 @@ class RankCount(NamedTuple):
 
 
 def rank_count(stated: int, implied: Implied, listed: Sequence[int] | None = None) -> RankCount:
-    """Compare what is known of one communicator's ranks.
+    """The number of one communicator's ranks that agrees with what is known of it.
 
-    Args:
-        stated: how many a file says there are; 0: it does not.
-        implied: what its figures allow.
-        listed: the numbers of those that it lists; None: it lists none.
-
-    Returns:
-        The number that agrees with all of it; the lines of a list may have been lost, so it gives the least number.
+    `stated` is 0 where a file does not state it. The lines of a list may have been lost: it gives the least number.
     """
     if not implied.is_possible:
         what = "busbw / algbw of its rows is that of no one number of ranks"
@@ -173,14 +158,7 @@ class RunRanks:
 
 
 def agreed(told: Mapping[str, int | None]) -> RankCount:
-    """The ranks of one call's communicator, of which a trace tells in several ways.
-
-    Args:
-        told: what says so -> the number that it says; None or 0: it says none.
-
-    Returns:
-        The number, if all say the same.
-    """
+    """The ranks of one call's communicator if all that tells them says the same; None or 0: it says none."""
     known = {what: n_ranks for what, n_ranks in told.items() if n_ranks}
     if len(set(known.values())) > 1:
         said = ", ".join(f"{n_ranks} by {what}" for what, n_ranks in known.items())

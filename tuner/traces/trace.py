@@ -223,16 +223,9 @@ class Trace:
         n_nodes: int | None = None,
         n_ranks: int | None = None,
     ) -> Iterator[Block]:
-        """The rows of `portions`, without their jobs and fabrics.
+        """The rows of `portions` without their jobs and fabrics: MEASUREMENT, shape (n,), n at most 64 Ki.
 
-        Args:
-            setting: what ran, where the files do not say it; None: nothing is said.
-            is_default: whether NCCL chose by itself, where the files do not say it.
-            n_nodes: nodes, where the files do not say it, or count it wrongly.
-            n_ranks: ranks, likewise.
-
-        Yields:
-            MEASUREMENT of zerotune.store.sqlite.rows.measurements, shape (n,), n at most 64 Ki.
+        The arguments are the fields of `UserFacts`.
 
         Raises:
             TraceError: as `blocks`.
@@ -243,15 +236,9 @@ class Trace:
 
 
 def read_trace(path: str | Path, format_name: str | None = None, *, collective: Collective | None = None) -> Trace:
-    """The trace at `path`; its records are read later, and what is wrong inside the files is raised then.
+    """The trace in a file, or in a folder with one file per rank; its records are read, and may be refused, later.
 
-    Args:
-        path: a file, or a folder with one file per rank, all of one format.
-        format_name: read it as this format; None: found out from each file's beginning.
-        collective: what was run, for files that do not say it.
-
-    Returns:
-        The trace.
+    `collective` is what was run, for files that do not say it.
 
     Raises:
         TraceError: nothing is there, the format is unknown, or files of several formats lie together.

@@ -13,13 +13,7 @@ from zerotune.store.records import BASELINE, Candidate, Collective
 def forced_setting(nccl_algo: str, nccl_proto: str, collective: Collective | None) -> Candidate:
     """What the environment forced, as far as it names one thing only: an algorithm, then perhaps a protocol.
 
-    Args:
-        nccl_algo: NCCL_ALGO, "" where it was not set.
-        nccl_proto: NCCL_PROTO, likewise.
-        collective: what ran; since NCCL 2.24 the variables may differ by collective ("ring;allreduce:tree").
-
-    Returns:
-        The setting; the baseline where no algorithm is known.
+    Since NCCL 2.24 the variables may differ by collective ("ring;allreduce:tree").
     """
     algorithm = _for_collective(nccl_algo, collective)
     if not algorithm:

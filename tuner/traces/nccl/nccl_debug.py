@@ -1,4 +1,4 @@
-"""NCCL_DEBUG logs of NCCL 2.20 to 2.30 and RCCL: calls (COLL), selections (TUNING), topology (GRAPH, INIT).
+"""NCCL_DEBUG logs of NCCL 2.20 to 2.30 and RCCL: calls (COLL), selections (TUNING), communicators (INIT).
 
 COLL lines are one per call and rank; their count is one rank's share where ranks have shares. TUNING lines
 come from rank 0 only; their bytes are total up to 2.23 and per rank from 2.24 on. Where a log has COLL lines,
@@ -25,7 +25,6 @@ from zerotune.store.errors import UserError
 from zerotune.store.records import Collective
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.nccl_tables import TableReader
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
     MAX_CHANNELS,
@@ -59,10 +58,6 @@ _CHOICE_MARK: Final = re.compile(rb"-> Algo | Bytes -> Kernel ")
 _MAX_LINE_BYTES: Final = 4096
 """NCCL's own lines have at most 1,024."""
 _VERSION: Final = re.compile(rb"[NR]CCL version(?: :)? (\d{1,3})\.(\d{1,3})")
-_GRAPH: Final = re.compile(
-    rb"Pattern (\d{1,4}), crossNic (\d{1,4}), nChannels (\d{1,4}), bw (\d{1,9}(?:\.\d{1,9})?)/(\d{1,9}(?:\.\d{1,9})?), "
-    rb"type (\w{1,16})/(\w{1,16}), sameChannels (\d)"
-)
 _PER_RANK_SINCE: Final = (2, 24)
 MAX_SELECTIONS: Final = 1 << 20
 """Distinct lines that are kept, so that memory stays bounded."""
@@ -154,7 +149,6 @@ def _pieces(path: Path, log: _Log, summary: Summary) -> Iterator[bytes]:
 
 def _survey(path: Path, summary: Summary) -> _Log:
     log = _Log()
-    tables = TableReader()
     has_selections, n_numbered = False, 0
     for chunk in line_chunks(path):
         # Few pieces of a long log need the patterns; a search for a word is many times as fast, one for a rare
@@ -166,19 +160,12 @@ def _survey(path: Path, summary: Summary) -> _Log:
             summary.facts["nccl_version"] = f"{log.version[0]}.{log.version[1]}"
         if b"anks " in chunk:
             _communicators(chunk, log)
-        if b"P" in chunk and b"Pattern " in chunk:
-            for graph in _GRAPH.finditer(chunk):
-                _graph(graph, summary)
-        if b"|" in chunk:
-            tables.read(chunk)
         if n_numbered < MIN_NUMBERED and log.has_numbers and b": opCount " in chunk:
             block = _calls(chunk, log, Summary())
             log.has_calls = log.has_calls or _CALL.search(chunk) is not None
             n_numbered += len(block)
             log.has_numbers = len(np.unique(block[[*_ONE_CALLER, "sequence"]])) == len(block)
         has_selections = has_selections or (b">" in chunk and b"-> Algo " in chunk)
-    if tables.cells:
-        summary.facts["model_table"] = tables.cells
     log.process_ranks = _process_ranks(log)
     if log.has_calls and has_selections:
         _learn_selections(path, log)
@@ -232,17 +219,6 @@ def _learn_selections(path: Path, log: _Log) -> None:
         shapes = ["collective", "message_bytes", "n_ranks", "algorithm", "protocol", "n_channels"]
         for collective, message_bytes, n_ranks, *setting in np.unique(block[shapes]).tolist():
             log.selections[collective, message_bytes, n_ranks].add(tuple(setting))
-
-
-def _graph(found: re.Match[bytes], summary: Summary) -> None:
-    pattern, _, n_channels, intra, inter, type_intra, type_inter, _ = (part.decode() for part in found.groups())
-    summary.facts.setdefault("graphs", {})[int(pattern)] = {
-        "n_channels": int(n_channels),
-        "bw_intra_gbs": float(intra),
-        "bw_inter_gbs": float(inter),
-        "type_intra": type_intra,
-        "type_inter": type_inter,
-    }
 
 
 def _calls(chunk: bytes, log: _Log, summary: Summary) -> Block:

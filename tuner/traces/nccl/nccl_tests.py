@@ -22,7 +22,6 @@ from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.nccl.bandwidth import contradiction
 from zerotune.tuner.traces.nccl.forced_setting import forced_setting
-from zerotune.tuner.traces.nccl.nccl_tables import TableReader
 from zerotune.tuner.traces.nccl.plain_lines import PlainLines
 from zerotune.tuner.traces.rank_count import RunRanks
 from zerotune.tuner.traces.records import (
@@ -135,24 +134,14 @@ class _Run(RunRanks):
 
 def read(path: Path, summary: Summary) -> Iterator[Block]:
     """Two records per row of a table."""
-    reader, tables = _Reader(_Run(collective=named_in(path) or summary.collective), path.name, summary), TableReader()
+    reader = _Reader(_Run(collective=named_in(path) or summary.collective), path.name, summary)
     for chunk in line_chunks(path, summary):
-        if b"NCCL INFO" in chunk:
-            tables.read(chunk)
         yield from reader.blocks(chunk)
     yield from reader.rest()
-    if tables.cells:
-        summary.facts["model_table"] = tables.cells
 
 
 def with_ranks(block: Block, run: RunRanks, n_runs: int = 0) -> None:
-    """Write into a block the ranks and nodes that were found for its run.
-
-    Args:
-        block: the records of one run, changed in place.
-        run: the run, whose ranks were compared.
-        n_runs: how many runs came before it in the file.
-    """
+    """Write into the records of one run the ranks and nodes that were found for it."""
     n_ranks = 0 if run.count is None else run.count.n_ranks
     block["n_ranks"], block["n_nodes"] = n_ranks, run.n_nodes
     block["comm_id"] = communicator_id("nccl-tests", n_runs, n_ranks)

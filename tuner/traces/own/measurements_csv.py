@@ -85,14 +85,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def portions(path: Path, user_facts: UserFacts, summary: Summary, found: Callable[[bytes], None]) -> Iterator[Portion]:
     """The rows as they were exported, by job and fabric.
 
-    Args:
-        path: the CSV file.
-        user_facts: what the user says where the file does not.
-        summary: counts what is left out, and gets notes.
-        found: is called with bytes that identify what the file holds, whatever the user says.
-
-    Yields:
-        Measurements of one job on one fabric.
+    `found` is called with bytes that identify what the file holds, whatever the user says.
 
     Raises:
         TraceError: the file cannot be read.

@@ -30,10 +30,12 @@ from zerotune.store.trace_format import (
 )
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.traces.files import TraceFile, opened
+from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.records import Block, Summary
 
 RECORD_DTYPE: Final = np.dtype(OBSERVATION_FIELDS)
 STEP_DTYPE: Final = np.dtype(STEP_FIELDS)
-_GZIP_WINDOW_BITS: Final = 31
+_MARK_WITHIN: Final = 128
 _decoder: Final[msgspec.msgpack.Decoder[TraceMember]] = msgspec.msgpack.Decoder(TraceMember)
 
 
@@ -51,15 +53,6 @@ class OwnTrace:
     """False when the process did not end in good order: up to a second of records is missing."""
 
 
-def is_own_trace(head: bytes) -> bool:
-    """Whether `head`, the first bytes of a file (1024 are enough), begins one of our traces."""
-    try:
-        start = zlib.decompressobj(_GZIP_WINDOW_BITS).decompress(head, 64)
-    except zlib.error:
-        return False
-    return TRACE_FORMAT.encode() in start
-
-
 def trace_files(path: Path) -> list[Path]:
     """The trace files meant by `path`: itself, or all of our traces in that directory.
 
@@ -74,6 +67,27 @@ def trace_files(path: Path) -> list[Path]:
     if not files:
         raise TraceError(f"{path} holds no *{TRACE_SUFFIX} file", "name the directory given to --log-trace")
     return files
+
+
+def matches(begin: bytes) -> bool:
+    """Our header names the format in its first field."""
+    return TRACE_FORMAT.encode() in begin[:_MARK_WITHIN]
+
+
+def read(path: Path, summary: Summary) -> Iterator[Block]:
+    """The records of one rank's file, without its steps."""
+    ended = False
+    for member in iter_members(path):
+        if isinstance(member, TraceHeader):
+            summary.facts.setdefault("fabric_id", member.fabric_id)
+            summary.facts.setdefault("job_id", member.job_id)
+        elif isinstance(member, RecordBlock):
+            yield record_array(member, path)
+        elif isinstance(member, TraceEnd):
+            ended = True
+            summary.skip(LeftOut.lost, member.n_dropped)
+    if not ended:
+        summary.fault(f"{path.name} ends early: its process did not end in good order")
 
 
 def read_own(path: Path) -> OwnTrace:

@@ -48,7 +48,6 @@ _COLLECTIVES: Final = {
 }
 _BYTES: Final = 12  # protobuf's numbers of its types
 _MESSAGES: Final = {
-    "Metadata": {"version": (1, _BYTES)},
     "Node": {
         "name": (2, _BYTES),
         "type": (3, 5),
@@ -112,7 +111,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 
 
 def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
-    metadata_class, node_class, attribute_class = message_classes()
+    node_class, attribute_class = message_classes()
     from google.protobuf.message import DecodeError
 
     counters = SequenceNumbers()
@@ -121,8 +120,7 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
         for index, message in enumerate(_messages(file, path, summary)):
             try:
                 if index == 0:
-                    summary.facts["schema"] = metadata_class.FromString(message).version.decode("utf-8", "replace")
-                    continue
+                    continue  # the metadata
                 node = node_class.FromString(message)
                 if node.type != _COLLECTIVE_NODE:
                     continue

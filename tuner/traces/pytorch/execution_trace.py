@@ -54,8 +54,6 @@ def _observations(path: Path, summary: Summary) -> Iterator[Observation]:
     rank = rank_of(path)
     seen = False
     for key, value in stream.members():
-        if key == "schema":
-            summary.facts["schema"] = value
         if key != "nodes" or not isinstance(value, Iterator):
             continue
         seen = True

@@ -78,17 +78,7 @@ def read(path: Path, summary: Summary) -> Iterator[Block]:
 def observations(
     entries: Iterator[Any], groups: Mapping[str, Any], path: Path, summary: Summary
 ) -> Iterator[Observation]:
-    """Observations from a dump's entries, whether it was JSON or a pickle.
-
-    Args:
-        entries: the dump's `entries`, as read.
-        groups: the dump's `pg_config`: process groups by their key.
-        path: the dump, whose name may state the rank.
-        summary: counts what is left out, and gets notes.
-
-    Yields:
-        One per usable entry.
-    """
+    """Observations from a dump's entries and `pg_config`, whether it was JSON or a pickle."""
     rank = rank_of(path)
     if rank is None:
         summary.note(f"{path.name} does not name its rank")

@@ -144,7 +144,7 @@ def _collect(path: Path, summary: Summary) -> _Events:
                     _take(event, events, summary)
         elif key == "distributedInfo" and isinstance(value, Mapping):
             events.rank, events.groups = _integer(value.get("rank")), _sizes(value.get("pg_config"))
-            summary.facts["world_size"] = events.world_size = _integer(value.get("world_size"))
+            events.world_size = _integer(value.get("world_size"))
             summary.facts["nccl_version"] = value.get("nccl_version")
         elif key == "baseTimeNanoseconds":
             events.base_ns = _integer(value) or 0
