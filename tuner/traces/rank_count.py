@@ -18,10 +18,13 @@ from zerotune.store.records import Collective
 
 MAX_RANKS: Final = 1 << 24
 _MAX_PLACES: Final = 6
-_SHARED: Final = (
+SHARED_OUT: Final = (
     Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
 )  # fmt: skip
-"""Their bus bandwidth is (n - 1) / n of the algorithm's; an all-reduce's is twice that."""
+"""NCCL's count of these is one rank's share; their bus bandwidth is (n - 1) / n of the algorithm's.
+
+An all-reduce's bus bandwidth is twice that.
+"""
 MOST_RATIOS: Final = 64
 """Rows of the highest bandwidths: these have the most digits."""
 _MARGINS: Final = (0.51, 1.01)
@@ -47,7 +50,7 @@ class Implied(NamedTuple):
 
 def implied_ranks(collective: Collective | None, algbw: ArrayLike, busbw: ArrayLike) -> Implied:
     """The ranks that ratios of printed bandwidths, shapes (n,), allow; none if they contradict each other."""
-    factor = 2 if collective is Collective.all_reduce else 1 if collective in _SHARED else 0
+    factor = 2 if collective is Collective.all_reduce else 1 if collective in SHARED_OUT else 0
     plain, bus = np.asarray(algbw, float), np.asarray(busbw, float)
     usable = (plain > 0) & (bus > 0) & np.isfinite(plain) & np.isfinite(bus)
     if not factor or not usable.any():

@@ -76,6 +76,13 @@ def datatype_bytes(index: int) -> int | None:
     return DATATYPES[index][1] if 0 <= index < len(DATATYPES) else None
 
 
+def element_bytes(name: Any) -> int | None:
+    """Bytes of one element of the data type of that name; None if it is unknown, or no text."""
+    index = datatype_index(name) if isinstance(name, str) else None
+    return None if index is None else datatype_bytes(index)
+
+
+POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv)
 _JOINING: Final = (Collective.all_gather, Collective.gather)
 _DIVIDING: Final = (Collective.reduce_scatter, Collective.scatter)
 

@@ -22,12 +22,13 @@ import numpy as np
 
 from zerotune.agent.nccl.catalog import find_collective, parse_algorithm, parse_protocol
 from zerotune.store.errors import UserError
-from zerotune.store.records import Collective
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
+from zerotune.tuner.traces.rank_count import SHARED_OUT
 from zerotune.tuner.traces.records import (
     MAX_BYTES,
     MAX_CHANNELS,
+    POINT_TO_POINT,
     UNKNOWN_U1,
     UNKNOWN_U4,
     Block,
@@ -64,11 +65,6 @@ MAX_SELECTIONS: Final = 1 << 20
 MIN_NUMBERED: Final = 4096
 """Calls of which opCount is looked at before it is believed."""
 _ONE_CALLER: Final = ["comm_id", "collective", "rank"]
-_SHARED_OUT: Final = (
-    Collective.all_gather, Collective.reduce_scatter, Collective.all_to_all, Collective.gather, Collective.scatter,
-)  # fmt: skip
-"""NCCL's count of these is one rank's share."""
-_POINT_TO_POINT: Final = (Collective.send, Collective.recv, Collective.send_recv)
 _NO_SETTING: Final = (UNKNOWN_U1, UNKNOWN_U1, 0)
 
 
@@ -274,7 +270,7 @@ def _records(
 def _call(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
     """Fill in what all calls of one operation, type and communicator share; bytes per count, or why none is usable."""
     collective, width = find_collective(found["name"].decode()), datatype_bytes(int(found["datatype"]))
-    if collective is None or width is None or collective in _POINT_TO_POINT:
+    if collective is None or width is None or collective in POINT_TO_POINT:
         return LeftOut.point_to_point_or_unknown
     known, n_ranks = log.communicators.get((found["host"], found["comm"])), int(found["n_ranks"])
     if known is None or known.n_ranks != n_ranks:  # another one was at this address
@@ -282,7 +278,7 @@ def _call(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
     row["collective"], row["datatype"], row["n_ranks"] = collective, int(found["datatype"]), n_ranks
     row["n_nodes"], row["rank"] = known.n_nodes, log.process_ranks.get(found["host"], known.rank)
     row["comm_id"] = known.comm_id or communicator_id(found["comm"], found["host"])
-    return width * (n_ranks if collective in _SHARED_OUT else 1)
+    return width * (n_ranks if collective in SHARED_OUT else 1)
 
 
 def _choice(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
@@ -297,16 +293,16 @@ def _choice(found: re.Match[bytes], log: _Log, row: Any) -> int | LeftOut:
     shapes = {known.n_ranks for known in mine}
     n_ranks = shapes.pop() if len(shapes) == 1 else 0
     is_named = not (found["algorithm"] or b"").isdigit()
-    if log.is_mixed and collective in _SHARED_OUT:
+    if log.is_mixed and collective in SHARED_OUT:
         return LeftOut.selection_of_several_releases
     per_rank = is_named if log.version == (0, 0) else log.version >= _PER_RANK_SINCE
-    if per_rank and collective in _SHARED_OUT and not n_ranks:
+    if per_rank and collective in SHARED_OUT and not n_ranks:
         return LeftOut.selection_without_ranks
     row["collective"], row["n_ranks"], row["rank"] = collective, n_ranks, 0
     row["algorithm"], row["protocol"], row["n_channels"] = setting
     if n_ranks:
         row["n_nodes"], row["comm_id"] = mine[0].n_nodes, mine[0].comm_id
-    return n_ranks if per_rank and collective in _SHARED_OUT else 1
+    return n_ranks if per_rank and collective in SHARED_OUT else 1
 
 
 def _setting(found: re.Match[bytes]) -> tuple[int, int, int] | None:

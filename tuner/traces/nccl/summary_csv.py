@@ -27,8 +27,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     blocks_of,
     communicator_id,
-    datatype_bytes,
-    datatype_index,
+    element_bytes,
     sized_call,
 )
 
@@ -173,10 +172,9 @@ def _rows_of(
         return
     n_ranks, n_nodes = (int(_number(cells.get(name, ""), MAX_RANKS)) for name in ("ranks", "nodes"))
     n_ranks *= int(_number(cells.get("each", "1"), MAX_RANKS))
-    index = datatype_index(cells.get("dtype", ""))
+    width = element_bytes(cells.get("dtype"))
     message_bytes: int | None = int(_number(cells.get("bytes", ""), MAX_BYTES))
-    if "bytes" not in cells and index is not None:
-        width = datatype_bytes(index) or 0
+    if "bytes" not in cells and width is not None:
         sides = [int(_number(cells.get(side, ""), MAX_BYTES)) * width or None for side in ("in", "out")]
         message_bytes, n_ranks = sized_call(collective, sides, {"its column": n_ranks}, summary, where)
     if not message_bytes:
@@ -195,7 +193,7 @@ def _rows_of(
         elif algbw and (contradicting := contradiction(message_bytes, duration_us, algbw)):
             summary.skip(LeftOut.contradicting_time, 1, f"{contradicting} {where}")
         else:
-            datatype = None if index is None else cells["dtype"]
+            datatype = None if width is None else cells["dtype"]
             yield _Row(collective, message_bytes, n_ranks, n_nodes, datatype, duration_us, algbw, busbw)
 
 
