@@ -44,10 +44,9 @@ CLOSE_TIMEOUT_S: Final = 1.5
 
 
 class Session:
-    """Everything the agent keeps between `activate` and the end of the process.
+    """Owns thread `zerotune-session`: everything the agent keeps between `activate` and the end of the process.
 
     Args:
-        settings: what the environment said.
         plugin: the tuner plugin, or None: then steps are only counted for the summary.
     """
 

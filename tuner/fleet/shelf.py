@@ -74,12 +74,10 @@ def _named(url: str) -> str:
 
 
 class Shelf:
-    """Holds the newest book that was believed; a bad one leaves what was there, and is said in one line.
+    """Owns thread `zerotune-book`: holds the newest book that was believed; a bad one changes nothing but the log.
 
     Args:
-        url: of the book.
         verifier: whose signature it must have.
-        read_every_s: how often it is looked at anew.
     """
 
     def __init__(self, url: str, verifier: Verifier, read_every_s: float = READ_EVERY_S) -> None:

@@ -43,14 +43,13 @@ class _Rows(NamedTuple):
 
 
 class FleetWriter:
-    """Writes below one URL; `measured` may be called from any thread, and never blocks or raises.
+    """Owns thread `zerotune-fleet`: writes below one URL; `measured`, for any thread, never blocks or raises.
 
     Args:
         storage: where to.
         contributor: what people call whoever writes, such as the node's name.
         signer: its key, which says who that is; the same for as long as the machine is.
         clock: seconds since the epoch.
-        write_every_s: how long rows are gathered.
     """
 
     def __init__(
@@ -97,8 +96,6 @@ class FleetWriter:
         """Queue what was measured here.
 
         Args:
-            fabric_id: of the hardware.
-            facts: what the hardware is.
             job_id: by which job.
             block: MEASUREMENT, shape (n,); copied.
         """

@@ -36,12 +36,11 @@ Loader = Callable[[Store, str], object]
 
 
 class Learner:
-    """Serves requests one after the other.
+    """Owns thread `zerotune-learner`: serves requests one after the other.
 
     Args:
         store: read by `load`, and takes fitted models.
         load: makes knowledge; `empty` stands in for it when it fails.
-        empty: knowledge of nothing.
         on_ready: called on the learner's thread with (fabric_id, knowledge).
     """
 
