@@ -19,7 +19,6 @@ from zerotune.tuner.traces.nccl import (
     summary_csv,
     tuner_csv,
 )
-from zerotune.tuner.traces.near_misses import near_miss
 from zerotune.tuner.traces.own import measurements_csv, reader
 from zerotune.tuner.traces.pytorch import (
     chakra,
@@ -29,7 +28,7 @@ from zerotune.tuner.traces.pytorch import (
     kineto,
 )
 from zerotune.tuner.traces.records import Block, Summary
-from zerotune.tuner.traces.refused import refusal
+from zerotune.tuner.traces.refused import near_miss, refusal
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from zerotune.store.records import BASELINE, Candidate, Collective, Observation,
 from zerotune.tuner.traces.csv_rows import value_in
 from zerotune.tuner.traces.files import line_chunks
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.bandwidth import contradiction
-from zerotune.tuner.traces.nccl.forced_setting import forced_setting
 from zerotune.tuner.traces.nccl.plain_lines import PlainLines
 from zerotune.tuner.traces.rank_count import RunRanks
 from zerotune.tuner.traces.records import (
@@ -57,6 +55,12 @@ _HEADER_WORDS: Final = (b"Rank", b"nThread", b"nccl-tests version", b"Collective
 """One of them is in each line of a header; where a log was pasted into a text, the # before it may be gone."""
 _PROGRAM: Final = re.compile(rb"(?<![\w.-])([a-zA-Z]\w{0,40}?_perf)\w{0,40}(?![\w/-]|\.\w)")
 _REDUCING: Final = (Collective.all_reduce, Collective.reduce_scatter, Collective.reduce)
+_MARGIN: Final = 0.1
+"""Means over runs, and GiB/s taken for GB/s, differ by less; another unit of time by a thousand."""
+_LAST_DIGIT_GBS: Final = 0.01
+"""Bandwidths are printed with two places."""
+_BYTES_PER_US: Final = 1e3
+"""Of one GB/s."""
 _GROUPED: Final = re.compile(rb" agg iters: (\d{1,9})")
 _FORCED: Final = re.compile(rb"NCCL_(ALGO|PROTO) set by environment to (\S+)")
 GROUPED: Final = "several collectives were grouped per iteration (-m): NCCL chose for them together, perhaps fused"
@@ -145,6 +149,46 @@ def with_ranks(block: Block, run: RunRanks, n_runs: int = 0) -> None:
     n_ranks = 0 if run.count is None else run.count.n_ranks
     block["n_ranks"], block["n_nodes"] = n_ranks, run.n_nodes
     block["comm_id"] = communicator_id("nccl-tests", n_runs, n_ranks)
+
+
+def contradiction(message_bytes: int, duration_us: float, algbw_gbs: float) -> str | None:
+    """The row in words if its time is not its size by the algorithm bandwidth beside it; None if they agree."""
+    expected_gbs = message_bytes / (_BYTES_PER_US * duration_us)
+    if not abs(algbw_gbs - expected_gbs) > _MARGIN * max(expected_gbs, algbw_gbs) + _LAST_DIGIT_GBS:
+        return None
+    return f"{message_bytes} bytes in {duration_us:g} us at {algbw_gbs:g} GB/s"
+
+
+@lru_cache(maxsize=64)
+def forced_setting(nccl_algo: str, nccl_proto: str, collective: Collective | None) -> Candidate:
+    """What the environment forced, as far as it names one thing only: an algorithm, then perhaps a protocol.
+
+    Since NCCL 2.24 the variables may differ by collective ("ring;allreduce:tree").
+    """
+    algorithm = _for_collective(nccl_algo, collective)
+    if not algorithm:
+        return BASELINE
+    protocol = _for_collective(nccl_proto, collective)
+    try:
+        named = parse_algorithm(algorithm)
+    except UserError:
+        return BASELINE
+    try:
+        return Candidate(named, parse_protocol(protocol) if protocol else None)
+    except UserError:
+        return Candidate(named)
+
+
+def _for_collective(value: str, collective: Collective | None) -> str:
+    """The part of a list by collective that holds for this one; "" without any."""
+    found = ""
+    for part in value.split(";"):
+        name, has_name, rest = part.rpartition(":")
+        if not has_name:
+            found = rest
+        elif collective is not None and find_collective(name) is collective:
+            return rest
+    return found.strip()
 
 
 def named_in(path: Path) -> Collective | None:

@@ -16,9 +16,7 @@ from zerotune.store.errors import TraceError
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.files import JsonStream
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.bandwidth import contradiction
-from zerotune.tuner.traces.nccl.forced_setting import forced_setting
-from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, with_ranks
+from zerotune.tuner.traces.nccl.nccl_tests import GROUPED, contradiction, forced_setting, with_ranks
 from zerotune.tuner.traces.rank_count import MAX_RANKS, RunRanks
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,

@@ -16,8 +16,7 @@ from zerotune.agent.nccl.catalog import find_collective
 from zerotune.store.records import Collective, Observation, TimingSource
 from zerotune.tuner.traces.csv_rows import cells_of, numbered_rows, value_in
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.nccl.bandwidth import contradiction
-from zerotune.tuner.traces.nccl.nccl_tests import fits, is_right, named_in
+from zerotune.tuner.traces.nccl.nccl_tests import contradiction, fits, is_right, named_in
 from zerotune.tuner.traces.rank_count import MAX_RANKS, Implied, implied_ranks, rank_count
 from zerotune.tuner.traces.records import (
     BLOCK_ROWS,

@@ -22,7 +22,6 @@ from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.csv_rows import header_cells, numbered_rows, value_in
 from zerotune.tuner.traces.files import head
 from zerotune.tuner.traces.left_out import LeftOut
-from zerotune.tuner.traces.near_misses import TUNER_REQUIRED, wrong_with
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
@@ -31,7 +30,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     empty_block,
 )
-from zerotune.tuner.traces.refused import Refusal
+from zerotune.tuner.traces.refused import TUNER_REQUIRED, Refusal, wrong_with
 
 _Name = TypeVar("_Name", Algorithm, Protocol)
 _NCCLS_CHOICE: Final = "default"

@@ -21,7 +21,6 @@ from zerotune.store.wire import FLAG_TIMED
 from zerotune.tuner.traces.csv_rows import cells_of, csv_chunks, numbered, rows_of, value_in
 from zerotune.tuner.traces.left_out import LeftOut
 from zerotune.tuner.traces.measuring import Portion, UserFacts, placed, with_setting, without_impossible
-from zerotune.tuner.traces.near_misses import OWN_REQUIRED
 from zerotune.tuner.traces.records import (
     FLAG_DEFAULT,
     FLAG_FORCED,
@@ -32,6 +31,7 @@ from zerotune.tuner.traces.records import (
     Summary,
     empty_block,
 )
+from zerotune.tuner.traces.refused import OWN_REQUIRED
 
 _NAMED: Final[dict[str, tuple[type[IntEnum], int | None]]] = {
     "collective": (Collective, None),
