@@ -110,7 +110,7 @@ def play_bandit(make: Callable[[int, int], Bandit], estimates: CostEstimates, sh
     Returns:
         How often each setting ran; the baseline alone where only that has a cost.
     """
-    arms = [BASELINE, *estimates.candidates(shape)]
+    arms = list(dict.fromkeys([BASELINE, *estimates.candidates(shape)]))  # what ran by NCCL's own choice is there, too
     logs = [math.log(found.cost_us) for arm in arms if (found := estimates.estimate(shape, arm)) is not None]
     if len(logs) < len(arms) or len(arms) == 1:
         return Mixture(((BASELINE, 1.0),))
