@@ -126,9 +126,8 @@ def test_partial_refusal_is_measured_by_time(tmp_path: Path):
     table = table_of(tmp_path, records(10, 100.0), records(10, 300.0, collective=Collective.reduce_scatter, first=10))
     table = CollectiveTable(**{**vars(table), "fabric": {}})
     known = [statistics(RING_SIMPLE_8, 100.0, is_default=True), statistics(RING_LL_4, 80.0)]
-    shapes, index = table.shapes()
-    estimates = CostEstimates(table, shapes, index, known)
-    for shape in shapes:
+    estimates = CostEstimates(table, known)
+    for shape in table.shapes[0]:
         is_gather = shape.collective is Collective.all_gather
         assert (estimates.estimate(shape, RING_LL_4) is not None) == is_gather
 

@@ -11,16 +11,16 @@ from replay_traces import MIB
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import UserError
 from zerotune.store.records import Phase, Protocol
-from zerotune.tuner.offline.replay import JobChange, replay_table
-from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.offline.replay.timeline.program import (
+from zerotune.tuner.advice.prediction.timeline import (
     Program,
     run,
     steady_step,
     undisturbed,
 )
-from zerotune.tuner.offline.replay.timeline.schedule import StepModel, infer
-from zerotune.tuner.offline.replay.whatif.reshape import stage_of, with_buckets, with_stage
+from zerotune.tuner.offline.replay import JobChange, replay_table
+from zerotune.tuner.offline.replay.reshape import stage_of, with_buckets, with_stage
+from zerotune.tuner.offline.replay.schedule import StepModel, infer
+from zerotune.tuner.offline.replay.table import CollectiveTable
 
 
 def found_in(table: CollectiveTable) -> StepModel:

@@ -14,10 +14,10 @@ from replay_traces import MIB, records, write_trace
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.records import Protocol
 from zerotune.tuner import cli
+from zerotune.tuner.advice.prediction.timeline import Program, steady_step
 from zerotune.tuner.offline.replay import JobChange, replay_table
+from zerotune.tuner.offline.replay.result import WhatIf
 from zerotune.tuner.offline.replay.table import CollectiveTable
-from zerotune.tuner.offline.replay.timeline.program import Program, steady_step
-from zerotune.tuner.offline.replay.whatif.whatif import WhatIf
 
 N_UNTUNED = 10
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from zerotune.agent.nccl import fabric as fabrics
 from zerotune.store.errors import TraceError, UserError
 from zerotune.store.records import Collective
 from zerotune.store.trace_format import TRACE_SUFFIX
 from zerotune.tuner.offline.replay.table import CollectiveTable, from_own, from_trace
-from zerotune.tuner.traces import read_trace
+from zerotune.tuner.traces import Trace, read_trace
 from zerotune.tuner.traces.own.jobs import OneStart, one_start
 from zerotune.tuner.traces.own.reader import read_own, trace_files
 
 OWN_FORMAT: Final = "zerotune"
 
 
-def load_table(
+def load_table(path: Path, fabric: str | None = None, **options: Any) -> CollectiveTable:
+    """The table of `read_table`, which takes the same arguments."""
+    return read_table(path, fabric, **options)[1]
+
+
+def read_table(
     path: Path,
     fabric: str | None = None,
     *,
@@ -26,8 +31,8 @@ def load_table(
     collective: Collective | None = None,
     job_id: str | None = None,
     likely_job_id: str = "",
-) -> CollectiveTable:
-    """The collectives of a trace, joined over its ranks.
+) -> tuple[Trace, CollectiveTable]:
+    """A trace, and its collectives joined over its ranks.
 
     Args:
         path: a trace file, or a folder with one file per rank.
@@ -38,7 +43,7 @@ def load_table(
         likely_job_id: job to take among several where `job_id` is None.
 
     Returns:
-        One row per collective.
+        What was read, and one row per collective.
 
     Raises:
         TraceError: it is no trace, or a damaged one.
@@ -46,8 +51,8 @@ def load_table(
         UserError: the trace ran on another fabric than `fabric`, or has no job `job_id`.
     """
     described = fabrics.load(fabric) if fabric is not None else None
-    if path.is_file() and path.suffix == TRACE_SUFFIX:  # also where it is cut before it shows that it is ours
-        format_name = format_name or OWN_FORMAT
+    if format_name is None and _is_named_as_ours(path):
+        format_name = OWN_FORMAT
     trace = read_trace(path, format_name, collective=collective)
     if trace.format_name == OWN_FORMAT:
         table = _own(one_start(trace_files(path), job_id, likely_job_id))
@@ -55,14 +60,24 @@ def load_table(
         trace.refuse_job(job_id)
         table = from_trace(trace, fabric=described)
     if described is None:
-        return table
+        return trace, table
     own = table.fabric.get("emulated")
     if own and table.fabric_id != described.fabric_id:
         raise UserError(
             f"the trace ran on fabric {own}, not on {described.name}",
             f"drop --fabric, or ask for --on-fabric {described.name}",
         )
-    return replace(table, fabric_id=table.fabric_id or described.fabric_id, fabric=described.describe())
+    fabric_id = table.fabric_id or described.fabric_id
+    return trace, replace(table, fabric_id=fabric_id, fabric=described.describe(), described=described)
+
+
+def _is_named_as_ours(path: Path) -> bool:
+    """Whether all of it has our traces' suffix, also where it is cut before it shows that it is ours."""
+    try:
+        files = [file for file in path.iterdir() if not file.name.startswith(".")] if path.is_dir() else [path]
+        return bool(files) and all(file.suffix == TRACE_SUFFIX and file.is_file() for file in files)
+    except OSError:
+        return False  # whoever reads it says why not
 
 
 def _own(start: OneStart) -> CollectiveTable:

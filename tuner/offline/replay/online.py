@@ -8,7 +8,6 @@ its shape and setting, with the trace's own spread; settings without evidence ca
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -58,51 +57,41 @@ class Mixture:
         return f"{most[0]} in {100 * most[1]:.0f} %, {len(self.shares) - 1} more"
 
 
-class Bandit(ABC):
-    """One shape's arms; time is learnt as its logarithm."""
+Choice = Callable[["Arms"], int]
+
+
+class Arms:
+    """One shape's settings under a bandit; time is learnt as its logarithm."""
 
     def __init__(self, n_arms: int, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.sums = np.zeros(n_arms)
         self.counts = np.zeros(n_arms)
 
-    def choose(self) -> int:
-        """The next arm; every one once first."""
+    def play(self, choose: Choice, logs: Sequence[float]) -> None:
+        """Play one call, of which arm `at` takes about exp(logs[at]); each arm is tried once first."""
         untried = np.flatnonzero(self.counts == 0)
-        return int(untried[0]) if untried.size else self.best()
-
-    @abstractmethod
-    def best(self) -> int:
-        """The arm to play, by what is known now."""
-
-    def learn(self, arm: int, log_us: float) -> None:
-        """Record how long the arm took."""
-        self.sums[arm] += log_us
+        arm = int(untried[0]) if untried.size else choose(self)
         self.counts[arm] += 1
+        self.sums[arm] += logs[arm] + CALL_SPREAD * self.rng.standard_normal()
 
 
-class Ucb(Bandit):
-    """Lower confidence bound on the time."""
-
-    def best(self) -> int:
-        """The arm with the lowest bound."""
-        bound = self.sums / self.counts - CALL_SPREAD * np.sqrt(2 * math.log(self.counts.sum()) / self.counts)
-        return int(np.argmin(bound))
+def lowest_bound(arms: Arms) -> int:
+    """The arm with the lowest confidence bound on its time."""
+    bound = arms.sums / arms.counts - CALL_SPREAD * np.sqrt(2 * math.log(arms.counts.sum()) / arms.counts)
+    return int(np.argmin(bound))
 
 
-class Thompson(Bandit):
-    """A draw from each arm's normal posterior."""
-
-    def best(self) -> int:
-        """The arm with the lowest draw."""
-        return int(np.argmin(self.rng.normal(self.sums / self.counts, CALL_SPREAD / np.sqrt(self.counts))))
+def lowest_draw(arms: Arms) -> int:
+    """The arm with the lowest draw from its normal posterior."""
+    return int(np.argmin(arms.rng.normal(arms.sums / arms.counts, CALL_SPREAD / np.sqrt(arms.counts))))
 
 
-def play_bandit(make: Callable[[int, int], Bandit], estimates: CostEstimates, shape: Shape, n_calls: int) -> Mixture:
+def play_bandit(choose: Choice, estimates: CostEstimates, shape: Shape, n_calls: int) -> Mixture:
     """Play a bandit on one shape, over the settings that were measured for it.
 
     Args:
-        make: makes the bandit from (number of arms, seed).
+        choose: the arm to play, by what is known of all.
         estimates: what is known of costs.
         shape: what is played.
         n_calls: calls of that shape in the trace; MAX_PLAYED_CALLS of them are played, the others run the last choice.
@@ -110,21 +99,19 @@ def play_bandit(make: Callable[[int, int], Bandit], estimates: CostEstimates, sh
     Returns:
         How often each setting ran; the baseline alone where only that has a cost.
     """
-    arms = list(dict.fromkeys([BASELINE, *estimates.candidates(shape)]))  # what ran by NCCL's own choice is there, too
-    logs = [math.log(found.cost_us) for arm in arms if (found := estimates.estimate(shape, arm)) is not None]
-    if len(logs) < len(arms) or len(arms) == 1:
+    # What ran by NCCL's own choice is among the candidates, too.
+    known = list(dict.fromkeys([BASELINE, *estimates.candidates(shape)]))
+    logs = [math.log(found.cost_us) for one in known if (found := estimates.estimate(shape, one)) is not None]
+    if len(logs) < len(known) or len(known) == 1:
         return Mixture(((BASELINE, 1.0),))
     seed = hash((shape.n_ranks, shape.n_nodes, int(shape.collective), int(shape.phase), shape.message_bytes))
-    bandit = make(len(arms), seed & 0xFFFFFFFF)
-    counts = np.zeros(len(arms))
+    arms = Arms(len(known), seed & 0xFFFFFFFF)
     played = min(n_calls, MAX_PLAYED_CALLS)
     for _ in range(played):
-        arm = bandit.choose()
-        counts[arm] += 1
-        bandit.learn(arm, logs[arm] + CALL_SPREAD * bandit.rng.standard_normal())
-    if n_calls > played:
-        counts[int(np.argmax(bandit.counts))] += n_calls - played
-    return _mixture(dict(zip(arms, counts.tolist(), strict=True)))
+        arms.play(choose, logs)
+    counts = arms.counts
+    counts[int(np.argmax(counts))] += n_calls - played
+    return _mixture(dict(zip(known, counts.tolist(), strict=True)))
 
 
 def _mixture(counts: Mapping[Candidate, float]) -> Mixture:

@@ -1,7 +1,6 @@
 """The policies that replay can judge: each names a setting for every shape of the trace.
 
-A policy is a function of a `PolicyContext` and a shape, registered under its name; a new one is a function
-and a decorator. Policies see what a live one would: the oracle alone looks at this trace's durations, and at what
+A policy is a function of a `PolicyContext` and a shape, with its name in `POLICIES`. Policies see what a live one would: the oracle alone looks at this trace's durations, and at what
 the others name.
 """
 
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.offline.replay.estimates import CostEstimates, Estimate, Grade
 from zerotune.tuner.offline.replay.legality import fits
-from zerotune.tuner.offline.replay.online import Mixture, Thompson, Ucb, play_bandit, play_tuner
+from zerotune.tuner.offline.replay.online import Mixture, lowest_bound, lowest_draw, play_bandit, play_tuner
 from zerotune.tuner.offline.replay.table import Shape
 
 DOUBT_Z: Final = 1.0
@@ -47,9 +46,9 @@ class PolicyContext:
     step_us: float | None = None
     """Length of the logged steps."""
     facts: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    """The fabric's description."""
+    """The fabric's description in the trace."""
     fabric: Fabric | None = None
-    """The fabric that `facts` describe; None when nobody described it."""
+    """The fabric itself; None when nobody described it."""
 
     @cached_property
     def tuned(self) -> Mapping[Shape, Mixture]:
@@ -58,42 +57,12 @@ class PolicyContext:
         return play_tuner(self.estimates, counts, self.n_steps, self.step_us, self.facts)
 
 
-Policy = Callable[[PolicyContext, Shape], Candidate | Mixture]
-_Policy = TypeVar("_Policy", bound=Policy)
-DEFAULT_POLICIES: Final = ("baseline", "table", "model", "oracle")
-POLICIES: Final[dict[str, Policy]] = {}
-
-
-def named(names: Sequence[str]) -> dict[str, Policy]:
-    """The policies called `names`, in that order.
-
-    Raises:
-        UserError: a name is none of POLICIES.
-    """
-    for name in names:
-        if name not in POLICIES:
-            raise UserError(f"there is no policy {name!r}", f"use one of {', '.join(POLICIES)}")
-    return {name: POLICIES[name] for name in names}
-
-
-def register(name: str) -> Callable[[_Policy], _Policy]:
-    """Decorator: make a policy known under `name`."""
-
-    def add(policy: _Policy) -> _Policy:
-        POLICIES[name] = policy
-        return policy
-
-    return add
-
-
-@register("baseline")
 def baseline(context: PolicyContext, shape: Shape) -> Candidate:
     """Leave NCCL alone."""
     del context, shape
     return BASELINE
 
 
-@register("table")
 def table(context: PolicyContext, shape: Shape) -> Candidate:
     """A static table: the plan given, else the setting that earlier runs showed to beat the baseline."""
     if context.plan is None:
@@ -105,7 +74,6 @@ def table(context: PolicyContext, shape: Shape) -> Candidate:
     return BASELINE
 
 
-@register("model")
 def model(context: PolicyContext, shape: Shape) -> Candidate:
     """The setting predicted cheapest before this job measured anything, if its gain exceeds its doubt."""
     if context.costs is None or not fits(context.fabric, shape.communicator):
@@ -129,7 +97,6 @@ def _offered(context: PolicyContext, costs: CostPrior, shape: Shape) -> tuple[Ca
     return tuple(found.values())
 
 
-@register("oracle")
 def oracle(context: PolicyContext, shape: Shape) -> Candidate:
     """The best in hindsight of all measured settings and of what `table` and `model` name.
 
@@ -161,25 +128,40 @@ def _sure_us(estimate: Estimate, candidate: Candidate) -> float:
     return estimate.high_us if is_guess else estimate.cost_us
 
 
-@register("nearest")
 def nearest(context: PolicyContext, shape: Shape) -> Candidate:
     """What won at the nearest size that earlier runs measured: a sweep's table, used between its sizes."""
     return context.estimates.nearest_winner(shape) or BASELINE
 
 
-@register("ucb")
 def ucb(context: PolicyContext, shape: Shape) -> Mixture:
     """A bandit per shape with confidence bounds; exploring is part of its cost."""
-    return play_bandit(Ucb, context.estimates, shape, context.counts.get(shape, 1))
+    return play_bandit(lowest_bound, context.estimates, shape, context.counts.get(shape, 1))
 
 
-@register("thompson")
 def thompson(context: PolicyContext, shape: Shape) -> Mixture:
     """A bandit per shape with posterior draws; exploring is part of its cost."""
-    return play_bandit(Thompson, context.estimates, shape, context.counts.get(shape, 1))
+    return play_bandit(lowest_draw, context.estimates, shape, context.counts.get(shape, 1))
 
 
-@register("tuner")
 def tuner(context: PolicyContext, shape: Shape) -> Mixture:
     """Our own tuner, started without knowledge of earlier runs; exploring is part of its cost."""
     return context.tuned.get(shape, Mixture(((BASELINE, 1.0),)))
+
+
+Policy = Callable[[PolicyContext, Shape], Candidate | Mixture]
+POLICIES: Final[Mapping[str, Policy]] = {
+    policy.__name__: policy for policy in (baseline, table, model, oracle, nearest, ucb, thompson, tuner)
+}
+DEFAULT_POLICIES: Final = ("baseline", "table", "model", "oracle")
+
+
+def named(names: Sequence[str]) -> dict[str, Policy]:
+    """The policies called `names`, in that order.
+
+    Raises:
+        UserError: a name is none of POLICIES.
+    """
+    for name in names:
+        if name not in POLICIES:
+            raise UserError(f"there is no policy {name!r}", f"use one of {', '.join(POLICIES)}")
+    return {name: POLICIES[name] for name in names}

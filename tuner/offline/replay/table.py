@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotune.agent.nccl import fabric as fabrics
 from zerotune.agent.nccl.fabric import Fabric
 from zerotune.store.counted import counted
 from zerotune.store.errors import TraceError
@@ -87,6 +89,14 @@ class CollectiveTable:
     """Other notes of the reader."""
     own_comms: Array | None = None
     """Communicators of the rank that `steps` are of; None where the trace does not say whose they are."""
+    described: Fabric | None = None
+    """The fabric that the user named; None: the one that `fabric` names, if any."""
+
+    @cached_property
+    def machine(self) -> Fabric | None:
+        """The described fabric; None: nobody described it."""
+        name = self.fabric.get("emulated")
+        return self.described or (fabrics.load(name) if isinstance(name, str) and name else None)
 
     @property
     def n_left_out(self) -> int:
@@ -98,6 +108,7 @@ class CollectiveTable:
         """Their share of all that ran."""
         return 100 * self.n_left_out / max(1, self.n_left_out + (self.n_records or len(self.rows)))
 
+    @cached_property
     def shapes(self) -> tuple[list[Shape], Array]:
         """The distinct shapes, and for each row the index of its shape, int64, shape (n,)."""
         rows = self.rows

@@ -17,8 +17,11 @@ import numpy as np
 
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, Phase
+from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, Slowdown
+from zerotune.tuner.offline.replay.schedule import TimelineCall
 from zerotune.tuner.offline.replay.table import Shape
-from zerotune.tuner.offline.replay.timeline.program import Op, OpKind, Program, TimelineCall
+
+StepProgram = Program[TimelineCall]
 
 GATHERS: Final = (Phase.forward_gather, Phase.backward_gather)
 ALIKE: Final = 0.01
@@ -44,7 +47,7 @@ class _Step:
     compute_us: float
 
     @classmethod
-    def of(cls, program: Program) -> _Step:
+    def of(cls, program: StepProgram) -> _Step:
         position_us, events = 0.0, []
         # Equal calls must stay apart: each gets its own object.
         calls = [replace(call) for call in program.calls]
@@ -74,7 +77,7 @@ class _Step:
     def _index(self, position_us: float, bisect: Callable[[list[float], float], int]) -> int:
         return bisect([event.position_us for event in self.events], position_us)
 
-    def program(self, slowdown: Callable[[int], float] | None) -> Program:
+    def program(self, slowdown: Slowdown | None) -> StepProgram:
         ordered = sorted(self.events, key=lambda event: event.position_us)
         numbers: dict[int, int] = {}
         calls: list[TimelineCall] = []
@@ -107,7 +110,7 @@ def _new_call(origin: TimelineCall, shape: Shape) -> TimelineCall:
     return replace(origin, shape=shape, logged_us=0.0, launch_us=0.0, logged_channels=0)
 
 
-def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
+def with_ranks(program: StepProgram, n_ranks: int, n_nodes: int) -> StepProgram:
     """The step of this model on other ranks: communicators of all ranks change, total bytes stay, so shards do, too.
 
     Args:
@@ -128,7 +131,7 @@ def with_ranks(program: Program, n_ranks: int, n_nodes: int) -> Program:
     return replace(program, calls=tuple(map(changed, program.calls)))
 
 
-def with_buckets(program: Program, bucket_bytes: int) -> Program:
+def with_buckets(program: StepProgram, bucket_bytes: int) -> StepProgram:
     """Gradients in buckets of `bucket_bytes` (the last may be smaller), each sent once its last byte is there.
 
     Where the gathers after the step move what the gradients' buckets do, they are those buckets, and change alike.
@@ -190,7 +193,7 @@ def _readiness(buckets: Sequence[_Event]) -> tuple[list[float], list[float]]:
     return [0.0, *np.cumsum(sizes).tolist()], [begin_us, *positions.tolist()]
 
 
-def stage_of(program: Program) -> int:
+def stage_of(program: StepProgram) -> int:
     """The ZeRO stage whose collectives the step issues; 0 is plain data parallelism, 2 stands for 1 too.
 
     Raises:
@@ -208,7 +211,7 @@ def stage_of(program: Program) -> int:
     )
 
 
-def with_stage(program: Program, stage: int) -> Program:
+def with_stage(program: StepProgram, stage: int) -> StepProgram:
     """The step of this model under another ZeRO stage (1 and 2 communicate alike, 0 is plain DDP).
 
     Raises:

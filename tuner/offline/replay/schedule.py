@@ -15,16 +15,17 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 from numpy.lib.recfunctions import repack_fields
 from numpy.typing import NDArray
 
 from zerotune.store.records import Collective, Phase
+from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, Slowdown, StreamCall, run, undisturbed
 from zerotune.tuner.offline.replay.estimates import error_of_median
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
-from zerotune.tuner.offline.replay.timeline.program import Op, OpKind, Program, Slowdown, TimelineCall, run, undisturbed
 
 Floats = NDArray[np.float64]
 Kind = tuple[Collective, Phase]
@@ -54,11 +55,18 @@ class Rule(Enum):
     end_of_row = "when all of its kind in a row are issued"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TimelineCall(StreamCall):
+    """One collective of the step; what it takes is the median of what the trace shows at this place of the step."""
+
+    shape: Shape
+
+
 @dataclass(frozen=True)
 class StepModel:
     """The program of the trace's usual step, and how well it gives the logged steps."""
 
-    program: Program
+    program: Program[TimelineCall]
     rules: Mapping[Kind, Rule]
     n_steps: int
     """Logged steps that are like it."""
@@ -87,9 +95,73 @@ class _Steps:
     n_like: int
     n_other: int
 
-    @property
+    @cached_property
     def ends_us(self) -> Floats:
         return self.starts_us + self.durations_us
+
+    @cached_property
+    def idle_and_launch_us(self) -> tuple[Floats, Floats]:
+        """Median gap between each collective and its predecessor on the stream, and the same but at least 0."""
+        streams = np.array([call.stream for call in self.calls])
+        gaps_us = np.full(self.starts_us.shape, np.inf)
+        for stream in np.unique(streams).tolist():
+            members = np.flatnonzero(streams == stream)
+            starts, ends = self.starts_us[:, members].ravel(), self.ends_us[:, members].ravel()
+            gaps = np.full(len(starts), np.nan)
+            gaps[1:] = starts[1:] - ends[:-1]
+            gaps_us[:, members] = gaps.reshape(-1, len(members))
+        median_us = np.nan_to_num(np.nanmedian(gaps_us[1:], axis=0), posinf=0.0)
+        return median_us, np.maximum(median_us, 0.0)
+
+    @cached_property
+    def gaps(self) -> _Gaps:
+        return _Gaps(self)
+
+
+_Time = tuple[object, ...]
+"""A time of each step: ("start", at), of a collective (n_calls: of the next step's first); ("waited", *waits), when all
+of these have ended; ("computed", us, *waits), so long after that; ("sooner", time, other), the first of two times."""
+
+
+class _Gaps:
+    """Medians and spreads of what lies between two times, over the steps; what many rules ask for is computed once."""
+
+    def __init__(self, steps: _Steps) -> None:
+        self._steps = steps
+        self._at: dict[_Time, Floats] = {}
+        self._medians_us: dict[tuple[_Time, _Time], float] = {}
+        self._spreads_us: dict[tuple[_Time, _Time], float] = {}
+
+    def median_us(self, early: _Time, late: _Time) -> float:
+        known = self._medians_us.get((early, late))
+        if known is None:
+            known = self._medians_us[early, late] = _median(self._times(late) - self._times(early))
+        return known
+
+    def spread_us(self, early: _Time, late: _Time) -> float:
+        """Median absolute deviation."""
+        known = self._spreads_us.get((early, late))
+        if known is None:
+            apart_us = self._times(late) - self._times(early)
+            known = self._spreads_us[early, late] = _median(np.abs(apart_us - self.median_us(early, late)))
+        return known
+
+    def _times(self, time: _Time) -> Floats:
+        known = self._at.get(time)
+        if known is None:
+            known = self._at[time] = self._computed(*time)
+        return known
+
+    def _computed(self, kind: object, *of: Any) -> Floats:
+        starts_us = self._steps.starts_us
+        if kind == "start":
+            at = int(of[0])
+            return starts_us[:, at] if at < len(self._steps.calls) else np.append(starts_us[1:, 0], np.nan)
+        if kind == "waited":
+            return np.asarray(np.max(self._steps.ends_us[:, of], axis=1))
+        if kind == "computed":
+            return self._times(("waited", *of[1:])) + float(of[0])
+        return np.asarray(np.fmin(self._times(of[0]), self._times(of[1])))
 
 
 def infer(table: CollectiveTable, slowdown: Slowdown | None = None) -> StepModel | str:
@@ -192,16 +264,16 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
     streams = {comm: stream for stream, comm in enumerate(dict.fromkeys(example["comm_id"].tolist()))}
     calls = tuple(
         TimelineCall(
-            Shape(
+            shape=Shape(
                 int(row["n_ranks"]),
                 int(row["n_nodes"]),
                 Collective(int(row["collective"])),
                 Phase(int(row["phase"])),
                 int(row["message_bytes"]),
             ),
-            streams[int(row["comm_id"])],
-            float(np.median(durations_us[:, index])),
-            int(np.median(rows["n_channels"][pieces[:, index]])),
+            stream=streams[int(row["comm_id"])],
+            logged_us=float(np.median(durations_us[:, index])),
+            logged_channels=int(np.median(rows["n_channels"][pieces[:, index]])),
         )
         for index, row in enumerate(example)
     )
@@ -288,14 +360,15 @@ class _Segment:
     """How much worse a stall fits than computation."""
 
 
-def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
+def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program[TimelineCall]:
     """The program under `rules`, with the computation that the trace shows."""
     waits = _waited_before(steps.kinds, rules)
-    idle_us, launch_us = _idle_and_launch(steps)
+    idle_us, launch_us = steps.idle_and_launch_us
+    is_idle = (idle_us > QUEUED_US).tolist()
     stalled: set[int] = set()
     while True:
         segments = [_Segment(waits.get(at, []), float(call.shape.message_bytes)) for at, call in enumerate(steps.calls)]
-        _measure(steps, segments, idle_us > QUEUED_US, stalled)
+        _measure(steps.gaps, segments, is_idle, stalled)
         # More computation than the step records leave room for: a gap that may be read as a stall was one.
         surplus_us = sum(segment.before_us + segment.after_us for segment in segments) - steps.compute_us
         doubtful = {
@@ -321,7 +394,7 @@ def _fitted(steps: _Steps, rules: Mapping[Kind, Rule]) -> Program:
 
 
 def _measure(
-    steps: _Steps, segments: Sequence[_Segment], is_idle: NDArray[np.bool_], known_stalled: Collection[int] = ()
+    gaps: _Gaps, segments: Sequence[_Segment], is_idle: Sequence[bool], known_stalled: Collection[int] = ()
 ) -> None:
     """Fill in the computation that gaps show, and bounds of what they hide.
 
@@ -330,65 +403,55 @@ def _measure(
     Where a collective found its stream idle, its start is the time of its issue. Queued ones were issued at some
     time before: what lies between two known times is shared by the segments between them.
     """
-    starts_us, ends_us = steps.starts_us, steps.ends_us
-    known_us = starts_us[:, 0]
+    known: _Time = ("start", 0)
     unknown: list[int] = []
     for at, segment in enumerate(segments):
-        last = at == len(segments) - 1
+        start, following = ("start", at), ("start", at + 1)
+        next_is_idle = is_idle[(at + 1) % len(segments)]
         if is_idle[at]:
-            known_us, unknown = starts_us[:, at], []
+            known, unknown = start, []
         unknown.append(at)
-        next_us = np.append(starts_us[1:, 0], np.nan) if last else starts_us[:, at + 1]
-        next_is_idle = bool(is_idle[0 if last else at + 1])
         if not segment.waits:
             if next_is_idle:
-                _spread_over(segments, unknown, starts_us - known_us[:, None], _median(next_us - known_us))
+                _spread_over(gaps, segments, unknown, known, following)
             else:
-                segment.most_hidden_us = max(_median(next_us - starts_us[:, at]), 0.0)
+                segment.most_hidden_us = max(gaps.median_us(start, following), 0.0)
             continue
-        waited_us = np.max(ends_us[:, segment.waits], axis=1)
-        by_stall_us, by_work_us = _spread(next_us - waited_us), _spread(next_us - known_us)
-        stalled = by_stall_us <= by_work_us or at in known_stalled
-        if next_is_idle and not stalled and by_stall_us <= LIKE_SPREAD * by_work_us:
-            segment.stalled_us = max(_median(waited_us - known_us), 0.0)
-            segment.stall_doubt = by_stall_us / by_work_us
-        if next_is_idle and not stalled and segment.waits != [at]:
-            _spread_over(segments, unknown, starts_us - known_us[:, None], _median(next_us - known_us))
+        waited = ("waited", *segment.waits)
+        by_stall_us, by_work_us = gaps.spread_us(waited, following), gaps.spread_us(known, following)
+        if next_is_idle and not by_stall_us <= by_work_us and at not in known_stalled:
+            if by_stall_us <= LIKE_SPREAD * by_work_us:
+                segment.stalled_us = max(gaps.median_us(known, waited), 0.0)
+                segment.stall_doubt = by_stall_us / by_work_us
+            if segment.waits != [at]:
+                _spread_over(gaps, segments, unknown, known, following)
+            else:
+                segment.before_us = max(gaps.median_us(start, following), 0.0)
             continue
-        if next_is_idle and not stalled:
-            segment.before_us = max(_median(next_us - starts_us[:, at]), 0.0)
-            continue
-        segment.after_us = max(_median(next_us - waited_us), 0.0) if next_is_idle else 0.0
-        segment.most_hidden_us = max(_median(np.fmin(waited_us, next_us) - starts_us[:, at]), 0.0)
-        known_us, unknown = waited_us + segment.after_us, []
+        segment.after_us = max(gaps.median_us(waited, following), 0.0) if next_is_idle else 0.0
+        segment.most_hidden_us = max(gaps.median_us(start, ("sooner", waited, following)), 0.0)
+        known, unknown = ("computed", segment.after_us, *segment.waits), []
 
 
-def _spread_over(segments: Sequence[_Segment], unknown: Sequence[int], after_known_us: Floats, total_us: float) -> None:
-    """Share `total_us` of computation among the `unknown` segments by weight; no call may start before its issue."""
+def _spread_over(
+    gaps: _Gaps, segments: Sequence[_Segment], unknown: Sequence[int], known: _Time, following: _Time
+) -> None:
+    """Share the computation between two times among the `unknown` segments by weight.
+
+    No call may start before its issue.
+    """
+    total_us = gaps.median_us(known, following)
     weights = sum(segments[at].weight for at in unknown)
     done_us = 0.0
-    for place, at in enumerate(unknown):
-        latest_us = total_us
-        if place + 1 < len(unknown):
-            latest_us = min(_median(after_known_us[:, unknown[place + 1]]), total_us)
-        share_us = total_us * segments[at].weight / weights if place + 1 < len(unknown) else total_us - done_us
-        segments[at].before_us = max(min(share_us, latest_us - done_us), 0.0)
-        segments[at].most_hidden_us = 0.0
+    for at in unknown[:-1]:
+        latest_us = min(gaps.median_us(known, ("start", at + 1)), total_us)
+        _hold(segments[at], min(total_us * segments[at].weight / weights, latest_us - done_us))
         done_us += segments[at].before_us
+    _hold(segments[unknown[-1]], total_us - done_us)
 
 
-def _idle_and_launch(steps: _Steps) -> tuple[Floats, Floats]:
-    """Median gap between each collective and its predecessor on the stream (us), and the same but at least 0."""
-    streams = np.array([call.stream for call in steps.calls])
-    gaps_us = np.full(steps.starts_us.shape, np.inf)
-    for stream in np.unique(streams).tolist():
-        members = np.flatnonzero(streams == stream)
-        starts, ends = steps.starts_us[:, members].ravel(), steps.ends_us[:, members].ravel()
-        gaps = np.full(len(starts), np.nan)
-        gaps[1:] = starts[1:] - ends[:-1]
-        gaps_us[:, members] = gaps.reshape(-1, len(members))
-    median_us = np.nan_to_num(np.nanmedian(gaps_us[1:], axis=0), posinf=0.0)
-    return median_us, np.maximum(median_us, 0.0)
+def _hold(segment: _Segment, compute_us: float) -> None:
+    segment.before_us, segment.most_hidden_us = max(compute_us, 0.0), 0.0
 
 
 def _share_out(segments: Sequence[_Segment], compute_us: float) -> None:
@@ -411,7 +474,7 @@ def _share_out(segments: Sequence[_Segment], compute_us: float) -> None:
 # ---- how good ------------------------------------------------------------------------------------
 
 
-def _misfit(steps: _Steps, program: Program) -> float:
+def _misfit(steps: _Steps, program: Program[TimelineCall]) -> float:
     """Distance of the program's starts and step times from the logged ones, as shares of the step."""
     simulated = np.array([one.starts_us for one in run(program, steps.durations_us.tolist())])
     inside = (simulated - simulated[:, :1]) - (steps.starts_us - steps.starts_us[:, :1])
@@ -419,7 +482,7 @@ def _misfit(steps: _Steps, program: Program) -> float:
     return float(np.mean(np.abs(inside[1:])) + compute_error) / steps.step_us + _period_error(steps, program)
 
 
-def _period_error(steps: _Steps, program: Program) -> float:
+def _period_error(steps: _Steps, program: Program[TimelineCall]) -> float:
     """Median relative distance of the step time."""
     simulated = np.array([one.starts_us[0] for one in run(program, steps.durations_us.tolist())])
     logged = np.diff(steps.starts_us[:, 0])
@@ -431,7 +494,3 @@ def _median(values: Floats) -> float:
     known = np.sort(values[~np.isnan(values)], axis=None)
     middle = len(known) // 2
     return float(known[middle] + known[~middle]) / 2 if len(known) else math.nan
-
-
-def _spread(values: Floats) -> float:
-    return _median(np.abs(values - _median(values)))
