@@ -30,9 +30,9 @@ from zerotune.tuner.advice.hardware.cluster import Cluster
 from zerotune.tuner.advice.hardware.gpus import gpu
 from zerotune.tuner.advice.hardware.network import LinkNetwork, Links
 from zerotune.tuner.advice.models.model_shape import ModelShape
+from zerotune.tuner.advice.prediction.memory import memory_of
 from zerotune.tuner.advice.prediction.step import StepEstimate, estimate
 from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.advice.search import memory_of
 
 _NVLINK_GBS: Final = {
     "a100_40gb": 240.0,

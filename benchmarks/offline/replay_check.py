@@ -193,8 +193,9 @@ def predicted(table: CollectiveTable, store: Path, name: str, path: Path, seed: 
         knowledge = Knowledge.from_store(opened, table.fabric_id)
     context = PolicyContext(CostEstimates(table, statistics))
     draw = random.Random(f"{table.fabric_id} {name}" + (f" {seed}" if seed else ""))
-    rows = [row for shape in table.shapes[0] if (row := _row(context, shape, None if name == "best" else draw)) is not None]
-    after_step = any(shape.phase.name == "post_step_gather" for shape in table.shapes[0])
+    shapes = table.shapes[0]
+    rows = [row for shape in shapes if (row := _row(context, shape, None if name == "best" else draw)) is not None]
+    after_step = any(shape.phase.name == "post_step_gather" for shape in shapes)
     write_plan(path, PlanFile(Plan(epoch=1, rows=tuple(rows), gathers_after_step=after_step)))
     return replay_table(table, ["table"], FabricEvidence(statistics, knowledge), plan=rows)
 

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.prediction.memory import batch_that_fits, memory_share
 from zerotune.tuner.advice.prediction.step import spreads
 from zerotune.tuner.advice.problem import Measured, Problem
 from zerotune.tuner.advice.ranges import Range
@@ -17,8 +18,6 @@ from zerotune.tuner.advice.search import (
     BUCKETS_BYTES,
     PREFETCHES,
     RECOMPUTES,
-    batch_that_fits,
-    memory_of,
     seconds_per_sequence,
 )
 
@@ -128,9 +127,3 @@ def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfigura
     overlap_spread = constants.overlap_error * abs(math.log(expected)) + constants.overlap_floor
     error = math.exp(overlap_spread if changed == same_blocks else constants.comparison_spread)
     return Range(min(ratios) / error - 1, expected - 1, max(ratios) * error - 1)
-
-
-def memory_share(problem: Problem, configuration: ZeroConfiguration) -> float:
-    """Of what a GPU can give, at a step's peak; above 1 it does not fit."""
-    usable_bytes = problem.cluster.gpu.memory_bytes * problem.constants.fillable_memory
-    return memory_of(problem, configuration).total_bytes / usable_bytes

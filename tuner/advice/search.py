@@ -16,7 +16,7 @@ from zerotune.tuner.advice.configuration import Recompute, ZeroConfiguration
 from zerotune.tuner.advice.hardware.cluster import Cluster
 from zerotune.tuner.advice.hardware.clusters import MAX_GB, MAX_NODES
 from zerotune.tuner.advice.models.model_shape import divisors, in_words
-from zerotune.tuner.advice.prediction.memory import MemoryParts, largest_batch, memory_parts
+from zerotune.tuner.advice.prediction.memory import MemoryParts, batch_that_fits, memory_of, memory_share
 from zerotune.tuner.advice.prediction.step import StepEstimate, estimate, step_parts
 from zerotune.tuner.advice.problem import Problem
 
@@ -92,28 +92,10 @@ def choice_of(problem: Problem, configuration: ZeroConfiguration) -> Choice:
     )
 
 
-def batch_that_fits(problem: Problem, configuration: ZeroConfiguration) -> int:
-    """The most sequences per micro-batch; 0: none."""
-    return largest_batch(
-        problem.shape,
-        configuration,
-        problem.n_groups(configuration),
-        problem.cluster.gpu.memory_bytes,
-        problem.software,
-        problem.constants,
-    )
-
-
 def seconds_per_sequence(problem: Problem, configuration: ZeroConfiguration) -> float:
     """Expected; what is ranked by."""
     sequences = configuration.micro_batch * configuration.accumulation * problem.n_groups(configuration)
     return step_parts(problem, configuration).total_s / sequences
-
-
-def memory_of(problem: Problem, configuration: ZeroConfiguration) -> MemoryParts:
-    """At a step's peak."""
-    n_groups = problem.n_groups(configuration)
-    return memory_parts(problem.shape, configuration, n_groups, problem.software, problem.constants)
 
 
 def fastest(problem: Problem, wanted: Wanted) -> Choice | None:
@@ -187,13 +169,12 @@ def _thriftiest(kind: ZeroConfiguration) -> ZeroConfiguration:
 
 def _refined(problem: Problem, base: ZeroConfiguration) -> ZeroConfiguration:
     """With the bucket and the prefetch depth that serve it best; what takes less memory wins where it is as good."""
-    limit = problem.cluster.gpu.memory_bytes * problem.constants.fillable_memory
     prefetches = PREFETCHES if base.stage == 3 else (1,)
     tried = [
         msgspec.structs.replace(base, bucket_bytes=bucket, prefetch=prefetch)
         for prefetch, bucket in itertools.product(prefetches, BUCKETS_BYTES)
     ]
-    fitting = [one for one in tried if memory_of(problem, one).total_bytes <= limit] or [base]
+    fitting = [one for one in tried if memory_share(problem, one) <= 1] or [base]
     times = {id(one): seconds_per_sequence(problem, one) for one in fitting}
     least = min(times.values())
     return next(one for one in fitting if times[id(one)] <= least * _AS_GOOD)

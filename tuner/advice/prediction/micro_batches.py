@@ -1,8 +1,8 @@
 """A training step as programs of the simulator: what is issued when, and what waits for what.
 
-Stage 3 asks for the gather of block i when block i - `prefetch` begins to compute, as FSDP2 and zero_runtime do; with 0,
-when the block before it is done. Backward keeps the last block, which is still whole. Gathers and reductions share the
-network in the order in which they are asked for; replicas' all-reduces (hybrid sharding) run on other links.
+Stage 3 asks for the gather of block i when block i - `prefetch` begins to compute, as FSDP2 and zero_runtime do. With a
+prefetch of 0 it asks when the block before is done. Backward keeps the last block, which is still whole. Gathers and
+reductions share the network in the order of their issue; replicas' all-reduces (hybrid sharding) run on other links.
 """
 
 from __future__ import annotations

@@ -233,13 +233,13 @@ def _play(
 
 
 def _modelled(problem: Problem, configuration: ZeroConfiguration, compute: float, network: float) -> _Modelled:
-    shape, cluster, software, constants = problem.shape, problem.cluster, problem.software, problem.constants
+    shape, cluster = problem.shape, problem.cluster
     split, stage = configuration.n_model_parallel, configuration.stage
     tokens = configuration.micro_batch * shape.n_context
-    element = PARAMETER_BYTES[software.precision]
-    modelled = block_forward(shape, tokens, split, cluster.gpu, software, constants)
+    element = PARAMETER_BYTES[problem.software.precision]
+    modelled = block_forward(problem, tokens, split)
     forward = BlockTime(**{name: compute * getattr(modelled, name) for name in modelled.__struct_fields__})
-    loss = tuple(compute * part for part in loss_s(shape, tokens, split, cluster.gpu, software, constants))
+    loss = tuple(compute * part for part in loss_s(problem, tokens, split))
     recomputed = {"none": 0.0, "half": 0.5, "full": 1.0}[configuration.recompute]
     input_bytes = tokens * shape.width * element
 
@@ -267,7 +267,7 @@ def _modelled(problem: Problem, configuration: ZeroConfiguration, compute: float
         outer_gather_s=data.gather_s(own_outer) if stage == 3 else 0.0,
         outer_reduce_s=data.reduce_s(own_outer * element),
         loss_s=(loss[0], loss[1]),
-        optimizer_s=compute * optimizer_s(n_parameters / (data.n_shards if stage else 1), cluster.gpu, constants),
+        optimizer_s=compute * optimizer_s(problem, n_parameters / (data.n_shards if stage else 1)),
         post_gather_s=data.gather_s(n_parameters) if stage in (1, 2) else 0.0,
     )
     return _Modelled(pieces, forward, recomputed, forward_parallel + backward_parallel, sum(offload))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.configuration import Recompute
+from zerotune.tuner.advice.configuration import Recompute, Software
 from zerotune.tuner.advice.hardware.cluster import Cluster
 from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork
 from zerotune.tuner.advice.models import meta_module
@@ -86,26 +86,17 @@ def model_shape(
     return from_parameters(n_parameters, n_context, vocabulary)
 
 
-def a_precision(name: str) -> str:
-    """The precision of that name.
+def software(precision: str, optimizer: str, *, flash: bool, compiled: bool) -> Software:
+    """What the training script uses.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such precision, or the optimizer is not known here.
     """
-    if name not in PRECISIONS:
-        raise UserError(f"{name!r} is no precision", f"name one of {', '.join(PRECISIONS)}")
-    return name
-
-
-def an_optimizer(name: str) -> str:
-    """The optimizer of that name.
-
-    Raises:
-        UserError: it is not known here.
-    """
-    if name not in OPTIMIZERS:
-        raise UserError(f"{name!r} is no optimizer that is known here", f"name one of {', '.join(OPTIMIZERS)}")
-    return name
+    if precision not in PRECISIONS:
+        raise UserError(f"{precision!r} is no precision", f"name one of {', '.join(PRECISIONS)}")
+    if optimizer not in OPTIMIZERS:
+        raise UserError(f"{optimizer!r} is no optimizer that is known here", f"name one of {', '.join(OPTIMIZERS)}")
+    return Software(precision=precision, optimizer=optimizer, flash=flash, compiled=compiled)
 
 
 def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:

@@ -15,8 +15,9 @@ from rich.table import Table
 from zerotune.store.counted import counted
 from zerotune.store.errors import UserError
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.advice.alternatives import Alternative, alternatives, gain_of, memory_share
+from zerotune.tuner.advice.alternatives import Alternative, alternatives, gain_of
 from zerotune.tuner.advice.configuration import ZeroConfiguration
+from zerotune.tuner.advice.prediction.memory import memory_share
 from zerotune.tuner.advice.prediction.step import spreads
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.offline.advise.measured import is_store, measured

@@ -72,7 +72,8 @@ def replay(
     """
     named(policies)
     source, table = read_table(trace, fabric, format_name=format_name, collective=collective, job_id=job_id)
-    rows = None if plan is None else plan_rows(plan, list(dict.fromkeys(shape.communicator for shape in table.shapes[0])))
+    communicators = list(dict.fromkeys(shape.communicator for shape in table.shapes[0]))
+    rows = None if plan is None else plan_rows(plan, communicators)
     evidence = evidence_of(store_path, table.fabric_id, trace, without_job=table.job_id)
     elsewhere = evidence
     if change is not None and change.fabric is not None:

@@ -31,26 +31,30 @@ class Judged(NamedTuple):
 class _Sums:
     """Running totals of one policy: costs, and errors that do or do not cancel between shapes.
 
-    Predictions share their model's error: their errors add up linearly, to too much and to too little apart, since large
-    ones are not symmetric. `shared_us` and `shared_difference_us` are these two.
+    Predictions share their model's error, so their errors add up linearly, and apart by direction: large ones are not
+    symmetric.
     """
 
     cost_us: float = 0.0
     baseline_us: float = 0.0
     own_variance: float = 0.0
     difference_variance: float = 0.0
-    shared_us: tuple[float, float] = (0.0, 0.0)
-    shared_difference_us: tuple[float, float] = (0.0, 0.0)
+    below_us: float = 0.0
+    above_us: float = 0.0
+    difference_below_us: float = 0.0
+    difference_above_us: float = 0.0
 
     def add(self, count: int, cost: Estimate, baseline: Estimate, is_same: bool) -> None:
         """Add a shape of `count` collectives; `is_same`: the policy names what the baseline runs."""
         self.cost_us += count * cost.cost_us
         self.baseline_us += count * baseline.cost_us
         if cost.grade is Grade.predicted:
-            low_us, high_us = count * (cost.cost_us - cost.low_us), count * (cost.high_us - cost.cost_us)
-            self.shared_us = self.shared_us[0] + low_us, self.shared_us[1] + high_us
+            below_us, above_us = count * (cost.cost_us - cost.low_us), count * (cost.high_us - cost.cost_us)
+            self.below_us += below_us
+            self.above_us += above_us
             if not is_same:
-                self.shared_difference_us = self.shared_difference_us[0] + low_us, self.shared_difference_us[1] + high_us
+                self.difference_below_us += below_us
+                self.difference_above_us += above_us
         else:
             variance = (count * cost.cost_us * cost.error) ** 2
             self.own_variance += variance
@@ -66,12 +70,12 @@ class _Sums:
         return PolicyTotal(
             policy=policy,
             cost_us=self.cost_us,
-            low_us=max(self.cost_us - half_us - self.shared_us[0], 0.0),
-            high_us=self.cost_us + half_us + self.shared_us[1],
+            low_us=max(self.cost_us - half_us - self.below_us, 0.0),
+            high_us=self.cost_us + half_us + self.above_us,
             baseline_us=self.baseline_us,
             gain_percent=percent * saved_us,
-            gain_low_percent=percent * (saved_us - half_difference_us - self.shared_difference_us[1]),
-            gain_high_percent=percent * (saved_us + half_difference_us + self.shared_difference_us[0]),
+            gain_low_percent=percent * (saved_us - half_difference_us - self.difference_above_us),
+            gain_high_percent=percent * (saved_us + half_difference_us + self.difference_below_us),
             n_judged=sum(n_by_evidence.values()),
             n_refused=n_refused,
             refused_share_percent=refused_percent,

@@ -1,4 +1,4 @@
-"""What replay says beside its figures: what it judged, for what it has no evidence, and why it judges nothing at all."""
+"""What replay says beside its figures: what it judged, for what it has no evidence, and why it judges nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The policies that replay can judge: each names a setting for every shape of the trace.
 
-A policy is a function of a `PolicyContext` and a shape, with its name in `POLICIES`. Policies see what a live one would: the oracle alone looks at this trace's durations, and at what
-the others name.
+A policy is a function of a `PolicyContext` and a shape; `POLICIES` has all of them by name. Policies see what a live one
+would: the oracle alone looks at this trace's durations, and at what the others name.
 """
 
 from __future__ import annotations
