@@ -15,15 +15,14 @@ from typing import Final
 
 import msgspec
 
-from zerotune.tuner.advice.configuration import Software, ZeroConfiguration
 from zerotune.tuner.advice.constants import DEFAULT, Constants
-from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import Cluster
 from zerotune.tuner.advice.hardware.gpus import gpu
 from zerotune.tuner.advice.hardware.network import LinkNetwork, Links
 from zerotune.tuner.advice.models.model_shape import ModelShape, from_dimensions
 from zerotune.tuner.advice.prediction.memory import batch_that_fits, memory_of
 from zerotune.tuner.advice.prediction.step import StepEstimate, estimate
-from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.problem import Problem, Software, ZeroConfiguration
 from zerotune.tuner.advice.search import choice_of
 
 FILE: Final = Path(__file__).with_name("zero_paper_tables.csv")

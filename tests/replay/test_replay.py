@@ -25,8 +25,7 @@ from zerotune.store.records import (
 )
 from zerotune.tuner.offline.replay import replay, replay_table
 from zerotune.tuner.offline.replay.estimates import CostEstimates
-from zerotune.tuner.offline.replay.loading import load_table
-from zerotune.tuner.offline.replay.table import CollectiveTable, from_own
+from zerotune.tuner.offline.replay.table import CollectiveTable, from_own, load_table
 from zerotune.tuner.traces.own.reader import read_own
 
 

@@ -6,8 +6,8 @@ import json
 from typing import Any, Final
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.configuration import ZeroConfiguration
 from zerotune.tuner.advice.models.model_shape import ModelShape
+from zerotune.tuner.advice.problem import ZeroConfiguration
 from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES
 
 FRAMEWORKS: Final = ("fsdp2", "deepspeed", "zero_runtime")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from zerotune.tuner.advice.configuration import ZeroConfiguration
 from zerotune.tuner.advice.models.model_shape import ModelShape
-from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.problem import Problem, ZeroConfiguration
 from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES, model_states
 
 

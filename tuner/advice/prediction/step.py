@@ -9,13 +9,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from zerotune.store.records import Collective, CommunicatorClass
-from zerotune.tuner.advice.configuration import ZeroConfiguration
-from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import Cluster
 from zerotune.tuner.advice.prediction.compute import BlockTime, block_forward, loss_s, optimizer_s
 from zerotune.tuner.advice.prediction.micro_batches import KINDS, STREAMS, Part, Pieces, micro_batch
 from zerotune.tuner.advice.prediction.timeline import OpKind, Span, Timeline
-from zerotune.tuner.advice.problem import Problem
-from zerotune.tuner.advice.ranges import Range
+from zerotune.tuner.advice.problem import Problem, Range, ZeroConfiguration
 from zerotune.tuner.advice.zero_formulas import PARAMETER_BYTES
 
 _PLAYED: Final = 3

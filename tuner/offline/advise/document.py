@@ -8,13 +8,11 @@ from pathlib import Path
 import msgspec
 
 from zerotune.store.errors import UserError
-from zerotune.tuner.advice.configuration import Recompute, Software
-from zerotune.tuner.advice.hardware.cluster import Cluster
-from zerotune.tuner.advice.hardware.network import FabricNetwork, LinkNetwork
+from zerotune.tuner.advice.hardware.network import LinkNetwork
 from zerotune.tuner.advice.models import meta_module
 from zerotune.tuner.advice.models.model_shape import ModelShape, checked, from_dimensions, from_parameters
 from zerotune.tuner.advice.prediction.compute import nearest_share
-from zerotune.tuner.advice.problem import Problem
+from zerotune.tuner.advice.problem import Problem, Recompute, Software
 from zerotune.tuner.advice.search import RECOMPUTES, Choice
 from zerotune.tuner.offline.memory_report import OPTIMIZERS, PRECISIONS, parse_parameters
 
@@ -181,12 +179,3 @@ def _computation(capability: int, shares: Mapping[int, float]) -> str:
         f"computation reaches that share of the peak which GPUs of compute capability {nearest / 10:.1f} reached in"
         f" published runs; these have {capability / 10:.1f}: extrapolated"
     )
-
-
-def scaled(cluster: Cluster, n_nodes: int) -> Cluster:
-    """The same kind of nodes, more or fewer of them."""
-    network = cluster.network
-    if isinstance(network, FabricNetwork):
-        network = FabricNetwork(network.fabric, n_nodes)
-        network.known_nodes = cluster.network.known_nodes
-    return Cluster(cluster.name, n_nodes, cluster.gpu, network, cluster.gpus_per_node)

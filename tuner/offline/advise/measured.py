@@ -18,13 +18,12 @@ from zerotune.store.errors import UserError
 from zerotune.store.foreign.regular_file import begin_of
 from zerotune.store.records import Collective, CommunicatorClass, Stage, StepRecord
 from zerotune.store.sqlite.database import Store
-from zerotune.tuner.advice.configuration import ZeroConfiguration
-from zerotune.tuner.advice.hardware.cluster import Cluster
+from zerotune.tuner.advice.hardware.clusters import Cluster
 from zerotune.tuner.advice.hardware.gpus import usual
 from zerotune.tuner.advice.hardware.network import Network
 from zerotune.tuner.advice.prediction.memory import memory_of
 from zerotune.tuner.advice.prediction.step import step_parts
-from zerotune.tuner.advice.problem import Measured, Problem
+from zerotune.tuner.advice.problem import Measured, Problem, ZeroConfiguration
 from zerotune.tuner.offline.jobs.finding import job_of
 from zerotune.tuner.traces import Trace, read_trace
 from zerotune.tuner.traces.measuring import Portion, UserFacts

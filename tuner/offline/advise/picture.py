@@ -9,11 +9,12 @@ import matplotlib.patches
 import msgspec
 
 from zerotune.store.errors import UserError
+from zerotune.tuner.advice.hardware.clusters import Cluster
+from zerotune.tuner.advice.hardware.network import FabricNetwork
 from zerotune.tuner.advice.prediction.step import spans
 from zerotune.tuner.advice.problem import Problem
 from zerotune.tuner.advice.search import Choice, Wanted, fastest
 from zerotune.tuner.offline import plots
-from zerotune.tuner.offline.advise.document import scaled
 from zerotune.tuner.offline.advise.shown import name_of
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _over_nodes(axes: Axes, problem: Problem, wanted: Wanted) -> None:
     points = []
     for n_nodes in sorted({*(count for count in _NODES if count <= 4 * asked), asked}):
         with contextlib.suppress(UserError):  # no network
-            cluster = scaled(problem.cluster, n_nodes)
+            cluster = _scaled(problem.cluster, n_nodes)
             best = fastest(msgspec.structs.replace(problem, cluster=cluster), wanted)
             if best is not None:  # else too few nodes, or a batch that they cannot share
                 points.append((n_nodes, best.step.tokens_per_s, best.step.extrapolated))
@@ -93,3 +94,12 @@ def _over_nodes(axes: Axes, problem: Problem, wanted: Wanted) -> None:
     axes.set_xticks(nodes, [str(n) for n in nodes])
     axes.set_xlabel("nodes")
     axes.set_ylabel("tokens per second")
+
+
+def _scaled(cluster: Cluster, n_nodes: int) -> Cluster:
+    """The same kind of nodes, more or fewer of them."""
+    network = cluster.network
+    if isinstance(network, FabricNetwork):
+        network = FabricNetwork(network.fabric, n_nodes)
+        network.known_nodes = cluster.network.known_nodes
+    return Cluster(cluster.name, n_nodes, cluster.gpu, network, cluster.gpus_per_node)

@@ -14,14 +14,13 @@ from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.evidence import FabricEvidence, evidence_of, named_store
 from zerotune.tuner.offline.replay.judging import judge, oracle_facts
 from zerotune.tuner.offline.replay.legality import without_refused
-from zerotune.tuner.offline.replay.loading import load_table, read_table
 from zerotune.tuner.offline.replay.notes import notes_of, nothing_judged
 from zerotune.tuner.offline.replay.plans import plan_rows
 from zerotune.tuner.offline.replay.policies import DEFAULT_POLICIES, POLICIES, PolicyContext, named
 from zerotune.tuner.offline.replay.render import render
 from zerotune.tuner.offline.replay.result import ReplayResult
 from zerotune.tuner.offline.replay.steps import LoggedSteps, logged_steps, step_estimates
-from zerotune.tuner.offline.replay.table import CollectiveTable
+from zerotune.tuner.offline.replay.table import CollectiveTable, load_table, read_table
 from zerotune.tuner.offline.replay.whatif import JobChange, what_if
 
 __all__ = [
