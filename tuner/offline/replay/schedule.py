@@ -225,10 +225,8 @@ def _usual_steps(table: CollectiveTable) -> _Steps | str:
         return "the trace does not tell how much communication of its steps was exposed"
     if len(known) < MIN_STEPS:
         return f"only {len(known)} of its steps tell how much communication was exposed, {MIN_STEPS} are needed"
-    if not bool(np.isfinite(table.duration_us).all()):
-        keep = np.isfinite(table.duration_us)
-        if np.count_nonzero(keep) < 0.5 * len(keep):
-            return "too few of its collectives are timed"
+    if np.count_nonzero(np.isfinite(table.duration_us)) < 0.5 * len(table.duration_us):
+        return "too few of its collectives are timed"
     rows, duration_us = _of_own_rank(table)
     if not len(rows):
         return "it has no collectives"
@@ -314,34 +312,35 @@ def latest_in_a_row(numbers: Sequence[int], n_wanted: int) -> list[int]:
 # ---- rules and computation -----------------------------------------------------------------------
 
 
+_BACKWARD: Final = frozenset({
+    (Collective.all_gather, Phase.backward_gather),
+    (Collective.reduce_scatter, Phase.gradient_scatter),
+    (Collective.all_reduce, Phase.gradient_scatter),
+})  # fmt: skip
+"""Kinds that alternate in the backward pass: a row of one goes on among the others."""
+_LATER: Final = {Rule.at_once: 0, Rule.next_of_kind: 1, Rule.second_of_kind: 2}
+
+
 def _waited_before(kinds: Sequence[Kind], rules: Mapping[Kind, Rule]) -> dict[int, list[int]]:
     """Segment -> collectives waited for in it; segment i lies between the issues of i and i + 1."""
-    n_calls = len(kinds)
     waits: dict[int, list[int]] = defaultdict(list)
-    for at, kind in enumerate(kinds):
-        rule = rules[kind]
-        later = [index for index in range(at + 1, n_calls) if kinds[index] == kind]
-        if rule is Rule.at_once:
-            place = at
-        elif rule is Rule.end_of_row or (rule is Rule.second_of_kind and len(later) < 2):
-            beside = _interleaved(kind)
-            others = [index for index in range(at + 1, n_calls) if kinds[index] not in beside and kinds[index] != kind]
-            place = others[0] - 1 if others else n_calls - 1
-        else:
-            wanted = 2 if rule is Rule.second_of_kind else 1
-            place = later[wanted - 1] - 1 if len(later) >= wanted else at
-        waits[place].append(at)
-    return waits
-
-
-def _interleaved(kind: Kind) -> frozenset[Kind]:
-    """Kinds among which a run of `kind` goes on: gathers and scatters alternate in the backward pass."""
-    backward = {
-        (Collective.all_gather, Phase.backward_gather),
-        (Collective.reduce_scatter, Phase.gradient_scatter),
-        (Collective.all_reduce, Phase.gradient_scatter),
-    }
-    return frozenset(backward) if kind in backward else frozenset()
+    for kind, rule in rules.items():
+        of_row = _BACKWARD if kind in _BACKWARD else {kind}
+        later: list[int] = []  # of its kind, the next one last
+        row_ends = len(kinds)
+        for at in range(len(kinds) - 1, -1, -1):
+            if kinds[at] not in of_row:
+                row_ends = at
+            if kinds[at] != kind:
+                continue
+            n_later = _LATER.get(rule)
+            if n_later is None or (n_later == 2 and len(later) < 2):
+                place = row_ends - 1
+            else:
+                place = later[-n_later] - 1 if 0 < n_later <= len(later) else at
+            waits[place].append(at)
+            later.append(at)
+    return {place: sorted(waited) for place, waited in waits.items()}
 
 
 @dataclass
