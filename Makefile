@@ -94,7 +94,7 @@ setup: .venv/.test-ready
 .venv/.test-ready: .venv/.run-ready benchmarks/lib/nccl/nccl_releases.py
 	@echo "Next what the tests need besides, in minutes."
 	$(PIP_INSTALL) --editable ".[dev]"
-	@echo "Last, once, three releases of NCCL's library for the tests, about 1.3 GB; without them those tests are skipped."
+	@echo "Last, once, two releases of NCCL's library for the tests, about 0.9 GB; without them those tests are skipped."
 	-$(BIN)/python -m benchmarks nccl_releases
 	touch $@
 

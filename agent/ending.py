@@ -155,9 +155,6 @@ def kept(rows_of: Mapping[int, Sequence[PlanRow]], n_steps: Mapping[int, int]) -
     Args:
         rows_of: of plans, by epoch.
         n_steps: that ran of late, by epoch.
-
-    Returns:
-        Rows, each once.
     """
     epochs_of: dict[PlanRow, set[int]] = {}
     for epoch, rows in rows_of.items():
@@ -189,17 +186,12 @@ def tell(
     """Say the line, if this is rank 0 of a launched job that is tuned and not told to be quiet.
 
     Args:
-        settings: of this process.
         plugin: None where it cannot be had.
-        steps: the latest.
         n_steps: that were seen to end.
-        questions: what NCCL has asked for.
         rows_of: of the latest plans, by epoch.
-        has_heard: a daemon has answered at some time.
         is_silent: one that has answered does not any more.
         listened_s: how long this rank listened for one.
         reasons: what the agreement knows, the most important first.
-        replayed_share: of the calls: replays of captured graphs.
     """
     group = first_group.made()
     if os.environ.get(ENV_LAUNCH) != "1" or not settings.agent_on or group is None or group.rank != 0:

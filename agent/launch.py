@@ -73,7 +73,6 @@ def check(request: LaunchRequest, *, daemon_answers: bool, silent: UserError | N
     """Everything that stands in the way of a tuned run.
 
     Args:
-        request: what is to be launched.
         daemon_answers: a daemon is there, or will be started.
         silent: describes a daemon that is there and does not answer; None: there is none.
 

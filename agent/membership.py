@@ -60,14 +60,9 @@ class Membership:
     """This rank as a member of the job.
 
     Args:
-        settings: what the environment said.
-        plugin: the tuner plugin.
-        timer: times the steps.
         queue: steps that have ended, and are still to be reported.
-        costs: what NCCL has offered in this process.
         world: the default process group.
         fabric_id, fabric: the hardware.
-        device_memory: how full the device is.
     """
 
     def __init__(

@@ -55,8 +55,6 @@ def untuned(reason: Reason, detail: str = "", where: str = "") -> str:
     """The line of a job in which nothing was tuned.
 
     Args:
-        reason: why not.
-        detail: what completes its words.
         where: limits that, if only a part of the job is known.
 
     Returns:

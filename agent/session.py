@@ -47,7 +47,6 @@ class Session:
     """Everything the agent keeps between `activate` and the end of the process.
 
     Args:
-        settings: what the environment said.
         plugin: the tuner plugin, or None: then steps are only counted for the summary.
     """
 

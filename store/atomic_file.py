@@ -27,7 +27,6 @@ def atomic_write(path: Path, mode: int | None = None) -> Iterator[Path]:
     several writers puts a whole of their own there; the last one's stays. A pipe or a device is written to directly.
 
     Args:
-        path: of the file.
         mode: of its permissions; None: those of the file that is replaced, else the usual ones.
 
     Yields:

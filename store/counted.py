@@ -7,8 +7,6 @@ def counted(n: int, one: str, many: str = "") -> str:
     """A number with its noun.
 
     Args:
-        n: how many.
-        one: the noun, of one.
         many: its plural; empty: an s more.
 
     Returns:

@@ -283,12 +283,6 @@ class PlanRow(msgspec.Struct, frozen=True):
     ) -> bool:
         """Whether such a call runs under it, its phase being known.
 
-        Args:
-            communicator: of the call.
-            collective: of the call.
-            phase: of the call.
-            message_bytes: of the call, in all.
-
         Returns:
             Whether all of them are the row's.
         """

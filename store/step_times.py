@@ -48,9 +48,7 @@ def change(name: str, before: Array, after: Array) -> MedianChange:
     """Medians, and a bootstrap over blocks of steps (neighbouring steps are not independent).
 
     Args:
-        name: of what is compared.
         before: durations of steps (us).
-        after: durations of other steps.
 
     Returns:
         The change from the first to the second.

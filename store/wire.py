@@ -434,10 +434,6 @@ def decode_agent(frames: Sequence[bytes]) -> tuple[AgentMessage, bytes | None]:
 def usable_records(message: AgentMessage, raw: bytes) -> tuple[NDArray[np.void], int]:
     """The records of a message whose numbers are all in range.
 
-    Args:
-        message: that announced them.
-        raw: its records frame.
-
     Returns:
         Records, COST_FIELDS (CostTables) or OBSERVATION_FIELDS (all others), shape (n,); and how many were left out.
     """

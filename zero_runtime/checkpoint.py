@@ -241,12 +241,7 @@ def save(engine: ShardedModel, folder: str | Path, step: int, extra: Mapping[str
 
     Args:
         engine: whose model, and optimizer if there is one, are saved.
-        folder: of all checkpoints.
-        step: its number; a step is saved once.
         extra: anything that JSON can hold, e.g. a loss scaler's or scheduler's state; rank 0's counts.
-
-    Returns:
-        The checkpoint's own folder.
 
     Raises:
         SettingsError: on every rank: a rank's step is no number, or JSON cannot hold its `extra`; nothing was written.
@@ -332,7 +327,6 @@ def load(engine: ShardedModel, folder: str | Path, step: int | None = None) -> d
 
     Args:
         engine: of the same model; its optimizer, if there is one, gets the saved state.
-        folder: of all checkpoints.
         step: None: the latest that is complete.
 
     Returns:

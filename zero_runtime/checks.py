@@ -18,8 +18,6 @@ def refusal(name: str, value: object, wanted: str) -> SettingsError:
     """The error about an argument that cannot be right.
 
     Args:
-        name: of the argument.
-        value: that was given.
         wanted: what it must be, in words.
 
     Returns:
@@ -34,11 +32,6 @@ def refusal(name: str, value: object, wanted: str) -> SettingsError:
 
 def whole_number(name: str, value: object, least: int) -> int:
     """An argument that counts something.
-
-    Args:
-        name: of the argument.
-        value: that was given.
-        least: that is allowed.
 
     Returns:
         `value`.
@@ -55,10 +48,8 @@ def number(name: str, value: Any, wanted: str, is_right: Callable[[Any], bool]) 
     """Refuses what is no number, and a number that is not right.
 
     Args:
-        name: of the argument.
         value: that was given; a tensor of one element counts as a number.
         wanted: what it must be, in words.
-        is_right: says it of a number.
 
     Raises:
         SettingsError: it is refused.

@@ -36,7 +36,6 @@ def warn_of_held_memory(backend: str, torch_version: str, environment: Mapping[s
     Args:
         backend: of the group, by torch's name.
         torch_version: `torch.__version__`.
-        environment: in which the group was made.
     """
     major, minor = (int(part) for part in torch_version.split(".")[:2])
     if backend == "nccl" and (major, minor) < (2, 8) and environment.get(AVOID_RECORD_STREAMS) != "1":
@@ -77,12 +76,7 @@ class Collectives:
         to another, and NCCL's rings begin their sums elsewhere then.
 
         Args:
-            call: one of this object's collectives.
             arguments: of each call, without the group.
-            group: of all.
-
-        Returns:
-            Done when all are.
         """
         if len(arguments) == 1:
             return call(*arguments[0], group)

@@ -205,7 +205,6 @@ class Engine:
             cls: one that works element by element, such as `torch.optim.AdamW`.
             groups: torch's param groups over the model's parameters, e.g. to decay some weights only; None: all in one
                 group.
-            defaults: the optimizer's own arguments.
 
         Returns:
             The optimizer, over this rank's shards; torch's learning rate schedulers take it.
@@ -366,11 +365,7 @@ class Engine:
 
         Args:
             folder: of all checkpoints, seen by all ranks.
-            step: its number; a step is saved once.
             extra: anything that JSON can hold, e.g. a scheduler's state; rank 0's counts.
-
-        Returns:
-            The checkpoint's own folder.
 
         Raises:
             SettingsError: on every rank: a rank's step is no number, or JSON cannot hold its `extra`.
@@ -400,7 +395,6 @@ def shard(
     """Shards `model` in place over `group` and returns its engine; call on every rank of the group.
 
     Args:
-        model: any module; its parameters keep their identity.
         layers: modules that are gathered one by one in stage 3; by default the members of the model's module lists, or
             its children.
         group: ranks that train the model together; by default all.

@@ -26,7 +26,6 @@ class LossScaler:
     Every rank sees every rank's overflow by an all-reduce of one number, so all skip the same steps.
 
     Args:
-        initial: first scale.
         growth_interval: steps without overflow after which the scale doubles.
         least: the scale is never halved below it.
     """

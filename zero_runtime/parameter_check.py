@@ -24,7 +24,6 @@ class ParameterCheck:
     """Looks at every parameter before each forward that trains; all ranks call that alike.
 
     Args:
-        model: whose forwards are watched.
         flats: that hold its parameters, in the same order on every rank.
         groups: meet one after another and reach all ranks that train this model.
         backward: a forward inside it is a recomputation, which is not looked at.

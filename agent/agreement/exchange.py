@@ -56,10 +56,6 @@ class Exchange:
     def wait_until(self, is_so: Callable[[], bool], least_s: float = 0.0) -> None:
         """Poll until `is_so()`: for what may take minutes or never happen.
 
-        Args:
-            is_so: asks the store.
-            least_s: between two looks.
-
         Raises:
             Closed: `close` was called.
             RuntimeError: the store is gone.

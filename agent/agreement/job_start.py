@@ -40,8 +40,6 @@ def compare(exchange: Exchange, world_size: int, fingerprint: str) -> bool:
     """Rank 0, after `found_incarnation`: wait for all ranks and tell them whether they are alike.
 
     Args:
-        exchange: in the folder of this incarnation.
-        world_size: ranks of the job.
         fingerprint: rank 0's own; what must be equal on all ranks.
 
     Returns:
@@ -69,7 +67,6 @@ def join(
     Args:
         exchange: at the top of the store; afterwards in the folder of the incarnation.
         rank: of this process, not 0.
-        world_size: ranks of the job.
         fingerprint: this rank's own; what must be equal on all ranks.
         token: of this process; None: a random one.
 

@@ -172,7 +172,6 @@ def decide(change: PlanChange, answers: Iterable[Answer], left_alone: Iterable[s
     """The outcome of `change`, by the answers that are here.
 
     Args:
-        change: what was asked for.
         answers: one of each rank at most.
         left_alone: communicators whose ranks were seen to differ.
 
@@ -294,7 +293,6 @@ class Leader:
         """The change to ask for next.
 
         Args:
-            number: of the change.
             plan: what is offered, as far as the caller could load it.
 
         Returns:

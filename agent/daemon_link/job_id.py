@@ -22,7 +22,6 @@ class AgreedJobId:
 
     Args:
         store: the job's store, on a connection that nobody blocks.
-        rank: in the job.
         own: what this rank was told by its environment.
     """
 

@@ -23,7 +23,6 @@ class LeaderAddress:
 
     Args:
         store: the job's store, on a connection that nobody blocks.
-        rank: in the job.
         is_first_of_node: whether this rank speaks for its node.
     """
 

@@ -14,7 +14,6 @@ def described(variables: Mapping[str, str], sys_class: Path = SYS) -> str:
     """Such as `8 x InfiniBand 400 Gb/sec (4X NDR)`; Ethernet interfaces if there is nothing else; empty: none is known.
 
     Args:
-        variables: NCCL's, of which some choose among adapters.
         sys_class: where Linux tells of devices.
     """
     ports: list[str] = []

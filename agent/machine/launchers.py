@@ -34,12 +34,7 @@ def local_rank(environment: Mapping[str, str]) -> int:
 
 
 def local_size(environment: Mapping[str, str], world_size: int) -> int:
-    """Ranks on this node; all of the job's if nobody says it.
-
-    Args:
-        environment: of this process.
-        world_size: ranks of the job.
-    """
+    """Ranks on this node; all of the job's if nobody says it."""
     said = _first(environment, LOCAL_SIZE) or _of_slurm(environment) or _of_flux(environment)
     return said if said and said <= world_size else world_size
 

@@ -35,12 +35,7 @@ MOST_BYTES: Final = 1 << 20
 
 
 def in_effect(environment: Mapping[str, str], system_file: Path = SYSTEM_FILE) -> dict[str, str]:
-    """All of NCCL's variables: of the environment, then of the user's file, then of the system's.
-
-    Args:
-        environment: of this process.
-        system_file: the administrator's.
-    """
+    """All of NCCL's variables: of the environment, then of the user's file, then of the system's."""
     own = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", "/")) / ".nccl.conf")
     found: dict[str, str] = {}
     for path in (system_file, Path(own)):

@@ -45,13 +45,9 @@ def legal_cells(
     """Cells that NCCL accepts for a collective.
 
     Args:
-        collective: what is called.
-        n_nodes: nodes of the communicator.
         n_ranks: ranks of the communicator; PAT needs one rank per node; None: unknown, PAT counts as possible.
         nccl_version: (major, minor, ...); None: the newest whose rules are known here.
         redop_is_sum: False: averages of floats, which NCCL turns into pre-multiplied sums.
-        collnet: in-network reduction is configured (NCCL_COLLNET_ENABLE).
-        nvls: the machine has NVLink multicast.
 
     Returns:
         In NCCL's order of preference where costs are equal; empty if NCCL has no choice.
@@ -95,7 +91,6 @@ def candidates(
     """The baseline, then every legal cell with every channel count of the ladder.
 
     Args:
-        collective: what is called.
         communicator: where it is called.
         max_channels: channels that the communicator has, 1 to 64; always one of the counts tried.
         nccl_version: (major, minor, ...); None: the newest whose rules are known here.

@@ -160,10 +160,6 @@ def cost_us(
     """Time of one cell as NCCL predicts it, for many sizes at once.
 
     Args:
-        topology: of the communicator.
-        collective: what is called.
-        algorithm: of the cell.
-        protocol: of the cell.
         message_bytes: NCCL's nBytes, the whole buffer; a number or an array of any shape.
         n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
 
@@ -197,8 +193,6 @@ def cost_table(
     """The table that NCCL hands to a tuner plugin for one call.
 
     Args:
-        topology: of the communicator.
-        collective: what is called.
         message_bytes: NCCL's nBytes, the whole buffer.
         n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
 
@@ -219,6 +213,7 @@ def cost_table(
     return table
 
 
+@lru_cache(maxsize=4096)
 def default_choice(
     topology: Topology,
     collective: Collective,
@@ -230,8 +225,6 @@ def default_choice(
     """What NCCL runs when nobody interferes: the cell with the lowest predicted cost, the first of equal ones.
 
     Args:
-        topology: of the communicator.
-        collective: what is called.
         message_bytes: NCCL's nBytes, the whole buffer.
         n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
         redop_is_sum: False: operators that reduce_scatter by PAT and NVLS refuses (averages of floats).
@@ -263,10 +256,6 @@ def default_channels(
     """Channels that NCCL gives to a collective when the plugin has no opinion.
 
     Args:
-        topology: of the communicator.
-        collective: what is called.
-        algorithm: that runs.
-        protocol: that runs.
         message_bytes: NCCL's nBytes, the whole buffer.
 
     Returns:
@@ -287,10 +276,8 @@ def channels_used(collective: Collective, protocol: Protocol, message_bytes: int
     """Channels that really run: fewer than asked for when there is little traffic.
 
     Args:
-        collective: an all-reduce sends its buffer twice.
         protocol: LL sends a flag with every 4 bytes; NCCL counts its traffic four times.
         message_bytes: NCCL's nBytes, the whole buffer.
-        n_channels: that are asked for.
 
     Returns:
         1 to `n_channels`.
@@ -302,12 +289,7 @@ def in_effect(collective: Collective, message_bytes: int, candidate: Candidate) 
     """The setting with the channels that really run: with little traffic, several counts have the same effect.
 
     Args:
-        collective: what is called.
         message_bytes: NCCL's nBytes, the whole buffer.
-        candidate: the setting asked for.
-
-    Returns:
-        The setting that runs.
     """
     if candidate.algorithm is None or candidate.protocol is None or not candidate.n_channels:
         return candidate
@@ -319,10 +301,8 @@ def channels_filled(collective: Collective, protocol: Protocol, message_bytes: i
     """As `channels_used`, but the last channel counts by its share of traffic.
 
     Args:
-        collective: an all-reduce sends its buffer twice.
         protocol: LL's traffic counts four times, as in NCCL.
         message_bytes: NCCL's nBytes, the whole buffer.
-        n_channels: that are asked for.
 
     Returns:
         1 to `n_channels`, with a fraction.

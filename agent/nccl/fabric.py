@@ -154,7 +154,6 @@ class Fabric:
 
         Args:
             communicator: where it is called; with one rank it is a copy on the device.
-            collective: what is called.
             algorithm: None for collectives that have none (send, all_to_all ...).
             protocol: None for the same collectives.
             n_channels: that are asked for; fewer run when the message is small, as in NCCL.

@@ -147,12 +147,8 @@ class Libnccl:
         """Make this rank's communicator; every rank must call it.
 
         Args:
-            n_ranks: ranks of the communicator.
             unique_id: what rank 0 got from `unique_id()`.
             rank: this one, 0 to n_ranks - 1.
-
-        Returns:
-            The communicator's address.
 
         Raises:
             NcclError: NCCL cannot make it.
@@ -178,7 +174,6 @@ class Libnccl:
             collective: which one; root is rank 0 where there is one.
             communicator: where.
             message_bytes: NCCL's nBytes: the total over ranks for all_gather and reduce_scatter.
-            n_ranks: of the communicator.
             buffers: addresses of what is sent and of what is received, in device memory.
             operation: SUM or AVERAGE, where there is one.
             stream: to put it into; None: the default stream.
@@ -206,11 +201,8 @@ class Libnccl:
         """Call a collective.
 
         Args:
-            collective: which one; one that has a setting.
             communicator: where.
             buffers: addresses of what is sent and of what is received.
-            count: NCCL's count argument, in elements.
-            datatype: ncclDataType_t of the elements.
             operation: ncclRedOp_t, where there is one.
             root: rank, where there is one.
             stream: to put it into; None: the default stream.
@@ -233,13 +225,6 @@ class Libnccl:
 
     def premultiplied_sum(self, datatype: int, communicator: int) -> int:
         """A reduction that multiplies by zero before it sums: what it computes does not matter here.
-
-        Args:
-            datatype: ncclDataType_t.
-            communicator: that it is for.
-
-        Returns:
-            Its ncclRedOp_t.
 
         Raises:
             NcclError: NCCL refuses it.

@@ -258,8 +258,6 @@ class Plugin:
         """Put what was prepared in force.
 
         Args:
-            owner: the communicator's.
-            from_calls: the first call of each stage.
             cycle: the calls of a step, by which phases are known.
 
         Returns:

@@ -44,7 +44,6 @@ def channel_bytes(algorithm: Algorithm, communicator: CommunicatorClass) -> int:
     from), and the sender a block for where both are. Over a network both ends do, LL's but on the receiving side only.
 
     Args:
-        algorithm: that is connected.
         communicator: whose ranks are connected. The network is taken to reach GPU memory: else (sockets) buffers are in
             host memory.
 
@@ -69,11 +68,6 @@ def channel_bytes(algorithm: Algorithm, communicator: CommunicatorClass) -> int:
 def connection_mb(algorithm: Algorithm, communicator: CommunicatorClass, n_channels: int) -> float:
     """The most device memory that connecting an algorithm takes, on one rank.
 
-    Args:
-        algorithm: that is connected.
-        communicator: whose ranks are connected.
-        n_channels: of the communicator; NCCL connects them all.
-
     Returns:
         10^6 bytes.
     """
@@ -86,7 +80,6 @@ def channels_within(limit_mb: float, channel_mb: float | None = None, fixed_mb: 
     Args:
         limit_mb: device memory that the ring may take, 10^6 bytes.
         channel_mb: of one channel, a fabric's figure; None: what NCCL takes over a network.
-        fixed_mb: whatever the channels, a fabric's figure.
 
     Returns:
         At least 1; 64 where channels cost nothing.

@@ -48,7 +48,6 @@ def take_places(environment: MutableMapping[str, str], ours: str, *, searches: b
     """Put our plugin where NCCL looks for a tuner and a profiler, and write down whose places those were.
 
     Args:
-        environment: of the process that will load NCCL.
         ours: path or name of our library.
         searches: what NCCL would find without being told a name is asked, too.
     """

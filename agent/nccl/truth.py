@@ -67,7 +67,6 @@ class TruthCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         Args:
             communicator: where it is called.
-            collective: what is called.
             n_channels: that run; the last may count by its share of traffic.
 
         Returns:
@@ -96,7 +95,6 @@ def hops(communicator: CommunicatorClass, collective: Collective, algorithm: Alg
 
     Args:
         communicator: where it is called.
-        collective: an all-reduce passes everything twice.
         algorithm: a ring passes from rank to rank, the others over log2(nodes) levels between nodes.
 
     Returns:
@@ -137,7 +135,6 @@ class RecordedCurve(NamedTuple):
 
         Args:
             collective: broadcast and reduce send all bytes in each step and take as long on any number of ranks.
-            n_ranks: of the communicator.
             message_bytes: NCCL's nBytes, the whole buffer.
             factor: of the bandwidth, up to 1 with fewer channels than recorded; time that is not limited by bandwidth
                 stays.
@@ -213,7 +210,6 @@ def line(cell: TruthCell, communicator: CommunicatorClass, collective: Collectiv
     Args:
         cell: algorithm and protocol, with their true rates and latencies.
         communicator: where it is called.
-        collective: what is called.
         n_channels: that run; the last may count by its share of traffic.
 
     Returns:

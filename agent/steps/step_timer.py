@@ -50,7 +50,6 @@ class StepTimer:
 
     Args:
         plugin: counts steps; None: they are only timed.
-        sinks: each is given every finished step.
         on_lost: is called for each step whose time is not known.
     """
 

@@ -25,7 +25,6 @@ class SummaryWriter:
 
         Args:
             fabric: name of the emulated fabric; None: the real NCCL.
-            n_ranks: of the process group.
             rank: of the process group; in processes of `mp.spawn` the environment does not say it.
         """
         self._fabric = fabric

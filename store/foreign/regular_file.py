@@ -12,7 +12,6 @@ def read_file(path: Path, max_bytes: int, *, owner: int | None = None, follow: b
     """All of a file.
 
     Args:
-        path: of the file.
         max_bytes: that it may have.
         owner: number of the user whose file it must be; None: anybody's.
         follow: whether it may be a symbolic link.

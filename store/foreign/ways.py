@@ -50,7 +50,6 @@ def make_own_folder(folder: Path, what: str, elsewhere: str) -> None:
     """Make a folder of this user alone, and those above it that are missing; nobody else could reach it on any way.
 
     Args:
-        folder: absolute.
         what: is kept there, for the message.
         elsewhere: how to name another, for the remedy.
 

@@ -19,7 +19,6 @@ def back_up(store: Path, target: Path, *, may_overwrite: bool = False) -> int:
     Args:
         store: the file to copy; a daemon may have it open.
         target: where the copy goes; it gets no side files.
-        may_overwrite: replace a file that exists there.
 
     Returns:
         Bytes of the copy.

@@ -62,10 +62,6 @@ class StoreDamage(sqlite3.DatabaseError):
 def open_for_writing(path: Path, *, may_set_aside: bool = True) -> tuple[sqlite3.Connection, LockFile, Damage | None]:
     """The writer's connection, the lock that goes with it, and what was wrong with a file that was set aside.
 
-    Args:
-        path: of the file itself: no symbolic link.
-        may_set_aside: move a damaged file to another name.
-
     Raises:
         StoreError: the directory cannot be written, or anyone may write there; or it or the file is another user's; or
             the file is another application's, or has several names, or is corrupt and may not be set aside.
@@ -109,7 +105,6 @@ def begin_anew(
 
     Args:
         path: of the store, whose lock is held, and which no connection of this process writes any more.
-        error: what SQLite found.
         redo: writes into the new file what the caller still knows.
 
     Returns:

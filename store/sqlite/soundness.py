@@ -66,9 +66,6 @@ def check(path: Path) -> Soundness:
     Args:
         path: of the store, or of a damaged one that was set aside.
 
-    Returns:
-        What was found.
-
     Raises:
         StoreError: there is no store, or nothing of one in it, or another application's database, or nobody can read
             it now.

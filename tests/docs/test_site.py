@@ -15,6 +15,8 @@ from zerotune.tuner.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.slow  # building the site takes half a minute
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:

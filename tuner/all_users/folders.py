@@ -68,13 +68,9 @@ def make_for(user: User, runtime: Path, state: Path, share: Share) -> Folders:
     """Make what is missing of a user's folders.
 
     Args:
-        user: whose they will be.
         runtime: the service's folder for sockets.
         state: the service's folder for stores.
         share: with whom the user shares knowledge.
-
-    Returns:
-        The folders.
 
     Raises:
         UserError: one is there that is not this user's.

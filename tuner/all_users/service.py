@@ -317,7 +317,6 @@ def serve_all_users(runtime: Path, state: Path, policy: Policy, on_ready: Callab
         runtime: folder for sockets.
         state: folder for stores.
         policy: what the administrator chose.
-        on_ready: called once users are served.
 
     Raises:
         UserError: the folders or the door cannot be made.

@@ -19,8 +19,6 @@ class UserDaemon(UserProcess):
     `ready_fd` can be read once the daemon serves (one byte), or has ended before (nothing).
 
     Args:
-        user: whom it runs as.
-        folders: theirs.
         options: further arguments of `zerotune daemon`.
 
     Raises:

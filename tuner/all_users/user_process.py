@@ -27,9 +27,6 @@ class UserProcess:
     """Starts at construction, in a session of its own, in `/`. It gets no descriptor of root's but those named here.
 
     Args:
-        user: whom it runs as.
-        command: its words; the first is a path.
-        environment: all of it.
         output: descriptor of its standard output; None: it has none.
         keep: a further descriptor that it inherits.
         log: file of the user's for its standard error, emptied by the user; None: it has none.
@@ -114,9 +111,6 @@ class _Heard:
     """A process of a user's that is listened to; starts at construction.
 
     Args:
-        user: whom it runs as.
-        command: its words.
-        environment: all of it.
         ends_at_s: by when it must have said all.
 
     Raises:
@@ -156,11 +150,8 @@ def outputs_of(
     Each has its own time, and its own place among those that run: no user's takes any of another's.
 
     Args:
-        commands: of each user.
-        environment: of all.
         timeout_s: after which one that still runs is killed.
         max_bytes: that one may say.
-        at_once: how many run at a time.
 
     Returns:
         By user, the output of commands that ended by themselves.

@@ -63,8 +63,6 @@ def fleet_arguments(fleet: str | None, contributor: str | None, book: str | None
 
     Args:
         fleet: URL below which what is measured is written.
-        contributor: who measured.
-        book: URL of a book.
         book_key: whose signature it must have.
 
     Returns:
@@ -86,7 +84,6 @@ def refuse_impossible(fleet: str | None, book: str | None, book_key: str | None)
 
     Args:
         fleet: URL below which what is measured is written.
-        book: URL of a book.
         book_key: whose signature it must have.
 
     Raises:
@@ -106,7 +103,6 @@ def shelf_of(book: str | None, book_key: str | None) -> Shelf | None:
     """Where a daemon finds its book; None: nowhere.
 
     Args:
-        book: its URL.
         book_key: whose signature it must have; given with `book`.
 
     Raises:
@@ -129,7 +125,6 @@ def fleet_writer(fleet: str | None, contributor: str | None, store: Path) -> Fle
     """What writes a daemon's measurements for other nodes; None: nothing does.
 
     Args:
-        fleet: URL below which they are written.
         contributor: what whoever measured is called; None: the host's name.
         store: the daemon's; the key that signs what is written lies beside it, and is made when it is first wanted.
 

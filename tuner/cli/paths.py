@@ -21,7 +21,6 @@ def output_file(path: Path, *, over_database: bool = False) -> Path:
     """A path that can be written to.
 
     Args:
-        path: that was given.
         over_database: whether a database may be there.
 
     Raises:

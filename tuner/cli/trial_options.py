@@ -72,8 +72,6 @@ def brain_settings(
     Args:
         budget_percent: what trying settings out may cost, in percent of training time, above 0 and up to 100.
         memory_threshold: share of device memory above which nothing is added, above 0 and up to 1.
-        no_explore: try nothing out.
-        shadow: carry nothing out.
         numerics: what may change.
 
     Returns:
@@ -122,8 +120,6 @@ def given_arguments(
     Args:
         budget_percent: as for `brain_settings`; None: not given.
         memory_threshold: as for `brain_settings`; None: not given.
-        no_explore: whether it was given.
-        shadow: whether it was given.
         numerics: as for `brain_settings`.
 
     Returns:

@@ -45,13 +45,9 @@ def start_in_background(
 
     Args:
         endpoint: address to listen at, which no other daemon may have.
-        store_path: the SQLite file that it writes.
         idle_exit_s: it ends by itself after this time without a message of any rank.
         log_path: file to append its output to; default: `.daemon.log` beside the store.
         options: further arguments of `zerotune daemon`.
-
-    Returns:
-        Its process.
 
     Raises:
         UserError: it does not answer within START_TIMEOUT_S, or another one does; the reason is in the message.
@@ -79,8 +75,6 @@ def ensure_daemon(
     """Like `start_in_background`, for several commands at once: all get the one daemon that took the address.
 
     Args:
-        endpoint: address to listen at.
-        store_path: the SQLite file that it writes.
         idle_exit_s: it ends by itself after this time without a message of any rank.
         log_path: file to append its output to; default: `.daemon.log` beside the store.
         options: further arguments of `zerotune daemon`.

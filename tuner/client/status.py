@@ -65,7 +65,6 @@ def workload(stage: Stage, missing: MissingEvidence = MissingEvidence.nothing) -
     """What kind of training a job is, in words, or why that is not known.
 
     Args:
-        stage: recognised so far.
         missing: evidence without which no stage can be named.
 
     Returns:

@@ -79,9 +79,7 @@ def demo(out: Path, console: Console, *, fabric: str = FABRIC, n_steps: int = N_
 
     Args:
         out: folder for `report.html`, `store.db`, traces and logs; made if need be.
-        console: gets the progress and the tables.
         fabric: name or path of a fabric file of the emulated NCCL.
-        n_steps: optimizer steps of each run.
 
     Raises:
         UserError: `out` cannot be written, a run failed (the last line of its log is in the message), its ranks did
@@ -243,9 +241,6 @@ def print_decisions(console: Console, decisions: list[Decision], here: Medians, 
     """Print what was decided for each key, beside what was measured.
 
     Args:
-        console: to print to.
-        decisions: of the job.
-        here: medians that the job measured.
         everywhere: medians of all that the store has of the fabric.
     """
     table = Table("collective, phase", "message", "NCCL's own", "zerotune", title="Decisions, measured medians")
@@ -301,7 +296,6 @@ def write_summaries(out: Path, fabric: str, off: DemoRun, on: DemoRun) -> None:
         out: folder for `off.json` and `on.json`.
         fabric: name of the fabric that both ran on.
         off: the run without the agent.
-        on: the run with it.
     """
     for name, run in (("off", off), ("on", on)):
         steps = [{**step, "loss_hex": loss} for step, loss in zip(run.steps, run.loss_hex[1:], strict=False)]

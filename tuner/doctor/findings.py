@@ -53,12 +53,7 @@ def warning(code: str, found: str, remedy: str) -> Finding:
     """A finding that leaves tuning at work, but not at its best.
 
     Args:
-        code: name of the check.
         found: what is there instead of what should be.
-        remedy: what the user can do.
-
-    Returns:
-        The finding.
     """
     return Finding(code, Status.warning, found, remedy)
 
@@ -67,12 +62,7 @@ def problem(code: str, found: str, remedy: str) -> Finding:
     """A finding with which nothing is tuned.
 
     Args:
-        code: name of the check.
         found: what is there instead of what should be.
-        remedy: what the user can do.
-
-    Returns:
-        The finding.
     """
     return Finding(code, Status.problem, found, remedy)
 

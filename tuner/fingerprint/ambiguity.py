@@ -35,7 +35,6 @@ def unambiguous(shown: Shown, codes: Ints, groups: Groups = NO_GROUPS) -> Shown:
     """What remains of `shown`, given what other kinds of training enqueue.
 
     Args:
-        shown: what is recognised.
         codes: the calls of one step, as `anatomy.encode` writes them, [n].
         groups: where the calls are known to have gone; empty: the bare sequence.
 

@@ -26,7 +26,6 @@ def check_installed(what: str, packages: tuple[str, ...] = ALL) -> None:
 
     Args:
         what: the option or command that needs them, for the message.
-        packages: that it needs.
 
     Raises:
         UserError: one is missing.

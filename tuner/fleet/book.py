@@ -191,7 +191,6 @@ def sealed(lines: Iterable[Line], signer: Signer | None) -> bytes:
     """A book's file.
 
     Args:
-        lines: head first.
         signer: None: nobody signs, and daemons will refuse it.
 
     Returns:
@@ -207,7 +206,6 @@ def opened(data: bytes, name: str, verifier: Verifier | None = None) -> Book:
 
     Args:
         data: bytes of the file.
-        name: how messages call it.
         verifier: whose signature it must have; None: signatures are not looked at.
 
     Returns:

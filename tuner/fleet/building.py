@@ -50,7 +50,6 @@ def build(
     """Write a book.
 
     Args:
-        url: what daemons write to.
         out: the book's file; what was merged is kept beside it.
         aggregated: where units are that a cluster engine made of all objects below `url`, which are not read then, and
             nothing is kept; empty: nowhere.
@@ -59,10 +58,6 @@ def build(
         signer: None: it will not be signed.
         memory_mb: that DuckDB may take.
         made_by: the version of zerotune, for the head.
-        progress: told how reading goes.
-
-    Returns:
-        What was done.
 
     Raises:
         UserError: the URL cannot be listed, there is nothing of ours below it, the units are none, a file cannot be

@@ -45,9 +45,6 @@ def refresh(connection: duckdb.DuckDBPyConnection) -> int:
 
     Args:
         connection: of `Merging`.
-
-    Returns:
-        The number of jobs.
     """
     jobs = connection.execute(f"SELECT {_SAME_JOB} FROM changed_jobs ORDER BY ALL").fetchall()
     for at in range(0, len(jobs), JOBS_AT_ONCE):

@@ -135,13 +135,6 @@ class Merging:
     def merge(self, storage: Storage, progress: Progress = lambda looked_at, there_are, n_rows: None) -> Merged:
         """Take in what lies below a URL and was not merged yet.
 
-        Args:
-            storage: the URL.
-            progress: told how it goes.
-
-        Returns:
-            What was found.
-
         Raises:
             UserError: the URL cannot be listed.
         """

@@ -143,9 +143,7 @@ def pack(
     """Rows as an object.
 
     Args:
-        contributor: what whoever measured them is called.
         fabric: where.
-        job_ids: ids of the jobs.
         job: index into `job_ids` of each row, shape (n,).
         block: MEASUREMENT, shape (n,).
         at_s: Unix time, of all of them; its day (UTC) is the partition.

@@ -26,11 +26,7 @@ def read_book(url: str, verifier: Verifier | None = None) -> Book:
     """The book at a path or URL.
 
     Args:
-        url: of the file.
         verifier: whose signature it must have; None: signatures are not looked at.
-
-    Returns:
-        The book.
 
     Raises:
         BookError: it cannot be read, or `opened` refuses it.
@@ -81,10 +77,7 @@ def render(book: Book, console: Console, fabric_id: str | None = None, *, is_che
     """Print a book's origin, who was set aside, and its winners by fabric.
 
     Args:
-        book: what was read.
-        console: rich console to print to.
         fabric_id: only this fabric's; None: all.
-        is_checked: its signature was.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -163,8 +156,6 @@ def plan_rows(book: Book, name: str, fabric_id: str | None = None) -> tuple[str,
     """What wins on one fabric, as rows of a plan.
 
     Args:
-        book: that was read.
-        name: how messages call it.
         fabric_id: of the fabric; None: the only one with winners.
 
     Returns:
@@ -190,8 +181,6 @@ def default_rows(
     """What NCCL's own choices take on one fabric, a row for each size class of a collective.
 
     Args:
-        book: that was read.
-        name: how messages call it.
         fabric_id: of the fabric; None: the only one.
 
     Returns:

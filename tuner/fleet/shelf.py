@@ -77,9 +77,7 @@ class Shelf:
     """Holds the newest book that was believed; a bad one leaves what was there, and is said in one line.
 
     Args:
-        url: of the book.
         verifier: whose signature it must have.
-        read_every_s: how often it is looked at anew.
     """
 
     def __init__(self, url: str, verifier: Verifier, read_every_s: float = READ_EVERY_S) -> None:

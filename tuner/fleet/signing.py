@@ -60,7 +60,6 @@ class Signer:
         """The key that a program keeps for itself, made when it is first wanted.
 
         Args:
-            path: of its PEM file.
             elsewhere: how to name another, for the remedy.
 
         Raises:
@@ -121,11 +120,6 @@ class Verifier:
 
         Args:
             key: that claims to have signed it, in hexadecimal.
-            signature: in hexadecimal.
-            data: what was signed.
-
-        Returns:
-            Whether it did.
         """
         return key.lower() == self.public_hex and is_signed(self.public_hex, signature, data)
 
@@ -136,16 +130,7 @@ def is_key(text: str) -> bool:
 
 
 def is_signed(key: str, signature: str, data: bytes) -> bool:
-    """Whether a key signed some data.
-
-    Args:
-        key: in hexadecimal.
-        signature: in hexadecimal.
-        data: what was signed.
-
-    Returns:
-        Whether it did.
-    """
+    """Whether a key signed some data."""
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError):

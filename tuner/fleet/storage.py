@@ -54,10 +54,6 @@ class Storage:
     def put(self, path: str, data: bytes) -> None:
         """Write a file that nobody may write over; nothing is done where it is there already.
 
-        Args:
-            path: below the URL.
-            data: what is in it.
-
         Raises:
             Exception: whatever the file system raises.
         """

@@ -50,7 +50,6 @@ class FleetWriter:
         contributor: what people call whoever writes, such as the node's name.
         signer: its key, which says who that is; the same for as long as the machine is.
         clock: seconds since the epoch.
-        write_every_s: how long rows are gathered.
     """
 
     def __init__(
@@ -97,8 +96,6 @@ class FleetWriter:
         """Queue what was measured here.
 
         Args:
-            fabric_id: of the hardware.
-            facts: what the hardware is.
             job_id: by which job.
             block: MEASUREMENT, shape (n,); copied.
         """

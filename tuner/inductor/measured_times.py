@@ -88,11 +88,6 @@ class MeasuredTimes(msgspec.Struct, frozen=True):
     def us(self, collective: Collective, communicator: CommunicatorClass, message_bytes: int) -> float | None:
         """Microseconds of a collective, between measured sizes on a straight line of logs.
 
-        Args:
-            collective: which.
-            communicator: its ranks and nodes.
-            message_bytes: total, as NCCL counts them.
-
         Returns:
             The time; None outside of what was measured, or where the nearest sizes are more than MAX_GAP apart.
         """

@@ -25,7 +25,6 @@ class RuntimeEstimation:
     It can be pickled, and is equal on all ranks: inductor's cache has it in its keys.
 
     Args:
-        times: what was measured.
         ranks_per_node: how ranks lie on nodes; 0: all on one.
     """
 

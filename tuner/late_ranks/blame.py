@@ -28,7 +28,6 @@ def blamed(
 
     Args:
         late: who is late where. What is not proven explains, too.
-        members: of each communicator.
         slow: members of each slow communicator, and what it costs in a step (us).
 
     Returns:

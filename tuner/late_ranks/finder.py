@@ -77,7 +77,6 @@ class LateRankFinder:
 
         Args:
             node: its number among the reporters, its lowest rank.
-            n_ranks: ranks there.
             host: the node's name; empty: not said.
             lateness: what it sees of its own ranks; None: not said.
         """

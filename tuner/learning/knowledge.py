@@ -112,14 +112,8 @@ class Knowledge:
         """What earlier jobs on this fabric left: statistics, and the model if it still fits.
 
         Args:
-            store: of this user.
-            fabric_id: of the fabric.
             pool: where this user tells others, and others speak of what this user never measured; None: nowhere.
             model: correction (None: NCCL's cost is not corrected) and its id; None: the store's.
-            without_job: job id that is left out.
-
-        Returns:
-            The knowledge.
         """
         if model is None:
             from zerotune.tuner.modeling.trainer import load_correction
@@ -145,10 +139,7 @@ class Knowledge:
         """Starting guess at one key.
 
         Args:
-            key: whose earlier measurements count first.
-            message_bytes: NCCL's size of its calls.
             candidates: shape [n].
-            costs: NCCL's cost.
 
         Returns:
             Log microseconds, mean and standard deviation, each of shape [n]; mean NaN: not available.
@@ -172,12 +163,9 @@ class Knowledge:
         """Starting guess from cost and correction alone; what was measured at a key comes in by `apply_measurements`.
 
         Args:
-            communicator: of the calls.
-            collective: that is called.
             candidates: shape [n_candidates].
             message_bytes: NCCL's sizes of the calls, shape [n_sizes].
             classes: their size classes, shape [n_sizes].
-            costs: NCCL's cost.
             carries_over: False: algorithms and protocols that no earlier run measured get NCCL's cost with all the
                 doubt about it, since a trial may find what others do not predict; and the doubt that all guesses at a
                 communicator share is left to `doubt_in_common`.
@@ -233,7 +221,6 @@ class Knowledge:
         """Replace guesses by what was measured at the key, or at its twin of another phase, where that is surer.
 
         Args:
-            key: whose measurements are looked up.
             candidates: shape [n].
             mean: log microseconds, shape [n]; written to.
             std: standard deviation (log), shape [n]; written to.

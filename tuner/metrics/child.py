@@ -20,9 +20,6 @@ def metrics_process(address: str, endpoint: str, store_path: Path, curve_dir: Pa
     """Run `zerotune metrics --serve` as a child, which ends with this process, however that ends.
 
     Args:
-        address: HOST:PORT to serve at.
-        endpoint: of the daemon.
-        store_path: the daemon's store.
         curve_dir: folder with the keys for a daemon at `tcp://`; None: no keys.
 
     Yields:

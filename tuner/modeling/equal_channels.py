@@ -46,7 +46,6 @@ def asked_for(ran: Candidate, offered: Collection[str], key: DecisionKey) -> Can
     """The setting on offer that has the effect of `ran` at this key.
 
     Args:
-        ran: a setting that ran.
         offered: settings that decisions may ask for, as text (`ring/ll/4ch`).
         key: gives the collective and the range of sizes.
 

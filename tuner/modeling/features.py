@@ -71,9 +71,6 @@ def key_codes(
     Args:
         n_ranks: of the communicator; this and the others are arrays of one shape, or numbers.
         n_nodes: that the communicator spans.
-        collective: as integers.
-        phase: as integers.
-        classes: size classes.
 
     Returns:
         Codes in the shape of the arguments; `key_of` reads one back.
@@ -111,9 +108,7 @@ def channels_filled(
 
     Args:
         collective: as integers; all arguments are arrays of one shape, or numbers.
-        protocol: as integers.
         message_bytes: NCCL's nBytes, the whole buffer.
-        n_channels: that are asked for.
 
     Returns:
         1 to `n_channels`, with fractions, in the shape of the arguments.
@@ -178,9 +173,6 @@ class CostPrior:
         """Take over a cost table that NCCL handed to the plugin.
 
         Args:
-            communicator: of the call.
-            collective: of the call.
-            message_bytes: of the call.
             table: microseconds by algorithm and protocol, shape [7, 3]; below zero: not available.
 
         Returns:
@@ -205,8 +197,6 @@ class CostPrior:
         """NCCL was asked for this algorithm and protocol, and ran others: it does not offer them.
 
         Args:
-            communicator: of the call.
-            collective: of the call.
             cell: algorithm and protocol that are no candidates from now on.
         """
         self._refused.setdefault((communicator, collective), set()).add(cell)
@@ -245,8 +235,6 @@ class CostPrior:
         """What NCCL would choose by itself.
 
         Args:
-            communicator: of the call.
-            collective: that is called.
             message_bytes: NCCL's nBytes, the whole buffer.
             described_only: do not use live tables: the nearest one's choice is that of its own size.
 
@@ -282,9 +270,6 @@ class CostPrior:
         """Natural log of the predicted microseconds.
 
         Args:
-            communicator: of the calls.
-            collective: that is called.
-            candidates: settings and the baseline.
             message_bytes: NCCL's nBytes, one or many.
             described_only: do not use live tables: a correction fitted from the store never saw them.
             saturates: False: every channel brings as much bandwidth as the first.
@@ -309,9 +294,6 @@ class CostPrior:
         """Share of the predicted duration that is in proportion to the bytes.
 
         Args:
-            communicator: of the calls.
-            collective: that is called.
-            candidates: settings and the baseline.
             message_bytes: NCCL's nBytes, one or many.
 
         Returns:
@@ -359,9 +341,6 @@ class CostPrior:
         NCCL's cost model has other bandwidths on one node and on two.
 
         Args:
-            communicator: of the calls.
-            collective: that is called.
-            candidates: settings and the baseline.
             message_bytes: NCCL's nBytes, one or many.
 
         Returns:
@@ -389,9 +368,6 @@ class CostPrior:
         """How much `log_cost` would fall if the last channels, too, brought as much as the first, live tables apart.
 
         Args:
-            communicator: of the calls.
-            collective: that is called.
-            candidates: settings and the baseline.
             message_bytes: NCCL's nBytes, one or many.
 
         Returns:

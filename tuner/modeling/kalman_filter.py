@@ -32,8 +32,6 @@ class KalmanFilter:
 
         Args:
             design: weights of the quantities, shape [n].
-            value: observed.
-            noise: standard deviation of the observation, positive.
             clip: a value further off than this many standard deviations is pulled in.
 
         Returns:

@@ -90,9 +90,6 @@ def pin(store: Store, model_id: str, fabric_id: str | None) -> ModelLine:
         model_id: NAME-HASH, as `zerotune models list` shows it.
         fabric_id: whose model; None if one fabric only has it.
 
-    Returns:
-        The pinned model.
-
     Raises:
         UserError: there is no such model, several fabrics have it, or it cannot be used.
     """
@@ -188,7 +185,6 @@ def render_comparison(found: list[Judgement], lines: list[ModelLine], console: C
     Args:
         found: what `compared` returned.
         lines: what `listed` returned: says why nothing was found.
-        console: to print on.
     """
     if not found:
         unreadable = [line for line in lines if line.state in ("damaged", "set aside")]

@@ -72,9 +72,7 @@ class KnowledgePool:
         """Let the others know; where that is not possible, they know less.
 
         Args:
-            fabric_id: of the fabric.
             statistics: of all jobs of this user on it.
-            by_job: of each of the newest.
         """
         if not statistics:
             return
@@ -95,12 +93,7 @@ class KnowledgePool:
         At each key one of them speaks, who has measured most: durations of different users are not compared.
 
         Args:
-            fabric_id: of the fabric.
             statistics: of all jobs of this user on it.
-            by_job: of each of the newest.
-
-        Returns:
-            Both, with the others'.
         """
         own = {line.key for line in statistics}
         calls: dict[DecisionKey, Counter[int]] = {}

@@ -41,7 +41,6 @@ class Learner:
     Args:
         store: read by `load`, and takes fitted models.
         load: makes knowledge; `empty` stands in for it when it fails.
-        empty: knowledge of nothing.
         on_ready: called on the learner's thread with (fabric_id, knowledge).
     """
 

@@ -84,10 +84,8 @@ def levelled(cells: Cells, cell: Ints, job: Ints, order: Ints, step: Ints, logs:
 
     Args:
         cells: what was measured; `cell` holds indices into it.
-        cell: cell of each measurement.
         job: a number of its job; later jobs have higher ones.
         order: place in the order in which measurements were recorded.
-        step: training step of the job.
         logs: natural logarithm of the duration in microseconds.
 
     Returns:

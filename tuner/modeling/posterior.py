@@ -20,7 +20,6 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
 from zerotune.tuner.modeling.features import Floats, Ints
 
@@ -122,9 +121,7 @@ def condition(rows: Floats, known: Known, common_std: float, regime: int = 0) ->
 
     Args:
         rows: of `Column`s, shape [n, columns].
-        known: m measured points.
         common_std: of an error (log) that all guesses on the machine share.
-        regime: whose durations are asked for.
 
     Returns:
         Mean and standard deviation of the log durations, each [n].
@@ -146,11 +143,7 @@ def joint(groups: Sequence[Floats], known: Known, common_std: float) -> list[tup
 
     Args:
         groups: rows of `Column`s.
-        known: measured points.
         common_std: as in `condition`.
-
-    Returns:
-        Of each group.
     """
     cross, inner = _to_known(np.concatenate(groups), known, common_std)
     lower = np.linalg.cholesky(inner)
@@ -198,6 +191,8 @@ def _in_logs(first: Floats, second: Floats) -> Floats:
 
 def expected_improvement(edge: Floats | float, spread: Floats | float) -> Floats:
     """E[max(0, edge + spread * normal)]."""
+    from scipy.special import ndtr  # takes 0.3 s to load: a daemon does without until its first decision
+
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = edge / spread
         density = np.exp(-0.5 * np.minimum(scaled**2, 700.0)) / math.sqrt(2.0 * math.pi)
@@ -208,6 +203,8 @@ def expected_improvement(edge: Floats | float, spread: Floats | float) -> Floats
 
 def expected_excess(edge: Floats, spread: Floats) -> Floats:
     """E[max(0, exp(edge + spread * normal) - 1)]: by what share something takes longer, where it does."""
+    from scipy.special import ndtr  # takes 0.3 s to load: a daemon does without until its first decision
+
     with np.errstate(invalid="ignore", over="ignore"):
         scaled = edge / spread
         mean = np.exp(np.minimum(edge + 0.5 * spread**2, 6.0))

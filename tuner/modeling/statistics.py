@@ -37,8 +37,6 @@ def at_usual_level(
     So a setting that ran while the network was slow does not look slower than the others.
 
     Args:
-        store: that has them.
-        fabric_id: the fabric that they were measured on.
         limit: the newest so many; None: all.
         without_job: leave this job's out; None: take all jobs.
 
@@ -62,8 +60,6 @@ def statistics(
     three seconds per million rows.
 
     Args:
-        store: that has them.
-        fabric_id: the fabric that they were measured on.
         job_id: of this job only; None: of all jobs.
         without_job: leave this job's out; None: leave none out.
 

@@ -44,11 +44,6 @@ KEPT_VERSIONS: Final = 5
 def train(store: Store, fabric_id: str, *, without_job: str | None = None) -> ModelRecord | None:
     """Fit a model to everything measured on a fabric.
 
-    Args:
-        store: that has the measurements.
-        fabric_id: whose measurements.
-        without_job: job id whose measurements are left out.
-
     Returns:
         The model, not yet saved; None: the fabric is unknown, or too little was measured.
     """
@@ -65,8 +60,6 @@ def fit(
     """Fit a model to measurements of one fabric.
 
     Args:
-        block: measurements, numpy records of MEASUREMENT_FIELDS.
-        fabric_id: that they are of.
         facts: description of the fabric, see `CostPrior`.
 
     Returns:
@@ -133,10 +126,6 @@ def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
     A damaged model is set aside under another name, so that the next fit replaces it; a store that is only read stays
     as it is.
 
-    Args:
-        store: that has the models.
-        fabric_id: whose correction.
-
     Returns:
         The correction and its model id; (None, "") when none can be used.
     """
@@ -160,11 +149,6 @@ def load_correction(store: Store, fabric_id: str) -> tuple[Baked | None, str]:
 def record_of(store: Store, fabric_id: str, model_id: str) -> ModelRecord | None:
     """Find a saved model by the id that `load_correction` returned.
 
-    Args:
-        store: that has the models.
-        fabric_id: whose model.
-        model_id: NAME-HASH.
-
     Returns:
         The model; None when it is not kept any more.
     """
@@ -183,7 +167,6 @@ def bake(model: Kriging, points: TrainingSet, costs: CostPrior) -> Baked:
     Args:
         model: fitted to `points`.
         points: give the communicators (the `MAX_COMMUNICATORS` that have most points), collectives and sizes.
-        costs: of the same fabric.
 
     Returns:
         The correction on its grid.

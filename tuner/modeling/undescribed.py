@@ -24,7 +24,6 @@ def interpolated_cost(tables: Mapping[int, npt.NDArray[np.float32]], cell: tuple
 
     Args:
         tables: microseconds by algorithm and protocol, shape (7, 3), by message bytes; below zero: not available.
-        cell: algorithm and protocol.
         sizes: message bytes, shape (n,).
 
     Returns:
@@ -50,10 +49,6 @@ def generic_cost(
     """A latency-bandwidth line for hardware nobody described: only the shape is meant to be right.
 
     Args:
-        communicator: of the calls.
-        collective: that is called.
-        algorithm: that runs.
-        protocol: that it uses.
         sizes: message bytes, shape (n,).
 
     Returns:

@@ -100,7 +100,6 @@ def choice_table(
         nodes: node counts; None: 1, 2, 4 and 8, or those of a fabric file that describes no network.
         sizes_bytes: NCCL's nBytes; None: doubling from 1 KiB to 1 GiB, and the least of each other size class that was
             measured.
-        collectives: which.
         ranks_per_node: None: as the jobs had, or else as the fabric file says.
 
     Returns:

@@ -37,11 +37,6 @@ def compare(decision: Decision, here: Medians, everywhere: Medians) -> Compariso
     The times come from the first source that has both: this job's medians, all jobs' medians, the decision's own
     measurements, the decision's predictions.
 
-    Args:
-        decision: whose setting is compared.
-        here: medians of this job.
-        everywhere: medians of all jobs on its fabric.
-
     Returns:
         Both times, from one source; None where no source has them.
     """

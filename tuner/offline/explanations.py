@@ -137,14 +137,10 @@ def explain(
     """Explanations of one job's keys, those first that take most of a step.
 
     Args:
-        store_path: the SQLite file.
         job_id: id or name of the job; None: the newest that trained.
         collective: only keys of this collective; None: all.
         phase: only keys of this phase; None: all.
         message_bytes: only the size class of this total size; None: all.
-
-    Returns:
-        One explanation per key.
 
     Raises:
         UserError: no such job, an unknown collective or phase, or a size below 1.
@@ -259,8 +255,6 @@ def why_unknown(job: JobRecord, here: Medians, steps: Sequence[StepRecord]) -> M
     """Why a job's measured collectives do not show what kind of training it is.
 
     Args:
-        job: whose.
-        here: what was measured in it.
         steps: its steps, in order.
 
     Returns:
@@ -304,10 +298,7 @@ def explained(
 
     Args:
         decisions: by key, in the order they were taken.
-        here: medians of this job.
-        everywhere: medians of all jobs on its fabric.
         guesses: predictions for keys without decisions.
-        job_history: decisions that concern all keys, as text.
         current: those of the daemon that decided last; the others are history only.
         highest_epoch: decisions that only later plans hold are not in force; None: it is not known.
 

@@ -149,7 +149,6 @@ def render_none(known: Sequence[Explanation], console: Console, head: Head | Non
     """Print what there is instead, where no key fits what was asked for.
 
     Args:
-        known: explanations of all keys of the job.
         console: where to print.
         head: the job; None: there is none.
     """

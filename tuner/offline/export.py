@@ -188,8 +188,6 @@ def export_plan(store_path: Path, out: Path, job_id: str | None = None) -> list[
     """Write our plan file.
 
     Args:
-        store_path: the SQLite file.
-        out: the JSON file to write.
         job_id: id or name of the job; None: as for `learned_plan`.
 
     Returns:
@@ -216,8 +214,6 @@ def export_nvidia_csv(store_path: Path, out: Path, job_id: str | None = None) ->
     """Write NVIDIA's example-tuner CSV.
 
     Args:
-        store_path: the SQLite file.
-        out: the CSV file to write.
         job_id: id or name of the job; None: as for `learned_plan`.
 
     Returns:
@@ -304,7 +300,6 @@ def read_nvidia_csv(path: Path, communicators: Sequence[CommunicatorClass] = ())
     """Rows of NVIDIA's CSV as its plugin reads them, but names it would misread are refused.
 
     Args:
-        path: the file.
         communicators: those that the plan is for. A row for any number of ranks or nodes (-1) becomes one for each
             that it matches; without any it is refused.
 
@@ -335,8 +330,6 @@ def export_measurements(store_path: Path, out: Path, job_id: str | None = None) 
     Unknown values are empty in CSV and null in Parquet. Each row names its job and its fabric.
 
     Args:
-        store_path: the SQLite file.
-        out: the file to write.
         job_id: id or name of the job; None: all jobs.
 
     Returns:
@@ -444,8 +437,6 @@ def matching(n_nodes: int, n_ranks: int, communicators: Sequence[CommunicatorCla
 
     Args:
         n_nodes: of the row; -1: any number.
-        n_ranks: likewise.
-        communicators: those that are known.
 
     Returns:
         The row's own communicator if it names one, else those that it matches.

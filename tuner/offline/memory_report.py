@@ -72,7 +72,6 @@ def model_needs(model: str, n_ranks: int, precision: str, optimizer: str) -> Mod
         model: number of parameters as text, e.g. "7.5B", or a model's config.json.
         n_ranks: ranks that share the model.
         precision: "fp32", "bf16" or "fp16".
-        optimizer: name of the optimizer, e.g. "adam".
 
     Returns:
         The needs of all stages, in bytes.

@@ -34,7 +34,6 @@ def gather(machine: fabric.Fabric, n_ranks: int, layer_bytes: float) -> Gather:
 
     Args:
         machine: the fabric; extended beyond its number of nodes where need be.
-        n_ranks: ranks that gather.
         layer_bytes: bytes of the whole layer.
 
     Returns:
@@ -78,9 +77,6 @@ def overlaps(name: str, layer_parameters: float, n_tokens: int, ranks_per_group:
 
     Args:
         name: name or path of a fabric file.
-        layer_parameters: parameters of one layer.
-        n_tokens: tokens per rank and step.
-        ranks_per_group: ranks per group of hybrid sharding.
 
     Returns:
         One row for each number of ranks in RANKS.

@@ -72,7 +72,6 @@ def new_figure(height_inches: float, n_columns: int = 1, **options: Any) -> tupl
     """An empty figure in the style of all our pictures.
 
     Args:
-        height_inches: its height; the width is fixed.
         n_columns: axes side by side.
         options: further arguments of matplotlib's `Figure.subplots`.
 
@@ -116,7 +115,6 @@ def inline_svg(figure: Figure, name: str, description: str) -> str:
     """A figure as an SVG element whose colours are CSS variables.
 
     Args:
-        figure: drawn in the colours of THEME.
         name: unique in the page: ids within the SVG begin with it.
         description: text for screen readers.
 
@@ -162,11 +160,7 @@ def step_times(
 
     Args:
         runs: (label, step numbers (n,), duration of each step in us (n,)); the last run has the strong colour.
-        unit_label: title.
         changes: steps at which the pace or the network changed, without a plan.
-
-    Returns:
-        The figure.
     """
     figure, (over_time, spread) = new_figure(2.7, 2, width_ratios=[3, 1], sharey=True)
     colours = [BEFORE, AFTER] if len(runs) > 1 else [AFTER]
@@ -195,12 +189,7 @@ def winners(rows: Sequence[str], columns: Sequence[str], cells: Sequence[Sequenc
     """Heat map of the settings in force, coloured by what they save; predictions are hatched.
 
     Args:
-        rows: labels: collective and phase.
-        columns: labels: message sizes.
         cells: [row][column]; None where nothing ran.
-
-    Returns:
-        The figure.
     """
     # Many sizes make the picture wider, not the cells too narrow for their words.
     is_narrow = len(columns) > MAX_WIDE_COLUMNS
@@ -282,14 +271,9 @@ def over_steps(title: str, ylabel: str, steps: Array, values: Array, *, top: flo
     """One line over the steps, and its running median.
 
     Args:
-        title: of the figure.
-        ylabel: of the vertical axis, with the unit.
         steps: step numbers, shape (n,).
         values: shape (n,); NaN leaves gaps.
         top: end of the vertical axis; None: chosen by the values.
-
-    Returns:
-        The figure.
     """
     figure, (axes,) = new_figure(2.1)
     axes.plot(steps, values, color=AFTER, alpha=0.35, linewidth=0.7)

@@ -8,11 +8,6 @@ from rich.filesize import decimal
 def rounded_range(low_bytes: int, high_bytes: int, to: str = " to ") -> str:
     """A range of sizes, rounded; one size where both ends are then equal.
 
-    Args:
-        low_bytes: lower end.
-        high_bytes: upper end, inclusive.
-        to: text between the two.
-
     Returns:
         Text such as "1.0 MB to 1.2 MB".
     """

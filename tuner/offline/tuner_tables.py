@@ -48,8 +48,6 @@ def write_table(to: str, rows: Sequence[PlanRow], out: Path) -> list[str]:
 
     Args:
         to: one of `FORMATS`.
-        rows: of the plan.
-        out: the file to write.
 
     Returns:
         Remarks for the user: what the format cannot express.
@@ -83,8 +81,6 @@ def export_table(to: str, store_path: Path, out: Path, job_id: str | None = None
 
     Args:
         to: one of `FORMATS`.
-        store_path: the SQLite file.
-        out: the file to write.
         job_id: id or name of the job; None: as for `learned_plan`.
 
     Returns:
@@ -220,7 +216,6 @@ def read_ncclx(path: Path, communicators: Sequence[CommunicatorClass] = ()) -> l
     """Rows of NCCLX's CSV or JSON. A rule that asks for what a plan has no word for is refused.
 
     Args:
-        path: the file.
         communicators: those that rules for any number of nodes or ranks become rows of, as for `read_nvidia_csv`.
 
     Returns:

@@ -64,7 +64,6 @@ def winner_table(
     """Settings in force as a table.
 
     Args:
-        in_force: the decision on every key.
         against_own: compares a decision's setting with NCCL's own choice.
 
     Returns:

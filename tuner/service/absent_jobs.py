@@ -28,9 +28,7 @@ class AbsentJobs:
         A rank may greet only after the others have left, and leave at once: what was known of its job stays so.
 
         Args:
-            job_id: which one.
             name: what people call it, if anything.
-            step: its last.
             silent_since_s: when the first rank that fell silent was heard last, on the clock; None where all said
                 goodbye.
             failure: the rank whose script an exception ended, and which.

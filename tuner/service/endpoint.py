@@ -96,7 +96,6 @@ def check_second(listen: str, endpoint: str, curve_dir: Path | None) -> None:
     Args:
         listen: `tcp://`, where daemons of other nodes reach it.
         endpoint: `ipc://`, where the ranks of its node do.
-        curve_dir: folder with the keys.
 
     Raises:
         UserError: it is no such address, or would be open to the network.

@@ -211,7 +211,6 @@ class Job:
         """Call the brain; if it raises, tuning of this job stops.
 
         Args:
-            event: what the brain is to do.
             n_bytes: of the records that `event` keeps.
         """
         if self._brain is None:

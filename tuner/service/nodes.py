@@ -33,9 +33,7 @@ class UplinksLike(Protocol):
         """Send to a leading daemon, over a connection that only this job uses.
 
         Args:
-            job_id: the job that is led there.
             endpoint: address of the leading daemon, `tcp://`.
-            message: the header.
             records: bytes of OBSERVATION, `message.n_records` of them.
         """
 
@@ -82,9 +80,6 @@ class Uplink:
         """Tell the leading daemon that this node is there, once per FORWARD_EVERY_S.
 
         Args:
-            now_s: the service's clock.
-            rank: the lowest of this node's ranks.
-            n_ranks: ranks of this job on this node.
             news: asked then for this node's name, and for who is late on it.
         """
         if self.endpoint and now_s - self._told_at_s >= FORWARD_EVERY_S:
@@ -97,8 +92,6 @@ class Uplink:
         """Send joined observations to the leading daemon, in as many messages as they take.
 
         Args:
-            rank: the lowest of this node's ranks.
-            n_ranks: ranks of this job on this node.
             observed: OBSERVATION, shape (n,).
         """
         for first in range(0, len(observed), MAX_FORWARDED):

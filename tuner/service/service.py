@@ -67,10 +67,6 @@ class StoreLike(Protocol):
         """A job has started.
 
         Args:
-            job_id: the job.
-            fabric_id: of the hardware that it runs on.
-            fabric: what that hardware is.
-            n_ranks: ranks that it has.
             name: what people call it; empty: it has none.
         """
 
@@ -78,7 +74,6 @@ class StoreLike(Protocol):
         """Something became known of a job.
 
         Args:
-            job_id: the job.
             **news: fields of `JobNews`.
         """
 
@@ -86,8 +81,6 @@ class StoreLike(Protocol):
         """Keep joined measurements.
 
         Args:
-            fabric_id: hardware that they were measured on.
-            job_id: the job that measured them.
             block: MEASUREMENT, shape (n,).
         """
 
@@ -111,7 +104,6 @@ class Service:
         store: where everything is recorded.
         brains: makes a job's brain once its fabric's knowledge is there.
         clock: seconds since the epoch, never going back.
-        welcome: the answer to every Hello.
         uplinks: connections to leading daemons of jobs whose rank 0 is elsewhere.
         share: given what is measured here, too, to pass it on to other nodes; neither blocks nor raises.
     """
@@ -163,8 +155,6 @@ class Service:
         """Handle one message of a rank or of another node's daemon.
 
         Args:
-            sender: ZeroMQ's identity of the connection.
-            message: the decoded header.
             records: those of Observations and Forwarded (OBSERVATION, shape (n,)) and of CostTables; else None.
 
         Returns:

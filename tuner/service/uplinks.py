@@ -35,7 +35,6 @@ class Uplinks(UplinksLike):
     """One socket for each job that is led elsewhere.
 
     Args:
-        context: the daemon's.
         keys_dir: folder with `client.key_secret` and `server.key`; None: no other daemon is reached.
     """
 

@@ -64,7 +64,6 @@ class History:
         """What is known by now.
 
         Args:
-            path: the daemon's store.
             jobs: (job id, fabric id) of each that is connected; others are forgotten.
 
         Returns:

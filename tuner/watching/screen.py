@@ -20,8 +20,6 @@ def screen(snapshot: Snapshot, width: int, height: int | None = None) -> list[Te
     """Lines of at most `width` columns.
 
     Args:
-        snapshot: what is shown.
-        width: columns of the terminal.
         height: its lines; None: as many as it takes.
 
     Returns:

@@ -121,7 +121,6 @@ def snapshot_of(reply: wire.StatusReply, histories: Mapping[str, JobHistory], hi
     """What a daemon's answer and its store say.
 
     Args:
-        reply: the answer.
         histories: by job id; jobs may be missing.
         history_problem: why the store cannot be read here.
 

@@ -17,7 +17,6 @@ class Watcher:
     """Asks one daemon and reads its store; belongs to one thread.
 
     Args:
-        endpoint: the daemon's.
         curve_dir: folder with the keys for `tcp://`; None: ZEROTUNE_CURVE_KEYS names it.
     """
 

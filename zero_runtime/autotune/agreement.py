@@ -30,7 +30,6 @@ class Boundaries:
 
     Args:
         choices: what may run, the same on every rank.
-        begin: what runs now.
         rank: of `n_ranks`.
         maximum: the greatest over all ranks of each number, all below 2^62; a collective call.
         now_us: microseconds, when all that was asked of the device is done.
@@ -59,7 +58,6 @@ class Boundaries:
 
         Args:
             bucket_bytes: None: as it is.
-            prefetch: likewise.
 
         Returns:
             What exists nearest to it.

@@ -23,7 +23,6 @@ class Autotuner:
     Args:
         units: whose buffers were cut into chunks finer than a bucket.
         partitioned: stage 3's parameters, which are gathered ahead; None: nothing is.
-        settings: the engine's.
         groups: meet one after another and reach all ranks that train this model.
     """
 

@@ -51,10 +51,6 @@ class Choices:
         Args:
             bucket_bytes: at most; None: as `to` has it.
             prefetch: layers gathered ahead; None likewise.
-            to: what runs.
-
-        Returns:
-            One of the choices.
         """
         bucket = to.bucket_bytes if bucket_bytes is None else bucket_bytes
         depth = to.prefetch if prefetch is None else prefetch
@@ -73,8 +69,6 @@ def ladder(chunk_bytes: int, longest_bytes: int, begin_bytes: int) -> tuple[int,
     """Buckets worth trying: powers of two of a chunk, up to the first that holds the longest buffer.
 
     Args:
-        chunk_bytes: of the largest chunk.
-        longest_bytes: of the longest buffer that is cut.
         begin_bytes: bucket at the beginning; nothing above eight times that.
 
     Returns:

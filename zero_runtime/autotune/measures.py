@@ -20,10 +20,6 @@ def clock_of(group: dist.ProcessGroup, device: torch.device) -> Callable[[], flo
 
     Args:
         group: one that keeps a time of its own, as an emulated one may, says it by `now_us()`.
-        device: of the model.
-
-    Returns:
-        The clock.
     """
     own: Callable[[], float] | None = getattr(group, "now_us", None)
     if own is not None:

@@ -42,7 +42,6 @@ class Search:
 
     Args:
         choices: what may run.
-        begin: what runs first.
     """
 
     def __init__(self, choices: Choices, begin: StepSettings) -> None:
@@ -70,7 +69,6 @@ class Search:
         Args:
             step_us: mean step of it, of the slowest rank.
             free_bytes: device memory that is free on the fullest rank.
-            asked: what a rank proposes to try next.
 
         Returns:
             What the next window runs.

@@ -117,7 +117,6 @@ def tell_others(mistake: SettingsError, model: nn.Module, group: dist.ProcessGro
     Args:
         mistake: what this rank found; its text makes the hash differ from that of every other rank.
         model: its first parameter says which device to use; without parameters nobody compares.
-        group: ranks that compare.
     """
     parameter = next(model.parameters(), None)
     if parameter is not None:

@@ -39,8 +39,6 @@ class Flat:
 
     Args:
         managed: the parameters, in the model's order.
-        group: ranks among which the buffer is sharded.
-        compute_dtype: of the whole parameters and the shard.
         partitioned: True in stage 3: whole parameters exist only between `gather` and `free`.
         max_chunk_bytes: C_B, the most that one collective moves.
     """

@@ -140,7 +140,6 @@ def plan_layout(
 
     Args:
         named_shapes: name and shape of each parameter, in the order in which they are to lie.
-        n_ranks: slices of a chunk.
         max_chunk_numel: most elements that one collective moves.
         alignment: elements; every parameter and every slice begins at a multiple.
 

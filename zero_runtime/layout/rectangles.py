@@ -12,11 +12,6 @@ def boxes(shape: tuple[int, ...], start: int, end: int) -> list[Box]:
 
     A first row that is cut, whole rows, a last row that is cut; the cut rows likewise, one dimension down.
 
-    Args:
-        shape: of the tensor; () is a scalar.
-        start: first element.
-        end: behind the last element.
-
     Returns:
         (offsets, sizes) of each box, one number per dimension, in the order of the elements; none if the range is
         empty.

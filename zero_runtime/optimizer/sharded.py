@@ -171,12 +171,9 @@ def build_optimizer(
     """A `cls` over this rank's slices.
 
     Args:
-        cls: the optimizer's class.
         sharded: is told the slices, to lend them their gradients.
-        gradients: of each flat buffer of the model.
         groups: as torch's param groups, over the model's parameters; None: all in one group.
         find_unused: parameters that got no gradient in a step are skipped, as torch skips them; needs a slice for each.
-        defaults: the optimizer's own arguments.
 
     Returns:
         The optimizer; its parameters are the slices.

@@ -150,7 +150,6 @@ class FlatGradients:
         """Moves one parameter's gradient into its buckets.
 
         Args:
-            slot_index: of the parameter, in the layout.
             gradient: of the parameter's shape, dense or sparse.
             final: no more is to come for this parameter before its bucket is summed.
         """
@@ -281,11 +280,6 @@ class FlatGradients:
 
     def values(self, start: int, numel: int, dtype: torch.dtype) -> Tensor:
         """Elements of this rank's sums: the memory itself where that is possible, otherwise a copy.
-
-        Args:
-            start: first element, counted within the shard.
-            numel: so many.
-            dtype: of the result.
 
         Returns:
             Shape (numel,).

@@ -23,7 +23,6 @@ class OrderChanges:
 
     Args:
         group: ranks that share the data.
-        device: of the model.
         runs_behind: the device works on after a call has returned; None: all but the CPU do.
     """
 

@@ -63,7 +63,6 @@ class PartitionedParameters:
     Args:
         units: in the model's order, the root first if it has parameters of its own.
         prefetch: units gathered ahead of the one in use.
-        reshard_after_forward: False keeps every unit until its backward.
         world: the ranks that agree on an order.
     """
 

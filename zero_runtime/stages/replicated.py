@@ -24,7 +24,6 @@ class ReplicatedParameters:
     """Publishes updated slices after a step and holds each layer back until its parameters are there.
 
     Args:
-        unit: all sharded parameters of the model.
         layers: modules that wait for their own parameters only.
         overlap: False waits for everything within the step.
     """

@@ -34,7 +34,6 @@ def device_functions(path: Path, base: int) -> dict[int, DeviceFunction]:
     """Read the table of a loaded libnccl.
 
     Args:
-        path: the library's file.
         base: where it is loaded.
 
     Returns:

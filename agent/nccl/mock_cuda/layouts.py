@@ -61,9 +61,6 @@ NEWEST_KNOWN: Final = (2, 32)
 def layout_of(version: tuple[int, ...]) -> Layout:
     """The layout of a release.
 
-    Args:
-        version: (major, minor, patch).
-
     Raises:
         UserError: the release is older or newer than those known.
     """

@@ -172,11 +172,6 @@ def lacks_links(root: ElementTree.Element) -> bool:
 def connect(machine: Machine, name: str, n_nodes: int) -> None:
     """Check that so many nodes can be connected.
 
-    Args:
-        machine: one of them.
-        name: what the user calls it.
-        n_nodes: how many.
-
     Raises:
         UserError: they have no adapters.
     """

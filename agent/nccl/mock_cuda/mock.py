@@ -77,10 +77,6 @@ class _Machine(ctypes.Structure):
 class MockCuda:
     """The mock in this process; make one before libnccl is opened, since it also stands in for NVML.
 
-    Args:
-        built: from what it is built.
-        mode: of dlopen().
-
     Raises:
         PluginError: it cannot be built or loaded.
         UserError: a CUDA driver is in use on this machine.
@@ -149,9 +145,6 @@ class MockCuda:
         """Put the mock in place of the CUDA runtime within a loaded libnccl.
 
         Args:
-            path: the library's file.
-            library: the same, opened.
-            version: its release, (major, minor, patch).
             counts_unwatched: count works that no profiler follows, as real kernels do and NCCL's host from 2.31 on does
                 not: times shift.
 
@@ -180,10 +173,7 @@ class MockCuda:
         """Put the mock in place of functions of a loaded library.
 
         Args:
-            path: the library's file.
             base: where it is loaded.
-            found: the functions.
-            kind: what the library is.
 
         Raises:
             PluginError: its code cannot be replaced.

@@ -33,7 +33,6 @@ def completed(path: Path, capability: int | None, nic_gbps: float | None) -> str
     """The file with what it leaves to the machine.
 
     Args:
-        path: a topology file.
         capability: of its GPUs, 90 = 9.0; None: it is not said.
         nic_gbps: gigabits per second of each adapter; None: it is not said.
 

@@ -72,18 +72,7 @@ def read_search(log: str) -> Search:
 
 
 def believed(search: Search, machine: Machine, n_ranks: int, n_nodes: int, nccl_version: tuple[int, ...]) -> Topology:
-    """The same as our cost model takes it; without what NVLS costs.
-
-    Args:
-        search: what NCCL found.
-        machine: a node.
-        n_ranks: of the communicator.
-        n_nodes: that they are on.
-        nccl_version: (major, minor, patch) of the library.
-
-    Returns:
-        The topology.
-    """
+    """The same as our cost model takes it; without what NVLS costs."""
     ring, tree = search.ring, search.tree
     return Topology(
         n_ranks=n_ranks,

@@ -58,9 +58,7 @@ def topology_file(name_or_path: str, capability: int | None = None, nic_gbps: fl
     """The topology file that a name of MACHINES, a path, or a fabric's name means.
 
     Args:
-        name_or_path: which.
         capability: of the GPUs that a file leaves to the machine; None: it is not said.
-        nic_gbps: of each adapter likewise.
 
     Yields:
         The file, while the context lasts.
@@ -114,8 +112,6 @@ def ask_nccl(
         library: a libnccl.so.2.
         cluster: where.
         questions: calls, in order.
-        rows: a plan that is in force meanwhile.
-        observe: have NCCL's profiler tell of each kernel.
         search: have NCCL tell what its topology search found.
         timeout_s: how long all of it may take.
 

@@ -85,7 +85,6 @@ def recover(damaged: Path, target: sqlite3.Connection) -> Recovered:
     """Copy the sound rows of a damaged store.
 
     Args:
-        damaged: its file, which stays as it is.
         target: the writer's connection to a new and empty store, in autocommit mode.
 
     Returns:

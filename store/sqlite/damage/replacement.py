@@ -64,10 +64,6 @@ def unfinished(path: Path) -> str | None:
 def put_in_place(path: Path, stamp: str) -> Path:
     """Keep what is at `path` under another name, and give its name to the whole new file; may be called again.
 
-    Args:
-        path: of the store, which nobody writes.
-        stamp: of the new file.
-
     Returns:
         Where the old file is.
 

@@ -175,7 +175,6 @@ def warn_of_damage(connection: sqlite3.Connection, path: Path, tables: Iterable[
     Args:
         connection: a reader's, with the views of sound rows.
         path: of the store, for the message.
-        tables: those to look at.
     """
     damaged = []
     for table in tables:

@@ -21,15 +21,7 @@ class MeasuredCalls(NamedTuple):
 
 
 def measured_calls(connection: sqlite3.Connection, job_id: str) -> MeasuredCalls:
-    """As `Store.measured_calls`.
-
-    Args:
-        connection: a reader's.
-        job_id: the job.
-
-    Returns:
-        The counts.
-    """
+    """As `Store.measured_calls`."""
     # Past the view of sound rows: of a damaged one, the series and the job are as good as any join.
     rows = connection.execute(
         "SELECT s.n_ranks, s.n_nodes, s.collective, s.phase, s.message_bytes, s.outcome, m.n, m.n_sound FROM"

@@ -77,7 +77,6 @@ class Reading:
         """Measurements on a fabric, with the rows that they are kept in.
 
         Args:
-            fabric_id: the fabric that they were measured on.
             job_id: of this job only; None: of all jobs.
             without_job: leave this job's out; None: leave none out.
             outcome: how they ended; None: in any way.
@@ -127,12 +126,8 @@ class Reading:
         """Recorded steps of a job, in order.
 
         Args:
-            job_id: whose.
             after: only steps with higher numbers.
             limit: the newest so many; None: all.
-
-        Returns:
-            One record per step.
         """
         rows = self._reader().execute(
             "SELECT step, epoch, duration_us, exposed_us, memory_pressure FROM steps"
@@ -173,9 +168,6 @@ class Reading:
             fabric_id: None: on any fabric.
             limit: the newest so many; None: all.
             with_control: control windows, too, of which long jobs have hundreds.
-
-        Returns:
-            Decisions, oldest first.
         """
         where, parameters = _where({"j.job_id = ?": job_id, "f.fabric_id = ?": fabric_id})
         there = self._columns("decisions")

@@ -85,8 +85,6 @@ class SeriesIds:
         """Ids of the series that measurements belong to; unknown series are inserted.
 
         Args:
-            connection: in a transaction that writes.
-            fabric: id of the fabric's row.
             block: MEASUREMENT, shape (n,).
 
         Returns:
@@ -122,11 +120,8 @@ def insert(
     """Append measurements.
 
     Args:
-        connection: in a transaction that writes.
         series: series id of each measurement, shape (n,).
-        job: id of the job's row.
         block: MEASUREMENT, shape (n,).
-        measured_at_s: Unix time, of all of them.
     """
     n_columns = len(_ROW_COLUMNS)
     start = 0
@@ -158,9 +153,7 @@ def select(
     """Measurements that meet a condition.
 
     Args:
-        connection: a reader's.
         where: SQL over `m` (measurements) and `s` (series), with a `?` for each parameter.
-        parameters: values of the question marks.
         limit: the newest so many; None: all.
         names: the fields that are wanted; few are faster.
 
@@ -222,9 +215,6 @@ def candidate_of(algorithm: int | None, protocol: int | None, n_channels: int) -
         algorithm: None or UNKNOWN: no opinion, and none on the protocol.
         protocol: None or UNKNOWN: not known.
         n_channels: 0: no opinion.
-
-    Returns:
-        The candidate.
     """
     if algorithm is None or algorithm == UNKNOWN:
         return Candidate(n_channels=n_channels)

@@ -45,7 +45,6 @@ def can_run(collective: Collective, algorithm: Algorithm | None, protocol: Proto
     """Whether NCCL can run this at all; what is unknown counts as possible.
 
     Args:
-        collective: what is called.
         algorithm: None: unknown.
         protocol: None: unknown.
         n_nodes: nodes of the communicator, 0: unknown.

@@ -46,12 +46,7 @@ class RecentOperations:
         return Marks(*found.fetchone())
 
     def committed(self, marks: Marks, entries: Iterable[Entry]) -> None:
-        """Keep what a transaction has done.
-
-        Args:
-            marks: of its beginning.
-            entries: what it wrote.
-        """
+        """Keep what a transaction has done."""
         for entry in entries:
             self._kept.append((marks, entry))
             self._room += entry.room
@@ -68,9 +63,6 @@ class RecentOperations:
 
     def redo(self, connection: sqlite3.Connection) -> int:
         """Do it again in a new file, in place of what was recovered of it.
-
-        Args:
-            connection: to the new file, in autocommit mode.
 
         Returns:
             By how many measurements there are more than were recovered.

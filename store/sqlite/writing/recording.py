@@ -46,10 +46,7 @@ class Recording:
         """Queue the start of a job on a fabric; a job that was recorded before counts as running again.
 
         Args:
-            job_id: what tells it from all others.
-            fabric_id: of the hardware that it runs on.
             fabric: what that hardware is; empty leaves what is known.
-            n_ranks: ranks that it has.
             name: what people call it; empty leaves what is known.
         """
         now_s, description = self._clock(), msgspec.json.encode(fabric).decode() if fabric else ""
@@ -73,7 +70,6 @@ class Recording:
         Nothing happens if the job was never recorded.
 
         Args:
-            job_id: which one.
             **news: fields of `JobNews`.
         """
         known: dict[str, Any] = {name: value for name, value in news.items() if value is not None}
@@ -93,8 +89,6 @@ class Recording:
         """Queue measurements; malformed rows and those that a full queue refuses are counted.
 
         Args:
-            fabric_id: the fabric that they were measured on.
-            job_id: the job that measured them.
             block: MEASUREMENT, shape (n,); copied.
         """
         good = _measurements.well_formed(block)
@@ -173,7 +167,6 @@ class Recording:
         """Queue the renaming of a model; its cells stay as they are, even damaged ones.
 
         Args:
-            name: its name so far.
             fabric_id: of the fabric that it was trained for.
             new_name: a model of this fabric that has this name is replaced.
         """

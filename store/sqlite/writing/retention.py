@@ -35,12 +35,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 def retain(connection: sqlite3.Connection, retention: Retention) -> None:
-    """Delete measurements of days long ago, the oldest of fabrics that have too many, and old jobs without any.
-
-    Args:
-        connection: in a transaction that writes.
-        retention: how much is kept.
-    """
+    """Delete measurements of days long ago, the oldest of fabrics that have too many, and old jobs without any."""
     last_id = _last_id_before(connection, "measurements", "measured_at_s", retention.max_days)
     n_old = connection.execute("DELETE FROM measurements WHERE id <= ?", (last_id,)).rowcount
     counts = connection.execute(

@@ -31,7 +31,6 @@ def refuse_useless(given: Mapping[str, object], without: str | None = None) -> N
     """Refuse options that do nothing here.
 
     Args:
-        given: each option, with its value.
         without: the option that they belong to; None: they belong to a daemon of one user.
 
     Raises:
@@ -51,7 +50,6 @@ def serve(group: str | None, share: Share, options: Sequence[str], listen: str |
     Args:
         group: only its members are served; None: all users are.
         share: who else learns what a user's jobs measured.
-        options: of every user's daemon.
         listen: second address of the daemons of users who have keys.
         keys: folder with a folder of keys for each of them.
 
@@ -114,8 +112,6 @@ def believed(said: bytes, uid: int, path: Path) -> StatusReply | None:
 
     Args:
         said: by a process of the user's, who may have put anything there.
-        uid: the user's number.
-        path: of their daemon's socket.
 
     Returns:
         None: that user's daemon could not say it.

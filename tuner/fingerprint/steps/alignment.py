@@ -123,7 +123,6 @@ def voted_again(step: Ints, history: Ints, n_new: int) -> Ints | None:
     Args:
         step: the last round before the last `n_new` calls.
         history: calls, the oldest first, [n].
-        n_new: calls that came since.
     """
     forward = align(history[len(history) - n_new :][::-1], step[::-1])
     step = np.roll(step, -forward.n_passed)

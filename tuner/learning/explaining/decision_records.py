@@ -45,12 +45,9 @@ def decision(
     key is looked at they are the starting guess, and say so (`is_guess`).
 
     Args:
-        job_id: of the job.
-        fabric_id: of the job's fabric.
         model_id: model that predictions rest on; "" without one.
         epoch: of the plan that carries the decision out.
         now_s: time of the decision, seconds since the epoch.
-        event: the decision.
         field: options of its key with their starting guesses.
         evidence: what was measured in the regime in force.
 
@@ -106,7 +103,6 @@ def why_tried(now_us: float | None, mean_us: float | None, low_us: float | None)
 
     Args:
         now_us: mean duration of what runs now; None: unknown, as are the others.
-        mean_us: predicted duration of the trial.
         low_us: low end of the 90 % interval of that.
 
     Returns:

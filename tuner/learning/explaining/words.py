@@ -33,9 +33,6 @@ def predicted(log_us: float, std: float, usual_us: float, usual: Candidate) -> s
 
     Args:
         log_us: what it should take, log microseconds.
-        std: standard deviation of that (log).
-        usual_us: what takes turns with it takes.
-        usual: that setting.
 
     Returns:
         A clause for the reason.
@@ -49,8 +46,6 @@ def slower_steps(percent: float, n_others: int, n_with: int, n_without: int) -> 
 
     Args:
         percent: by how much steps were slower with it.
-        n_others: settings that ran at the same time.
-        n_with: steps with it that were compared.
         n_without: steps without it.
 
     Returns:
@@ -66,8 +61,6 @@ def variant_ended(found: tuple[float, float] | None, cost_us: float, *, is_bette
 
     Args:
         found: by how much (log) steps were faster with it, and the standard deviation of that; None: no verdict.
-        cost_us: what trying it cost.
-        is_better: it runs from now on.
 
     Returns:
         A clause for the reason.

@@ -236,9 +236,7 @@ def judge(evidence: CallEvidence, state: KeyState, *, provisionals: bool = False
     error levels of all that is tried at a key sum to FALSE_PROMOTION.
 
     Args:
-        evidence: of the regime in force.
         state: the key, which has a trial or provisional.
-        provisionals: whether the provisional setting is judged.
 
     Returns:
         TrialVerdict, measured gain (log) and half width of its interval.

@@ -104,7 +104,6 @@ class StepMeans(Columns):
         Args:
             keys: key index of each call, shape [n].
             deviation: of each call (log) from what it used to take, shape [n].
-            step: the step they all belong to.
             sigma: standard deviation of a unit (log), by key.
 
         Returns:

@@ -121,10 +121,6 @@ class Policy:
     def next_window(self, step: int, now: WindowInput) -> dict[int, Setting]:
         """Judge what runs, begin trials, and choose the settings of the next window.
 
-        Args:
-            step: the newest step.
-            now: what else is known of that window.
-
         Returns:
             Settings of keys, by index; others run what they ran in the last window.
         """
@@ -219,11 +215,9 @@ class Policy:
         """End a trial or a provisional setting, or what an incumbent owes to an earlier one.
 
         Args:
-            state: the key.
             candidate: on trial, leading or the incumbent.
             reason: why, for the decision.
             ban: it is not tried again in this regime; else it is tried again after all others.
-            before: what follows an incumbent.
         """
         (state.banned if ban else state.retired)[candidate] = reason
         if candidate == state.trial:

@@ -51,7 +51,6 @@ class ControlWindows:
         While a job begins more and more is in force: windows of then would tell different gains.
 
         Args:
-            step: the newest.
             usual: what is in force when nothing is on trial.
             window_steps: how long a plan runs at least.
 
@@ -69,7 +68,6 @@ class ControlWindows:
         """One begins at `step`.
 
         Args:
-            step: the newest.
             gain: share of a step's time under NCCL's own choice that what is in force saves; None: not known yet.
             window_steps: how long a plan runs at least before the next one: trials shall have most of these.
         """

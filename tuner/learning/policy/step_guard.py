@@ -142,7 +142,6 @@ class StepGuard:
         """Take in one step.
 
         Args:
-            log_us: log duration.
             explored: key index by name (slot) of each setting that was tried in it.
             slow_calls: what is slow by its calls: they will end it.
             has_variant: while a variant is on trial, whether it ran; nothing is asked of all else then.

@@ -89,9 +89,7 @@ class Variants:
         """Once the keys have settled, look at one variant, and begin it if it may.
 
         Args:
-            step: the newest step.
             step_us: the usual step time; infinite where it is not known.
-            may_begin: no promotion is under watch.
         """
         policy = self._policy
         if self.on_trial is not None and not self._has_memory(self.on_trial):
@@ -120,8 +118,6 @@ class Variants:
         """Start alternating a variant with the plan itself.
 
         Args:
-            variant: to try.
-            step: the newest step.
             step_us: of the steps before.
         """
         self.on_trial, self._usual_us, self._charged_us = variant, step_us, 0.0
@@ -135,8 +131,6 @@ class Variants:
         """Look at the regression after a step while a variant is on trial.
 
         Args:
-            in_force: plan of the step.
-            step: its number.
             duration_us: without exploration's cost.
             may_promote: False while the network changes: what steps take by that is no variant's doing.
 

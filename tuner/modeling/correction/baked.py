@@ -54,9 +54,6 @@ class Correction(Protocol):
         """Correction of the candidates at many sizes.
 
         Args:
-            communicator: that the calls are of.
-            collective: that is called.
-            candidates: settings and the baseline.
             size_classes: size classes, shape [n_size_classes].
 
         Returns:

@@ -85,11 +85,7 @@ class Track:
         """One complete event of at least a nanosecond.
 
         Args:
-            name: of the event.
-            category: of all events like it.
             begin_us: not before that of the last span.
-            duration_us: until its end.
-            args: shown with it.
         """
         begin_ns = round(begin_us * 1e3)
         end_ns = max(round((begin_us + duration_us) * 1e3), begin_ns + 1)
@@ -98,14 +94,7 @@ class Track:
         self._events.write(event | {"name": name, "cat": category}, args)
 
     def instant(self, name: str, category: str, at_us: float, args: Args) -> None:
-        """One event without a duration.
-
-        Args:
-            name: of the event.
-            category: of all events like it.
-            at_us: when.
-            args: shown with it.
-        """
+        """One event without a duration."""
         event = {"ph": "i", "s": "t", "ts": round(at_us, 3), "pid": self._pid, "tid": self._tid(0)}
         self._events.write(event | {"name": name, "cat": category}, args)
 

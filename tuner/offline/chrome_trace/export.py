@@ -35,7 +35,6 @@ def export_chrome_trace(store_path: Path, out: Path, job_id: str | None = None, 
 
     Args:
         store_path: the SQLite file; with `trace` only decisions are read from it, if it is there.
-        out: the file to write.
         job_id: id or name of the job; None: the newest that trained, or the only one of the trace.
         trace: file or folder of `launch --log-trace`: draw every rank, by its own clock.
 

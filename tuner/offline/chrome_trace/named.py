@@ -85,8 +85,6 @@ def draw_decisions(
 
     Args:
         track: where.
-        decisions: of one job.
-        steps: begin and end of each step.
         epochs: the first step under each epoch, for decisions that name no step.
     """
     placed = [(_known_until_us(one, steps, epochs), one) for one in decisions]

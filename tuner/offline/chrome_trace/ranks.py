@@ -19,11 +19,6 @@ from zerotune.tuner.traces.own.jobs import OneStart, RankFile
 def draw_ranks(events: EventFile, start: OneStart, decisions: Sequence[Decision]) -> list[str]:
     """Draw all ranks, one in memory at a time.
 
-    Args:
-        events: the file.
-        start: files of one start of a job.
-        decisions: of that job.
-
     Returns:
         Remarks for the user.
 

@@ -83,7 +83,6 @@ def import_measurements(
         is_default: whether NCCL chose by itself, where the file does not say it.
         n_nodes: nodes, where the file does not say it, or counts it wrongly.
         dry_run: only read.
-        n_ranks: ranks, likewise.
         format_name: read it as this format; None: found out.
         collective: what was run, where the file does not say it.
 

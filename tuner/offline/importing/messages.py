@@ -50,12 +50,7 @@ def to_json(trace: Trace, n_rows: int, *, dry_run: bool) -> str:
     """What `render` prints, as one JSON document.
 
     Args:
-        trace: read to its end.
         n_rows: measurements recorded, or usable in a dry run.
-        dry_run: whether nothing was recorded.
-
-    Returns:
-        The document's text.
     """
     summary = trace.summary
     document = {
@@ -81,10 +76,8 @@ def render(trace: Trace, n_rows: int, console: Console, *, dry_run: bool) -> Non
     """Print what was found, what could not be used, and why.
 
     Args:
-        trace: read to its end.
         n_rows: measurements recorded, or usable in a dry run.
         console: where to print.
-        dry_run: whether nothing was recorded.
     """
     summary = trace.summary
     for fault in summary.faults:  # ahead of figures that lack something

@@ -51,7 +51,6 @@ def of_summaries(before: RunSummary, after: RunSummary, job_id: str = "") -> Bef
     """Compare the last quarters of two runs.
 
     Args:
-        before: the first run.
         after: the second run.
         job_id: the job that the rest of the page is about; empty: none.
 

@@ -82,12 +82,8 @@ def list_jobs(path: Path, *, limit: int, all_kinds: bool = False) -> list[JobLin
     """The newest `limit` jobs of a store that trained, the newest first.
 
     Args:
-        path: the store's SQLite file.
         limit: number of jobs at most.
         all_kinds: also those that recorded no step, such as sweeps and imports.
-
-    Returns:
-        One line per job.
 
     Raises:
         StoreError: there is no store, or it cannot be read.

@@ -86,9 +86,6 @@ def compared_job(store: Store, job_id: str | None, run: RunSummary) -> JobRecord
         job_id: id or name of the job that the user asked for; None: none.
         run: the run after, of a before-and-after comparison.
 
-    Returns:
-        The job.
-
     Raises:
         UserError: the user asked for another job than the run's, or there is none.
     """

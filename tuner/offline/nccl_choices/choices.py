@@ -69,7 +69,6 @@ def ask(library: Path, cluster: Cluster, collectives: Sequence[Collective], size
     Args:
         library: a libnccl.so.2.
         cluster: where.
-        collectives: which.
         sizes_bytes: NCCL's nBytes; rounded up to what its ranks can share.
 
     Returns:

@@ -58,9 +58,6 @@ def judge(library: Path, cluster: Cluster, rows: Sequence[PlanRow]) -> list[Judg
         cluster: where.
         rows: the plan; those for other communicators never match.
 
-    Returns:
-        One effect per row.
-
     Raises:
         UserError: the ranks do not fit the topology, or a file is not what it should be.
         PluginError: the library failed, or a row is none that NCCL knows.

@@ -44,8 +44,6 @@ def changes_table(before: Choices, after: Choices, changed: Sequence[ChoiceChang
     """What an upgrade changes.
 
     Args:
-        before: choices of one release.
-        after: choices of the other.
         changed: where they differ.
 
     Returns:

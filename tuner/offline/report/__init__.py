@@ -21,8 +21,6 @@ def write_report(
     """Write the page about a job.
 
     Args:
-        store_path: the SQLite file.
-        out: the HTML file to write.
         job_id: id or name of the job; None: the newest that trained.
         summaries: none, or two files of `launch --summary`: the runs before and after.
         traces: folders of `launch --log-trace`, of one or two runs, for timelines of a step.

@@ -161,13 +161,9 @@ def gather(
     """Gather the facts about a job.
 
     Args:
-        store_path: the SQLite file.
         job_id: id or name of the job; None: the newest that trained.
         summaries: none, or two files of `launch --summary`: the runs before and after.
         traces: folders of `launch --log-trace`: one, or two: before and after.
-
-    Returns:
-        The facts.
 
     Raises:
         StoreError: the store cannot be read.

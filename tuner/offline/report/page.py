@@ -50,8 +50,6 @@ def write_page(facts: Facts, out: Path, *, is_interactive: bool = False) -> Path
     """Write the page to `out` in one piece.
 
     Args:
-        facts: what it shows.
-        out: the file.
         is_interactive: as in `page`.
 
     Returns:
@@ -72,11 +70,7 @@ def page(facts: Facts, *, is_interactive: bool = False) -> str:
     """The whole page as text.
 
     Args:
-        facts: what it shows.
         is_interactive: with plotly's script, some 5 MB, for pictures that can be hovered over and zoomed.
-
-    Returns:
-        HTML.
     """
     template = resources.files("zerotune.tuner.offline.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(

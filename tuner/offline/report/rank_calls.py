@@ -51,7 +51,6 @@ def rank_calls(table: CollectiveTable, trace: Path) -> RankCalls | str:
     """What the ranks of a trace did in settled steps.
 
     Args:
-        table: the trace, joined over its ranks.
         trace: file or folder that it was read from.
 
     Returns:

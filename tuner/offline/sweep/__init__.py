@@ -31,9 +31,7 @@ def sweep(request: SweepRequest, store_path: Path, console: Console) -> SweepRes
     """Run a sweep with a progress bar.
 
     Args:
-        request: what to measure.
         store_path: the SQLite file; made if need be.
-        console: gets the bar.
 
     Returns:
         What the store then knows of the sweep's points.

@@ -67,7 +67,6 @@ def compare(store_path: Path, before: str, after: str) -> SweepComparison:
     """Compare two sweeps of one store.
 
     Args:
-        store_path: the SQLite file.
         before: job id of the first sweep, or a fabric id: all sweeps of it.
         after: likewise of the second.
 

@@ -110,7 +110,6 @@ def message_sizes(min_bytes: int, max_bytes: int, n_ranks: int) -> list[int]:
     """Sizes of a sweep: `min_bytes` and its doublings, rounded up to whole floats on every rank.
 
     Args:
-        min_bytes: smallest total size.
         max_bytes: largest total size before rounding.
         n_ranks: ranks that share a message.
 
@@ -137,10 +136,6 @@ def make_grid(
     Channel counts with the same effect, where there is little traffic, are one point.
 
     Args:
-        collectives: to measure.
-        sizes_bytes: total sizes.
-        communicator: ranks and nodes.
-        max_channels: largest channel count.
         offered: (algorithm, protocol) that NCCL offers, by the collective's name.
 
     Returns:

@@ -61,7 +61,6 @@ def render(result: SweepResult, console: Console, *, max_per_place: int = MAX_PE
     """Print the fastest settings by size, in the columns of nccl-tests, and NCCL's own choice among them.
 
     Args:
-        result: of a sweep.
         console: where to print.
         max_per_place: settings shown of each collective and size at most.
     """

@@ -82,7 +82,6 @@ def rows_of(points: Sequence[GridPoint], n_ranks: int, choices: Mapping[Place, C
     """Result rows of the points that were measured or chosen, and of NCCL's own choice.
 
     Args:
-        points: of the grid.
         n_ranks: ranks of the communicator, for the bus bandwidth.
         choices: of an active sweep, by place; None: the fastest median of a place is the choice.
 

@@ -68,7 +68,6 @@ def run_sweep(request: SweepRequest, store_path: Path, progress: Progress) -> Sw
     """Measure, and record what was measured. Ctrl-C ends the sweep early and keeps what was measured.
 
     Args:
-        request: what to measure.
         store_path: the SQLite file; made if need be.
         progress: is called after each visit.
 

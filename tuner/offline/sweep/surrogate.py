@@ -50,9 +50,6 @@ class Surrogate:
     """The points of one collective.
 
     Args:
-        points: of all places.
-        communicator: that calls.
-        costs: NCCL's cost.
         correction: what earlier jobs taught; None: nothing.
     """
 

@@ -52,9 +52,7 @@ def unvisited(
     """The points of a sweep that it did not visit.
 
     Args:
-        points: all.
         visited: ids of the Python objects of those that were.
-        strategy: that chose them.
         precision: share by which a setting has to be slower than the choice to be worse.
         was_cut: whether the sweep was interrupted or given up.
 

@@ -38,10 +38,6 @@ def ask(library: Path, cluster: Cluster) -> Believed:
 
     Args:
         library: a libnccl.so.2.
-        cluster: whose ranks are one communicator.
-
-    Returns:
-        What it believes.
 
     Raises:
         UserError: the ranks do not fit the topology, a file is not what it should be, or the release is too old.

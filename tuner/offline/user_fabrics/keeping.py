@@ -57,12 +57,8 @@ def add(
     """Make a fabric of a topology file, with what NCCL believes of it, in the user's folder.
 
     Args:
-        name: of the fabric.
-        topology: that NCCL_TOPO_DUMP_FILE wrote; it is copied.
-        n_nodes: equal nodes of it.
         ranks_per_node: GPUs of a node that take part; None: all.
         library: a libnccl.so.2.
-        force: replace a fabric of this name.
 
     Returns:
         Where it is, and how exact.

@@ -36,13 +36,8 @@ def fabric_text(name: str, release: str, gpu: Gpu, one_node: Topology | None, ma
 
     Args:
         name: of the fabric; its topology file lies beside it under the same name.
-        release: of the NCCL that was asked.
-        gpu: one of a node's.
         one_node: what NCCL believes of a node; None: it has one rank.
         many_nodes: what it believes of all nodes; None: there is one.
-
-    Returns:
-        TOML.
     """
     inside, largest = one_node or many_nodes, many_nodes or one_node
     assert inside is not None

@@ -21,12 +21,7 @@ LOOK_EVERY_S: Final = 1.0
 
 
 class AdmittedClients:
-    """Answers ZeroMQ's question whether a client may connect, and ends connections whose answer has changed.
-
-    Args:
-        context: of the socket that is served.
-        folder: of the clients' public keys.
-    """
+    """Answers ZeroMQ's question whether a client may connect, and ends connections whose answer has changed."""
 
     def __init__(self, context: zmq.Context[Any], folder: Path) -> None:
         self._folder = folder

@@ -55,9 +55,6 @@ class Doorkeeper:
 
     Args:
         listening: for peers.
-        daemon: path of the daemon's socket.
-        max_strangers: connections that have shown no key.
-        max_known: and that have.
     """
 
     def __init__(self, listening: sockets.socket, daemon: str, max_strangers: int, max_known: int) -> None:

@@ -52,7 +52,6 @@ class Access:
     """Stands before an application and lets in who may.
 
     Args:
-        app: what is behind it.
         token: without which nobody is served; empty: everybody is.
         public: paths that tell nothing and are served without it.
         names: further names that the page may be asked for by, beside this machine's and every IP address.

@@ -34,12 +34,8 @@ def application(feed: Feed, token: str, names: Collection[str] = ()) -> ASGIApp:
     """The page, its parts, and what it is told.
 
     Args:
-        feed: what is told.
         token: without which nobody is served; empty: everybody is.
         names: further names that the page may be asked for by.
-
-    Returns:
-        An ASGI application.
     """
 
     async def events(asked: Request) -> Response:
@@ -78,11 +74,9 @@ def serve(
     """Serve until SIGINT or SIGTERM.
 
     Args:
-        watcher: looks at the daemon.
         listening: where; it is closed in the end.
         token: without which nobody is served; empty: everybody is.
         names: further names that the page may be asked for by.
-        announce: called when clients can connect.
     """
     feed = Feed(watcher)
     config = uvicorn.Config(

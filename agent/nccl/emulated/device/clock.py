@@ -96,7 +96,6 @@ class Clock:
         """A collective occupies channels of this device for a time, in which computation is slower.
 
         Args:
-            start_us: on the virtual clock.
             end_us: on the virtual clock; nothing happens unless it is after `start_us`.
             n_channels: that it occupies; 0: none.
         """

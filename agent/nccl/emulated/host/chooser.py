@@ -63,14 +63,10 @@ class Chooser:
         """The setting of one collective, as NCCL and its tuner plugin choose it.
 
         Args:
-            collective: one that NCCL tunes.
             message_bytes: NCCL's nBytes, of all tasks that are fused.
             average: the reduction is an average or a premultiplied sum, which some algorithms refuse.
             n_pipe_ops: NCCL's numPipeOps, operations of one group that a channel runs one after another.
             captured: it becomes part of a CUDA graph; the plugin is told.
-
-        Returns:
-            Algorithm, protocol and channels.
 
         Raises:
             EmulatedNcclError: the plugin failed, or nothing is left to choose from.

@@ -83,7 +83,6 @@ class Communicator:
 
         Args:
             fused_groups: tasks by decision: those in one entry share a setting.
-            n_tasks: collectives of the group.
 
         Returns:
             The calls on their way, one for each entry.
@@ -157,7 +156,6 @@ class Communicator:
 
         Args:
             fused_groups: tasks by decision: those in one entry share a setting.
-            n_tasks: collectives of the group.
             captured: they become part of a CUDA graph; the plugin is told.
 
         Returns:

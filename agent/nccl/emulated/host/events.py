@@ -81,13 +81,7 @@ class ProfilerEvents:
         return self._plugins.begin_capture(events)
 
     def ran(self, call: IssuedCall, start_us: float, end_us: float) -> None:
-        """Tell the profiler when a call's kernel ran, if it asked for the call.
-
-        Args:
-            call: whose kernel it is.
-            start_us: on the virtual clock.
-            end_us: on the virtual clock.
-        """
+        """Tell the profiler when a call's kernel ran, if it asked for the call."""
         for handle in call.events:
             self._plugins.ran(handle, call.candidate.n_channels, start_us, end_us)
 

@@ -188,9 +188,7 @@ class CommunicatorPlugins:
         """Let the tuner edit a cost table.
 
         Args:
-            collective: NCCL's number of the function.
             message_bytes: NCCL's nBytes.
-            n_pipe_ops: NCCL's numPipeOps.
             table: address of the costs in microseconds, C floats of shape (n_algorithms, 3); edited in place.
             nvls: the communicator has NVLink multicast.
             captured: the call becomes part of a CUDA graph.
@@ -250,14 +248,7 @@ class CommunicatorPlugins:
         return captured
 
     def ran(self, handle: int, n_channels: int, start_us: float, end_us: float) -> None:
-        """Tell the profiler when a collective's kernel ran.
-
-        Args:
-            handle: the profiler's, of the collective's event.
-            n_channels: channels that the kernel ran on.
-            start_us: on the virtual clock.
-            end_us: on the virtual clock.
-        """
+        """Tell the profiler when a collective's kernel ran."""
         profiler = self._host.profiler
         assert profiler is not None
         self._calls.run_channels(

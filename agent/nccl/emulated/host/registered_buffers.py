@@ -46,7 +46,6 @@ class RegisteredBuffers:
         """How NCCL carries out tasks that it fuses.
 
         Args:
-            collective: what is called.
             op: its reduction; only a plain sum goes another way than by a usual kernel.
             tasks: fused; the buffers of all of them must be registered for another way.
 

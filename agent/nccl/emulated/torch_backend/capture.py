@@ -91,9 +91,7 @@ class Graph:
         """Decide the settings of one group for good.
 
         Args:
-            communicator: that the group was called on.
             fused_groups: tasks by decision: those in one entry share a setting.
-            n_tasks: collectives of the group.
             outputs: tensors that the caller sees filled after a replay.
 
         Returns:

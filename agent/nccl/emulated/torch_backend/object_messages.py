@@ -22,9 +22,6 @@ _DEPTH: Final = 8
 def by_gloo(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method of an emulated group, which hands objects to the group's gloo if the group was asked for both.
 
-    Args:
-        method: named as gloo names its own.
-
     Returns:
         The method to use in its place.
     """

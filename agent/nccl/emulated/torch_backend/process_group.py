@@ -119,9 +119,6 @@ class EmulatedProcessGroup(_ProcessGroup):  # type: ignore[misc]
         Args:
             excluded: ranks of this group that do not take part.
             aborted: give up what is under way first, as after an error.
-
-        Returns:
-            The smaller group.
         """
         if aborted:
             self.abort()

@@ -80,12 +80,8 @@ def reduce_into(
     """Reduce what all ranks sent.
 
     Args:
-        out: is filled; of any layout.
         rendezvous: where the payloads are.
-        index: of the call.
         piece: of the call's payload, the same on all ranks.
-        op: how to reduce.
-        setting: that the call runs with.
         first_element: of each rank's piece; `out.numel()` elements from there on count.
 
     Raises:

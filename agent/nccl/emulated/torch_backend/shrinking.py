@@ -21,11 +21,7 @@ class InnerGloo(dist.ProcessGroupGloo):
     """The gloo backend that torch finds behind an emulated group.
 
     Args:
-        owner: the emulated group.
         store: shared by its ranks.
-        rank: of this process.
-        n_ranks: of the group.
-        timeout: of its collectives.
     """
 
     supports_shrinking = True
@@ -40,11 +36,7 @@ class InnerGloo(dist.ProcessGroupGloo):
 
 
 def keep_shrunk_groups(kind: type) -> None:
-    """From now on a shrunk group of this kind is used as it is.
-
-    Args:
-        kind: the class of emulated groups.
-    """
+    """From now on a shrunk group of this kind is used as it is."""
     original = getattr(c10d, _MAKER, None)
     if original is None:
         return

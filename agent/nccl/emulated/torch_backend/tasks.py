@@ -31,13 +31,7 @@ def broadcast(output: torch.Tensor, root: int, rank: int, source: torch.Tensor |
     """Fill a tensor with what the root sends.
 
     Args:
-        output: is filled on all ranks.
-        root: the rank that sends.
-        rank: of this process.
         source: what the root sends; None: its `output`. It counts on the root only.
-
-    Returns:
-        This rank's part.
     """
     is_root = rank == root
     sent = _contiguous(output if source is None else source) if is_root else None
@@ -54,14 +48,7 @@ def reduce(source: torch.Tensor, op: Operator, root: int, rank: int, output: tor
     """Reduce a tensor of every rank to the root.
 
     Args:
-        source: what this rank contributes.
-        op: how to reduce.
-        root: the rank that gets the result.
-        rank: of this process.
         output: where the root wants it, of as many elements as `source`; None: in `source`.
-
-    Returns:
-        This rank's part.
     """
     target = source if output is None else output
 
@@ -77,11 +64,6 @@ def all_gather(output: torch.Tensor, source: torch.Tensor, n_ranks: int) -> Task
 
     Args:
         output: is filled; `n_ranks` times as large as `source`.
-        source: what this rank contributes.
-        n_ranks: of the communicator.
-
-    Returns:
-        This rank's part.
 
     Raises:
         ValueError: `output` is smaller or larger than that.
@@ -111,14 +93,8 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, op: Operator, ran
     """Fill a tensor with this rank's part of the reduction.
 
     Args:
-        output: is filled.
         source: what this rank contributes; `n_ranks` times the elements of `output`.
-        op: how to reduce.
         rank: of this process, and so the part that it gets.
-        n_ranks: of the communicator.
-
-    Returns:
-        This rank's part.
 
     Raises:
         ValueError: `source` is smaller or larger than that.
@@ -138,11 +114,6 @@ def gather(outputs: Tensors, source: torch.Tensor, n_ranks: int) -> Task:
 
     Args:
         outputs: is filled, one tensor per rank; empty on all ranks but the root.
-        source: what this rank contributes.
-        n_ranks: of the communicator.
-
-    Returns:
-        This rank's part.
     """
     return Task(_contiguous(source), _bytes(source) * n_ranks, source.numel(), _fill_each(outputs), source)
 
@@ -151,14 +122,7 @@ def scatter(output: torch.Tensor, sources: Tensors | None, root: int, rank: int,
     """Hand each rank its tensor of the root's list.
 
     Args:
-        output: is filled, on all ranks.
         sources: one tensor per rank, each of the elements of `output`; None on all ranks but the root.
-        root: the rank that sends.
-        rank: of this process.
-        n_ranks: of the communicator.
-
-    Returns:
-        This rank's part.
 
     Raises:
         EmulatedNcclError: a graph is being captured, which cannot hold it.
@@ -177,8 +141,6 @@ def all_to_all(outputs: Tensors, sources: Tensors, rank: int) -> list[Task]:
 
     Args:
         outputs: are filled, one tensor per rank.
-        sources: what each rank gets from this one.
-        rank: of this process.
 
     Returns:
         This rank's part, one task per destination.

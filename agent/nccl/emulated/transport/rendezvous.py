@@ -216,12 +216,6 @@ class Rendezvous:
     def view(self, index: int, rank: int, piece: int, dtype: torch.dtype) -> torch.Tensor:
         """One rank's piece of a call, without a copy.
 
-        Args:
-            index: of the call.
-            rank: who sent it.
-            piece: of its payload.
-            dtype: of the result.
-
         Returns:
             One-dimensional, over the shared memory: valid until `consume`; empty if the rank sent nothing.
         """
@@ -236,10 +230,6 @@ class Rendezvous:
         """Fill a tensor from one rank's piece of a call.
 
         Args:
-            index: of the call.
-            rank: who sent it.
-            piece: of its payload.
-            to: is filled; contiguous, of any dtype.
             offset_bytes: where in the piece to begin.
 
         Raises:
@@ -253,10 +243,7 @@ class Rendezvous:
         """Fill a tensor with every rank's piece of a call, in the order of ranks.
 
         Args:
-            index: of the call.
             piece: of each payload, the same for all ranks.
-            to: is filled; contiguous, of any dtype.
-            bytes_per_rank: that are taken from each piece.
 
         Raises:
             EmulatedNcclError: a piece is too short.

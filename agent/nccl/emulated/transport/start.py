@@ -36,7 +36,6 @@ def name_start(store: dist.Store, group: str, ranks: Sequence[int], rank: int, n
         group: the group's own name; it may be made several times in a process, also of other ranks.
         ranks: of the group, in the job; none for the default group.
         rank: of this process in the group; 0 makes up the name.
-        n_ranks: in the group.
         timeout: how long the others wait for rank 0.
 
     Returns:
