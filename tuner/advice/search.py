@@ -54,15 +54,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search(problem: Problem, wanted: Wanted | None = None, top: int | None = None) -> list[Choice]:
-    """The best micro-batch, bucket and prefetch of every kind of configuration that fits, the fastest first.
-
-    Args:
-        problem: model, cluster and software.
-        wanted: what the user fixed; None: nothing.
-        top: so many; None: all.
-
-    Returns:
-        One choice per kind.
+    """The best micro-batch, bucket and prefetch of the `top` kinds of configuration that fit, the fastest first.
 
     Raises:
         UserError: the batch is larger than any, or no configuration fits; it says the least that would make one fit.

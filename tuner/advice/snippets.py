@@ -18,17 +18,7 @@ _SPLIT: Final = (
 
 
 def snippet(framework: str, configuration: ZeroConfiguration, shape: ModelShape, n_groups: int, precision: str) -> str:
-    """What to paste.
-
-    Args:
-        framework: one of FRAMEWORKS.
-        configuration: to be written.
-        shape: of the model.
-        n_groups: data-parallel ranks.
-        precision: of training.
-
-    Returns:
-        Python, or JSON for DeepSpeed.
+    """What to paste: Python, or JSON for DeepSpeed; `n_groups` are the data-parallel ranks.
 
     Raises:
         UserError: there is no such framework.

@@ -35,16 +35,7 @@ def kept_bytes_per_token(shape: ModelShape, n_model_parallel: int, *, flash: boo
 
     Korthikanti et al. 2022, arXiv:2205.05198, equation 2 (34 s b h + 5 a s² b, divided by tensor parallelism but for
     10 s b h), by matrix: so also for gated feed-forwards and shared key-value heads. Its 2 s b h of dropout masks are
-    counted. Without fused attention the a s² terms are there: scores, softmax's output and its dropout.
-
-    Args:
-        shape: of the model.
-        n_model_parallel: ranks that split the block.
-        flash: attention is fused.
-        element_bytes: of an activation.
-
-    Returns:
-        Bytes on one rank.
+    counted. Without fused attention (`flash`) the a s² terms are there: scores, softmax's output and its dropout.
     """
     scale = element_bytes / 2
     attention = 2 * shape.n_attentions * (2 * shape.query_width + 2 * shape.kv_width)

@@ -112,18 +112,7 @@ def recomputes(names: list[str] | None) -> tuple[Recompute, ...]:
 def advice(
     problem: Problem, choices: tuple[Choice, ...], model: str, measured: tuple[str, ...], *, gpu_was_named: bool
 ) -> Advice:
-    """All of it, with what it rests on.
-
-    Args:
-        problem: what was asked.
-        choices: the fastest first.
-        model: as the user named it.
-        measured: a sentence for each thing that was measured.
-        gpu_was_named: by the user.
-
-    Returns:
-        The document.
-    """
+    """All of it, with what it rests on; `choices` are the fastest first, `model` is as the user named it."""
     cluster = problem.cluster
     return Advice(
         model=model,

@@ -136,16 +136,7 @@ def measured(problem: Problem, path: Path, job: str | None, ran: ZeroConfigurati
 
 
 def of_rows(problem: Problem, rows: NDArray[np.void], facts: Facts, origin: str) -> Found:
-    """Replace what collectives alone tell.
-
-    Args:
-        problem: what was asked.
-        rows: MEASUREMENT, shape (n,).
-        facts: of the fabric that they were measured on, as ranks describe it.
-        origin: where they come from, for the sentences.
-
-    Returns:
-        The problem and the sentences.
+    """Replace what collectives alone tell: `rows` of MEASUREMENT, shape (n,), on the fabric of `facts`.
 
     Raises:
         UserError: there is nothing to use in them, or they are of another machine.
@@ -293,14 +284,6 @@ def _busy_us(step: StepRecord) -> float:
 
 def compute_factor(problem: Problem, ran: ZeroConfiguration, steps: list[StepRecord]) -> float:
     """Measured over modelled time of computation: what of a step is neither exposed communication nor lost beside it.
-
-    Args:
-        problem: what was asked.
-        ran: what the steps ran.
-        steps: that were measured.
-
-    Returns:
-        The factor.
 
     Raises:
         UserError: these cannot be steps of this model.

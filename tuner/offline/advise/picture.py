@@ -36,16 +36,7 @@ _MAX_SPANS: Final = 2000
 
 
 def draw(problem: Problem, choices: tuple[Choice, ...], wanted: Wanted) -> Figure:
-    """The picture.
-
-    Args:
-        problem: what was asked.
-        choices: the fastest first.
-        wanted: what the user fixed, for other numbers of nodes as well.
-
-    Returns:
-        A figure.
-    """
+    """The picture; `wanted` holds for other numbers of nodes as well."""
     shown = choices[:N_TIMELINES]
     figure, axes = plots.new_rows([0.8] * len(shown) + [2.2])
     for one, choice in zip(axes, shown, strict=False):

@@ -47,16 +47,9 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def alternatives(problem: Problem, running: ZeroConfiguration) -> list[Alternative]:
-    """The best of each kind of change, those that gain most first.
+    """The best of each kind of change that fits and gains LEAST_GAIN or more, those that gain most first.
 
     What is measured should be in `problem`.
-
-    Args:
-        problem: model, cluster and software of the job.
-        running: what it runs.
-
-    Returns:
-        Changes that fit and whose expected gain is LEAST_GAIN or more.
     """
     found: dict[str, Alternative] = {}
     before = seconds_per_sequence(problem, running)
@@ -115,14 +108,6 @@ def gain_of(problem: Problem, running: ZeroConfiguration, changed: ZeroConfigura
 
     What is common to both cancels out, so the range is that of a ratio: computation and network slower or faster by
     their spreads, times the error that comparisons had elsewhere.
-
-    Args:
-        problem: as for `alternatives`.
-        running: what the job runs.
-        changed: what it could run.
-
-    Returns:
-        The gain; its range is empty where nothing is gained or lost alone.
     """
     compute, network = problem.measured.compute_factor or 1.0, problem.measured.network_factor or 1.0
     expected = seconds_per_sequence(problem, running) / seconds_per_sequence(problem, changed)
@@ -253,13 +238,7 @@ def _where_ranges_come_from(problem: Problem) -> str:
 
 
 def render(news: News, ran: ZeroConfiguration, console: Console) -> None:
-    """Print what would pay.
-
-    Args:
-        news: to print.
-        ran: what the job runs.
-        console: where.
-    """
+    """Print what would pay more than what the job `ran`."""
     at = f"{news.job}, step {news.step}"
     for name in news.withdrawn:
         console.print(f"{at}: {name} would not pay any more")

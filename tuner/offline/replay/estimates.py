@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
@@ -103,6 +103,8 @@ class _Neighbour(NamedTuple):
     n_samples: int
 
 
+_Median = tuple[float, float, int]
+"""(median, median absolute deviation as a normal's relative sigma, count)."""
 Prediction = tuple[float, float]
 """(cost_us, relative standard error)."""
 ShapeKey = tuple[CommunicatorClass, Collective, Phase, int]
@@ -353,16 +355,24 @@ def _by_key(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict
     found: dict[DecisionKey, dict[Candidate, Estimate]] = {}
     usable = [one for one in statistics if one.count >= 1 and one.median_us > 0]
     spreads = [one.std_us / one.mean_us if one.mean_us > 0 else 0.0 for one in usable]
-    shown = [spread for spread, one in zip(spreads, usable, strict=True) if one.count >= SAMPLES_THAT_SHOW_SPREAD]
-    typical = float(np.median(shown)) if shown else UNSHOWN_NOISE
-    for one, spread in zip(usable, spreads, strict=True):
-        own = spread if one.count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
-        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(one.count)
-        estimate = Estimate(one.median_us, error, Grade.measured_elsewhere, one.count)
+    medians = [(one.median_us, spread, one.count) for one, spread in zip(usable, spreads, strict=True)]
+    for one, estimate in zip(usable, _estimates(medians, Grade.measured_elsewhere, UNSHOWN_NOISE), strict=True):
         known = found.setdefault(one.key, {})
         for candidate in {one.candidate, BASELINE} if one.is_default else {one.candidate}:
             if candidate not in known or known[candidate].n_samples < one.count:
                 known[candidate] = estimate
+    return found
+
+
+def _estimates(medians: Sequence[_Median], grade: Grade, unshown: float) -> list[Estimate]:
+    """With standard errors; few samples have the others' typical spread at least, or `unshown` where none show any."""
+    shown = [spread for _, spread, count in medians if count >= SAMPLES_THAT_SHOW_SPREAD]
+    typical = float(np.median(shown)) if shown else unshown
+    found = []
+    for median_us, spread, count in medians:
+        own = spread if count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
+        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(count)
+        found.append(Estimate(median_us, error, grade, count))
     return found
 
 
@@ -375,15 +385,8 @@ def _measured_here(table: CollectiveTable) -> dict[tuple[Shape, Candidate], Esti
             samples.setdefault((shapes[at], candidate), []).append(duration_us)
         if is_default:
             samples.setdefault((shapes[at], BASELINE), []).append(duration_us)
-    summaries = {key: _median_and_spread(np.concatenate(parts)) for key, parts in samples.items()}
-    known = [spread for _, spread, count in summaries.values() if count >= SAMPLES_THAT_SHOW_SPREAD]
-    typical = float(np.median(known)) if known else LEAST_NOISE
-    found = {}
-    for key, (median_us, spread, count) in summaries.items():
-        own = spread if count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
-        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(count)
-        found[key] = Estimate(median_us, error, Grade.measured_here, count)
-    return found
+    medians = [_median_and_spread(np.concatenate(parts)) for parts in samples.values()]
+    return dict(zip(samples, _estimates(medians, Grade.measured_here, LEAST_NOISE), strict=True))
 
 
 def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, bool, Candidate | None, Array]]:
@@ -419,8 +422,7 @@ def error_of_median(values: Array) -> float:
     return MEDIAN_OVER_MEAN_ERROR * spread / math.sqrt(count)
 
 
-def _median_and_spread(duration_us: Array) -> tuple[float, float, int]:
-    """(median, median absolute deviation as a normal's relative sigma, count)."""
+def _median_and_spread(duration_us: Array) -> _Median:
     median_us = float(np.median(duration_us))
     deviation_us = float(np.median(np.abs(duration_us - median_us)))
     return median_us, MAD_TO_SIGMA * deviation_us / median_us, len(duration_us)

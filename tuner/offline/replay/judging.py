@@ -87,14 +87,7 @@ def judge(
 ) -> list[Judged]:
     """Judge every policy on every shape.
 
-    Args:
-        counts: collectives of each shape, n_shapes of them.
-        logged_us: their total time in the trace, shape (n_shapes,); all 0: the trace has no times.
-        policies: by name.
-        context: what policies may look at.
-
-    Returns:
-        What each policy would have cost.
+    `logged_us` is the total time of each shape's collectives, shape (n_shapes,); all 0: the trace has no times.
     """
     weights = list(logged_us)
     if not any(weights):

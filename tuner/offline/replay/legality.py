@@ -53,13 +53,7 @@ def fits(fabric: Fabric | None, communicator: CommunicatorClass) -> bool:
 
 
 def without_refused(costs: CostPrior, fabric: Fabric, shapes: Iterable[Shape]) -> None:
-    """Teach `costs` that NCCL refuses averages some algorithms, as a running job's cost tables would.
-
-    Args:
-        costs: changed in place.
-        fabric: where the job runs.
-        shapes: the job's shapes; only reduce-scatters matter.
-    """
+    """Teach `costs`, in place, that NCCL refuses averages some algorithms, as a running job's cost tables would."""
     for shape in shapes:
         if shape.collective is not _SCATTER:
             continue

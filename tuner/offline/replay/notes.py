@@ -23,14 +23,6 @@ _MOST_NAMED: Final = 3
 def notes_of(table: CollectiveTable, context: PolicyContext, evidence: FabricEvidence) -> Iterator[str]:
     """What became of a foreign trace's records, what does not fit, the reader's notes, and which evidence is missing.
 
-    Args:
-        table: the trace.
-        context: what is known of the job.
-        evidence: what other jobs measured.
-
-    Yields:
-        One sentence each.
-
     Raises:
         FabricError: none of the communicators with known ranks fits on the described fabric.
     """
@@ -86,15 +78,9 @@ def _where_it_does_not_fit(fabric: Fabric, counts: Mapping[Shape, int]) -> Itera
 
 
 def nothing_judged(trace: Trace, table: CollectiveTable, settings: Collection[str]) -> TraceError:
-    """What was found in a trace of which nothing has a cost, and what was wanted.
+    """The error that says what was found in a trace of which nothing has a cost, and what was wanted.
 
-    Args:
-        trace: the file or files.
-        table: what they hold; nothing of it has a cost under the policies, measured or predicted.
-        settings: what the policies would run where NCCL's own choice has a cost; empty: it has none anywhere.
-
-    Returns:
-        The error to raise.
+    `settings` are what the policies would run where NCCL's own choice has a cost; empty: it has none anywhere.
     """
     where = trace.paths[0] if len(trace.paths) == 1 else trace.paths[0].parent
     fault = "".join(f" ({note.removesuffix('.')})" for note in table.notes[:1])  # a file that was cut comes first

@@ -96,16 +96,9 @@ def lowest_draw(arms: Arms) -> int:
 
 
 def play_bandit(choose: Choice, estimates: CostEstimates, shape: Shape, n_calls: int) -> Mixture:
-    """Play a bandit on one shape, over the settings that were measured for it.
+    """How often each setting that was measured for the shape would have run under a bandit.
 
-    Args:
-        choose: the arm to play, by what is known of all.
-        estimates: what is known of costs.
-        shape: what is played.
-        n_calls: calls of that shape in the trace; MAX_PLAYED_CALLS of them are played, the others run the last choice.
-
-    Returns:
-        How often each setting ran; the baseline alone where only that has a cost.
+    Of `n_calls` in the trace MAX_PLAYED_CALLS are played, the others run the last choice.
     """
     # What ran by NCCL's own choice is among the candidates, too.
     known = list(dict.fromkeys([BASELINE, *estimates.candidates(shape)]))
@@ -149,17 +142,10 @@ def play_tuner(
     step_us: float | None,
     facts: Mapping[str, str | int | float | bool],
 ) -> dict[Shape, Mixture]:
-    """Feed our own tuner step by step, as its daemon would; plans come into force at the next step.
+    """How often each setting would have run under our own tuner, fed step by step as its daemon would.
 
-    Args:
-        estimates: what is known of costs.
-        counts: calls of each shape in the trace.
-        n_steps: steps of the trace.
-        step_us: length of a step; None: STEP_OVER_COMMUNICATION times its communication.
-        facts: the fabric's description.
-
-    Returns:
-        By shape, how often each setting ran.
+    Plans come into force at the next step. `step_us` is the length of a step; None: STEP_OVER_COMMUNICATION times its
+    communication. `counts` are calls in the whole trace.
     """
     shapes = [shape for shape in counts if estimates.estimate(shape, BASELINE) is not None]
     known: dict[_Place, set[Candidate]] = {}

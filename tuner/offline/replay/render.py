@@ -31,13 +31,7 @@ _EVIDENCE = {
 
 
 def render(result: ReplayResult, console: Console, *, max_rows: int = MAX_ROWS) -> None:
-    """Print what was replayed, each policy by (collective, phase, size), and the totals.
-
-    Args:
-        result: of a replay.
-        console: where to print.
-        max_rows: rows of the table by shape at most.
-    """
+    """Print what was replayed, each policy by (collective, phase, size), and the totals."""
     missing = (
         (result.n_left_out, result.left_out_percent, "that ran and cannot be judged"),
         (result.n_dropped, result.dropped_percent, "lost before they were logged"),

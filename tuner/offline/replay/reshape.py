@@ -111,15 +111,9 @@ def _new_call(origin: TimelineCall, shape: Shape) -> TimelineCall:
 
 
 def with_ranks(program: StepProgram, n_ranks: int, n_nodes: int) -> StepProgram:
-    """The step of this model on other ranks: communicators of all ranks change, total bytes stay, so shards do, too.
+    """The step of this model on other ranks: communicators of all ranks change, total bytes stay.
 
-    Args:
-        program: the step.
-        n_ranks: ranks of the changed job.
-        n_nodes: nodes of the changed job.
-
-    Returns:
-        The changed step; durations of changed collectives are unknown until they are priced.
+    Durations of changed collectives are unknown until they are priced.
     """
     world = max(call.shape.n_ranks for call in program.calls)
 

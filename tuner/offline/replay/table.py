@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -169,30 +169,28 @@ def from_own(traces: Sequence[OwnTrace]) -> CollectiveTable:
         n_dropped=sum(trace.n_dropped for trace in traces),
         is_emulated=header.clock == "emulated",
         n_partial=n_partial,
-        notes=_cut_note(traces) + _missing_note(traces, header.n_ranks) + _partial_note(n_partial),
+        notes=tuple(_notes_of(traces, header.n_ranks, n_partial)),
         own_comms=np.unique(first.records["comm_id"]),
     )
 
 
-def _missing_note(traces: Sequence[OwnTrace], n_ranks: int) -> tuple[str, ...]:
-    if len(traces) >= n_ranks:
-        return ()
-    return (
-        f"Files of {len(traces)} of {n_ranks} ranks: durations may include waiting for the others, and no interval"
-        " knows of that.",
-    )
-
-
-def _cut_note(traces: Sequence[OwnTrace]) -> tuple[str, ...]:
+def _notes_of(traces: Sequence[OwnTrace], n_ranks: int, n_partial: int) -> Iterator[str]:
+    """What the files of one job lack."""
     cut = [trace.path.name for trace in traces if not trace.ended]
-    if not cut:
-        return ()
-    more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
-    return (
-        f"{', '.join(cut[:3])}{more} ({len(cut)} of {counted(len(traces), 'file')}) without an end mark: the process"
-        " was killed or the file was cut. What stands before the cut was replayed; up to a second before it is"
-        " missing.",
-    )
+    if cut:
+        more = f" and {len(cut) - 3} more" if len(cut) > 3 else ""
+        yield (
+            f"{', '.join(cut[:3])}{more} ({len(cut)} of {counted(len(traces), 'file')}) without an end mark: the"
+            " process was killed or the file was cut. What stands before the cut was replayed; up to a second before"
+            " it is missing."
+        )
+    if len(traces) < n_ranks:
+        yield (
+            f"Files of {len(traces)} of {n_ranks} ranks: durations may include waiting for the others, and no interval"
+            " knows of that."
+        )
+    if n_partial:
+        yield f"Left out: {n_partial:,} collectives that fewer ranks recorded than others of their communicator."
 
 
 def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
@@ -204,12 +202,6 @@ def _told_by_all(comm_id: Array, n_reports: Array) -> Array:
     most = np.zeros(len(comms), np.int64)
     np.maximum.at(most, comm, n_reports)
     return np.asarray(n_reports == most[comm])
-
-
-def _partial_note(n_partial: int) -> tuple[str, ...]:
-    if not n_partial:
-        return ()
-    return (f"Left out: {n_partial:,} collectives that fewer ranks recorded than others of their communicator.",)
 
 
 def from_trace(trace: Trace, *, fabric: Fabric | None = None) -> CollectiveTable:
