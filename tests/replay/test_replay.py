@@ -101,6 +101,13 @@ def test_oracle_takes_the_best_measured_setting(tmp_path: Path):
     assert oracle.gain_low_percent < 40 < oracle.gain_high_percent
 
 
+def test_bandits_play_a_shape_of_a_single_call(tmp_path: Path):
+    """NCCL's own choice is one setting to them, under whichever name it is known."""
+    for total in replay_table(table_of(tmp_path, records(1, 100.0)), ["ucb", "thompson"]).totals:
+        assert total.cost_us == pytest.approx(100)
+        assert total.n_judged == 1
+
+
 def test_refuses_what_it_knows_nothing_of(tmp_path: Path):
     """No durations, no store, no described fabric: every collective is refused, and that is said."""
     block = records(8, -1.0)

@@ -149,6 +149,3 @@ def test_what_cannot_be_asked_is_refused():
         replay_table(replace(table, steps=table.steps[:0]), ["baseline"], change=JobChange(stage=2))
     with pytest.raises(UserError, match="described fabric"):
         replay_table(replace(table, fabric={}), ["baseline"], change=JobChange(n_ranks=8))
-
-
-# ---- policies that learn -------------------------------------------------------------------------

@@ -108,9 +108,6 @@ def test_what_nothing_prices_is_refused_and_not_free():
     assert answer.step_refusals[0].refused_share_percent == pytest.approx(100)
 
 
-# ---- buckets -------------------------------------------------------------------------------------
-
-
 # ---- what was named by hand ----------------------------------------------------------------------
 
 
