@@ -11,8 +11,9 @@ from zerotune.store.records import Collective, Phase
 from zerotune.store.trace_format import STEP_FIELDS
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program
-from zerotune.tuner.offline.replay.schedule import StepModel, TimelineCall
+from zerotune.tuner.offline.replay.schedule import StepModel
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
 from zerotune.tuner.offline.report.step_timeline import lanes_of, played, timelines
 
 GATHER = Shape(2, 2, Collective.all_gather, Phase.forward_gather, 1 << 20)

@@ -10,8 +10,8 @@ from zerotune.store.records import Algorithm, Collective, Phase, Protocol
 from zerotune.store.trace_format import STEP_FIELDS
 from zerotune.store.wire import OBSERVATION_FIELDS
 from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, run
-from zerotune.tuner.offline.replay.schedule import TimelineCall
 from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
 
 GATHER, SCATTER, REDUCE = Collective.all_gather, Collective.reduce_scatter, Collective.all_reduce
 

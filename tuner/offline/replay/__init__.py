@@ -1,7 +1,7 @@
 """A trace run against policies offline: what each would have cost, and from which evidence.
 
-The walk: a trace is read as a table of collectives (table.py). From it follow its steps' program (schedule.py) and, with
-what the store knows (evidence.py), the cost of every setting (estimates.py). Policies name settings (policies.py),
+The walk: a trace is read as a table of collectives (table.py). Its steps' program follows (schedule.py) and, with what
+the store knows (evidence.py), the cost of each setting (estimates.py). Policies name settings (policies.py),
 judging.py sums up their costs, steps.py runs the program with them, and whatif.py does the same for another job.
 """
 

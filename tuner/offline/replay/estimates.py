@@ -11,13 +11,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import (
@@ -33,23 +28,12 @@ from zerotune.store.records import (
     Protocol,
     size_class_floor,
 )
-from zerotune.store.sqlite.rows.measurements import candidate_of
 from zerotune.tuner.offline.replay.legality import is_known_to_sum, may_run
-from zerotune.tuner.offline.replay.table import UNKNOWN, CollectiveTable, Shape, numbered
+from zerotune.tuner.offline.replay.medians import Estimate, Grade, measured_elsewhere, measured_here
+from zerotune.tuner.offline.replay.table import CollectiveTable, Shape
 
-Array = NDArray[Any]
-
-NORMAL_95: Final = 1.96
-MEDIAN_OVER_MEAN_ERROR: Final = 1.2533
-"""Standard error of a normal sample's median over that of its mean, sqrt(pi/2)."""
-LEAST_NOISE: Final = 0.02
-"""Relative spread assumed where too few samples show their own."""
-UNSHOWN_NOISE: Final = 0.04
-"""Relative spread of sweeps whose settings all have too few samples to show any."""
 CARRIED_NOISE: Final = 0.05
 """Relative standard error added when a ratio is carried from another place, phase or size in the class."""
-MAD_TO_SIGMA: Final = 1.4826
-SAMPLES_THAT_SHOW_SPREAD: Final = 5
 MAX_INTERPOLATED_CLASSES: Final = SIZE_CLASSES_PER_OCTAVE
 """Sweeps measure each octave: a size between two measured ones, this near to either, is interpolated."""
 
@@ -62,37 +46,6 @@ Also the largest.
 """
 
 
-class Grade(IntEnum):
-    """Where an estimate comes from, best first."""
-
-    measured_here = 0
-    measured_elsewhere = 1
-    predicted = 2
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Cost of one collective: `cost_us` with the standard error `error` relative to it."""
-
-    cost_us: float
-    error: float
-    grade: Grade
-    n_samples: int = 0
-
-    @property
-    def low_us(self) -> float:
-        """Lower end of the 95 % interval (log-normal)."""
-        return self.cost_us * math.exp(-NORMAL_95 * self.error)
-
-    @property
-    def high_us(self) -> float:
-        """Upper end of the 95 % interval (log-normal)."""
-        return self.cost_us * math.exp(NORMAL_95 * self.error)
-
-
-_UNIT: Final = Estimate(1.0, 0.0, Grade.measured_elsewhere)
-
-
 class _Neighbour(NamedTuple):
     """A candidate's ratio to the baseline at another size."""
 
@@ -103,8 +56,6 @@ class _Neighbour(NamedTuple):
     n_samples: int
 
 
-_Median = tuple[float, float, int]
-"""(median, median absolute deviation as a normal's relative sigma, count)."""
 Prediction = tuple[float, float]
 """(cost_us, relative standard error)."""
 ShapeKey = tuple[CommunicatorClass, Collective, Phase, int]
@@ -123,11 +74,11 @@ class CostEstimates:
     ) -> None:
         self.sums = is_known_to_sum(table)
         """Whether the job's reduce-scatters are known to sum; else they may average."""
-        self._here = _measured_here(table)
+        self._here = measured_here(table)
         self._here_by_shape: dict[Shape, set[Candidate]] = {}
         for shape, candidate in self._here:
             self._here_by_shape.setdefault(shape, set()).add(candidate)
-        self._elsewhere = _by_key(statistics)
+        self._elsewhere = measured_elsewhere(statistics)
         self._predictor = predictor
         self._by_shape_key: dict[ShapeKey, dict[Candidate, Estimate]] = {}
         self._known: dict[tuple[Shape, Candidate], Estimate | None] = {}
@@ -171,7 +122,8 @@ class CostEstimates:
     ) -> CostEstimates:
         """A copy for another fabric: what the trace measured is not used."""
         other = self.with_predictor(predictor)
-        other._here, other._here_by_shape, other._elsewhere, other._by_shape_key = {}, {}, _by_key(statistics), {}
+        other._here, other._here_by_shape, other._by_shape_key = {}, {}, {}
+        other._elsewhere = measured_elsewhere(statistics)
         other._seen = other._points_seen()
         return other
 
@@ -284,7 +236,9 @@ class CostEstimates:
         for distance in range(1, MAX_INTERPOLATED_CLASSES + 1):
             size_class = shape.key.size_class + direction * distance
             found = self._elsewhere_as(shape, size_class, candidate)
-            baseline = self._elsewhere_at(shape, size_class).get(BASELINE) if with_baseline else _UNIT
+            baseline: Estimate | None = Estimate(1.0, 0.0, Grade.measured_elsewhere)
+            if with_baseline:
+                baseline = self._elsewhere_at(shape, size_class).get(BASELINE)
             if found is not None and baseline is not None:
                 ratio, error = found.cost_us / baseline.cost_us, math.hypot(found.error, baseline.error)
                 return _Neighbour(size_class, math.log(ratio), math.log(baseline.cost_us), error, found.n_samples)
@@ -348,81 +302,3 @@ class CostEstimates:
 
 def _cell(candidate: Candidate) -> tuple[Algorithm | None, Protocol | None]:
     return candidate.algorithm, candidate.protocol
-
-
-def _by_key(statistics: Iterable[CandidateStatistics]) -> dict[DecisionKey, dict[Candidate, Estimate]]:
-    """Estimates by key; what NCCL chose by itself counts for the baseline and for the setting it ran."""
-    found: dict[DecisionKey, dict[Candidate, Estimate]] = {}
-    usable = [one for one in statistics if one.count >= 1 and one.median_us > 0]
-    spreads = [one.std_us / one.mean_us if one.mean_us > 0 else 0.0 for one in usable]
-    medians = [(one.median_us, spread, one.count) for one, spread in zip(usable, spreads, strict=True)]
-    for one, estimate in zip(usable, _estimates(medians, Grade.measured_elsewhere, UNSHOWN_NOISE), strict=True):
-        known = found.setdefault(one.key, {})
-        for candidate in {one.candidate, BASELINE} if one.is_default else {one.candidate}:
-            if candidate not in known or known[candidate].n_samples < one.count:
-                known[candidate] = estimate
-    return found
-
-
-def _estimates(medians: Sequence[_Median], grade: Grade, unshown: float) -> list[Estimate]:
-    """With standard errors; few samples have the others' typical spread at least, or `unshown` where none show any."""
-    shown = [spread for _, spread, count in medians if count >= SAMPLES_THAT_SHOW_SPREAD]
-    typical = float(np.median(shown)) if shown else unshown
-    found = []
-    for median_us, spread, count in medians:
-        own = spread if count >= SAMPLES_THAT_SHOW_SPREAD else max(typical, spread)
-        error = MEDIAN_OVER_MEAN_ERROR * max(own, LEAST_NOISE) / math.sqrt(count)
-        found.append(Estimate(median_us, error, grade, count))
-    return found
-
-
-def _measured_here(table: CollectiveTable) -> dict[tuple[Shape, Candidate], Estimate]:
-    """Medians of the trace's own timed rows by shape and setting, and of NCCL's own choice as baseline."""
-    shapes, shape_index = table.shapes
-    samples: dict[tuple[Shape, Candidate], list[Array]] = {}
-    for at, is_default, candidate, duration_us in _groups(table, shape_index):
-        if candidate is not None:
-            samples.setdefault((shapes[at], candidate), []).append(duration_us)
-        if is_default:
-            samples.setdefault((shapes[at], BASELINE), []).append(duration_us)
-    medians = [_median_and_spread(np.concatenate(parts)) for parts in samples.values()]
-    return dict(zip(samples, _estimates(medians, Grade.measured_here, LEAST_NOISE), strict=True))
-
-
-def _groups(table: CollectiveTable, shape_index: Array) -> Iterator[tuple[int, bool, Candidate | None, Array]]:
-    """(shape's index, chosen by NCCL, setting, durations) of the timed rows that have these in common."""
-    rows, duration_us = table.rows, table.duration_us
-    code = shape_index << 25 | table.is_default.astype(np.int64) << 24
-    for column, shift in (("algorithm", 16), ("protocol", 8), ("n_channels", 0)):
-        code |= rows[column].astype(np.int64) << shift
-    timed = duration_us > 0
-    if not bool(timed.all()):
-        code, duration_us = code[timed], duration_us[timed]
-    if not len(code):
-        return
-    codes, group = numbered(code)
-    counts = np.bincount(group)
-    small = group.astype(np.uint16 if len(codes) < 1 << 16 else np.int64)  # 16 bits are sorted by radix
-    duration_us = duration_us[np.argsort(small, kind="stable")]
-    ends = np.cumsum(counts)
-    for one, end, count in zip(codes.tolist(), ends.tolist(), counts.tolist(), strict=True):
-        candidate = _candidate(one >> 16 & 255, one >> 8 & 255, one & 255)
-        yield one >> 25, bool(one >> 24 & 1), candidate, duration_us[end - count : end]
-
-
-def _candidate(algorithm: int, protocol: int, n_channels: int) -> Candidate | None:
-    if algorithm == UNKNOWN or n_channels > 64:
-        return None
-    return candidate_of(algorithm, protocol, n_channels)
-
-
-def error_of_median(values: Array) -> float:
-    """Relative standard error of the median of `values`, of which there are enough to show their spread."""
-    _, spread, count = _median_and_spread(values)
-    return MEDIAN_OVER_MEAN_ERROR * spread / math.sqrt(count)
-
-
-def _median_and_spread(duration_us: Array) -> _Median:
-    median_us = float(np.median(duration_us))
-    deviation_us = float(np.median(np.abs(duration_us - median_us)))
-    return median_us, MAD_TO_SIGMA * deviation_us / median_us, len(duration_us)

@@ -19,8 +19,9 @@ from zerotune.tuner.modeling.correction.baked import Baked
 from zerotune.tuner.modeling.features import CostPrior
 from zerotune.tuner.modeling.statistics import statistics
 from zerotune.tuner.modeling.trainer import load_correction, model_id_of, record_of, train
-from zerotune.tuner.offline.replay.estimates import MAD_TO_SIGMA, Prediction, Predictor
+from zerotune.tuner.offline.replay.estimates import Prediction, Predictor
 from zerotune.tuner.offline.replay.legality import fits
+from zerotune.tuner.offline.replay.medians import MAD_TO_SIGMA
 from zerotune.tuner.offline.replay.table import Shape
 
 UNKNOWN: Final = "The store has no measurements of this fabric by other runs"

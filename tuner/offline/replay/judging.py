@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from zerotune.agent.nccl.cost_model import in_effect
 from zerotune.store.records import BASELINE, Candidate
-from zerotune.tuner.offline.replay.estimates import NORMAL_95, Estimate, Grade
+from zerotune.tuner.offline.replay.medians import NORMAL_95, Estimate, Grade
 from zerotune.tuner.offline.replay.policies import Mixture, Policy, PolicyContext, has_others
 from zerotune.tuner.offline.replay.result import CheaperPolicy, OracleFacts, PolicyTotal, ShapeVerdict
 from zerotune.tuner.offline.replay.table import Shape

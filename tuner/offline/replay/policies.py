@@ -36,8 +36,9 @@ from zerotune.store.sqlite.rows.measurements import MEASUREMENT
 from zerotune.tuner.learning.brain import Brain, BrainSettings
 from zerotune.tuner.learning.knowledge import Knowledge
 from zerotune.tuner.modeling.features import DEFAULT_CELL, CostPrior, cell_of
-from zerotune.tuner.offline.replay.estimates import CostEstimates, Estimate, Grade
+from zerotune.tuner.offline.replay.estimates import CostEstimates
 from zerotune.tuner.offline.replay.legality import fits
+from zerotune.tuner.offline.replay.medians import Estimate, Grade
 from zerotune.tuner.offline.replay.table import Shape
 
 MAX_PLAYED_CALLS: Final = 400

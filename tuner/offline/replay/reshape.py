@@ -18,8 +18,8 @@ import numpy as np
 from zerotune.store.errors import UserError
 from zerotune.store.records import Collective, Phase
 from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, Slowdown
-from zerotune.tuner.offline.replay.schedule import TimelineCall
 from zerotune.tuner.offline.replay.table import Shape
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
 
 StepProgram = Program[TimelineCall]
 

@@ -28,9 +28,9 @@ from zerotune.tuner.offline.replay.legality import without_refused
 from zerotune.tuner.offline.replay.policies import Policy, PolicyContext
 from zerotune.tuner.offline.replay.reshape import StepProgram, with_buckets, with_ranks, with_stage
 from zerotune.tuner.offline.replay.result import StepEstimate, WhatIf
-from zerotune.tuner.offline.replay.schedule import TimelineCall
 from zerotune.tuner.offline.replay.steps import LoggedSteps, correction, step_estimates, usual_durations
 from zerotune.tuner.offline.replay.table import Shape
+from zerotune.tuner.offline.replay.usual_steps import TimelineCall
 
 MAX_RANKS: Final = 16384
 MIN_BUCKET_BYTES: Final = 1024
