@@ -118,7 +118,6 @@ MISTAKES = {
         ["{none}", "--out", "{out}"],
         ["nonsense://x", "--out", "{out}"],
         ["{folder}", "--sign", "{none}"],
-        ["{folder}", "--out", "{out}", "--aggregated", "{folder}"],
         ["{folder}", "--memory-mb", "1"],
         [],
     ],
