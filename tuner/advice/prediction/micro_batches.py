@@ -7,15 +7,17 @@ reductions share the network in the order of their issue; replicas' all-reduces 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from zerotune.tuner.advice.prediction.timeline import Op, OpKind, Program, StreamCall
 
-KINDS: Final = ("forward", "backward", "optimizer")
-"""Of computation, by an operation's `at`."""
+KINDS: Final = ("forward", "backward", "optimizer", "forward", "backward")
+"""Of computation, by an operation's `at`: of a block, of a block, of the optimizer, of the loss, of the loss."""
 STREAMS: Final = ("network", "replicas")
-_NETWORK, _REPLICAS = range(2)
-_FORWARD, _BACKWARD, _OPTIMIZER = range(3)
+_FORWARD, _BACKWARD, _OPTIMIZER, _LOSS_FORWARD, _LOSS_BACKWARD = range(5)
+_GATHER, _OUTER_GATHER, _POST_GATHER, _SHARE_OF_POST_GATHER, _OUTER_REDUCE = range(5)
+"""Collectives by number; `_OUTER_REDUCE` and all above it are reductions: among shards, then among replicas."""
 
 
 class Pieces(NamedTuple):
@@ -39,48 +41,15 @@ class Pieces(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A micro-batch as a program, and what its calls are: `gather` or `reduce`."""
+    """A micro-batch as a program, its calls' durations, and what they are: `gather` or `reduce`."""
 
     program: Program[StreamCall]
-    kinds: tuple[str, ...]
-
-
-class _Builder:
-    def __init__(self, skew_s: float) -> None:
-        self.skew_us = 1e6 * skew_s
-        self.calls: list[StreamCall] = []
-        self.kinds: list[str] = []
-        self.ops: list[Op] = []
-
-    def compute(self, kind: int, seconds: float) -> None:
-        if seconds:
-            self.ops.append(Op(OpKind.compute, kind, 1e6 * seconds))
-
-    def issue(self, kind: str, seconds: float, *, late: bool = True, stream: int = _NETWORK, after: int = -1) -> int:
-        """Ask for a collective, which begins `late` by the ranks' skew; its number, or -1: it takes no time."""
-        if not seconds:
-            return -1
-        at = len(self.calls)
-        self.calls.append(StreamCall(stream, 1e6 * seconds, skew_us=self.skew_us if late else 0.0, after=after))
-        self.kinds.append(kind)
-        self.ops.append(Op(OpKind.issue, at))
-        return at
-
-    def reduce(self, seconds: tuple[float, float]) -> None:
-        """Gradients leave: among the ranks that share the states, then among replicas."""
-        at = self.issue("reduce", seconds[0])
-        self.issue("reduce", seconds[1], late=False, stream=_REPLICAS, after=at)
-
-    def wait(self, *calls: int) -> None:
-        self.ops.extend(Op(OpKind.wait, at) for at in calls if at >= 0)
-
-    def wait_for_all(self) -> None:
-        self.wait(*{call.stream: at for at, call in enumerate(self.calls)}.values())
+    durations_us: list[float]
+    kinds: list[str]
 
 
 def micro_batch(
     pieces: Pieces,
-    n_blocks: int,
     prefetch: int,
     skew_s: float,
     *,
@@ -93,7 +62,6 @@ def micro_batch(
 
     Args:
         pieces: what it is made of.
-        n_blocks: of the model.
         prefetch: blocks gathered ahead.
         skew_s: from a rank's asking until a collective begins.
         overlaps: it begins with the gathers that follow the optimizer step before.
@@ -104,42 +72,81 @@ def micro_batch(
     Returns:
         The program.
     """
-    built = _Builder(skew_s)
+    n_blocks = len(pieces.reduce_s)
+    gathers = [pieces.gather_s, pieces.outer_gather_s, post_gather_s, pieces.post_gather_s / n_blocks]
+    reductions = [seconds for pair in (pieces.outer_reduce_s, *pieces.reduce_s) for seconds in pair]
+    us = [1e6 * one for one in (*gathers, *(reductions if reduces else [0.0] * len(reductions)))]
+    compute_us = [
+        1e6 * one
+        for one in (pieces.forward_s, pieces.backward_s, optimizer_s or 0.0, pieces.loss_s[0], pieces.loss_s[1])
+    ]
+    is_there = tuple(one > 0 for one in us)
+    calls, ops, numbers = _structure(n_blocks, prefetch, 1e6 * skew_s, overlaps, optimizer_s is not None, is_there)
+    timed = tuple(Op(op.kind, op.at, compute_us[op.at]) if op.kind is OpKind.compute else op for op in ops)
+    kinds = ["reduce" if number >= _OUTER_REDUCE else "gather" for number in numbers]
+    return Part(Program(calls, timed), [us[number] for number in numbers], kinds)
 
-    def gather() -> int:
-        return built.issue("gather", pieces.gather_s)
+
+@lru_cache(maxsize=256)
+def _structure(
+    n_blocks: int, prefetch: int, skew_us: float, overlaps: bool, last: bool, is_there: tuple[bool, ...]
+) -> tuple[tuple[StreamCall, ...], tuple[Op, ...], tuple[int, ...]]:
+    """(calls, operations, number of each call) of a micro-batch, whatever they take; a search asks for few of them.
+
+    What `is_there` is False for takes no time, and is left out.
+    """
+    calls: list[StreamCall] = []
+    ops: list[Op] = []
+    numbers: list[int] = []
+
+    def compute(at: int) -> None:
+        ops.append(Op(OpKind.compute, at))
+
+    def issue(number: int, *, late: bool = True, stream: int = 0, after: int = -1) -> int:
+        """Ask for a collective, which begins `late` by the ranks' skew; its place, or -1: it takes no time."""
+        if not is_there[number]:
+            return -1
+        ops.append(Op(OpKind.issue, len(calls)))
+        calls.append(StreamCall(stream, 0.0, skew_us=skew_us if late else 0.0, after=after))
+        numbers.append(number)
+        return len(calls) - 1
+
+    def reduce(number: int) -> None:
+        issue(number + 1, late=False, stream=1, after=issue(number))
+
+    def wait(at: int) -> None:
+        if at >= 0:
+            ops.append(Op(OpKind.wait, at))
 
     if overlaps:
-        share_s = pieces.post_gather_s / n_blocks
-        ready = [built.issue("gather", share_s, late=False) for _ in range(n_blocks)]
-    outer = built.issue("gather", pieces.outer_gather_s, late=False)
-    if not overlaps:
-        ready = [] if prefetch else [gather()]
-        built.wait(outer)
-        ready += [gather() for _ in range(min(prefetch, n_blocks))]
+        ready = [issue(_SHARE_OF_POST_GATHER, late=False) for _ in range(n_blocks)]
+    else:
+        outer = issue(_OUTER_GATHER, late=False)
+        ready = [] if prefetch else [issue(_GATHER)]
+        wait(outer)
+        ready += [issue(_GATHER) for _ in range(min(prefetch, n_blocks))]
     for at in range(n_blocks):
         if at == len(ready):
-            ready.append(gather())
-        built.wait(outer, ready[at])
+            ready.append(issue(_GATHER))
+        wait(ready[at])
         if prefetch and at + prefetch < n_blocks and not overlaps:
-            ready.append(gather())
-        built.compute(_FORWARD, pieces.forward_s)
-    built.compute(_FORWARD, pieces.loss_s[0])
-    ready = [-1, *(gather() for _ in range(min(prefetch, n_blocks - 1)))]
-    built.compute(_BACKWARD, pieces.loss_s[1])
+            ready.append(issue(_GATHER))
+        compute(_FORWARD)
+    compute(_LOSS_FORWARD)
+    ready = [-1, *(issue(_GATHER) for _ in range(min(prefetch, n_blocks - 1)))]
+    compute(_LOSS_BACKWARD)
     for at in range(n_blocks):
         if prefetch == 0 and at:
-            ready.append(gather())
-        built.wait(ready[at])
+            ready.append(issue(_GATHER))
+        wait(ready[at])
         if prefetch and at + prefetch < n_blocks - 1:
-            ready.append(gather())
-        built.compute(_BACKWARD, pieces.backward_s)
-        if reduces:
-            built.reduce(pieces.reduce_s[at])
-    if reduces:
-        built.reduce(pieces.outer_reduce_s)
-    if optimizer_s is not None:
-        built.wait_for_all()
-        built.compute(_OPTIMIZER, optimizer_s)
-        built.wait(built.issue("gather", post_gather_s, late=False))
-    return Part(Program(tuple(built.calls), tuple(built.ops)), tuple(built.kinds))
+            ready.append(issue(_GATHER))
+        compute(_BACKWARD)
+        reduce(_OUTER_REDUCE + 2 * (at + 1))
+    reduce(_OUTER_REDUCE)
+    if last:
+        for at in {call.stream: at for at, call in enumerate(calls)}.values():
+            wait(at)
+        compute(_OPTIMIZER)
+        wait(issue(_POST_GATHER, late=False))
+    return tuple(calls), tuple(ops), tuple(numbers)

@@ -162,9 +162,9 @@ def spans(problem: Problem, configuration: ZeroConfiguration) -> list[PlayedSpan
     """What `estimate` played, for a picture; of many micro-batches three."""
     modelled = _modelled(problem, configuration, *_factors(problem))
     timeline, found = Timeline(), []
-    for program, kinds in _micro_batches(problem, configuration, modelled.pieces):
+    for program, durations_us, kinds in _micro_batches(problem, configuration, modelled.pieces):
         played: list[Span] = []
-        timeline.step(program, spans=played)
+        timeline.step(program, durations_us, spans=played)
         for (kind, at, _), begin_us, end_us in played:
             if kind is not OpKind.wait:
                 computes = kind is OpKind.compute
@@ -184,7 +184,6 @@ def _micro_batches(problem: Problem, configuration: ZeroConfiguration, pieces: P
     return [
         micro_batch(
             pieces,
-            problem.shape.n_layers,
             configuration.prefetch,
             problem.cluster.network.skew_us / 1e6,
             overlaps=overlaps and index == 0,
@@ -202,18 +201,15 @@ def _play(
 ) -> tuple[StepParts, float]:
     """A step's parts, and the seconds of its collectives."""
     pieces, forward, recomputed, tensor_parallel_s, offload_s = _modelled(problem, configuration, compute, network)
-    timeline, computing_us, network_us = Timeline(), 0.0, 0.0
+    timeline, exposed_us, network_us = Timeline(), 0.0, 0.0
     marks = []
-    for program, _ in _micro_batches(problem, configuration, pieces):
-        computing_us += program.compute_us
-        network_us += program.communication_us
-        marks.append((timeline.step(program).end_us, computing_us, network_us))
+    for program, durations_us, _ in _micro_batches(problem, configuration, pieces):
+        exposed_us += timeline.step(program, durations_us).exposed_us
+        network_us += sum(durations_us)
+        marks.append((exposed_us, network_us))
     n, played = configuration.accumulation, len(marks)
-    alike = [late - early for early, late in zip(*marks[:2], strict=True)] if n > played else [0.0] * 3
-    total_s, computing_s, network_s = (
-        (value + (n - played) * one) / 1e6 for value, one in zip(marks[-1], alike, strict=True)
-    )
-    exposed_s = total_s - computing_s
+    alike = [late - early for early, late in zip(*marks[:2], strict=True)] if n > played else [0.0] * 2
+    exposed_s, network_s = ((value + (n - played) * one) / 1e6 for value, one in zip(marks[-1], alike, strict=True))
     blocks = n * problem.shape.n_layers
     parts = StepParts(
         multiplying_s=3 * blocks * forward.multiplying_s,

@@ -131,16 +131,19 @@ class Timeline:
         if len(self._ends_us) != len(calls):
             self._ends_us = [0.0] * len(calls)
         compute, ends_us, starts_us = compute or self._work, self._ends_us, [0.0] * len(calls)
-        exposed_us = 0.0
+        is_compute, is_issue = OpKind.compute, OpKind.issue  # names of the inner loop
+        now_us, exposed_us = self._now_us, 0.0
         for op in program.ops:
             kind, at, compute_us = op
-            begin_us = self._now_us
-            if kind == OpKind.compute:
+            begin_us = now_us
+            if kind is is_compute:
                 if slowdown is None:
-                    self._now_us += compute_us
+                    now_us += compute_us
                 else:
+                    self._now_us = now_us
                     compute(compute_us, slowdown)
-            elif kind == OpKind.issue:
+                    now_us = self._now_us
+            elif kind is is_issue:
                 call = calls[at]
                 begin_us = max(begin_us + call.skew_us, free_us.get(call.stream, 0.0) + call.launch_us)
                 if call.after >= 0:
@@ -152,12 +155,13 @@ class Timeline:
                 if spans is not None:
                     spans.append(Span(op, begin_us, end_us))
                 continue
-            elif ends_us[at] > begin_us:
-                exposed_us += ends_us[at] - begin_us
-                self._now_us = ends_us[at]
-            if spans is not None and self._now_us > begin_us:
-                spans.append(Span(op, begin_us, self._now_us))
-        return StepRun(self._now_us, exposed_us, tuple(starts_us))
+            elif ends_us[at] > now_us:
+                exposed_us += ends_us[at] - now_us
+                now_us = ends_us[at]
+            if spans is not None and now_us > begin_us:
+                spans.append(Span(op, begin_us, now_us))
+        self._now_us = now_us
+        return StepRun(now_us, exposed_us, tuple(starts_us))
 
     def _work(self, work_us: float, slowdown: Slowdown) -> None:
         """Compute what takes `work_us` undisturbed."""
